@@ -7,7 +7,8 @@
         async for record in client.subscribe("orders", start="earliest"):
             print(record.offset, record.body)
 
-Every name here is loaded when it is first used, so that importing costs nothing.
+Every name here is loaded when it is first used, so that importing costs nothing. Type checkers read
+the imports below, `X as X` for them to count as public; a program reads _HOMES.
 """
 
 from __future__ import annotations
@@ -16,100 +17,98 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from malamute_protocol.batch import Batch, Record
-    from malamute_protocol.errors import (
-        BatchError,
-        BrokerRefused,
-        ConnectionLost,
-        LocalProtocolError,
-        MalamuteError,
-        ProtocolError,
-        RevisionConflict,
-        Timeout,
-    )
-    from malamute_protocol.pattern import (
-        Pattern,
-        PatternError,
-        all_of,
-        any_of,
-        everything,
-        fields,
-        not_,
-        prefix,
-        regex,
-        topic,
-    )
-    from malamute_py.client.aio.client import BulkPublisher, Client, connect
-    from malamute_py.client.aio.keys import KeyView, KeyWatch
-    from malamute_py.client.aio.mail import Inbox, Mail
-    from malamute_py.client.aio.queues import AtomicStep, Member
-    from malamute_py.client.aio.subscription import Subscription
-    from malamute_py.client.aio.transactions import Transaction
-    from malamute_py.client.aio.work import Request, Worker
-    from malamute_py.client.facts import (
-        BrokerFacts,
-        CursorFacts,
-        GroupFacts,
-        MailboxFacts,
-        PeekedMail,
-        PeekedRequest,
-        ServiceFacts,
-        StreamFacts,
-    )
-    from malamute_py.client.keys import KeyEntry
-    from malamute_py.client.options import (
-        CursorOptions,
-        GroupOptions,
-        MailboxOptions,
-        ServiceOptions,
-        StreamOptions,
-    )
-    from malamute_py.client.position import (
-        AfterMessage,
-        AtClientTime,
-        AtMessage,
-        AtTime,
-        Confirmation,
-        FromCursor,
-        LastPerSubject,
-        Position,
-    )
-    from malamute_py.client.session.letters import Reply, RequestFailed
-    from malamute_py.client.session.memberships import HeldBatch
-    from malamute_py.client.session.subscription import (
-        BegunNotice,
-        GapError,
-        GapNotice,
-        ModeNotice,
-        Notice,
-        PassedOverNotice,
-        RewoundNotice,
-    )
-    from malamute_py.client.settings import (
-        ClientOptions,
-        ClientSettings,
-        Curve,
-        Plain,
-        SettingError,
-    )
-    from malamute_py.client.sync.client import SyncBulkPublisher, SyncClient, connect_sync
-    from malamute_py.client.sync.keys import SyncKeyView, SyncKeyWatch
-    from malamute_py.client.sync.mail import SyncInbox, SyncMail
-    from malamute_py.client.sync.queues import SyncAtomicStep, SyncMember
-    from malamute_py.client.sync.subscription import SyncSubscription
-    from malamute_py.client.sync.transactions import SyncTransaction
-    from malamute_py.client.sync.work import SyncRequest, SyncWorker
-    from malamute_py.client.tracing import Tracing
-    from malamute_py.client.words import (
-        AckWhen,
-        ConfirmAt,
-        GroupKind,
-        GroupVisibility,
-        OnError,
-        ReadVisibility,
-        Until,
-    )
-    from malamute_py.embedded import EmbeddedBroker
+    from malamute_protocol.batch import Batch as Batch
+    from malamute_protocol.batch import Record as Record
+    from malamute_protocol.errors import BatchError as BatchError
+    from malamute_protocol.errors import BrokerRefused as BrokerRefused
+    from malamute_protocol.errors import ConnectionLost as ConnectionLost
+    from malamute_protocol.errors import LocalProtocolError as LocalProtocolError
+    from malamute_protocol.errors import MalamuteError as MalamuteError
+    from malamute_protocol.errors import ProtocolError as ProtocolError
+    from malamute_protocol.errors import RevisionConflict as RevisionConflict
+    from malamute_protocol.errors import Timeout as Timeout
+    from malamute_protocol.pattern import Pattern as Pattern
+    from malamute_protocol.pattern import PatternError as PatternError
+    from malamute_protocol.pattern import all_of as all_of
+    from malamute_protocol.pattern import any_of as any_of
+    from malamute_protocol.pattern import everything as everything
+    from malamute_protocol.pattern import fields as fields
+    from malamute_protocol.pattern import not_ as not_
+    from malamute_protocol.pattern import prefix as prefix
+    from malamute_protocol.pattern import regex as regex
+    from malamute_protocol.pattern import topic as topic
+    from malamute_py.client.aio.client import Client as Client
+    from malamute_py.client.aio.client import connect as connect
+    from malamute_py.client.aio.keys import KeyView as KeyView
+    from malamute_py.client.aio.keys import KeyWatch as KeyWatch
+    from malamute_py.client.aio.mail import Inbox as Inbox
+    from malamute_py.client.aio.mail import Mail as Mail
+    from malamute_py.client.aio.publishing import BulkPublisher as BulkPublisher
+    from malamute_py.client.aio.queues import AtomicStep as AtomicStep
+    from malamute_py.client.aio.queues import Member as Member
+    from malamute_py.client.aio.subscription import Subscription as Subscription
+    from malamute_py.client.aio.transactions import Transaction as Transaction
+    from malamute_py.client.aio.work import Request as Request
+    from malamute_py.client.aio.work import Worker as Worker
+    from malamute_py.client.facts import BrokerFacts as BrokerFacts
+    from malamute_py.client.facts import CursorFacts as CursorFacts
+    from malamute_py.client.facts import GroupFacts as GroupFacts
+    from malamute_py.client.facts import MailboxFacts as MailboxFacts
+    from malamute_py.client.facts import PeekedMail as PeekedMail
+    from malamute_py.client.facts import PeekedRequest as PeekedRequest
+    from malamute_py.client.facts import ServiceFacts as ServiceFacts
+    from malamute_py.client.facts import StreamFacts as StreamFacts
+    from malamute_py.client.keys import KeyEntry as KeyEntry
+    from malamute_py.client.options import CursorOptions as CursorOptions
+    from malamute_py.client.options import GroupOptions as GroupOptions
+    from malamute_py.client.options import MailboxOptions as MailboxOptions
+    from malamute_py.client.options import ServiceOptions as ServiceOptions
+    from malamute_py.client.options import StreamOptions as StreamOptions
+    from malamute_py.client.position import AfterMessage as AfterMessage
+    from malamute_py.client.position import AtClientTime as AtClientTime
+    from malamute_py.client.position import AtMessage as AtMessage
+    from malamute_py.client.position import AtTime as AtTime
+    from malamute_py.client.position import Confirmation as Confirmation
+    from malamute_py.client.position import FromCursor as FromCursor
+    from malamute_py.client.position import LastPerSubject as LastPerSubject
+    from malamute_py.client.position import Position as Position
+    from malamute_py.client.session.held_batches import HeldBatch as HeldBatch
+    from malamute_py.client.session.letters import Reply as Reply
+    from malamute_py.client.session.letters import RequestFailed as RequestFailed
+    from malamute_py.client.session.subscription import BegunNotice as BegunNotice
+    from malamute_py.client.session.subscription import GapError as GapError
+    from malamute_py.client.session.subscription import GapNotice as GapNotice
+    from malamute_py.client.session.subscription import ModeNotice as ModeNotice
+    from malamute_py.client.session.subscription import Notice as Notice
+    from malamute_py.client.session.subscription import PassedOverNotice as PassedOverNotice
+    from malamute_py.client.session.subscription import RewoundNotice as RewoundNotice
+    from malamute_py.client.settings import ClientOptions as ClientOptions
+    from malamute_py.client.settings import ClientSettings as ClientSettings
+    from malamute_py.client.settings import Curve as Curve
+    from malamute_py.client.settings import Plain as Plain
+    from malamute_py.client.settings import SettingError as SettingError
+    from malamute_py.client.sync.client import SyncClient as SyncClient
+    from malamute_py.client.sync.client import connect_sync as connect_sync
+    from malamute_py.client.sync.keys import SyncKeyView as SyncKeyView
+    from malamute_py.client.sync.keys import SyncKeyWatch as SyncKeyWatch
+    from malamute_py.client.sync.mail import SyncInbox as SyncInbox
+    from malamute_py.client.sync.mail import SyncMail as SyncMail
+    from malamute_py.client.sync.publishing import SyncBulkPublisher as SyncBulkPublisher
+    from malamute_py.client.sync.queues import SyncAtomicStep as SyncAtomicStep
+    from malamute_py.client.sync.queues import SyncMember as SyncMember
+    from malamute_py.client.sync.subscription import SyncSubscription as SyncSubscription
+    from malamute_py.client.sync.transactions import SyncTransaction as SyncTransaction
+    from malamute_py.client.sync.work import SyncRequest as SyncRequest
+    from malamute_py.client.sync.work import SyncWorker as SyncWorker
+    from malamute_py.client.tracing import Tracing as Tracing
+    from malamute_py.client.words import AckWhen as AckWhen
+    from malamute_py.client.words import ConfirmAt as ConfirmAt
+    from malamute_py.client.words import GroupKind as GroupKind
+    from malamute_py.client.words import GroupVisibility as GroupVisibility
+    from malamute_py.client.words import OnError as OnError
+    from malamute_py.client.words import ReadVisibility as ReadVisibility
+    from malamute_py.client.words import Until as Until
+    from malamute_py.embedded import EmbeddedBroker as EmbeddedBroker
 
 _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "malamute_protocol.batch": (
@@ -139,7 +138,6 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "topic",
     ),
     "malamute_py.client.aio.client": (
-        "BulkPublisher",
         "Client",
         "connect",
     ),
@@ -151,6 +149,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "Inbox",
         "Mail",
     ),
+    "malamute_py.client.aio.publishing": ("BulkPublisher",),
     "malamute_py.client.aio.queues": (
         "AtomicStep",
         "Member",
@@ -193,7 +192,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "Reply",
         "RequestFailed",
     ),
-    "malamute_py.client.session.memberships": ("HeldBatch",),
+    "malamute_py.client.session.held_batches": ("HeldBatch",),
     "malamute_py.client.session.subscription": (
         "BegunNotice",
         "GapError",
@@ -211,7 +210,6 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "SettingError",
     ),
     "malamute_py.client.sync.client": (
-        "SyncBulkPublisher",
         "SyncClient",
         "connect_sync",
     ),
@@ -223,6 +221,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "SyncInbox",
         "SyncMail",
     ),
+    "malamute_py.client.sync.publishing": ("SyncBulkPublisher",),
     "malamute_py.client.sync.queues": (
         "SyncAtomicStep",
         "SyncMember",
@@ -247,104 +246,11 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
 }
 _HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = [
-    "AckWhen",
-    "AfterMessage",
-    "AtClientTime",
-    "AtMessage",
-    "AtTime",
-    "AtomicStep",
-    "Batch",
-    "BatchError",
-    "BegunNotice",
-    "BrokerFacts",
-    "BrokerRefused",
-    "BulkPublisher",
-    "Client",
-    "ClientOptions",
-    "ClientSettings",
-    "ConfirmAt",
-    "Confirmation",
-    "ConnectionLost",
-    "CursorFacts",
-    "CursorOptions",
-    "Curve",
-    "EmbeddedBroker",
-    "FromCursor",
-    "GapError",
-    "GapNotice",
-    "GroupFacts",
-    "GroupKind",
-    "GroupOptions",
-    "GroupVisibility",
-    "HeldBatch",
-    "Inbox",
-    "KeyEntry",
-    "KeyView",
-    "KeyWatch",
-    "LastPerSubject",
-    "LocalProtocolError",
-    "Mail",
-    "MailboxFacts",
-    "MailboxOptions",
-    "MalamuteError",
-    "Member",
-    "ModeNotice",
-    "Notice",
-    "OnError",
-    "PassedOverNotice",
-    "Pattern",
-    "PatternError",
-    "PeekedMail",
-    "PeekedRequest",
-    "Plain",
-    "Position",
-    "ProtocolError",
-    "ReadVisibility",
-    "Record",
-    "Reply",
-    "Request",
-    "RequestFailed",
-    "RevisionConflict",
-    "RewoundNotice",
-    "ServiceFacts",
-    "ServiceOptions",
-    "SettingError",
-    "StreamFacts",
-    "StreamOptions",
-    "Subscription",
-    "SyncAtomicStep",
-    "SyncBulkPublisher",
-    "SyncClient",
-    "SyncInbox",
-    "SyncKeyView",
-    "SyncKeyWatch",
-    "SyncMail",
-    "SyncMember",
-    "SyncRequest",
-    "SyncSubscription",
-    "SyncTransaction",
-    "SyncWorker",
-    "Timeout",
-    "Tracing",
-    "Transaction",
-    "Until",
-    "Worker",
-    "all_of",
-    "any_of",
-    "connect",
-    "connect_sync",
-    "everything",
-    "fields",
-    "not_",
-    "prefix",
-    "regex",
-    "topic",
-]
-
 
 def __getattr__(name: str) -> Any:
-    """Load a public name from where it lives."""
+    """Load a public name from where it lives; `__all__` is the names of all of them."""
+    if name == "__all__":
+        return sorted(_HOME_OF)
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -21,7 +21,7 @@ import msgspec
 
 from malamute_protocol import DEFAULT_ENDPOINT
 from malamute_protocol.address import REPLICA, name_fault, template_fault
-from malamute_protocol.limits import DEFAULT_LIMITS, Limits
+from malamute_protocol.limits import BatchRecords, Limits
 from malamute_py import units
 from malamute_py.broker.limits import BrokerSettings
 from malamute_py.sections import ConfigError, HttpSection, check_http
@@ -38,8 +38,6 @@ MaybeCount = Annotated[int, msgspec.Meta(ge=0)]
 """A count; 0: there is no bound of its own."""
 Count = Annotated[int, msgspec.Meta(ge=1)]
 """A count of at least one."""
-BatchRecords = Annotated[int, msgspec.Meta(ge=1, le=65_536)]
-"""A count of records in one batch."""
 Bytes = Annotated[int, msgspec.Meta(ge=1)]
 Milliseconds = Annotated[int, msgspec.Meta(ge=1)]
 MaybeMilliseconds = Annotated[int, msgspec.Meta(ge=0)]
@@ -148,28 +146,12 @@ class LinksSection(Section, frozen=True):
     ipv6: bool = False
 
 
-class LimitsSection(Section, frozen=True):
+class LimitsSection(Section, Limits, frozen=True):
     """Sizes and counts of what a client may send; beyond them it is refused `too_large`.
 
-    Defaults of one message, batch and record are the protocol's.
+    Those of one message, batch and record are the protocol's, with its defaults.
     """
 
-    record_bytes_max: Bytes = DEFAULT_LIMITS.record_bytes_max
-    batch_bytes_max: Bytes = DEFAULT_LIMITS.batch_bytes_max
-    batch_records_max: BatchRecords = DEFAULT_LIMITS.batch_records_max
-    subject_bytes_max: Count = DEFAULT_LIMITS.subject_bytes_max
-    keys_max: Count = DEFAULT_LIMITS.keys_max
-    headers_max: Count = DEFAULT_LIMITS.headers_max
-    header_entries_max: Count = DEFAULT_LIMITS.header_entries_max
-    fields_max: Count = DEFAULT_LIMITS.fields_max
-    field_name_bytes_max: Count = DEFAULT_LIMITS.field_name_bytes_max
-    field_value_bytes_max: Count = DEFAULT_LIMITS.field_value_bytes_max
-    property_bytes_max: Count = DEFAULT_LIMITS.property_bytes_max
-    message_commands_max: Count = DEFAULT_LIMITS.message_commands_max
-    message_frames_max: Count = DEFAULT_LIMITS.message_frames_max
-    step_parts_max: Count = DEFAULT_LIMITS.step_parts_max
-    command_frame_bytes_max: Bytes = DEFAULT_LIMITS.command_frame_bytes_max
-    nesting_max: Count = DEFAULT_LIMITS.nesting_max
     partial_message_bytes_max: Bytes = 48 << 20
     amplified_bytes_max: Bytes = 48 << 20
     unread_bytes_max: Bytes = 512 << 20

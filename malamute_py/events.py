@@ -47,6 +47,7 @@ EVENTS: Final = (
     Event("password_pause", "warning", "a user's password (`user` empty: those of names that no user has) was wrong too often at an address; others there are not concerned"),
     Event("connections_bounded", "warning", "the limit of open files allows fewer connections than the configuration: raise it"),
     Event("long_turn", "warning", "a turn of the loop used a processor for so many `ms`, and all clients waited for it: report what they sent then"),
+    Event("time_skipped", "warning", "the clock was set forward, or the process or the machine stood still, for so many `ms`: links, leases and open transactions last so much longer, since no client could be heard. If it comes often, look at the clock and at what stops the process"),
     Event("connection_cut", "warning", "a connection was cut, and why"),
     Event("address_turned_away", "warning", "bytes of ended connections of an address fill the memory: until they are taken up, or the sockets are empty, the kernel drops the address's connection requests; clients that are connected stay. Find out which program floods the broker from that address"),
     Event("connections_held", "warning", "a turn of the loop waited for a disk or a processor while so many `connections` filled the memory: until the turn ended the kernel dropped what they sent, and their kernels send it again. Nothing was cut or lost (0: only requests for new connections were dropped). If it comes often, the disk or the machine is too slow for the load"),

@@ -467,7 +467,7 @@ def streams_figures(parent: Path) -> Figures:
             nexts[stream] += 1
         files = len([name for name in path.iterdir() if name.suffix == ".seg"])
         start = time.perf_counter_ns()
-        ring._appender._snapshot_batch(0, ring.snapshot)
+        ring._appender._snapshot_batch(0, ring._snapshot)
         snapshot = time.perf_counter_ns() - start
         return [
             ("1,000 streams in one ring: append, median", percentile(times, 50), "us"),

@@ -1,20 +1,30 @@
 """Measure what watching costs: throughput and round trips with metrics scraped, against without.
 
-    python -m perf.watching [--rounds 12] [--seconds 3] [--things 0] [--console]
+    python -m perf.watching [--rounds 12] [--seconds 3] [--things 0] [--console] [--top]
 
 Owns this comparison. The rule: the two take turns within one run, so that both see the same
 machine, and the ratio of their medians is the figure; the broker's processor time a record says the
 same where others load the machine. While the broker is watched, one client reads /metrics each
 second; the HTTP side runs in both cases, as a broker starts it. `things`: streams, mailboxes and
 services that there are besides. `console`: a person looks on besides, with the overview open and
-the tail of the stream that is published to.
+the tail of the stream that is published to. `top`: `malamute top` runs besides, in a terminal of
+its own, and looks each two seconds. All that watches runs in processes apart from the publisher.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
+import json
+import os
+import pty
 import re
+import socket
 import statistics
+import struct
+import subprocess
+import sys
+import termios
 import threading
 import time
 import urllib.error
@@ -33,6 +43,14 @@ BODIES = [bytes(1_024)] * 500
 EACH_S = 1.0
 REFRESH_S = 10.0
 FOLLOWED = ("/rates", "/tail?name=bulk")
+ROWS, COLUMNS = 24, 80
+DRAWN_S = 60.0
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
 
 
 @contextmanager
@@ -106,6 +124,80 @@ class Person:
                 thread.join()
 
 
+@contextmanager
+def topped(endpoint: str) -> Iterator[None]:
+    """`malamute top` draws on a terminal, whose output is read and thrown away."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+    command = [sys.executable, "-m", "malamute_py", "top", "--endpoint", endpoint]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        drawn = threading.Event()
+
+        def drain() -> None:
+            try:
+                while os.read(ours, 65_536):
+                    drawn.set()
+            except OSError:  # the terminal's end: the process is gone
+                return
+
+        thread = threading.Thread(target=drain)
+        thread.start()
+        try:
+            # A key that is pressed before the first screen is lost.
+            assert drawn.wait(DRAWN_S), "nothing was drawn"
+            yield
+        finally:
+            process.terminate()
+            process.wait()
+            thread.join()
+            os.close(ours)
+
+
+def watch(url: str, *, console: bool) -> None:
+    """Look on, as a process of its own, until the input ends; then tell what was seen."""
+    with ExitStack() as stack:
+        took = stack.enter_context(scraped(url))
+        person = Person(url) if console else None
+        if person is not None:
+            stack.enter_context(person.looking())
+        print("ready", flush=True)
+        sys.stdin.read()
+        events = 0 if person is None else person.events
+        print(json.dumps({"scrapes": took, "events": events}), flush=True)
+        os._exit(0)  # A thread that waits for an event would keep the process for minutes.
+
+
+class Watching:
+    """The process that scrapes and looks at the console, and what it has told."""
+
+    def __init__(self, url: str, *, console: bool) -> None:
+        self._command = [sys.executable, "-m", "perf.watching", "--watch", url]
+        self._command += ["--console"] * console
+        self.scrapes: list[float] = []
+        """Seconds that each scrape took."""
+        self.events = 0
+        """Events that came to the console."""
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Run the process until the block ends."""
+        with subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                assert process.stdout.readline() == "ready\n"
+                yield
+                process.stdin.close()
+                seen = json.loads(process.stdout.readline())
+                self.scrapes += seen["scrapes"]
+                self.events += seen["events"]
+            finally:
+                process.kill()
+
+
 def _await_up(url: str) -> None:
     while True:
         try:
@@ -176,18 +268,22 @@ def main() -> None:
     parser.add_argument("--things", type=int, default=0,
                         help="streams, mailboxes and services besides")  # fmt: skip
     parser.add_argument("--console", action="store_true", help="a person looks on")
+    parser.add_argument("--top", action="store_true", help="`malamute top` runs")
+    parser.add_argument("--watch", metavar="URL", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    settings = ["http.bind=127.0.0.1:9798"]
+    if options.watch:
+        watch(options.watch, console=options.console)
+        return
+    url = f"http://127.0.0.1:{_free_port()}"
+    settings = [f"http.bind={url.removeprefix('http://')}"]
     with broker(settings) as daemon, connect_sync(daemon.endpoint) as client:
         for number in range(options.things):
             client.create_stream(f"stream.{number}")
             client.edit_mailbox(f"class-{number}.box")
             client.edit_service(f"service-{number}")
-        url = "http://127.0.0.1:9798"
-        scrapes: list[float] = []
         published(client, options.seconds)
         _await_up(url)
-        person = Person(url) if options.console else None
+        watching = Watching(url, console=options.console)
         without, watched = Side(), Side()
         for number in range(options.rounds):
             # Whichever comes second has the fuller disk: they change places.
@@ -196,11 +292,10 @@ def main() -> None:
                     side.round(daemon, client, options.seconds)
                     continue
                 with ExitStack() as stack:
-                    took = stack.enter_context(scraped(url))
-                    if person is not None:
-                        stack.enter_context(person.looking())
+                    stack.enter_context(watching.looking())
+                    if options.top:
+                        stack.enter_context(topped(daemon.endpoint))
                     side.round(daemon, client, options.seconds)
-                scrapes += took
     median = statistics.median
     show("records a second", median(without.rates), median(watched.rates), 0)
     show("broker's processor seconds a million records", median(without.costs),
@@ -209,9 +304,10 @@ def main() -> None:
     for part in (0.5, 0.99):
         show(f"confirm p{100 * part:.0f}, ms", percentile(without.trips, part),
              percentile(watched.trips, part), 2)  # fmt: skip
-    if person is not None:
-        print(f"events at the console: {person.events}")
-    print(f"a scrape: {percentile(scrapes, 0.5):.0f} ms median, {len(scrapes)} of them")
+    if options.console:
+        print(f"events at the console: {watching.events}")
+    took = watching.scrapes
+    print(f"a scrape: {percentile(took, 0.5):.0f} ms median, {len(took)} of them")
 
 
 if __name__ == "__main__":

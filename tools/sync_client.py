@@ -111,9 +111,22 @@ TIMEOUT: Final = " ".join(
 RESULT: Final = "`result()` of what this returns"
 ROOM_MS: Final = "timeout_ms: how long to wait for room in the window; None: until there is some."
 
+CANCELLED: Final = (
+    "a cancelled call leaves the link and all other calls as they were",
+    "any thread may call any of them; a wait ends by its timeout, or by the client's close",
+)
+
 FILES: Final = {
+    "administration.py": File(
+        ("AdministrationVerbs", "PagedVerbs"),
+        (
+            ("as awaitables", "as blocking calls"),
+            CANCELLED,
+        ),
+    ),
     "client.py": File(
         (
+            "AdministrationVerbs",
             "AtomicStep",
             "BulkPublisher",
             "Client",
@@ -121,8 +134,10 @@ FILES: Final = {
             "KeyView",
             "MailVerbs",
             "Member",
+            "PublishVerbs",
             "QueueVerbs",
             "Served",
+            "StreamVerbs",
             "Subscription",
             "TracedClient",
             "Transaction",
@@ -132,14 +147,7 @@ FILES: Final = {
         (
             ("The asyncio client", "The synchronous client"),
             ("as awaitables", "as blocking calls"),
-            (
-                "a cancelled call leaves the link and all other calls as they were;",
-                "any thread may call any of them; a wait ends by its timeout,",
-            ),
-            (
-                "a record whose publish was cancelled may still be in the log",
-                "by the client's close, or by what it waits for, and never harms the link",
-            ),
+            CANCELLED,
             ("await it, or use it with", "use the result as a context manager, or close() it."),
             (" `async with`.", ""),
             ("each change of the link.", "each change of the link, in the client's own thread."),
@@ -150,21 +158,6 @@ FILES: Final = {
             ("`connect` is", "`connect_sync` is"),
             ("see connect()", "see connect_sync()"),
             ("fails with ConnectionLost.", "fails with ConnectionLost; calls that wait end."),
-            (
-                "without waiting; the future is its confirm",
-                f"without waiting for its confirm: {RESULT}",
-            ),
-            (
-                "What was not sent when the program ends",
-                f"{ROOM_MS} What was not sent when the program ends",
-            ),
-            (
-                "when too much is unconfirmed",
-                "when there was none and 0 was to be waited, else Timeout",
-            ),
-            ("are awaited together", "are waited for together"),
-            ("called by the link", "called by the link, under its lock"),
-            ("Iterate the result, or its batches().", TIMEOUT),
         ),
         {"connect": "connect_sync"},
     ),
@@ -199,8 +192,45 @@ FILES: Final = {
             ("iterator of Mail;", "iterator of SyncMail;"),
         ),
     ),
+    "pages.py": File(("PagedVerbs",)),
+    "publishing.py": File(
+        ("BulkPublisher", "Client", "PublishVerbs"),
+        (
+            ("as awaitables", "as blocking calls"),
+            (
+                "a cancelled call leaves the link and all other calls as they were;",
+                "any thread may call any of them; a wait ends by its timeout,",
+            ),
+            (
+                "a record whose publish was cancelled may still be in the log",
+                "by the client's close, or by what it waits for, and never harms the link",
+            ),
+            (
+                "without waiting; the future is its confirm",
+                f"without waiting for its confirm: {RESULT}",
+            ),
+            (
+                "What was not sent when the program ends",
+                f"{ROOM_MS} What was not sent when the program ends",
+            ),
+            (
+                "when too much is unconfirmed",
+                "when there was none and 0 was to be waited, else Timeout",
+            ),
+            ("are awaited together", "are waited for together"),
+            ("called by the link", "called by the link, under its lock"),
+        ),
+    ),
     "queues.py": File(
-        ("AtomicStep", "Client", "Member", "QueueVerbs", "StreamCursor", "Transaction"),
+        (
+            "AtomicStep",
+            "Client",
+            "Member",
+            "PagedVerbs",
+            "QueueVerbs",
+            "StreamCursor",
+            "Transaction",
+        ),
         (
             ("as awaitables", "as blocking calls"),
             (
@@ -210,6 +240,14 @@ FILES: Final = {
             ("whose commit was cancelled", "whose commit timed out"),
             ("may still be taken, and then is taken whole", "may still be taken, whole"),
             ("the future is what", "its result is what"),
+        ),
+    ),
+    "streams.py": File(
+        ("KeyView", "PagedVerbs", "StreamVerbs", "Subscription"),
+        (
+            ("as awaitables", "as blocking calls"),
+            CANCELLED,
+            ("Iterate the result, or its batches().", TIMEOUT),
         ),
     ),
     "transactions.py": File(

@@ -28,6 +28,7 @@ from malamute_py.broker.context import Shard
 from malamute_py.broker.limits import Namespace
 from malamute_py.broker.links.links import Link, Links
 from malamute_py.broker.log.answers import Answers
+from malamute_py.broker.log.ring import RingState
 from malamute_py.broker.streams.catalogue import Catalogue
 from malamute_py.broker.streams.producers import Producers
 from malamute_py.broker.subscriptions.subscription import Subscription
@@ -65,10 +66,7 @@ class Administration:
         if not shard.settings.permit(link.owner, "admin", "broker"):
             facts.pop("data", None)
         rings = {
-            ring.name: {
-                "end_lsn": ring.end_lsn, "visible": ring.visible, "memory": ring.memory,
-                "failed": ring.failed[0] if ring.failed else "",
-            }
+            ring.name: self._ring_facts(ring, link.owner)
             for _, ring in zip(range(shard.settings.page_max), self._catalogue.rings.values(),
                                strict=False)
         }  # fmt: skip
@@ -80,6 +78,17 @@ class Administration:
                 "counters": dict(shard.counters), **facts,
             },
         )  # fmt: skip
+
+    def _ring_facts(self, ring: RingState, owner: str) -> dict[str, Any]:
+        """Facts about a ring; `stream`: whose own it is, for those who may read that stream."""
+        facts = {
+            "end_lsn": ring.end_lsn, "visible": ring.visible, "memory": ring.memory,
+            "failed": ring.failed[0] if ring.failed else "",
+        }  # fmt: skip
+        stream = self._catalogue.owner_of(ring)
+        if stream is not None and self._shard.settings.permit(owner, "read", stream.name):
+            facts["stream"] = stream.name
+        return facts
 
     def list_links(self, link: Link, command: ListLinks) -> None:
         """Answer with a page of the links, for administrators only."""

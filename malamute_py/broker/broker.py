@@ -14,7 +14,8 @@ from typing import Any, Final
 
 from malamute_protocol import commands as wire
 from malamute_protocol.commands import Command
-from malamute_protocol.content import Content, has_large_table
+from malamute_protocol.content import Content
+from malamute_protocol.content_layout import has_large_table
 from malamute_protocol.errors import BatchError, BrokerRefused
 from malamute_protocol.framing import NUMBERS
 from malamute_py.broker.administration import Administration
@@ -48,6 +49,7 @@ from malamute_py.broker.ready import (
 )
 from malamute_py.broker.reception import Reception
 from malamute_py.broker.services.services import Services
+from malamute_py.broker.skipped_time import skip_time
 from malamute_py.broker.streams.administration import StreamAdmin
 from malamute_py.broker.streams.arrivals import Arrivals
 from malamute_py.broker.streams.catalogue import Catalogue
@@ -142,8 +144,7 @@ class Broker:
         self._answers = answers = Answers(shard, self._links, self._when_visible)
         self._mail = Mail(shard, self._links, self._steps, self._bodies, answers)
         self._services = Services(
-            shard, self._links, self._steps, self._bodies, self._mail.puts,
-            answers,
+            shard, self._links, self._steps, self._bodies, self._mail.puts, answers
         )  # fmt: skip
         groups: Named[Group, Any] = Named(shard.quotas, "groups")
         self._cursors = Cursors(
@@ -171,6 +172,8 @@ class Broker:
             shard, self._steps, self._bodies, self._catalogue, self._publishing,
             self._arrivals, self._groups.timers, awaiting, self._when_visible,
         )  # fmt: skip
+        parts = self._mail, self._services, self._groups, self._transactions
+        self.skipped: Final = partial(skip_time, shard, self._links, *parts)
         self._transaction_admin = TransactionAdmin(
             shard, self._catalogue, answers, self._transactions, awaiting
         )
@@ -274,10 +277,7 @@ class Broker:
 
     @property
     def unseen(self) -> dict[str, dict[int, int]]:
-        """For each ring the next offset of each stream of which damage left the ring nothing.
-
-        The shell lets each ring go on there: a later start may know nothing of the damage.
-        """
+        """Return the offsets at which each ring goes on; see Catalogue.unseen."""
         return self._catalogue.unseen
 
     @property

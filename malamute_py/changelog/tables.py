@@ -2,8 +2,9 @@
 
 Owns their rows. `Tables` (streams, producers) are small and are written at each segment's start;
 `Queues` have a checkpoint of their own, whose maps may load a row when it is asked for. The rule:
-only `apply` changes a table (applying.py). Source: docs/design.md (Journal; Queues and the
-checkpoint).
+only `apply` changes a table (applying.py); a row that is an array (array_like) is stored as it
+stands (store/forms.py), so that fields are appended with a default, and none moves. Source:
+docs/design.md (Journal; Queues and the checkpoint).
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class Tables(msgspec.Struct):
     """The highest generation of the names that are in no table any more."""
 
 
-class MailboxRow(msgspec.Struct):
+class MailboxRow(msgspec.Struct, array_like=True):
     """The durable facts of one mailbox."""
 
     number: int
@@ -92,7 +93,7 @@ class MailboxRow(msgspec.Struct):
     created_ms: int
 
 
-class ServiceRow(msgspec.Struct):
+class ServiceRow(msgspec.Struct, array_like=True):
     """The durable facts of one service queue."""
 
     number: int
@@ -177,7 +178,7 @@ class RequestRow(msgspec.Struct, gc=False):
     """The longest pause, or delay, that was recorded for any of the rows."""
 
 
-class CursorRow(msgspec.Struct):
+class CursorRow(msgspec.Struct, array_like=True):
     """The durable facts of one cursor."""
 
     stream: int
@@ -190,7 +191,7 @@ class CursorRow(msgspec.Struct):
     """Epoch of the log in which `next` was a position of the stream; 0: not known."""
 
 
-class GroupRow(msgspec.Struct):
+class GroupRow(msgspec.Struct, array_like=True):
     """The durable facts of one group: the records before `next`, and those in `done`, are done."""
 
     stream: int
@@ -226,7 +227,7 @@ class KeyRow(msgspec.Struct, gc=False):
     """Digest of the contents; 0: there are none, or it is not known."""
 
 
-class TransactionRow(msgspec.Struct, gc=False):
+class TransactionRow(msgspec.Struct, array_like=True, gc=False):
     """The durable facts of one transaction that is open, or committed and not yet appended."""
 
     id: bytes
@@ -238,7 +239,7 @@ class TransactionRow(msgspec.Struct, gc=False):
     """Time of the commit; 0: it is open."""
 
 
-class StagedRow(msgspec.Struct, gc=False):
+class StagedRow(msgspec.Struct, array_like=True, gc=False):
     """One batch that a transaction staged; the mail stream has it."""
 
     base: int
@@ -250,9 +251,10 @@ class StagedRow(msgspec.Struct, gc=False):
     at_ms: int
 
 
-class EndRow(msgspec.Struct, gc=False):
+class EndRow(msgspec.Struct, array_like=True, gc=False):
     """How a transaction ended that did not end as its client wanted."""
 
+    id: bytes
     why: str
     """As TransactionEnded has it: timed_out, ended or given_up."""
     at_ms: int
@@ -321,7 +323,7 @@ class Queues(msgspec.Struct):
     def note_end(self, transaction: bytes, why: str, at_ms: int) -> None:
         """Remember that a transaction did not end as its client wanted."""
         self.ends.pop(transaction, None)
-        self.ends[transaction] = EndRow(why, at_ms)
+        self.ends[transaction] = EndRow(transaction, why, at_ms)
         if len(self.ends) > ENDS_MAX:
             del self.ends[next(iter(self.ends))]
 

@@ -14,17 +14,16 @@ from malamute_protocol.errors import BrokerRefused
 from malamute_py.cli import complete, output
 from malamute_py.cli.absent import absent
 from malamute_py.cli.agreed import Yes, agreed
+from malamute_py.cli.columns import age, creator, figure, read, sized
 from malamute_py.cli.commands import group
 from malamute_py.cli.failures import USAGE, CommandFailed
-from malamute_py.cli.letters import sender_text
 from malamute_py.cli.linking import linked
-from malamute_py.cli.mailboxes import age, beside, since
+from malamute_py.cli.mailboxes import beside, since
 from malamute_py.cli.output import Cell, Column
 from malamute_py.cli.parameters import OfStream, PrefixOption, Stream
 from malamute_py.cli.settings import Description, Replace, Settings, shown, wanted
 from malamute_py.cli.subscribe import known as known_stream
 from malamute_py.cli.subscribe import start_point
-from malamute_py.cli.values import count_text, size_text
 
 if TYPE_CHECKING:
     from malamute_py.client.facts import CursorFacts
@@ -75,30 +74,22 @@ def ls(
         if stream:
             known_stream(client, stream)
         found = client.list_cursors(stream, prefix)
-    output.listing(
+    output.entries(
         [
             Column("stream", "Stream", style="cyan"),
             Column("cursor", "Cursor", style="cyan"),
-            Column("next", "Next", right=True),
-            Column("lag", "Behind", right=True),
-            Column("moved_ms", "Moved ago", right=True),
-            Column("by", "By", spare=True),
+            figure("next", "Next"),
+            figure("lag", "Behind"),
+            figure("moved_ms", "Moved ago", age),
+            read("by", "By", creator, spare=True),
             Column("pinned", "Pinned"),
-            Column("pinned_bytes", "Keeps", right=True),
+            Column(
+                "pinned_bytes", "Keeps", right=True,
+                cell=lambda each: sized(each.pinned_bytes) if each.pinned else
+                Cell(each.pinned_bytes, "-"),
+            ),
         ],
-        [
-            (
-                each.stream,
-                each.cursor,
-                Cell(each.next, count_text(each.next)),
-                Cell(each.lag, count_text(each.lag)),
-                age(each.moved_ms),
-                Cell(each.by, sender_text(each.by) if each.by else "anonymous"),
-                each.pinned,
-                Cell(each.pinned_bytes, size_text(each.pinned_bytes) if each.pinned else "-"),
-            )
-            for each in found
-        ],
+        found,
         as_json=as_json,
         empty=(
             f"{stream} has no cursors" if stream else
@@ -129,9 +120,9 @@ def _show(found: CursorFacts, as_json: bool) -> None:
         "first": found.first,
         "tail": found.tail,
         "moved_ms": since(found.moved_ms),
-        "by": Cell(found.by, sender_text(found.by) if found.by else "anonymous"),
+        "by": creator(found.by),
         "pinned": found.pinned,
-        "pinned_bytes": Cell(found.pinned_bytes, size_text(found.pinned_bytes)),
+        "pinned_bytes": sized(found.pinned_bytes),
         **beside(found.more, as_json),
         "settings": shown(found.settings, {"pin_bytes_max": "the broker's"}),
     }

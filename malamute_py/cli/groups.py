@@ -5,7 +5,7 @@ Owns the words for groups and for the records that each member holds. Source: SP
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -13,11 +13,11 @@ from malamute_protocol.errors import BrokerRefused
 from malamute_py.cli import complete, output
 from malamute_py.cli.absent import absent
 from malamute_py.cli.agreed import Yes, agreed
+from malamute_py.cli.columns import age, counted, creator, figure, read, red
 from malamute_py.cli.commands import group as group_of
 from malamute_py.cli.failures import USAGE, CommandFailed
-from malamute_py.cli.letters import sender_text
 from malamute_py.cli.linking import linked
-from malamute_py.cli.mailboxes import age, beside, since
+from malamute_py.cli.mailboxes import beside, since
 from malamute_py.cli.output import Cell, Column
 from malamute_py.cli.parameters import OfStream, PrefixOption, Stream
 from malamute_py.cli.progress import watched
@@ -72,45 +72,29 @@ def ls(
         if stream:
             known_stream(client, stream)
         found = client.list_groups(stream, prefix)
-    output.listing(
+    output.entries(
         [
             Column("stream", "Stream", style="cyan"),
             Column("group", "Group", style="cyan"),
             Column("kind", "Kind"),
-            Column("members", "Members", right=True),
-            Column("next", "Next", right=True),
-            Column("lag", "Behind", right=True),
-            Column("held", "In hand", right=True),
-            Column("done", "Done ahead", right=True, spare=True),
-            Column("moved_ms", "Moved ago", right=True, spare=True),
-            Column("dead", "Dead", right=True, spare=True),
+            Column("members", "Members", right=True, cell=lambda each: counted(len(each.members))),
+            figure("next", "Next"),
+            figure("lag", "Behind"),
+            Column(
+                "held", "In hand", right=True,
+                cell=lambda each: counted(sum(member.held for member in each.members)),
+            ),
+            figure("done", "Done ahead", spare=True),
+            figure("moved_ms", "Moved ago", age, spare=True),
+            figure("dead", "Dead", red, spare=True),
         ],
-        [
-            (
-                each.stream,
-                each.group,
-                each.kind,
-                Cell(len(each.members), count_text(len(each.members))),
-                Cell(each.next, count_text(each.next)),
-                Cell(each.lag, count_text(each.lag)),
-                _held(each),
-                Cell(each.done, count_text(each.done)),
-                age(each.moved_ms),
-                Cell(each.dead, count_text(each.dead), "red" if each.dead else ""),
-            )
-            for each in found
-        ],
+        found,
         as_json=as_json,
         empty=(
             f"{stream} has no groups" if stream else
             "no groups yet; the first member makes one: malamute sub STREAM --group NAME"
         ),
     )  # fmt: skip
-
-
-def _held(found: GroupFacts) -> Cell:
-    held = sum(each.held for each in found.members)
-    return Cell(held, count_text(held))
 
 
 @app.command(
@@ -134,13 +118,7 @@ def info(ctx: typer.Context, stream: Stream, group: Name, as_json: output.Json =
 
 def _show(found: GroupFacts, as_json: bool) -> None:
     """Print the facts of one group, then its members."""
-    members: list[dict[str, Any]] = [
-        {
-            "identity": each.identity, "link": each.link, "held": each.held,
-            "since_ms": each.since_ms, "oldest_ms": each.oldest_ms, "aside": each.aside,
-        }
-        for each in found.members
-    ]  # fmt: skip
+    members = output.objects((*_MEMBERS, Column("aside", "")), found.members)
     facts: dict[str, Any] = {
         "stream": Cell(found.stream, found.stream, "cyan"),
         "group": Cell(found.group, found.group, "bold cyan"),
@@ -151,7 +129,7 @@ def _show(found: GroupFacts, as_json: bool) -> None:
         "lag": found.lag,
         "done": Cell(found.done, f"{count_text(found.done)} ahead of the next offset"),
         "moved_ms": since(found.moved_ms),
-        "by": Cell(found.by, sender_text(found.by) if found.by else "anonymous"),
+        "by": creator(found.by),
         "attempts": _attempts(found),
         "dead": Cell(found.dead, f"{count_text(found.dead)} in {found.dead_letters}"),
         "dead_letters": found.dead_letters,
@@ -164,30 +142,25 @@ def _show(found: GroupFacts, as_json: bool) -> None:
     output.facts(facts, as_json=False)
     if not members and not output.on_terminal():
         return
-    output.listing(
-        [
-            Column("identity", "Member", style="cyan"),
-            Column("link", "Link", right=True),
-            Column("held", "In hand", right=True),
-            Column("since_ms", "Member for", right=True),
-            Column("oldest_ms", "Oldest in hand", right=True),
-        ],
-        [
-            (
-                Cell(each["identity"], sender_text(each["identity"]) if each["identity"] else
-                     "anonymous", "" if each["identity"] else "dim"),
-                Cell(each["link"], str(each["link"])),
-                Cell(each["held"], count_text(each["held"]), "red" if each["aside"] else ""),
-                age(each["since_ms"]),
-                age(each["oldest_ms"]),
-            )
-            for each in members
-        ],
+    output.entries(
+        _MEMBERS,
+        found.members,
         as_json=False,
         empty="the group has no members now",
         mark="member",
-    )  # fmt: skip
+    )
 
+
+_MEMBERS: Final = (
+    read("identity", "Member", creator, style="cyan"),
+    Column("link", "Link", right=True),
+    Column(
+        "held", "In hand", right=True,
+        cell=lambda each: Cell(each.held, count_text(each.held), "red" if each.aside else ""),
+    ),
+    figure("since_ms", "Member for", age),
+    figure("oldest_ms", "Oldest in hand", age),
+)  # fmt: skip
 
 _ZERO = {"attempts_max": "not counted", "lease_ms": "none"}
 

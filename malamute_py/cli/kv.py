@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from malamute_py.cli import output
-from malamute_py.cli.absent import absent
 from malamute_py.cli.commands import group
 from malamute_py.cli.failures import CommandFailed
 from malamute_py.cli.inputs import whole
 from malamute_py.cli.linking import linked
 from malamute_py.cli.output import Cell, Column
 from malamute_py.cli.parameters import Confirm, Stream
+from malamute_py.cli.subscribe import known
 from malamute_py.cli.values import count_text, iso_text, time_text
 
 if TYPE_CHECKING:
@@ -51,13 +51,7 @@ _SHOWN_MAX = 200
 def _view(client: SyncClient, stream: str) -> SyncKeyView:
     """Return the keys of a stream. Raises CommandFailed, with the nearest name, without one."""
     make = "`malamute stream create NAME --keys --ring-bytes 64MiB`"
-    found = absent(
-        lambda: client.stream_info(stream),
-        "stream",
-        stream,
-        lambda: [each.name for each in client.list_streams()],
-        f"a stream with keys is made by {make}",
-    )
+    found = known(client, stream, f"a stream with keys is made by {make}")
     if not found.settings.get("keep"):
         raise CommandFailed(
             f"stream '{stream}' keeps no keys, and cannot begin to; another is made by {make}"

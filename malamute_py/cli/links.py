@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
 
 from malamute_py.cli import output
+from malamute_py.cli.columns import age, creator, read, sized
 from malamute_py.cli.commands import group
 from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.linking import linked
@@ -40,42 +42,26 @@ def ls(
         found = client.list_links(limit)
         welcome = client.welcome
         now_ms = int(client.broker_info().more.get("now_ms", welcome.now_ms if welcome else 0))
-    output.listing(
+    output.entries(
         [
             Column("link", "Link", right=True),
-            Column("identity", "Identity", style="cyan"),
+            read("identity", "Identity", creator, style="cyan"),
             Column("software", "Software"),
             Column("state", "State", spare=True),
-            Column("opened_ms", "For", right=True),
+            _more("opened_ms", "For", lambda at_ms: age(at_ms, now_ms)),
             Column("subscriptions", "Subscriptions", right=True, spare=True),
-            Column("unconfirmed_bytes", "Unconfirmed", right=True),
-            Column("unread_bytes", "Unread", right=True),
+            _more("unconfirmed_bytes", "Unconfirmed", sized),
+            _more("unread_bytes", "Unread", sized),
         ],
-        [
-            (
-                each.link,
-                Cell(each.identity, each.identity or "anonymous", "" if each.identity else "dim"),
-                each.software,
-                each.state,
-                Cell(_number(each.more, "opened_ms"),
-                     duration_text(max(0, now_ms - _number(each.more, "opened_ms")))),
-                _number(each.more, "subscriptions"),
-                _size(each.more, "unconfirmed_bytes"),
-                _size(each.more, "unread_bytes"),
-            )
-            for each in found
-        ],
+        found,
         as_json=as_json,
         empty="no links",
     )  # fmt: skip
 
 
-def _number(facts: dict[str, Any], name: str) -> int:
-    return int(facts.get(name, 0))
-
-
-def _size(facts: dict[str, Any], name: str) -> Cell:
-    return Cell(_number(facts, name), size_text(_number(facts, name)))
+def _more(key: str, title: str, shown: Callable[[int], Cell]) -> Column:
+    """Return the column of a figure among the facts of a link that have no field."""
+    return Column(key, title, right=True, cell=lambda each: shown(int(each.more.get(key, 0))))
 
 
 @app.command(
@@ -116,28 +102,21 @@ def info(ctx: typer.Context, as_json: output.Json = False) -> None:
     with linked(ctx) as client:
         found = client.broker_info()
     more = dict(found.more)
-    for name in ("resident_bytes",):
-        if name in more:
-            more[name] = Cell(more[name], size_text(more[name]))
     if "uptime_ms" in more:
         more["uptime_ms"] = Cell(more["uptime_ms"], duration_text(more["uptime_ms"]))
     if "latency" in more:
         more["latency"] = {name: _latency(facts) for name, facts in more["latency"].items()}
     more.pop("now_ms", None)
     rings, disk, shell = (more.pop(name, {}) for name in ("rings", "disk", "shell"))
-    output.facts(
-        {
-            "software": Cell(found.software, found.software, "bold"),
-            "uuid": found.uuid.hex(),
-            "epoch": found.epoch,
-            **more,
-            "rings": {
-                name: {**facts, **_sizes(disk.get(name, {}))} for name, facts in rings.items()
-            },
-            "counters": {**found.counters, **shell},
-        },
-        as_json=as_json,
-    )
+    told = {
+        "software": Cell(found.software, found.software, "bold"),
+        "uuid": found.uuid.hex(),
+        "epoch": found.epoch,
+        **more,
+        "rings": {name: {**facts, **disk.get(name, {})} for name, facts in rings.items()},
+        "counters": {**found.counters, **shell},
+    }
+    output.facts(_sizes(told), as_json=as_json)
 
 
 def _latency(facts: dict[str, Any]) -> dict[str, Any]:
@@ -154,8 +133,11 @@ def _latency(facts: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _sizes(facts: dict[str, Any]) -> dict[str, Any]:
+def _sizes(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return facts with each count of bytes as a person reads it, also those in inner tables."""
     return {
-        name: Cell(value, size_text(value)) if name.endswith("_bytes") else value
+        name: _sizes(value) if isinstance(value, Mapping)
+        else Cell(value, size_text(value)) if "bytes" in name.split("_") and type(value) is int
+        else value
         for name, value in facts.items()
-    }
+    }  # fmt: skip

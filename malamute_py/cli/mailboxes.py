@@ -12,10 +12,11 @@ import typer
 
 from malamute_py.cli import complete, output
 from malamute_py.cli.agreed import Yes, agreed
+from malamute_py.cli.columns import age, creator, figure, moment, sized
 from malamute_py.cli.commands import group, say
 from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.inbox import known
-from malamute_py.cli.letters import MailWriter, Peeked, sender_text
+from malamute_py.cli.letters import MailWriter, Peeked
 from malamute_py.cli.linking import linked
 from malamute_py.cli.output import Cell, Column, kept
 from malamute_py.cli.parameters import MemoryOnCreate, Prefix
@@ -58,41 +59,27 @@ def ls(
     """List the mailboxes."""
     with linked(ctx) as client:
         found = client.list_mailboxes(prefix)
-    output.listing(
+    output.entries(
         [
             Column("name", "Mailbox", style="cyan"),
-            Column("messages", "Messages", right=True),
-            Column("held", "In hand", right=True),
-            Column("delayed", "Delayed", right=True),
-            Column("bytes", "Bytes", right=True),
-            Column("oldest_ms", "Oldest", right=True),
-            Column("readers", "Readers", right=True),
-            Column("memory", "Kept", spare=True),
+            figure("messages", "Messages"),
+            figure("held", "In hand"),
+            figure("delayed", "Delayed"),
+            figure("bytes", "Bytes", sized),
+            figure("oldest_ms", "Oldest", age),
+            figure("readers", "Readers"),
+            Column(
+                "memory", "Kept", spare=True,
+                cell=lambda each: kept(bool(each.settings.get("memory"))),
+            ),
         ],
-        [
-            (
-                each.name,
-                Cell(each.messages, count_text(each.messages)),
-                Cell(each.held, count_text(each.held)),
-                Cell(each.delayed, count_text(each.delayed)),
-                Cell(each.bytes, size_text(each.bytes)),
-                age(each.oldest_ms),
-                Cell(each.readers, count_text(each.readers)),
-                kept(bool(each.settings.get("memory"))),
-            )
-            for each in found
-        ],
+        found,
         as_json=as_json,
         empty=(
             f"no mailbox begins with {prefix}" if prefix else
             "no mailboxes yet; sending makes one: malamute send NAME 'a message'"
         ),
     )  # fmt: skip
-
-
-def age(at_ms: int) -> Cell:
-    """Return how long ago that was; 0: there is no message."""
-    return Cell(at_ms, duration_text(max(0, now_ms() - at_ms)) if at_ms else "-")
 
 
 @app.command(
@@ -113,7 +100,7 @@ def _show(found: MailboxFacts, as_json: bool) -> None:
         {
             "name": Cell(found.name, found.name, "bold cyan"),
             "messages": found.messages,
-            "bytes": Cell(found.bytes, size_text(found.bytes)),
+            "bytes": sized(found.bytes),
             "held": found.held,
             "delayed": found.delayed,
             "oldest_ms": since(found.oldest_ms),
@@ -142,8 +129,8 @@ def since(at_ms: int) -> Cell:
 def made(created_ms: int, by: str) -> dict[str, Any]:
     """Return when and by whom something was made."""
     return {
-        "created_ms": Cell(created_ms, time_text(created_ms)),
-        "by": Cell(by, sender_text(by) if by else "anonymous", "" if by else "dim"),
+        "created_ms": moment(created_ms),
+        "by": creator(by),
     }
 
 

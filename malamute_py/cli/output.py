@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final, NamedTuple
 
 import typer
@@ -39,6 +39,12 @@ class Column(NamedTuple):
     """True: the column is never broken over two lines."""
     spare: bool = False
     """True: the column is left out, the last first, where a terminal is too narrow for all."""
+    cell: Callable[[Any], Any] | None = None
+    """Returns the value or Cell of an entry; None: the value is the entry's attribute `key`."""
+
+    def of(self, entry: Any) -> Any:
+        """Return the value or Cell of an entry."""
+        return getattr(entry, self.key) if self.cell is None else self.cell(entry)
 
 
 class Cell:
@@ -57,6 +63,11 @@ def kept(memory: bool) -> Cell:
     return Cell(memory, "in memory", "yellow") if memory else Cell(memory, "on disk")
 
 
+def entries(columns: Sequence[Column], found: Iterable[Any], **how: Any) -> None:
+    """Print entries, of which each column takes its own value. how: as of listing()."""
+    listing(columns, [[column.of(each) for column in columns] for each in found], **how)
+
+
 def listing(
     columns: Sequence[Column],
     rows: Iterable[Sequence[Any]],
@@ -72,8 +83,7 @@ def listing(
     """
     kept = list(rows)
     if as_json:
-        keys = [column.key for column in columns]
-        print_json([dict(zip(keys, map(_value, row), strict=True)) for row in kept])
+        print_json(_objects(columns, kept))
     elif not on_terminal():
         for row in kept:
             cells = [mark] if mark else []
@@ -82,6 +92,16 @@ def listing(
         print(empty)
     else:
         _table(columns, kept)
+
+
+def objects(columns: Sequence[Column], found: Iterable[Any]) -> list[dict[str, Any]]:
+    """Return entries as JSON objects, with the columns' keys."""
+    return _objects(columns, [[column.of(each) for column in columns] for each in found])
+
+
+def _objects(columns: Sequence[Column], rows: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
+    keys = [column.key for column in columns]
+    return [dict(zip(keys, map(_value, row), strict=True)) for row in rows]
 
 
 def _table(columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -> None:

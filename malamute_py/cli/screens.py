@@ -2,7 +2,8 @@
 
 Owns the columns, the order of rows and the lines of a screen. The rules: a rate is the growth
 between two looks by the broker's clock, and is left out where there is one look only; the screen
-fits the terminal, whatever its size: a line is cut and rows are scrolled, a figure is never broken.
+fits the terminal, whatever its size: what has no room on a line goes to the next one, a name in the
+table is cut, rows are scrolled, a figure is never broken.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from malamute_py.cli.looking import Look
 from malamute_py.cli.values import count_text, duration_text, size_text
+from malamute_py.health.facts import ring_title
 from malamute_py.health.troubles import STUCK, Trouble, of_all
 
 if TYPE_CHECKING:
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _TROUBLES_MAX: Final = 5
+_ONE_LINE: Final = 110
+"""Width from which all rates have one line; below, two, so that no figure moves the others."""
 _GAP: Final = "  "
 _NAME_MIN: Final = 16
 _RATES: Final = {
@@ -294,9 +299,12 @@ class Screen:
         """Return the screen. gone: why there is no newer look."""
         from rich.console import Group
 
-        head = _head(now, before, gone)
+        head = _head(now, before, gone, width)
+        room = max(1, height // 2 - len(head))
+        head += _troubles(now, width, room)
+        tabs = _flowed(self._tabs(now), width, gap="")
         columns, rows = self._table(now, before, width)
-        room = max(1, height - len(head) - 4)
+        room = max(1, height - len(head) - len(tabs) - 3)
         self._first = max(0, min(self._first, len(rows) - room))
         shown = rows[self._first : self._first + room]
         left = len(rows) - self._first - len(shown)
@@ -304,7 +312,7 @@ class Screen:
         if left:
             foot += f"   {count_text(left)} more below"
         shown += [_text("")] * (room - len(shown))
-        lines = [*head, _text(""), self._tabs(now), columns, *shown, _text(foot, "dim")]
+        lines = [*head, _text(""), *tabs, columns, *shown, _text(foot, "dim")]
         lines = lines[:height]
         for line in lines:
             line.truncate(width, overflow="ellipsis")
@@ -342,13 +350,15 @@ class Screen:
             found.append(_text(now.look.unseen.get(view.kind, f"no {view.kind}"), "dim"))
         return columns, found
 
-    def _tabs(self, now: Sample) -> Text:
-        """Return the line with the views and their keys, the shown one marked."""
-        line = _text("")
-        for at, view in enumerate(VIEWS):
-            text = f" {at + 1} {view.kind} {count_text(len(view.rows(now, None)))} "
-            line.append(text, "reverse" if at == self._view else "")
-        return line
+    def _tabs(self, now: Sample) -> list[Text]:
+        """Return the views with their keys, the shown one marked."""
+        return [
+            _text(
+                f" {at + 1} {view.kind} {count_text(len(view.rows(now, None)))} ",
+                "reverse" if at == self._view else "",
+            )
+            for at, view in enumerate(VIEWS)
+        ]
 
 
 _NAME: Final = Field("name", "name", falling=False)
@@ -360,8 +370,21 @@ def _text(words: str, style: str = "") -> Text:
     return Text(words, style, no_wrap=True)
 
 
-def _head(now: Sample, before: Sample | None, gone: str) -> list[Text]:
-    """Return the lines about the broker as a whole, and what is slow or stuck."""
+def _flowed(parts: Sequence[Text], width: int, gap: str = _GAP) -> list[Text]:
+    """Return lines with these parts, none of them broken by the end of a line."""
+    lines: list[Text] = []
+    for part in parts:
+        if lines and lines[-1].cell_len + len(gap) + part.cell_len <= width:
+            lines[-1].append(gap)
+            lines[-1].append_text(part)
+        else:
+            # A line has no style of its own, which would spread over what follows.
+            lines.append(_text("").append_text(part))
+    return lines
+
+
+def _head(now: Sample, before: Sample | None, gone: str, width: int) -> list[Text]:
+    """Return the lines about the broker as a whole."""
     broker = now.look.broker
     words = [str(broker.get("software", "the broker"))]
     if "uptime_ms" in broker:
@@ -371,33 +394,61 @@ def _head(now: Sample, before: Sample | None, gone: str) -> list[Text]:
         words.append(f"memory {_bytes(broker['resident_bytes'])}")
     if broker.get("disk_free_bytes"):
         words.append(f"disk free {_bytes(broker['disk_free_bytes'])}")
-    lines = [_text("  ".join(words), "bold")]
+    lines = _flowed([_text(word, "bold") for word in words], width)
     found = rates(now, before)
-    lines.append(
-        _text(
-            f"in {_rate(found['published'])} records/s {_bytes(found['bytes_in'])}/s"
-            f"  out {_rate(found['delivered'])} records/s {_bytes(found['bytes_out'])}/s"
-            f"  mail {_rate(found['mail'])}/s  requests {_rate(found['requests'])}/s"
-            + (f"  gaps {_rate(found['gaps'])}/s" if found["gaps"] else "")
-            if found
-            else "rates come with the second look"
-        )
-    )
+    if found:
+        streams = [
+            f"in {_rate(found['published'])} records/s {_bytes(found['bytes_in'])}/s",
+            f"out {_rate(found['delivered'])} records/s {_bytes(found['bytes_out'])}/s",
+        ]
+        others = [f"mail {_rate(found['mail'])}/s", f"requests {_rate(found['requests'])}/s"]
+        if found["gaps"]:
+            others.append(f"gaps {_rate(found['gaps'])}/s")
+        for group in [streams + others] if width >= _ONE_LINE else [streams, others]:
+            lines += _flowed([_text(word) for word in group], width)
+    else:
+        lines.append(_text("rates come with the second look"))
     spans = [f"{name} p99 within {within_s * 1000:g} ms" for name, within_s in _spans(now, before)]
+    lines += _flowed([_text(word) for word in [*spans, *_fullest(now, width)]], width)
+    if gone:
+        lines += _folded(f"no newer look: {gone}", width, "bold red")
+    return lines
+
+
+def _fullest(now: Sample, width: int) -> Iterator[str]:
+    """Give a text about the rings, the fullest first: as many as one line has room for."""
     rings = [
-        f"{name} {used:.0%} {'refuses' if full == 'refuse' else 'overwrites'}"
+        f"{ring_title(now.look.broker, name)} {used:.0%}"
+        f" {'refuses' if full == 'refuse' else 'overwrites'}"
         for name, used, full in sorted(_rings(now), key=lambda ring: -ring[1])
     ]
-    lines.append(_text("  ".join([*spans, f"rings: {', '.join(rings)}" if rings else ""])))
-    if gone:
-        lines.append(_text(f"no newer look: {gone}", "bold red"))
+    for count in range(len(rings), 0, -1):
+        text = f"rings: {', '.join(rings[:count])}"
+        if count < len(rings):
+            text += f", {count_text(len(rings) - count)} less full"
+        if len(text) <= width or count == 1:
+            yield text
+            return
+
+
+def _folded(words: str, width: int, style: str) -> list[Text]:
+    """Return a sentence as lines, the further ones indented."""
+    return [
+        _text(line, style) for line in wrap(words, max(width, _NAME_MIN), subsequent_indent=" " * 7)
+    ]
+
+
+def _troubles(now: Sample, width: int, room: int) -> list[Text]:
+    """Return what is slow or stuck, the worst first; room: lines that it should not exceed."""
     troubles = troubles_of(now)
-    for each in troubles[:_TROUBLES_MAX]:
+    lines: list[Text] = []
+    for at, each in enumerate(troubles):
         name = "" if each.what == "broker" else f" {'/'.join(each.name)}"
         style = "red" if each.kind == STUCK else "yellow"
-        lines.append(_text(f"{each.kind}  {each.what}{name}: {each.words}", style))
-    if len(troubles) > _TROUBLES_MAX:
-        lines.append(_text(f"and {count_text(len(troubles) - _TROUBLES_MAX)} more", "dim"))
+        more = _folded(f"{each.kind}  {each.what}{name}: {each.words}", width, style)
+        if at and (at == _TROUBLES_MAX or len(lines) + len(more) > room):
+            return [*lines, _text(f"and {count_text(len(troubles) - at)} more", "dim")]
+        lines += more
     return lines
 
 

@@ -6,23 +6,23 @@ Owns the words for queues of requests and for the workers that hold them. Source
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from malamute_py.cli import complete, output
 from malamute_py.cli.absent import absent
 from malamute_py.cli.agreed import Yes, agreed
+from malamute_py.cli.columns import age, counted, figure, moment, read, red, sender, sized
 from malamute_py.cli.commands import group
 from malamute_py.cli.failures import USAGE, CommandFailed
-from malamute_py.cli.letters import sender_text
 from malamute_py.cli.linking import linked
-from malamute_py.cli.mailboxes import age, beside, made, since
+from malamute_py.cli.mailboxes import beside, made, since
 from malamute_py.cli.output import Cell, Column
 from malamute_py.cli.parameters import MemoryOnCreate, Prefix
 from malamute_py.cli.progress import watched
 from malamute_py.cli.settings import Description, LevelOption, Replace, Settings, shown, wanted
-from malamute_py.cli.values import count_text, duration_text, now_ms, size_text, time_text
+from malamute_py.cli.values import count_text, duration_text, now_ms
 
 if TYPE_CHECKING:
     from malamute_py.client.facts import PeekedRequest, ServiceFacts
@@ -72,42 +72,28 @@ def ls(
     """List the services."""
     with linked(ctx) as client:
         found = client.list_services(prefix)
-    output.listing(
+    output.entries(
         [
             Column("name", "Service", style="cyan"),
-            Column("waiting", "Waiting", right=True),
-            Column("held", "In hand", right=True),
-            Column("delayed", "Delayed", right=True),
-            Column("dead", "Dead", right=True),
-            Column("offers", "Workers", right=True),
-            Column("credit", "Ready for", right=True),
-            Column("bytes", "Bytes", right=True, spare=True),
-            Column("oldest_ms", "Oldest", right=True),
+            Column(
+                "waiting", "Waiting", right=True,
+                cell=lambda each: counted(each.waiting, "" if each.offers else "yellow"),
+            ),
+            figure("held", "In hand"),
+            figure("delayed", "Delayed"),
+            figure("dead", "Dead", red),
+            figure("offers", "Workers"),
+            figure("credit", "Ready for"),
+            figure("bytes", "Bytes", sized, spare=True),
+            figure("oldest_ms", "Oldest", age),
         ],
-        [
-            (
-                each.name,
-                _count(each.waiting, "yellow" if not each.offers else ""),
-                _count(each.held),
-                _count(each.delayed),
-                _count(each.dead, "red"),
-                _count(each.offers),
-                _count(each.credit),
-                Cell(each.bytes, size_text(each.bytes)),
-                age(each.oldest_ms),
-            )
-            for each in found
-        ],
+        found,
         as_json=as_json,
         empty=(
             f"no service begins with {prefix}" if prefix else
             "no services yet; a worker makes one: malamute work NAME -- COMMAND"
         ),
     )  # fmt: skip
-
-
-def _count(number: int, style: str = "") -> Cell:
-    return Cell(number, count_text(number), style if number else "")
 
 
 @app.command(
@@ -125,25 +111,17 @@ def info(ctx: typer.Context, service: Name, as_json: output.Json = False) -> Non
 
 def _show(found: ServiceFacts, as_json: bool) -> None:
     """Print the facts of one service, then its workers."""
-    workers: list[dict[str, Any]] = [
-        {
-            "holder": each.holder, "link": each.link, "held": each.held,
-            "received": each.received, "since_ms": each.since_ms,
-            "lease_until_ms": each.lease_until_ms, "attempts": each.attempts,
-        }
-        for each in found.workers
-    ]  # fmt: skip
     attempts = {str(times): count for times, count in found.attempts}
     facts: dict[str, Any] = {
         "name": Cell(found.name, found.name, "bold cyan"),
         "waiting": found.waiting,
         "held": found.held,
         "delayed": found.delayed,
-        "bytes": Cell(found.bytes, size_text(found.bytes)),
+        "bytes": sized(found.bytes),
         "oldest_ms": since(found.oldest_ms),
         "offers": found.offers,
         "credit": found.credit,
-        "dead": Cell(found.dead, count_text(found.dead), "red" if found.dead else ""),
+        "dead": red(found.dead),
         "dead_letters": found.dead_letters,
         **made(found.created_ms, found.by),
         **beside(found.more, as_json),
@@ -151,39 +129,37 @@ def _show(found: ServiceFacts, as_json: bool) -> None:
         "settings": shown(found.settings, _ZERO),
     }  # fmt: skip
     if as_json:
-        output.facts({**facts, "workers": workers}, as_json=True)
+        output.facts({**facts, "workers": output.objects(_WORKERS, found.workers)}, as_json=True)
         return
     output.facts(facts, as_json=False)
-    if not workers and not output.on_terminal():
+    if not found.workers and not output.on_terminal():
         return
-    output.listing(
-        [
-            Column("holder", "Worker", style="cyan"),
-            Column("link", "Link", right=True),
-            Column("held", "In hand", right=True),
-            Column("received", "Received", right=True, spare=True),
-            Column("since_ms", "For", right=True),
-            Column("lease_until_ms", "Lease left", right=True),
-            Column("attempts", "Most attempts", right=True),
-        ],
-        [
-            (
-                Cell(each["holder"], sender_text(each["holder"])),
-                Cell(each["link"], str(each["link"]) if each["link"] else "away",
-                     "" if each["link"] else "yellow"),
-                _count(each["held"]),
-                _count(each["received"]),
-                age(each["since_ms"]),
-                Cell(each["lease_until_ms"], _left(each["lease_until_ms"])),
-                _count(each["attempts"]),
-            )
-            for each in workers
-        ],
+    output.entries(
+        _WORKERS,
+        found.workers,
         as_json=False,
         empty="nothing is in a worker's hand",
         mark="worker",
-    )  # fmt: skip
+    )
 
+
+def _link(number: int) -> Cell:
+    return Cell(number, str(number)) if number else Cell(0, "away", "yellow")
+
+
+def _left(until_ms: int) -> Cell:
+    return Cell(until_ms, duration_text(max(0, until_ms - now_ms())) if until_ms else "-")
+
+
+_WORKERS: Final = (
+    read("holder", "Worker", sender, style="cyan"),
+    figure("link", "Link", _link),
+    figure("held", "In hand"),
+    figure("received", "Received", spare=True),
+    figure("since_ms", "For", age),
+    figure("lease_until_ms", "Lease left", _left),
+    figure("attempts", "Most attempts"),
+)
 
 _ZERO = {
     "max_requests": "the broker's", "max_bytes": "the broker's", "attempts_max": "the broker's",
@@ -200,12 +176,6 @@ def _attempts(found: ServiceFacts) -> Cell:
     ]
     text = f"handed out: {', '.join(counts)}" if counts else "-"
     return Cell(dict(found.attempts), text, "" if counts else "dim")
-
-
-def _left(until_ms: int) -> str:
-    if not until_ms:
-        return "-"
-    return duration_text(max(0, until_ms - now_ms()))
 
 
 @app.command(
@@ -241,45 +211,25 @@ def peek(
             if not page:
                 break
             found += page
-    output.listing(
+    output.entries(
         [
             Column("number", "Number", right=True),
             Column("subject", "Subject", style="cyan"),
-            Column("sender", "Requester", style="green"),
-            Column("at_ms", "Age", right=True),
-            Column("attempts", "Attempts", right=True),
+            read("sender", "Requester", sender, style="green"),
+            figure("at_ms", "Age", age),
+            figure("attempts", "Attempts"),
             Column("state", "State"),
-            Column("holder", "In hand of"),
-            Column("since_ms", "For", right=True),
-            Column("lease_until_ms", "Lease until", spare=True),
-            Column("deadline_ms", "Deadline", spare=True),
-            Column("not_before_ms", "Not before", spare=True),
+            read("holder", "In hand of", sender),
+            figure("since_ms", "For", age),
+            read("lease_until_ms", "Lease until", moment, spare=True),
+            read("deadline_ms", "Deadline", moment, spare=True),
+            read("not_before_ms", "Not before", moment, spare=True),
             Column("priority", "Priority", right=True, spare=True),
         ],
-        [
-            (
-                each.number,
-                each.subject,
-                Cell(each.sender, sender_text(each.sender)),
-                age(each.at_ms),
-                Cell(each.attempts, count_text(each.attempts)),
-                each.state,
-                Cell(each.holder, sender_text(each.holder) if each.holder else "-"),
-                age(each.since_ms),
-                _time(each.lease_until_ms),
-                _time(each.deadline_ms),
-                _time(each.not_before_ms),
-                each.priority,
-            )
-            for each in found
-        ],
+        found,
         as_json=as_json,
         empty=f"{service} has no requests" + (" after that number" if after >= 0 else ""),
     )  # fmt: skip
-
-
-def _time(at_ms: int) -> Cell:
-    return Cell(at_ms, time_text(at_ms) if at_ms else "-")
 
 
 @app.command(

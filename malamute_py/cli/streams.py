@@ -15,6 +15,7 @@ import typer
 
 from malamute_py.cli import complete, exporting, importing, output
 from malamute_py.cli.agreed import Yes, confirmed
+from malamute_py.cli.columns import figure, sized
 from malamute_py.cli.commands import group
 from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.linking import linked
@@ -34,7 +35,6 @@ from malamute_py.cli.subscribe import check_kind, known, start_point, tell_notic
 from malamute_py.cli.values import (
     count_text,
     pattern_text,
-    size_text,
     time_ms,
     time_text,
 )
@@ -92,26 +92,16 @@ def ls(
     """List the streams."""
     with linked(ctx) as client:
         found = client.list_streams(prefix)
-    output.listing(
+    output.entries(
         [
             Column("name", "Stream", style="cyan"),
-            Column("records", "Records", right=True),
-            Column("first", "First", right=True),
-            Column("tail", "Next", right=True),
-            Column("bytes", "Bytes", right=True),
-            Column("memory", "Kept"),
+            figure("records", "Records"),
+            figure("first", "First"),
+            figure("tail", "Next"),
+            figure("bytes", "Bytes", sized),
+            Column("memory", "Kept", cell=lambda each: kept(bool(each.more.get("memory")))),
         ],
-        [
-            (
-                each.name,
-                Cell(each.records, count_text(each.records)),
-                Cell(each.first, count_text(each.first)),
-                Cell(each.tail, count_text(each.tail)),
-                Cell(each.bytes, size_text(each.bytes)),
-                kept(bool(each.more.get("memory"))),
-            )
-            for each in found
-        ],
+        found,
         as_json=as_json,
         empty=(
             f"no stream begins with {prefix}" if prefix else
@@ -142,8 +132,8 @@ def _show(found: StreamFacts, as_json: bool) -> None:
             "records": found.records,
             "first": found.first,
             "tail": found.tail,
-            "bytes": Cell(found.bytes, size_text(found.bytes)),
-            "aged_bytes": Cell(found.aged_bytes, size_text(found.aged_bytes)),
+            "bytes": sized(found.bytes),
+            "aged_bytes": sized(found.aged_bytes),
             "trimmed": found.trimmed,
             "purges": Cell(
                 [list(each) for each in found.purges],

@@ -348,14 +348,17 @@ def _print(
     return True
 
 
-def known(client: SyncClient, stream: str) -> StreamFacts:
-    """Return facts about a stream. Raises CommandFailed, with the nearest name, without one."""
+def known(client: SyncClient, stream: str, following: str = "") -> StreamFacts:
+    """Return facts about a stream. Raises CommandFailed, with the nearest name, without one.
+
+    following: how it comes into being, when that is not by publishing to it.
+    """
     return absent(
         lambda: client.stream_info(stream),
         "stream",
         stream,
         lambda: [each.name for each in client.list_streams()],
-        f"publishing to it makes it, or `malamute stream create {stream}`",
+        following or f"publishing to it makes it, or `malamute stream create {stream}`",
     )
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from malamute_py.cli import output
+from malamute_py.cli.columns import age, figure, sized
 from malamute_py.cli.commands import group
 from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.linking import linked
 from malamute_py.cli.output import Cell, Column
-from malamute_py.cli.values import duration_text, size_text
+from malamute_py.cli.values import duration_text
 from malamute_py.client.facts import PutOffFacts
 
 app = group("transaction")
@@ -38,34 +40,29 @@ def ls(
     with linked(ctx) as client:
         found = client.transactions(limit=limit)
         now_ms = int(client.broker_info().more.get("now_ms", 0))
-    output.listing(
+    ago = partial(age, clock_ms=now_ms)
+    output.entries(
         [
-            Column("transaction", "Transaction"),
+            Column("transaction", "Transaction", cell=lambda each: each.transaction.hex()),
             Column("identity", "Identity", style="cyan"),
             Column("state", "State"),
-            Column("since_ms", "For", right=True),
-            Column("touched_ms", "Idle", right=True),
-            Column("deadline_ms", "Ends in", right=True),
+            figure("since_ms", "For", ago),
+            figure("touched_ms", "Idle", ago),
+            figure(
+                "deadline_ms",
+                "Ends in",
+                lambda at_ms: Cell(at_ms, duration_text(max(0, at_ms - now_ms))),
+            ),
             Column("records", "Records", right=True),
-            Column("bytes", "Bytes", right=True),
-            Column("streams", "Streams", spare=True),
-            Column("put_off", "Put off"),
+            figure("bytes", "Bytes", sized),
+            Column("streams", "Streams", spare=True, cell=lambda each: ",".join(each.streams)),
+            Column(
+                "put_off",
+                "Put off",
+                cell=lambda each: _put_off(each.put_off, now_ms, as_json=as_json),
+            ),
         ],
-        [
-            (
-                each.transaction.hex(),
-                each.identity,
-                each.state,
-                Cell(each.since_ms, duration_text(max(0, now_ms - each.since_ms))),
-                Cell(each.touched_ms, duration_text(max(0, now_ms - each.touched_ms))),
-                Cell(each.deadline_ms, duration_text(max(0, each.deadline_ms - now_ms))),
-                each.records,
-                Cell(each.bytes, size_text(each.bytes)),
-                ",".join(each.streams),
-                _put_off(each.put_off, now_ms, as_json=as_json),
-            )
-            for each in found
-        ],
+        found,
         as_json=as_json,
         empty="no transactions",
     )

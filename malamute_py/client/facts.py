@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
-from malamute_protocol.errors import RemoteProtocolError
+from malamute_protocol.errors import LocalProtocolError, RemoteProtocolError
 
 Uuid: TypeAlias = bytes
 """16 bytes. An alias, because facts have a field that is called `bytes`."""
@@ -383,7 +383,15 @@ Kind = TypeVar("Kind", bound=Facts)
 
 
 def facts(kind: type[Kind], value: Mapping[str, Any]) -> Kind:
-    """The facts of an answer. Raises RemoteProtocolError: a known one is of another type."""
+    """The facts of an answer.
+
+    Raises RemoteProtocolError: a known one is of another type; LocalProtocolError: the answer is a
+    listing, for which a name with `*` at its end asks, or no name of a stream.
+    """
+    if "entries" in value:
+        raise LocalProtocolError(
+            "bad_name", "an empty name, or one that ends in *, names no single thing"
+        )
     known = _known(kind)
     plain = {name: fact for name, fact in value.items() if name in known}
     plain["more"] = {name: fact for name, fact in value.items() if name not in known}

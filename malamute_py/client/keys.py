@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 
 from malamute_protocol.batch import Record
-from malamute_protocol.content import LIST, Content
+from malamute_protocol.content import Content
+from malamute_protocol.content_layout import LIST
 from malamute_protocol.errors import LocalProtocolError, RemoteProtocolError
 from malamute_protocol.keys import DELETION_FIELD, is_deletion
 from malamute_protocol.pattern import Pattern, prefix, topic

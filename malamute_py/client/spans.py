@@ -33,10 +33,11 @@ from opentelemetry.trace import (
 )
 
 from malamute_protocol.batch import Batch, Record
-from malamute_protocol.content import Content, parse_properties
+from malamute_protocol.content import Content
 from malamute_protocol.encode import with_properties
 from malamute_protocol.errors import BatchError, MalamuteError
 from malamute_protocol.limits import Limits
+from malamute_protocol.properties import parse_properties
 from malamute_py.client.engine.log import LOG
 from malamute_py.client.session.letters import RequestFailed
 from malamute_py.client.session.offering import RequestBase
@@ -81,7 +82,7 @@ class Spans:
         self._common: dict[str, Any] = {"messaging.system": "malamute", **(common or {})}
         self._identity = identity
         self._due: deque[tuple[Span, int]] = deque()
-        """Spans that are over, and when in ns: those of windows of threads."""
+        """Spans that are over, and when in ns: those of calls of threads that do not wait."""
 
     def connected(self, endpoints: tuple[str, ...], identity: Callable[[], str]) -> Spans:
         """Return the maker for a client."""
@@ -271,6 +272,17 @@ def ending(span: Span) -> Iterator[None]:
         raise
     finally:
         span.end()
+
+
+@contextmanager
+def ended_if_refused(span: Span) -> Iterator[None]:
+    """Run a call whose span outlives it, unless the call raises: that is the span's status."""
+    try:
+        yield
+    except BaseException as error:
+        failed(span, error)
+        span.end()
+        raise
 
 
 @contextmanager

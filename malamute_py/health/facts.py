@@ -5,6 +5,7 @@ Owns the form in which the HTTP side and the command line hand facts to the judg
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,12 @@ class Facts:
     silent_s: float = 0.0
     """Time since the last answer of the broker, or since SELDOM_S before the first question
     without an answer where that is less; 0 as well while it never answered."""
+
+
+def ring_title(broker: Mapping[str, Any], name: str) -> str:
+    """Return what a person calls a ring: that of one stream by the stream's name."""
+    stream = broker.get("rings", {}).get(name, {}).get("stream")
+    return f"{stream} (own)" if stream else name
 
 
 @dataclass(frozen=True)

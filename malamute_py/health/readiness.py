@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from malamute_py.health.facts import Facts
+from malamute_py.health.facts import Facts, ring_title
 
 SILENT_S: Final = 30.0
 """A broker that answered before and has been silent for so long does not live."""
@@ -73,7 +73,8 @@ def _rings(broker: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield a reason for each ring that failed, and for a main that refuses appends."""
     for name, facts in broker.get("rings", {}).items():
         if facts.get("failed"):
-            yield "ring", f"ring {name} failed ({facts['failed']}): look at the disk, start again"
+            title = ring_title(broker, name)
+            yield "ring", f"ring {title} failed ({facts['failed']}): look at the disk, start again"
     refusal = broker.get("refusing", {}).get(_MAIN)
     if refusal is not None and refusal["ms_ago"] < REFUSED_MS:
         yield "ring", f"ring {_MAIN} refuses appends: {refusal['code']}"
@@ -97,7 +98,7 @@ def _warnings(broker: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "checkpoint", f"mail, services, cursors and groups are refused: {reason}"
     for name, refusal in broker.get("refusing", {}).items():
         if name != _MAIN and refusal["ms_ago"] < REFUSED_MS:
-            yield "ring", f"ring {name} refuses appends: {refusal['code']}"
+            yield "ring", f"ring {ring_title(broker, name)} refuses appends: {refusal['code']}"
     damage = broker.get("damage", ())
     if damage:
         yield "damage", f"the start found {len(damage)} things missing or damaged"

@@ -73,7 +73,7 @@ def _of_the_broker(everything: Everything) -> Iterator[Trouble]:
 
 def of_service(facts: ServiceFacts, now_ms: float) -> Iterator[Trouble]:
     """Troubles of a service queue."""
-    name, age_s = (facts.name,), _age_s(facts.oldest_ms, now_ms)
+    name, age_s = (facts.name,), seconds_since(facts.oldest_ms, now_ms)
     if facts.waiting and not facts.offers:
         words = (
             f"{many(facts.waiting, 'request')} waiting for {span(age_s)}, and no worker is there"
@@ -83,7 +83,7 @@ def of_service(facts: ServiceFacts, now_ms: float) -> Iterator[Trouble]:
         words = f"{many(facts.waiting, 'request')} waiting for {span(age_s)}: all workers are busy"
         yield Trouble(1e6 + age_s, SLOW, "service", name, words)
     for worker in facts.workers:
-        held_s = _age_s(worker.since_ms, now_ms)
+        held_s = seconds_since(worker.since_ms, now_ms)
         if worker.held and held_s > HELD_S:
             words = (
                 f"{worker.holder} has had {many(worker.held, 'request')} in hand for {span(held_s)}"
@@ -95,7 +95,7 @@ def of_service(facts: ServiceFacts, now_ms: float) -> Iterator[Trouble]:
 
 def of_mailbox(facts: MailboxFacts, now_ms: float) -> Iterator[Trouble]:
     """Troubles of a mailbox."""
-    age_s = _age_s(facts.oldest_ms, now_ms)
+    age_s = seconds_since(facts.oldest_ms, now_ms)
     waiting = facts.messages - facts.delayed
     if waiting > 0 and age_s > WAITING_S:
         reader = "no reader" if not facts.readers else "the readers do not keep up"
@@ -109,7 +109,7 @@ def of_mailbox(facts: MailboxFacts, now_ms: float) -> Iterator[Trouble]:
 def of_group(facts: GroupFacts, now_ms: float) -> Iterator[Trouble]:
     """Troubles of a group."""
     name = (facts.stream, facts.group)
-    unmoved_s = _age_s(facts.moved_ms, now_ms)
+    unmoved_s = seconds_since(facts.moved_ms, now_ms)
     if facts.lag and not facts.members:
         words = f"{many(facts.lag, 'record')} behind, and it has no members"
         yield Trouble(1e8 + facts.lag, STUCK, "group", name, words)
@@ -119,7 +119,7 @@ def of_group(facts: GroupFacts, now_ms: float) -> Iterator[Trouble]:
     if facts.dead:
         yield Trouble(1e7 + facts.dead, SLOW, "group", name, many(facts.dead, "dead letter"))
     for member in facts.members:
-        held_s = _age_s(member.oldest_ms, now_ms)
+        held_s = seconds_since(member.oldest_ms, now_ms)
         if member.held and held_s > HELD_S:
             who = member.identity or f"link {member.link}"
             words = f"{who} has had {many(member.held, 'record')} in hand for {span(held_s)}"
@@ -128,7 +128,7 @@ def of_group(facts: GroupFacts, now_ms: float) -> Iterator[Trouble]:
 
 def of_cursor(facts: CursorFacts, now_ms: float) -> Iterator[Trouble]:
     """Troubles of a cursor."""
-    unmoved_s = _age_s(facts.moved_ms, now_ms)
+    unmoved_s = seconds_since(facts.moved_ms, now_ms)
     if facts.lag and unmoved_s > UNMOVED_S:
         words = f"{many(facts.lag, 'record')} behind, and has not moved for {span(unmoved_s)}"
         if facts.pinned_bytes:
@@ -150,5 +150,6 @@ def of_link(facts: LinkFacts) -> Iterator[Trouble]:
         yield Trouble(1e4 + unread / 1e9, SLOW, "client", name, words)
 
 
-def _age_s(at_ms: float, now_ms: float) -> float:
+def seconds_since(at_ms: float, now_ms: float) -> float:
+    """Seconds since then; 0 when it never was."""
     return max(0.0, now_ms - at_ms) / 1_000 if at_ms else 0.0

@@ -57,9 +57,7 @@ class Bounds:
         """Return the factory by which uvicorn makes a connection that keeps to these bounds."""
 
         def make(**given: Any) -> BoundedProtocol:
-            connection = BoundedProtocol(**given)
-            connection.bounds = self
-            return connection
+            return BoundedProtocol(self, **given)
 
         return make
 
@@ -67,10 +65,14 @@ class Bounds:
 class BoundedProtocol(H11Protocol):
     """One connection, for one request and for request_s, unless it is lengthened."""
 
-    bounds: Bounds
     peer: tuple[str, int] = ("", 0)
     """Address and port of the other end, as the scope of a request names it."""
     _deadline: asyncio.TimerHandle | None = None
+
+    def __init__(self, bounds: Bounds, **given: Any) -> None:
+        """given: as of H11Protocol."""
+        super().__init__(**given)
+        self.bounds = bounds
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin the connection, and its time with it."""

@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from malamute_py.client.facts import RATES, NamespaceFacts
 from malamute_py.health.facts import Everything
+from malamute_py.health.troubles import seconds_since
 from malamute_py.http import table
 from malamute_py.http.source import LISTED_MAX, OTHER, Labels
 from malamute_py.http.table import Metric
@@ -193,7 +194,7 @@ def _mailbox_classes(everything: Everything, now_ms: float) -> dict[Any, Figures
             ("held", each.held), ("delayed", each.delayed), ("readers", each.readers),
         ):  # fmt: skip
             figures[name] += value
-        figures["oldest"] = max(figures["oldest"], _age_s(each.oldest_ms, now_ms))
+        figures["oldest"] = max(figures["oldest"], seconds_since(each.oldest_ms, now_ms))
     return dict(things)
 
 
@@ -204,7 +205,7 @@ def _services(everything: Everything, now_ms: float) -> dict[Any, Figures]:
             "waiting": each.waiting, "held": each.held, "delayed": each.delayed,
             "retried": sum(count for times, count in each.attempts if times > 1),
             "bytes": each.bytes, "offers": each.offers, "credit": each.credit, "dead": each.dead,
-            "oldest": _age_s(each.oldest_ms, now_ms),
+            "oldest": seconds_since(each.oldest_ms, now_ms),
         }
         for each in everything.services
     }  # fmt: skip
@@ -215,7 +216,7 @@ def _cursors(everything: Everything, now_ms: float) -> dict[Any, Figures]:
     return {
         (each.stream, each.cursor): {
             "lag": each.lag, "pinned_bytes": each.pinned_bytes,
-            "moved": _age_s(each.moved_ms, now_ms),
+            "moved": seconds_since(each.moved_ms, now_ms),
         }
         for each in everything.cursors
     }  # fmt: skip
@@ -228,9 +229,9 @@ def _groups(everything: Everything, now_ms: float) -> dict[Any, Figures]:
             "lag": each.lag, "members": len(each.members),
             "held": sum(member.held for member in each.members),
             "oldest": max(
-                (_age_s(member.oldest_ms, now_ms) for member in each.members), default=0.0
+                (seconds_since(member.oldest_ms, now_ms) for member in each.members), default=0.0
             ),
-            "moved": _age_s(each.moved_ms, now_ms), "dead": each.dead,
+            "moved": seconds_since(each.moved_ms, now_ms), "dead": each.dead,
         }
         for each in everything.groups
     }  # fmt: skip
@@ -270,11 +271,6 @@ def _used(namespace: NamespaceFacts) -> dict[str, int]:
     """How much is held of each resource that is held or bounded."""
     bounded = dict.fromkeys(namespace.quotas.keys() - RATES, 0)
     return {**bounded, **namespace.held}
-
-
-def _age_s(at_ms: int, now_ms: float) -> float:
-    """Seconds since then; 0 when it never was."""
-    return max(0.0, now_ms - at_ms) / 1_000 if at_ms else 0.0
 
 
 # --- families -------------------------------------------------------------------------------

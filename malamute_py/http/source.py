@@ -79,12 +79,15 @@ class Shared(Generic[T]):
         # A caller that goes away does not take the answer from the others.
         return await asyncio.shield(self._asking)
 
+    def put(self, answer: T) -> T:
+        """Keep an answer that another question gave."""
+        self._answer, self._at = answer, self._clock()
+        return answer
+
     async def _run(self) -> T:
         """Ask, and keep the answer with its time; the waiting callers share this task."""
         try:
-            answer = await self._ask()
-            self._answer, self._at = answer, self._clock()
-            return answer
+            return self.put(await self._ask())
         finally:
             self._asking = None
 
@@ -179,9 +182,9 @@ class Source:
                 )
         except TimeoutError:
             reason = f"the broker took over {self._timeout_s:g} s to answer"
-            return Everything(self._fails(reason, began))
+            return Everything(self._facts.put(self._fails(reason, began)))
         except MalamuteError as error:
-            return Everything(self._fails(str(error), began))
+            return Everything(self._facts.put(self._fails(str(error), began)))
         return Everything(
             facts, self._clock() - began, streams,
             {each.name: each for found in details for each in found},

@@ -25,7 +25,7 @@ from malamute_protocol.stamp import (
 from malamute_py.journal.check import Found, check, content_facts, header_table
 from malamute_py.journal.errors import BatchTooLarge, DiskFull, JournalFailed
 from malamute_py.journal.index import Place
-from malamute_py.journal.layout import SnapshotOut, control_content, pack_file
+from malamute_py.journal.layout import SnapshotFacts, control_content, pack_file
 from malamute_py.journal.marks import parse_snapshot
 from malamute_py.journal.recovery import Scan
 from malamute_py.journal.segment import Segment
@@ -201,7 +201,7 @@ class Appender:
 
     def _snapshot_batch(self, as_of_lsn: int, source: SnapshotSource) -> Append:
         """Return the batch that a new segment begins with: state of the ring and of its caller."""
-        facts = SnapshotOut(as_of_lsn, self.last_time_ms, self._streams.rows())
+        facts = SnapshotFacts(as_of_lsn, self.last_time_ms, self._streams.rows())
         bodies = [pack_file(facts), *source()]
         content, crc = control_content(bodies)
         return Append(0, 0, len(bodies), 0, content, crc, None, SNAPSHOT)

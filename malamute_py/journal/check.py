@@ -15,13 +15,13 @@ from typing import Any, Final, NamedTuple
 import google_crc32c
 import numpy as np
 
-from malamute_protocol.content import (
+from malamute_protocol.content import Content
+from malamute_protocol.content_layout import (
     CLIENT_TIME,
     CONTENT_MAGIC,
     CONTENT_VERSION,
     EXPIRY,
     HEAD,
-    Content,
     Head,
 )
 from malamute_protocol.errors import BatchError

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from malamute_protocol.content import NO_TIME
+from malamute_protocol.columns import NO_TIME
 from malamute_protocol.gather import BYTES_A_ROW, weight_of
 from malamute_protocol.header import Header
 from malamute_py.journal.index import Entries, LiveIndex, StoredIndex

@@ -233,7 +233,6 @@ class Journal:
         self,
         name: str,
         settings: RingSettings | None = None,
-        snapshot: SnapshotSource | None = None,
     ) -> tuple[Ring, Recovery]:
         """A ring in memory: the same in every way, and gone with the process."""
         assert name not in self.rings, f"the ring {name} is open already"
@@ -241,7 +240,6 @@ class Journal:
             MemoryStorage(name),
             settings=settings or RingSettings(),
             epoch=self.epoch,
-            snapshot=snapshot,
             entropy=self._entropy,
         )
         self.rings[name] = ring

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from malamute_protocol.content import NO_TIME, Content
+from malamute_protocol.columns import NO_TIME
+from malamute_protocol.content import Content
 from malamute_protocol.errors import BatchError
 from malamute_protocol.gather import Gathering, Row, gatherable, rows_of
 from malamute_protocol.header import HeaderTable

@@ -19,7 +19,8 @@ from typing import Any, Final, TypeAlias
 import google_crc32c
 import numpy as np
 
-from malamute_protocol.content import I4, I8, NO_TIME, Content
+from malamute_protocol.columns import I4, I8, NO_TIME
+from malamute_protocol.content import Content
 from malamute_protocol.errors import BatchError
 from malamute_protocol.gather import Row, gatherable
 from malamute_protocol.header import HeaderTable

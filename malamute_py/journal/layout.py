@@ -163,24 +163,12 @@ class Trims(msgspec.Struct, array_like=True):
     first: dict[int, int]
 
 
-class StreamRow(msgspec.Struct, array_like=True):
+class StreamRow(NamedTuple):
     """One stream in a snapshot."""
 
     next: int
     first: int
-    epochs: list[tuple[int, int]]
-
-
-class ActiveOut(msgspec.Struct, array_like=True):
-    """Active as it is written: the rows as plain tuples."""
-
-    ring: bytes
-    number: int
-    end_lsn: int
-    epoch: int
-    last_lsn: int
-    streams: Mapping[int, tuple[int, int, tuple[tuple[int, int], ...]]]
-    index: bytes
+    epochs: Sequence[tuple[int, int]]
 
 
 class Active(msgspec.Struct, array_like=True):
@@ -194,18 +182,10 @@ class Active(msgspec.Struct, array_like=True):
     """End and epoch as in the file `closed`, without which this file does not count."""
     last_lsn: int
     """LSN at which the ring's last batch begins."""
-    streams: dict[int, StreamRow]
+    streams: Mapping[int, StreamRow]
     """All streams of the ring, as in a snapshot."""
     index: bytes
     """An index file's bytes, of the segment up to the end."""
-
-
-class SnapshotOut(msgspec.Struct, array_like=True):
-    """SnapshotFacts as it is written: the rows as plain tuples."""
-
-    as_of_lsn: int
-    last_append_time_ms: int
-    streams: Mapping[int, tuple[int, int, tuple[tuple[int, int], ...]]]
 
 
 class SnapshotFacts(msgspec.Struct, array_like=True):
@@ -214,7 +194,7 @@ class SnapshotFacts(msgspec.Struct, array_like=True):
     as_of_lsn: int
     """The bundle that the snapshot was written in begins here; the state is before it."""
     last_append_time_ms: int
-    streams: dict[int, StreamRow]
+    streams: Mapping[int, StreamRow]
 
 
 def pack_file(record: msgspec.Struct) -> bytes:

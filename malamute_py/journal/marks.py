@@ -61,9 +61,9 @@ def read_mark(storage: Storage, name: str, kind: type[_Mark]) -> _Mark | None:
     return found
 
 
-def read_meta(storage: Storage, expected: Expected | None = None) -> RingMeta | None:
+def read_meta(storage: Storage) -> RingMeta | None:
     """The ring's fixed facts; None in a new directory. See find_meta()."""
-    return find_meta(storage, expected)[0]
+    return find_meta(storage, None)[0]
 
 
 def find_meta(storage: Storage, expected: Expected | None) -> tuple[RingMeta | None, str]:

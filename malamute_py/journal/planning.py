@@ -41,15 +41,21 @@ class Planner:
         stream: int,
         from_offset: int,
         end_offset: int,
-        search: Candidates | None,
-        records_max: int,
-        bytes_max: int,
-        split_bytes: int,
-        left: Sequence[tuple[Candidates, int]],
-        matches: Matches | None,
-        rows_of: ChosenRows | None,
+        candidates: Candidates | None = None,
+        records_max: int = 0,
+        bytes_max: int = 0,
+        split_bytes: int = 0,
+        left: Sequence[tuple[Candidates, int]] = (),
+        matches: Matches | None = None,
+        rows: ChosenRows | None = None,
     ) -> Plan:
-        """How far a read bounded so would come, and its parts; from the index. See Ring.plan."""
+        """How far a read bounded so would come, and its parts; from the index.
+
+        Bytes count the entries that may match. 0: no bound, or a single part. left: of the entries
+        that end by an offset only those count that these candidates select. matches, rows: as of
+        Reader.read(); given them, of rare rows their own bytes count, and the parts of a long read
+        in which few rows are wanted are larger: their bytes are an estimate by a few batches.
+        """
         state = self._streams.states.get(stream)
         if state is None:
             return Plan(from_offset, (), 0)
@@ -68,30 +74,32 @@ class Planner:
                 break
             index = self._files.index(segment)
             entries = index.entries(stream, position, end)
-            rows = entries.rows
-            chosen = np.asarray(choose(index, stream, entries, search, None), np.bool_)
+            listed = entries.rows
+            chosen = np.asarray(choose(index, stream, entries, candidates, None), np.bool_)
             for those_left, before in left:
-                if before > position and len(rows):
+                if before > position and len(listed):
                     kept = choose(index, stream, entries, those_left, None)
-                    chosen &= np.asarray(kept, np.bool_) | (rows["next"] > before)
-            weighed = np.where(chosen, rows["bytes"], 0).astype(np.int64)
-            if matches is not None and search is not None and not left:
-                rare = wanted_spots(index, stream, entries, search, matches, None, position, end)
+                    chosen &= np.asarray(kept, np.bool_) | (listed["next"] > before)
+            weighed = np.where(chosen, listed["bytes"], 0).astype(np.int64)
+            if matches is not None and candidates is not None and not left:
+                rare = wanted_spots(
+                    index, stream, entries, candidates, matches, None, position, end
+                )
                 if rare is not None:
-                    weighed = weights_of(rare, rows)
+                    weighed = weights_of(rare, listed)
                     chosen = np.asarray(rare.whole, np.bool_)
             if chosen.any():
-                whole.append((segment, rows[chosen]))
+                whole.append((segment, listed[chosen]))
             weights = weighed.tolist()
-            for weight, after in zip(weights, rows["next"].tolist(), strict=True):
+            for weight, after in zip(weights, listed["next"].tolist(), strict=True):
                 cutter.add(weight, min(after, end))
                 if cutter.full():
                     break
             position = max(position, cutter.position)
         stop = cutter.position if cutter.full() else max(end, from_offset)
         one_in = 1
-        if rows_of is not None and cutter.total >= _SAMPLED_FROM_BYTES and split_bytes > 0:
-            one_in = self._one_in(stream, whole, rows_of)
+        if rows is not None and cutter.total >= _SAMPLED_FROM_BYTES and split_bytes > 0:
+            one_in = self._one_in(stream, whole, rows)
         return Plan(stop, cutter.splits(stop, split_bytes, one_in), cutter.total, tuple(gaps))
 
     def _one_in(self, stream: int, entries: list[tuple[Segment, Any]], rows_of: ChosenRows) -> int:

@@ -23,7 +23,7 @@ from malamute_py.journal.choosing import WantedSpots, choose, wanted_spots
 from malamute_py.journal.chunks import Part, Runs, batches_in, group_entries, pick_in
 from malamute_py.journal.errors import JournalCorrupt
 from malamute_py.journal.gathering import RareRows, WantedRows
-from malamute_py.journal.index import Entries
+from malamute_py.journal.index import NEVER, Entries
 from malamute_py.journal.layout import segment_name
 from malamute_py.journal.searching import Searches
 from malamute_py.journal.segment import Segment
@@ -57,14 +57,25 @@ class Reader:
         from_offset: int,
         end_offset: int,
         bytes_max: int,
-        search: Candidates | None,
-        client_time: tuple[int, int] | None,
-        matches: Matches | None,
-        oldest_ms: int,
-        pinned: int,
-        chosen_rows: ChosenRows | None,
+        candidates: Candidates | None = None,
+        client_time: tuple[int, int] | None = None,
+        matches: Matches | None = None,
+        oldest_ms: int = 0,
+        pinned: int = NEVER,
+        rows: ChosenRows | None = None,
     ) -> History:
-        """Whole batches that hold offsets in [from, end), in order. See Ring.read."""
+        """Whole batches that hold offsets in [from, end), in order.
+
+        Stops once bytes_max is reached; one batch is always returned when there is one.
+        candidates: skips entries that cannot match. client_time: [least, most) of a
+        record's client time; skips entries without any such record. matches: whether a single
+        header is wanted, exactly; given it, rare rows may come gathered into derived batches
+        (Run.next), of which every row is wanted. oldest_ms: records that were appended before
+        are a gap by retention, but for those from the offset `pinned` on. rows: the rows of a
+        batch that `matches` wants; given it, few wanted rows of a batch come gathered as well.
+        Raises OSError when a segment's file cannot be opened; what cannot be read in it
+        is a gap.
+        """
         state = self._streams.states.get(stream)
         if state is None:
             if from_offset >= end_offset or not self._streams.unseen_next:
@@ -85,8 +96,8 @@ class Reader:
         left = max(bytes_max, 1)
         gathering = RareRows(stream, runs)
         wanted = None
-        if chosen_rows is not None:
-            wanted = WantedRows(chosen_rows, client_time, position, end)
+        if rows is not None:
+            wanted = WantedRows(rows, client_time, position, end)
         out = Out(self._files.ring, runs, gaps, gathering, wanted)
         told = 0
         for segment in self._files.segments():
@@ -108,12 +119,12 @@ class Reader:
             index = self._files.index(segment)
             entries = index.entries(stream, position, end)
             rare = None
-            if matches is not None and search is not None:
+            if matches is not None and candidates is not None:
                 rare = wanted_spots(
-                    index, stream, entries, search, matches, client_time, position, end
+                    index, stream, entries, candidates, matches, client_time, position, end
                 )
             if rare is None:
-                chosen = choose(index, stream, entries, search, client_time)
+                chosen = choose(index, stream, entries, candidates, client_time)
                 position, left = self._read_segment(
                     segment, stream, entries, chosen, position, end, left, out
                 )
@@ -357,7 +368,8 @@ class Reader:
     def read_batches(self, stream: int, offsets: Sequence[int]) -> list[bytes | None]:
         """For each offset the whole batch (stamp and content) that holds it, checked.
 
-        See Ring.read_batches.
+        None where it is gone: removed, retired or damaged. Cheapest when the offsets lie
+        close together: neighbours share a read. Raises OSError: a file cannot be opened.
         """
         found: list[bytes | None] = [None] * len(offsets)
         first, after = self._streams.bounds(stream)

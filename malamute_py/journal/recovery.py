@@ -15,28 +15,23 @@ from typing import NamedTuple
 
 import msgspec
 
-from malamute_protocol.content import CONTENT_BYTES
 from malamute_protocol.stamp import (
     DATA,
     EPOCH_START,
     LAST_OF_BUNDLE,
     PADDING,
-    SNAPSHOT,
     STAMP_BYTES,
     STAMP_MAGIC,
-    Stamp,
-    stamp_here,
 )
 from malamute_py.journal.check import (
     Found,
     candidates,
     check,
     content_facts,
-    content_fault,
     header_table,
-    producer_head,
-    stamp_or_fault,
 )
+from malamute_py.journal.doubts import CONTROLS, UNSEEN, Doubts
+from malamute_py.journal.found_state import FoundState, SegmentState
 from malamute_py.journal.index import LiveIndex, Place, read_index
 from malamute_py.journal.layout import (
     ACTIVE_FILE,
@@ -50,26 +45,22 @@ from malamute_py.journal.layout import (
 )
 from malamute_py.journal.listing import Listing
 from malamute_py.journal.manifest import Expected, skipped
-from malamute_py.journal.marks import Snapshot, parse_snapshot, read_mark
+from malamute_py.journal.marks import read_mark
 from malamute_py.journal.segment import Segment
-from malamute_py.journal.storage import File, Storage, read_around
+from malamute_py.journal.segment_bytes import SegmentBytes
+from malamute_py.journal.storage import File, Storage
 from malamute_py.journal.streams import StreamTable
 from malamute_py.journal.types import (
     SEGMENT_HEADER_BYTES,
     UNINDEXED_FROM,
-    Control,
     Damage,
     Dropped,
-    Produced,
     RingSettings,
     Unknown,
 )
 
 _ANY_BUNDLE = -1
 _CLOSED_BUNDLE = -2
-_PIECE = 4096
-_CONTROLS = -1
-_UNSEEN = -2
 MISSING = "the segment's file is missing"
 
 
@@ -124,10 +115,8 @@ class Scan:
         """LSN at which the last batch begins; -1: there is none, or damage follows it."""
         self.safe_lsn = 0
         """LSN before which all was proven durable; from here to the end it was not."""
-        self.snapshot: Snapshot | None = None
-        self.controls: list[Control] = []
-        self.produced: list[Produced] = []
         self.streams = StreamTable(settings.epochs_max)
+        self.state = FoundState(self.streams)
         self.skipped: dict[int, tuple[int, int]] = {}
         """Stream -> offsets [from, to) that hold no record and are skipped: none is given twice."""
         self.doubtful_bytes = 0
@@ -140,12 +129,7 @@ class Scan:
         mine = expected is not None and expected.ring == self.ring
         self._expected = expected if mine else None
         self._present: set[int] = set()
-        self._doubts: list[tuple[int, int]] = []
-        """Positions of damage that may have held anything."""
-        self._sure: dict[int, int] = {}
-        """Stream -> number of _doubts before its last batch; _CONTROLS: last control batch."""
-        self._begun: dict[int, int] = {}
-        """Stream -> number of _doubts before its first batch."""
+        self._doubts = Doubts()
         self._trust_indexes = trust_indexes
         self._active: Active | None = None
         if trust_indexes and self._closed is not None and self._closed.clean:
@@ -161,7 +145,7 @@ class Scan:
         """Numbers of segments that were not read: what they hold of state is still to come."""
         self._later: list[_Later] | None = None
         self._all: list[Segment] = []
-        self._data: tuple[int, memoryview] | None = None
+        self._bytes = SegmentBytes(storage, meta.segment_bytes, self.unknown)
         self._floor = 0
 
     # --- the files ----------------------------------------------------------------
@@ -181,7 +165,8 @@ class Scan:
         self._all, self._indexed = listing.segments, listing.indexed
         self._known = set(listing.indexed)
         self._headless, self._stale = listing.headless, listing.stale
-        self.unknown, self.temporaries = listing.unknown, listing.temporaries
+        self.unknown += listing.unknown
+        self.temporaries = listing.temporaries
         self.orphans, self.short = listing.orphans, listing.short
         self._present = {segment.number for segment in self._all}
         self._floor = listing.proven_lsn()
@@ -197,32 +182,7 @@ class Scan:
 
     def bytes_of(self, segment: Segment) -> memoryview:
         """The whole segment; what cannot be read is zeros, and so fails its check."""
-        if self._data is None or self._data[0] != segment.number:
-            file = segment.file or self.storage.open(segment.name)
-            self._data = (segment.number, memoryview(self._read(file)))
-        return self._data[1]
-
-    def _read(self, file: File) -> bytes | bytearray:
-        """Return a segment's bytes; zeros stand where they cannot be read."""
-        size = self.segment_bytes
-        if file.size < size:
-            return read_around(self.storage, file, 0, file.size).ljust(size, b"\0")
-        try:
-            # By read, not by mapping: a bad sector is an OSError here and would be
-            # the death of the process (SIGBUS) under a mapping.
-            return self.storage.read(file, 0, size)
-        except OSError:
-            data = bytearray(size)
-        for position in range(0, size, _PIECE):
-            try:
-                piece = self.storage.read(file, position, _PIECE)
-            except OSError as error:
-                self.unknown.append(
-                    Unknown(file.name, f"bytes from {position} cannot be read ({error})")
-                )
-            else:
-                data[position : position + len(piece)] = piece
-        return data
+        return self._bytes.of(segment)
 
     # --- the walk -------------------------------------------------------------------
 
@@ -296,7 +256,7 @@ class Scan:
         self.last_time_ms = max(self.last_time_ms, segment.last_time_ms)
         for number, span in segment.spans.items():
             self.streams.note_span(number, span)
-            self._note_sure(number)
+            self._doubts.note_sure(number)
         self.segments.append(segment)
         self._bundle = _ANY_BUNDLE
         self._complete = segment.base_lsn + self.segment_bytes
@@ -342,7 +302,7 @@ class Scan:
             self._damage(lsn, base + resume, fault, segment, doubtful=isinstance(found, str))
             if isinstance(found, Found):
                 self.streams.note_lost(found.stamp)
-                self._note_sure(found.stamp.stream)
+                self._doubts.note_sure(found.stamp.stream)
             position = resume
         self._close_segment(base + size)
         return True
@@ -392,7 +352,7 @@ class Scan:
             self.streams.note_span(number, span)
         for number, row in active.streams.items():
             self.streams.note_row(number, row)
-            self._note_sure(number)
+            self._doubts.note_sure(number)
         self._bundle = _CLOSED_BUNDLE
         self._complete = active.end_lsn
         self.safe_lsn = max(self.safe_lsn, active.end_lsn)
@@ -491,8 +451,8 @@ class Scan:
         sparse: dict[tuple[Segment, int], list[Place]] = {}
         for segment, found, data in batches:
             stamp = found.stamp
-            key = stamp.stream if stamp.control_kind == DATA else _CONTROLS
-            self._note_sure(key)
+            key = stamp.stream if stamp.control_kind == DATA else CONTROLS
+            self._doubts.note_sure(key)
             segment.last_epoch = stamp.epoch
             segment.last_time_ms = time_ms = stamp.append_time_ms
             self.last_time_ms = max(self.last_time_ms, time_ms)
@@ -517,61 +477,13 @@ class Scan:
                     )  # fmt: skip
                     segment.expires_at_ms = segment.live.expires_at_ms
                     self.streams.note_batch(stream, base, after, stamp.epoch, size)
-            self.note_state(found, content)
+            self.state.note(found, content)
         # Together, as they were written: many small batches a bundle.
         for (segment, stream), places in sparse.items():
             assert segment.live is not None
             total = segment.live.add_sparse(stream, places)
             segment.expires_at_ms = segment.live.expires_at_ms
             self.streams.note_batch(stream, places[0][2], places[-1][3], segment.last_epoch, total)
-
-    def note_state(self, found: Found, content: memoryview) -> None:
-        """Collect what the caller's state is rebuilt from."""
-        stamp = found.stamp
-        if stamp.control_kind == SNAPSHOT:
-            self._note_snapshot(stamp.lsn, content)
-        elif stamp.control_kind == DATA:
-            head = producer_head(content)
-            if head is not None:
-                self.produced.append(
-                    Produced(
-                        stamp.lsn,
-                        stamp.stream,
-                        head.producer_id,
-                        head.producer_epoch,
-                        head.first_sequence,
-                        stamp.count,
-                        stamp.base_offset,
-                        stamp.append_time_ms,
-                        stamp.content_crc,
-                    )
-                )
-        else:
-            self.controls.append(
-                Control(
-                    stamp.control_kind,
-                    stamp.lsn,
-                    stamp.epoch,
-                    stamp.stream,
-                    stamp.base_offset,
-                    stamp.count,
-                    stamp.append_time_ms,
-                    bytes(content),
-                )
-            )
-
-    def _note_snapshot(self, lsn: int, content: memoryview) -> None:
-        """Begin the state anew from a snapshot, with what came after its position."""
-        snapshot = parse_snapshot(lsn, content)
-        if snapshot is None:
-            return
-        as_of = snapshot.facts.as_of_lsn
-        self.snapshot = snapshot
-        self.controls = [control for control in self.controls if control.lsn >= as_of]
-        self.produced = [fact for fact in self.produced if fact.lsn >= as_of]
-        for number, row in snapshot.facts.streams.items():
-            self.streams.note_row(number, row)
-        self.last_time_ms = max(self.last_time_ms, snapshot.facts.last_append_time_ms)
 
     # --- damage or tail -------------------------------------------------------------
 
@@ -596,7 +508,7 @@ class Scan:
         """Every valid batch after the position, found once for all damages."""
         if self._later is None:
             self._later = []
-            kept = self._data
+            kept = self._bytes.kept
             for segment in self._all[at:]:
                 if segment.number in self._indexed:
                     continue
@@ -611,7 +523,7 @@ class Scan:
                         stamp = found.stamp
                         after = position + stamp.size
                         self._later.append(_Later(stamp.lsn, stamp.synced_lsn, stamp.epoch))
-            self._data = kept
+            self._bytes.kept = kept
         return self._later
 
     def _any_later(self, lsn: int) -> bool:
@@ -645,7 +557,7 @@ class Scan:
         """Note a damaged range, and go on after it. doubtful: its stamps tell nothing either."""
         self._flush()
         if doubtful:
-            self._doubts.append((from_lsn, to_lsn))
+            self._doubts.add(from_lsn, to_lsn)
         number = from_lsn // self.segment_bytes
         self.damages.append(Damage(from_lsn, to_lsn, number, reason))
         if segment is not None:
@@ -718,7 +630,8 @@ class Scan:
             and not self.dropped
             and not self.damages
         )
-        self._data = None
+        self._bytes.kept = None
+        self.last_time_ms = max(self.last_time_ms, self.state.last_time_ms)
         self._load_state()
         self._go_beyond_doubts()
         trims = read_mark(self.storage, TRIMS_FILE, Trims)
@@ -731,16 +644,17 @@ class Scan:
         """Read changes, epochs and producers of segments of which only the index was read."""
         # Any segment may be known by its index only, whatever its neighbours are: an index
         # is removed before its segment is recycled, and may be damaged.
-        newest = self.snapshot
-        parts: list[Scan] = [self]
-        read: list[_State] = []
+        newest = self.state.snapshot
+        parts: list[FoundState] = [self.state]
+        read: list[SegmentState] = []
         for segment in reversed(self.segments):
             if segment.number in self._known:
-                part = _State(self, segment)
+                data = SegmentBytes(self.storage, self.segment_bytes, []).of(segment)
+                part = SegmentState(segment, data, self.end_lsn, self.settings.epochs_max)
                 parts.append(part)
                 read.append(part)
                 if part.snapshot is not None and (newest is None or part.snapshot.lsn > newest.lsn):
-                    newest = self.snapshot = part.snapshot
+                    newest = self.state.snapshot = part.snapshot
                     for number, row in newest.facts.streams.items():
                         self.streams.note_row(number, row)
             if newest is not None and segment.base_lsn <= newest.facts.as_of_lsn:
@@ -752,15 +666,10 @@ class Scan:
             for (number, epoch), (lsn, base) in part.begun.items():
                 if lsn >= least:
                     self.streams.note_epoch(number, epoch, base)
-        controls = [c for part in parts for c in part.controls if c.lsn >= least]
-        produced = [p for part in parts for p in part.produced if p.lsn >= least]
-        self.controls = sorted(controls, key=lambda control: control.lsn)
-        self.produced = sorted(produced, key=lambda fact: fact.lsn)
-
-    def _note_sure(self, stream: int) -> None:
-        """Note that a stream's offsets are known here, whatever the damage so far may have held."""
-        self._sure[stream] = doubts = len(self._doubts)
-        self._begun.setdefault(stream, doubts)
+        controls = [c for found in parts for c in found.controls if c.lsn >= least]
+        produced = [p for found in parts for p in found.produced if p.lsn >= least]
+        self.state.controls = sorted(controls, key=lambda control: control.lsn)
+        self.state.produced = sorted(produced, key=lambda fact: fact.lsn)
 
     def _go_beyond_doubts(self) -> None:
         """Have no offset given again that a batch in a damaged part may have had."""
@@ -769,30 +678,25 @@ class Scan:
             self.streams.note_next(number, after)
         begun = {} if known is None or known.streams is None else known.streams
         for number in self.streams.states.keys() | begun.keys():
-            if self._begun.get(number, len(self._doubts)):
+            if self._doubts.before(number):
                 # What is lost of its beginning was not retired, and so is not called that.
                 self.streams.note_lost_beginning(number, begun.get(number, (0, 0))[1])
-        as_of = 0 if self.snapshot is None else self.snapshot.facts.as_of_lsn
+        as_of = 0 if self.state.snapshot is None else self.state.snapshot.facts.as_of_lsn
         rows = None if known is None else known.streams
         for number in self.streams.states.keys() | (rows or {}).keys():
-            lost = self._doubtful_bytes(number, as_of)
+            lost = self._doubts.bytes_after(number, as_of)
             if lost and known is not None and rows is not None:
                 # Only here: they may tell of records that a power loss took back in order.
                 self.streams.note_next(number, rows.get(number, (0, 0))[0])
-                lost = self._doubtful_bytes(number, max(as_of, known.end_lsn))
+                lost = self._doubts.bytes_after(number, max(as_of, known.end_lsn))
             if lost:
                 state = self.streams.state(number)
                 self.skipped[number] = (state.next, state.next + skipped(lost))
                 state.next += skipped(lost)
-        self.doubtful_bytes = self._doubtful_bytes(_CONTROLS, as_of)
+        self.doubtful_bytes = self._doubts.bytes_after(CONTROLS, as_of)
         if known is not None and rows is not None:
             as_of = max(as_of, known.end_lsn)
-        self.streams.unseen_next = skipped(self._doubtful_bytes(_UNSEEN, as_of))
-
-    def _doubtful_bytes(self, stream: int, as_of_lsn: int) -> int:
-        """Bytes after all that is known of a stream, of which nothing is known."""
-        doubts = self._doubts[self._sure.get(stream, 0) :]
-        return sum(max(high - max(low, as_of_lsn), 0) for low, high in doubts)
+        self.streams.unseen_next = skipped(self._doubts.bytes_after(UNSEEN, as_of))
 
     def index_one(self, segment: Segment, file: File) -> LiveIndex:
         """A new index of one finished segment, from its batches."""
@@ -818,41 +722,3 @@ class Scan:
             else:
                 position = next(candidates(data, base, position), None)
         return out
-
-
-class _State(Scan):
-    """The state batches of one more segment, read apart from the scan.
-
-    Stamps are walked; a content is looked at, and checked, only where it is state.
-    """
-
-    def __init__(self, scan: Scan, segment: Segment) -> None:
-        meta = RingMeta(scan.ring, scan.segment_bytes)
-        super().__init__(scan.storage, meta, scan.settings, trust_indexes=False)
-        self.begun: dict[tuple[int, int], tuple[int, int]] = {}
-        """(stream, epoch) -> (LSN, base offset) of its first batch here."""
-        data, base = self.bytes_of(segment), segment.base_lsn
-        stop = min(scan.end_lsn - base, self.segment_bytes)
-        position: int | None = SEGMENT_HEADER_BYTES
-        while position is not None and stop - position >= STAMP_BYTES:
-            stamp: Stamp | str | None = stamp_here(data, position, base + position)
-            if stamp is None:
-                stamp = stamp_or_fault(data, position, base + position)
-            if isinstance(stamp, str):
-                position = next(candidates(data, base, position), None)
-                continue
-            begin, end = position + stamp.stamp_bytes, position + stamp.size
-            if stamp.control_kind == DATA:
-                self.begun.setdefault((stamp.stream, stamp.epoch), (stamp.lsn, stamp.base_offset))
-            if self._is_state(stamp, data, begin, min(end, stop)):
-                self.note_state(Found(stamp, position, True), data[begin:end])
-            position = end
-
-    @staticmethod
-    def _is_state(stamp: Stamp, data: memoryview, begin: int, end: int) -> bool:
-        """Whether a batch may hold something that the caller's state is rebuilt from."""
-        if stamp.control_kind in (PADDING, EPOCH_START) or end - begin < CONTENT_BYTES:
-            return False
-        if stamp.control_kind == DATA and producer_head(data[begin:end]) is None:
-            return False
-        return not content_fault(data, begin, end, stamp)

@@ -2,7 +2,7 @@
 
 Owns appending, syncing and the order of everything else. The rule: a bundle is written whole or not
 at all, an offset is never given twice, and after a failed sync nothing more is taken. The threads:
-`append`, `append_raw`, `snapshot` and the trims belong to the loop thread, `sync` to the sync
+`append`, `append_raw`, `begin_with` and the trims belong to the loop thread, `sync` to the sync
 thread, the reads to the reader thread, `prepare_step` and `limit` to the housekeeping thread,
 `hold` to any one of them; facts (`end_lsn`, `synced_lsn`, `streams`, `events`) may be asked from
 any. Source: FORMAT.md; docs/design.md, Journal.
@@ -24,7 +24,7 @@ from malamute_py.journal.errors import (
     JournalFailed,
 )
 from malamute_py.journal.follow import Follower, Wanted
-from malamute_py.journal.index import NEVER, LiveIndex, Span
+from malamute_py.journal.index import LiveIndex, Span
 from malamute_py.journal.layout import (
     ACTIVE_FILE,
     CLOSED_FILE,
@@ -32,7 +32,7 @@ from malamute_py.journal.layout import (
     MANIFEST_FILE,
     RING_FILE,
     TRUNCATING_FILE,
-    ActiveOut,
+    Active,
     Closed,
     Failed,
     RingMeta,
@@ -51,17 +51,12 @@ from malamute_py.journal.searching import Searches
 from malamute_py.journal.segment import Segment
 from malamute_py.journal.segment_files import SegmentFiles
 from malamute_py.journal.space import Space
-from malamute_py.journal.spots import Matches
 from malamute_py.journal.storage import Storage, replace_file
 from malamute_py.journal.streams import StreamState, StreamTable
 from malamute_py.journal.types import (
     Appended,
     AppendLike,
     Buffer,
-    Candidates,
-    ChosenRows,
-    History,
-    Plan,
     Recovery,
     RingEvent,
     RingSettings,
@@ -91,8 +86,7 @@ class Ring:
         self.uuid = meta.uuid
         self.epoch = epoch
         self.settings = settings
-        self.snapshot: SnapshotSource = _no_state
-        """Gives the caller's state, as of all bundles appended so far, when a segment begins."""
+        self._snapshot: SnapshotSource = _no_state
         self._storage = storage
         self._marks = storage
         self._manifest = manifest
@@ -122,7 +116,13 @@ class Ring:
         )  # fmt: skip
         self._searches = Searches(self._files)
         self._reader = Reader(self._files, self._searches)
-        self._planner = Planner(self._files)
+        # What callers ask of a part alone, they ask the part: each is described there.
+        self.read, self.read_batches = self._reader.read, self._reader.read_batches
+        self.closest_offset = self._searches.closest_offset
+        self.closest_client_time = self._searches.closest_client_time
+        self.last_per_subject = self._searches.last_per_subject
+        self.plan = Planner(self._files).plan
+        self.hold, self.pin, self.unpin = self._space.hold, self._space.pin, self._space.unpin
         self._appender = Appender(
             self._storage, self._space, self._streams, self.epoch, scan, self._fail
         )
@@ -175,7 +175,7 @@ class Ring:
         ring = cls(storage, meta, settings, epoch, scan, manifest, mappings)
         ring._marks, ring._failed_name = marks, failed_name
         if snapshot is not None:
-            ring.snapshot = snapshot
+            ring.begin_with(snapshot)
         if held:
             ring._space.held_lsn = ring.start_lsn
         ring._mark(clean=False)
@@ -196,8 +196,8 @@ class Ring:
         space.next_number = -(-end // size)
         oldest = space.segments[0].number if space.segments else space.next_number
         space.missing_from = scan.first_number if scan.first_number < oldest else None
-        if scan.snapshot is not None:
-            space.state_lsn = scan.snapshot.facts.as_of_lsn
+        if scan.state.snapshot is not None:
+            space.state_lsn = scan.state.snapshot.facts.as_of_lsn
         if end % size and (not scan.segments or scan.segments[-1].number != end // size):
             # The end lies in a file that is gone: go on with the next whole segment.
             self._appender.end = self._synced = space.next_number * size
@@ -247,7 +247,7 @@ class Ring:
         index = segment.live.pack(
             self.uuid, segment.number, segment.last_epoch, segment.last_time_ms
         )
-        active = ActiveOut(
+        active = Active(
             self.uuid,
             segment.number,
             end,
@@ -284,6 +284,14 @@ class Ring:
 
     # --- appending (loop thread) --------------------------------------------------------
 
+    def begin_with(self, snapshot: SnapshotSource) -> None:
+        """Have each segment from now on begin with the caller's state.
+
+        snapshot: returns the state as of all bundles appended so far. A caller whose state is in
+        the ring has one only after open().
+        """
+        self._snapshot = snapshot
+
     def append(self, batches: Sequence[AppendLike]) -> Appended:
         """Write one bundle; durable only after sync().
 
@@ -294,7 +302,7 @@ class Ring:
         """
         if self._failure is not None:
             raise self._failure
-        return self._appender.append(batches, self._synced, self.snapshot)
+        return self._appender.append(batches, self._synced, self._snapshot)
 
     def append_raw(self, lsn: int, data: Buffer) -> int:
         """Write batches as another ring stamped them; returns the new end.
@@ -506,93 +514,6 @@ class Ring:
 
     # --- reading (reader thread) ----------------------------------------------------------
 
-    def read(
-        self,
-        stream: int,
-        from_offset: int,
-        end_offset: int,
-        bytes_max: int,
-        candidates: Candidates | None = None,
-        client_time: tuple[int, int] | None = None,
-        matches: Matches | None = None,
-        oldest_ms: int = 0,
-        pinned: int = NEVER,
-        rows: ChosenRows | None = None,
-    ) -> History:
-        """Whole batches that hold offsets in [from, end), in order.
-
-        Stops once bytes_max is reached; one batch is always returned when there is one.
-        candidates: skips entries that cannot match. client_time: [least, most) of a
-        record's client time; skips entries without any such record. matches: whether a single
-        header is wanted, exactly; given it, rare rows may come gathered into derived batches
-        (Run.next), of which every row is wanted. oldest_ms: records that were appended before
-        are a gap by retention, but for those from the offset `pinned` on. rows: the rows of a
-        batch that `matches` wants; given it, few wanted rows of a batch come gathered as well.
-        Raises OSError when a segment's file cannot be opened; what cannot be read in it
-        is a gap.
-        """
-        return self._reader.read(
-            stream, from_offset, end_offset, bytes_max, candidates, client_time, matches,
-            oldest_ms, pinned, rows,
-        )  # fmt: skip
-
-    def read_batches(self, stream: int, offsets: Sequence[int]) -> list[bytes | None]:
-        """For each offset the whole batch (stamp and content) that holds it, checked.
-
-        None where it is gone: removed, retired or damaged. Cheapest when the offsets lie
-        close together: neighbours share a read. Raises OSError: a file cannot be opened.
-        """
-        return self._reader.read_batches(stream, offsets)
-
-    def closest_offset(self, stream: int, time_ms: int, *, inclusive: bool = True) -> int:
-        """Offset of the first record appended at the time or later; else the next offset.
-
-        inclusive: False wants later ones only.
-        """
-        return self._searches.closest_offset(stream, time_ms, inclusive)
-
-    def closest_client_time(self, stream: int, time_ms: int) -> int:
-        """Offset of the first record (by offset) whose client time is this or later.
-
-        The next offset when there is none.
-        """
-        return self._searches.closest_client_time(stream, time_ms)
-
-    def last_per_subject(
-        self, stream: int, candidates: Candidates | None = None, end_offset: int | None = None
-    ) -> list[tuple[tuple[str, ...], int]]:
-        """(keys, offset) of the latest record of each distinct subject, by offset.
-
-        candidates: looks only at entries that may match. end_offset: as if the stream
-        ended there.
-        """
-        return self._searches.last_per_subject(stream, candidates, end_offset)
-
-    def plan(
-        self,
-        stream: int,
-        from_offset: int,
-        end_offset: int,
-        candidates: Candidates | None = None,
-        records_max: int = 0,
-        bytes_max: int = 0,
-        split_bytes: int = 0,
-        left: Sequence[tuple[Candidates, int]] = (),
-        matches: Matches | None = None,
-        rows: ChosenRows | None = None,
-    ) -> Plan:
-        """How far a read bounded so would come, and its parts; from the index.
-
-        Bytes count the entries that may match. 0: no bound, or a single part. left: of the entries
-        that end by an offset only those count that these candidates select. matches, rows: as of
-        read(); given them, of rare rows their own bytes count, and the parts of a long read in
-        which few rows are wanted are larger: their bytes are an estimate by a few batches.
-        """
-        return self._planner.plan(
-            stream, from_offset, end_offset, candidates, records_max, bytes_max, split_bytes, left,
-            matches, rows,
-        )  # fmt: skip
-
     def read_raw(self, lsn: int, end_lsn: int, bytes_max: int) -> tuple[int, Buffer, int]:
         """(position, batches as they are, position after them) for append_raw() elsewhere.
 
@@ -654,27 +575,6 @@ class Ring:
             # The ring is at rest: no later stamp will tell how far it was synced.
             self._mark(clean=False)
         return more
-
-    def hold(self, lsn: int | None) -> None:
-        """Keep everything at or beyond a position, whatever it costs: a checkpoint needs it.
-
-        Unlike a pin it never breaks and gets no extra space: when nothing else is left to
-        use again, append() raises JournalFull until the hold is raised. None: nothing is
-        held any more. Setting one where there was none may wait for a step of housekeeping.
-        Raises ValueError: it would be lower than before, or the ring does not have it.
-        """
-        self._space.hold(lsn)
-
-    def pin(self, name: str, stream: int, offset: int) -> None:
-        """Hold the ring back from recycling the stream's records from an offset on.
-
-        The oldest pin breaks, with an event, when it costs more than pin_bytes_max.
-        """
-        self._space.pin(name, stream, offset)
-
-    def unpin(self, name: str) -> None:
-        """Give up a pin."""
-        self._space.unpin(name)
 
     def _forget(self, number: int) -> None:
         """Drop what the reader has cached of a segment that is retired."""
@@ -750,7 +650,7 @@ def _recovery(scan: Scan, rewritten: tuple[str, ...], restored: Sequence[Unknown
 
     rewritten: files written anew. restored: small files that were made again.
     """
-    snapshot = scan.snapshot
+    snapshot = scan.state.snapshot
     cut = [
         Unknown(segment_name(number), f"it had {size} bytes of {scan.segment_bytes}")
         for number, size in scan.short.items()
@@ -762,8 +662,8 @@ def _recovery(scan: Scan, rewritten: tuple[str, ...], restored: Sequence[Unknown
         last_append_time_ms=scan.last_time_ms,
         snapshot=() if snapshot is None else snapshot.bodies,
         snapshot_lsn=0 if snapshot is None else snapshot.facts.as_of_lsn,
-        controls=tuple(c for c in scan.controls if c.kind != SNAPSHOT),
-        produced=tuple(scan.produced),
+        controls=tuple(c for c in scan.state.controls if c.kind != SNAPSHOT),
+        produced=tuple(scan.state.produced),
         damages=tuple(scan.damages),
         dropped=tuple(scan.dropped),
         unknown=tuple(scan.unknown),

@@ -30,10 +30,10 @@ class Searches:
 
     # --- by time ----------------------------------------------------------------------
 
-    def closest_offset(self, stream: int, time_ms: int, inclusive: bool) -> int:
+    def closest_offset(self, stream: int, time_ms: int, *, inclusive: bool = True) -> int:
         """Offset of the first record appended at the time or later; else the next offset.
 
-        See Ring.closest_offset.
+        inclusive: False wants later ones only.
         """
         least = time_ms if inclusive else time_ms + 1
 
@@ -46,7 +46,7 @@ class Searches:
     def closest_client_time(self, stream: int, time_ms: int) -> int:
         """Offset of the first record (by offset) whose client time is this or later.
 
-        See Ring.closest_client_time.
+        The next offset when there is none.
         """
         first, _ = self._streams.bounds(stream)
 
@@ -94,11 +94,12 @@ class Searches:
     # --- by subject ---------------------------------------------------------------------
 
     def last_per_subject(
-        self, stream: int, search: Candidates | None, end_offset: int | None
+        self, stream: int, candidates: Candidates | None = None, end_offset: int | None = None
     ) -> list[tuple[tuple[str, ...], int]]:
         """(keys, offset) of the latest record of each distinct subject, by offset.
 
-        See Ring.last_per_subject.
+        candidates: looks only at entries that may match. end_offset: as if the stream
+        ended there.
         """
         state = self._streams.states.get(stream)
         if state is None:
@@ -109,7 +110,7 @@ class Searches:
             span = segment.spans.get(stream)
             if span is None or span.first >= end or span.next <= state.first:
                 continue
-            self._last_in_segment(segment, stream, state.first, end, search, latest)
+            self._last_in_segment(segment, stream, state.first, end, candidates, latest)
         return sorted(latest.items(), key=lambda item: item[1])
 
     def _last_in_segment(

@@ -192,7 +192,10 @@ class Space:
     def hold(self, lsn: int | None) -> None:
         """Keep everything at or beyond a position, whatever it costs: a checkpoint needs it.
 
-        See Ring.hold.
+        Unlike a pin it never breaks and gets no extra space: when nothing else is left to
+        use again, append() raises JournalFull until the hold is raised. None: nothing is
+        held any more. Setting one where there was none may wait for a step of housekeeping.
+        Raises ValueError: it would be lower than before, or the ring does not have it.
         """
         held = self.held_lsn
         if lsn is None:
@@ -560,7 +563,10 @@ class Space:
     # --- pins ---------------------------------------------------------------------------
 
     def pin(self, name: str, stream: int, offset: int) -> None:
-        """Hold back the recycling of what the stream has from this offset on."""
+        """Hold the ring back from recycling the stream's records from an offset on.
+
+        The oldest pin breaks, with an event, when it costs more than pin_bytes_max.
+        """
         with self.turn:
             self._pins = {**self._pins, name: (stream, offset)}
 

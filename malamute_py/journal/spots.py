@@ -18,7 +18,9 @@ import msgspec
 import numpy as np
 from pyroaring import BitMap
 
-from malamute_protocol.content import FIELD_CODES, NO_TIME, SUBJECT_CODES, Content
+from malamute_protocol.columns import NO_TIME
+from malamute_protocol.content import Content
+from malamute_protocol.content_layout import FIELD_CODES, SUBJECT_CODES
 from malamute_protocol.errors import BatchError
 from malamute_protocol.gather import gatherable
 from malamute_protocol.header import Header

@@ -185,7 +185,7 @@ def kind_of(path: str | Path) -> str:
     return "" if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "no file")
 
 
-def open_regular(path: str | Path, flags: int, mode: int = FILE_MODE) -> int:
+def open_regular(path: str | Path, flags: int) -> int:
     """Open a regular file, and nothing else; returns the descriptor.
 
     A link is not followed, and a FIFO or a device does not hold up the caller.
@@ -194,7 +194,7 @@ def open_regular(path: str | Path, flags: int, mode: int = FILE_MODE) -> int:
     # Without O_NONBLOCK the open of a FIFO waits for a writer; on a file it means nothing.
     flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        fd = os.open(path, flags, mode)
+        fd = os.open(path, flags, FILE_MODE)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV):
             raise NotAFile(str(path), kind_of(path) or "no file") from error

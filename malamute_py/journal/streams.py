@@ -8,7 +8,8 @@ everything handed out is a copy. Source: FORMAT.md, section 4.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import cast
 
 from malamute_protocol.stamp import DATA, Stamp
 from malamute_py.journal.index import Span
@@ -132,14 +133,15 @@ class StreamTable:
             if first > state.floor:
                 state.floor = first
 
-    def rows(self) -> dict[int, tuple[int, int, tuple[EpochStart, ...]]]:
-        """Return the facts of every stream for a snapshot, in the shape of a StreamRow.
+    def rows(self) -> Mapping[int, StreamRow]:
+        """Return the facts of every stream for a snapshot.
 
         They are plain tuples, for 10,000 streams are encoded in the loop thread.
         """
         # A copy, for a removal in another thread may add a stream meanwhile.
         states = self.states.copy()
-        return {number: (state.next, state.first, state.epochs) for number, state in states.items()}
+        rows = {number: (state.next, state.first, state.epochs) for number, state in states.items()}
+        return cast("dict[int, StreamRow]", rows)
 
     def bounds(self, number: int) -> tuple[int, int]:
         """(first, next) offset of a stream; of an unknown one zeros, and it stays unknown."""

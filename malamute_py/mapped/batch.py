@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from malamute_protocol.batch import Batch, Record
-from malamute_protocol.content import ARROW, Array, Content
+from malamute_protocol.columns import Array
+from malamute_protocol.content import Content
+from malamute_protocol.content_layout import ARROW
 from malamute_protocol.errors import BatchError
 from malamute_protocol.extract import extract, extractable
 from malamute_protocol.gather import Row, gatherable, rows_of

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from malamute_protocol.batch import Batch, Record
 from malamute_protocol.commands import Start, StartKind
-from malamute_protocol.content import ARROW, Content
+from malamute_protocol.content import Content
+from malamute_protocol.content_layout import ARROW
 from malamute_protocol.errors import BatchError, LocalProtocolError, Timeout
 from malamute_protocol.gather import Gathering, Row
 from malamute_protocol.pattern import Pattern

@@ -16,7 +16,8 @@ import msgspec
 import numpy as np
 from pyroaring import BitMap
 
-from malamute_protocol.content import NO_TIME, Array, Content
+from malamute_protocol.columns import NO_TIME, Array
+from malamute_protocol.content import Content
 from malamute_protocol.gather import Row
 from malamute_protocol.header import Header
 from malamute_protocol.pattern import Pattern

@@ -6,7 +6,7 @@ and is made known by `register_kind`; kinds.py tells how. Imports the protocol a
 broker. Source: docs/design.md, Matching.
 """
 
-from malamute_py.matcher.candidates import ByKey, HeaderIndex, SubjectLookup, candidates
+from malamute_py.matcher.candidates import ByKey, HeaderIndex, candidates
 from malamute_py.matcher.combine import (
     AllKind,
     AndKind,
@@ -44,7 +44,6 @@ __all__ = [
     "HeaderIndex",
     "Index",
     "PatternKind",
-    "SubjectLookup",
     "SubjectRows",
     "asks_subjects_only",
     "candidates",

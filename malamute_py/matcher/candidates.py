@@ -10,7 +10,7 @@ docs/design.md, Journal.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias
 
 from pyroaring import BitMap
 
@@ -34,6 +34,9 @@ class HeaderIndex(Protocol):
     def subjects(self) -> Iterable[tuple[str, BitMap]]:
         """Every key (subject or further key), or its leading parts, and the batches with it."""
 
+    def subject(self, key: str) -> BitMap:
+        """Return the holders of a record with just this key; where not exact, possible holders."""
+
     def field(self, name: str, value: str | None) -> BitMap | None:
         """Batches that hold a record with the field (value None: with any value).
 
@@ -42,14 +45,6 @@ class HeaderIndex(Protocol):
 
     def everything(self) -> BitMap:
         """All batches of the segment."""
-
-
-@runtime_checkable
-class SubjectLookup(Protocol):
-    """An optional part of a header index: a whole subject then needs no walk over all of them."""
-
-    def subject(self, key: str) -> BitMap:
-        """Return the holders of a record with just this key; where not exact, possible holders."""
 
 
 class RecordIndex(Protocol):
@@ -65,7 +60,7 @@ class RecordIndex(Protocol):
     def subject(self, key: str) -> BitMap:
         """Return the holders of a record with just this key; where not exact, possible holders.
 
-        See SubjectLookup.
+        See HeaderIndex.
         """
 
     def field(self, name: str, value: str | None) -> BitMap:
@@ -132,7 +127,7 @@ def _either(parts: list[BitMap | None]) -> BitMap | None:
 
 def _by_key(pattern: Canonical, index: HeaderIndex) -> BitMap | None:
     """Return the batches with a subject that a pattern may match; None: any may have one."""
-    if pattern[0] == "topic" and hasattr(index, "subject"):
+    if pattern[0] == "topic":
         parts = pattern[1].split(".")
         if "*" not in parts and "#" not in parts:
             return BitMap(index.subject(pattern[1]))

@@ -234,16 +234,6 @@ class Index:
             self._memo.put(keys, fields, numbers)
         return numbers
 
-    @property
-    def memo_headers(self) -> int:
-        """Return how many headers are remembered."""
-        return len(self._memo)
-
-    @property
-    def memo_bytes(self) -> int:
-        """Return about how many bytes the remembered headers take."""
-        return self._memo.bytes
-
     # --- a header never seen before --------------------------------------------------
 
     def _resolve(self, keys: Keys, fields: Fields) -> BitMap:

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from malamute_protocol.content import Array, Content
+from malamute_protocol.columns import Array
+from malamute_protocol.content import Content
 from malamute_protocol.header import TABLE_BYTES_MAX, HeaderTable
 from malamute_protocol.pattern import Pattern
 from malamute_py.matcher.combine import asks_subjects_only, compile_pattern

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from malamute_protocol.errors import MalamuteError
@@ -58,7 +59,7 @@ class Roles:
         self._stopped = asyncio.Event()
         self._beside: set[asyncio.Task[None]] = set()
         self._answered: list[tuple[str, int]] = []
-        self._audited: list[tuple[int, str]] = []
+        self._audited: list[tuple[str, int]] = []
         self._mails: set[str] = set()
         self._grouped: set[str] = set()
         self._owed: dict[str, set[str]] = {"mail": set(), "request": set(), "step": set()}
@@ -82,10 +83,10 @@ class Roles:
             self._read_mail(await client()),
             self._work(await client()),
             self._work(await client()),
-            self._read_answers(await client()),
+            self._read_once(await client(), self._answers, self._answered),
             self._share(await client()),
             self._share(await client()),
-            self._read_audit(await client()),
+            self._read_once(await client(), self._audit, self._audited),
         )
         self._reading = [asyncio.create_task(self._kept(each)) for each in readers]
         writers = (
@@ -133,7 +134,7 @@ class Roles:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._book.note(LOOKED, "step/audit", "")
-        for number, id in sorted(self._audited):
+        for id, number in sorted(self._audited, key=itemgetter(1)):
             self._book.note(FOUND, "step/audit", id, number)
         self._book.note(LOOKED, "request/answers", "")
         for id, number in self._answered:
@@ -150,7 +151,7 @@ class Roles:
         By id: a call whose confirm was lost may have been done as well, and is no substitute for
         another.
         """
-        audited = {id for _, id in self._audited}
+        audited = {id for id, _ in self._audited}
         return (
             self._unreached("record") <= 0
             and self._owed["mail"] <= self._mails
@@ -315,14 +316,14 @@ class Roles:
     async def _reply(self, request: Request) -> object:
         return await request.reply(request.body, wait=True)
 
-    async def _read_answers(self, client: Client) -> None:
-        """Read the answers to requests that another mailbox was named for; each counts once."""
+    async def _read_once(self, client: Client, mailbox: str, into: list[tuple[str, int]]) -> None:
+        """Read a mailbox of answers, or of steps; each message counts once."""
         known: set[int] = set()
-        async with client.inbox(self._answers, ack="manual") as inbox:
+        async with client.inbox(mailbox, ack="manual") as inbox:
             async for mail in inbox:
                 if mail.number not in known:
                     known.add(mail.number)
-                    self._answered.append((bytes(mail.body).decode(), mail.number))
+                    into.append((bytes(mail.body).decode(), mail.number))
                 self._aside(self._done("", [], mail.ack))
 
     async def _share(self, client: Client) -> None:
@@ -336,16 +337,6 @@ class Roles:
                 done = [(body.decode(), offset) for body, offset in pairs]
                 # The next look at the group would acknowledge it without a trace.
                 await self._done("group", done, partial(group.ack, batch))
-
-    async def _read_audit(self, client: Client) -> None:
-        """Read the mail of the atomic steps; each message counts once."""
-        known: set[int] = set()
-        async with client.inbox(self._audit, ack="manual") as inbox:
-            async for mail in inbox:
-                if mail.number not in known:
-                    known.add(mail.number)
-                    self._audited.append((mail.number, bytes(mail.body).decode()))
-                self._aside(self._done("", [], mail.ack))
 
     async def _find(self, client: Client, kind: str, stream: str) -> None:
         """Write down what a stream holds, and where it begins if its retention took records."""

@@ -419,12 +419,10 @@ class Server:
             self._results = ResultQueue()
             parts.callback(self._results.close)
             self._journal = open_journal(config, self._storage)
-            self._rings = Rings(
-                self._journal, config.journal, self._results, config.limits.batch_bytes_max
-            )
             parts.callback(self._close_journal)
-            self._found = StoredRings(self._journal, self._rings, config.journal.full, self.log)
-            facts = self._found.recover(held=self._directory is not None)
+            directory, batch_bytes_max = self._directory, config.limits.batch_bytes_max
+            self._found = StoredRings(self._journal, config.journal, batch_bytes_max, self.log)
+            facts = self._found.recover(held=directory is not None)
             queues: QueuesFound | None = None
             try:
                 queues = self._find_queues(facts)
@@ -438,11 +436,28 @@ class Server:
                 self._core = self._make_core(config, self._without_queues(facts, error))
             for name, offsets in self._core.unseen.items():
                 self._journal.rings[name].go_on(offsets)
-            self._rings.snapshot = self._core.snapshot
-            self._checkpoints = None
+            self._checkpoints = checkpoints = None
+            bodies: StoredBodies | None = None
             if queues is not None:
-                self._follow(queues)
-                parts.callback(self._stop_checkpoints)
+                assert directory is not None
+                self._checkpoints = checkpoints = self._follow(directory, queues)
+                parts.callback(checkpoints.stop)
+                bodies = StoredBodies(directory / DATABASE)
+                parts.callback(bodies.close)
+            # Mail and requests that the log still has, of lost queues, stay as long as there is
+            # room for streams beside them.
+            lost = self._let_go if self._queues_lost else None
+            self._rings = Rings(
+                self._journal,
+                config.journal,
+                self._results,
+                batch_bytes_max,
+                snapshot=self._core.snapshot,
+                noted=None if checkpoints is None else checkpoints.parts.add,
+                relieve=lost if checkpoints is None else checkpoints.relieve,
+                bodies=bodies,
+                damaged=self._found.damaged,
+            )
             self._guard = Guard(
                 config,
                 self._connections_for(config),
@@ -536,11 +551,9 @@ class Server:
         if directory is None:
             return None
         journal = self._journal
-        found = find_queues(
+        return find_queues(
             directory, journal.uuid, journal.rings[MAIN], facts[MAIN], self.config.checkpoint
         )
-        self._rings.bodies = StoredBodies(directory / DATABASE)
-        return found
 
     def _make_core(self, config: Config, state: RecoveredState) -> Broker:
         """Make the core. Raises QueuesLost: while the log after the tables was read."""
@@ -557,10 +570,6 @@ class Server:
         self._queues_lost = str(lost)
         self.log.error("queues_lost", reason=str(lost), do=lost.remedy)
         self._found.note_damage(f"{DATABASE}: {lost}")
-        self._rings.bodies = None
-        # Mail and requests that the log still has stay as long as there is room for streams beside
-        # them.
-        self._rings.relieve = self._let_go
         return RecoveredState(facts, queues_lost=str(lost))
 
     def _let_go(self) -> bool:
@@ -572,10 +581,8 @@ class Server:
         self.log.error("queues_log_given_up", lsn=main.start_lsn)
         return True
 
-    def _follow(self, found: QueuesFound) -> None:
+    def _follow(self, directory: Path, found: QueuesFound) -> Checkpoints:
         """Have the tables follow from now on; the core has read the log after them."""
-        directory = self._directory
-        assert directory is not None
         if found.rebuilt:
             lost = (
                 "see queues_loss_accepted" if found.accepted else "nothing: the log had all of it"
@@ -592,23 +599,17 @@ class Server:
             parts=found.parts, lsn=found.position.lsn, report=self._checkpoint_event,
             press=self._core.pressed,
         )  # fmt: skip
-        self._checkpoints = checkpoints
-        self._rings.noted = checkpoints.parts.add
-        self._rings.relieve = checkpoints.relieve
         self.log.info(
             "queues_recovered", lsn=found.position.lsn, new=found.new,
             lag_bytes=checkpoints.parts.bytes, mailboxes=len(found.queues.mailboxes),
             services=len(found.queues.services), messages=len(found.queues.messages),
             requests=len(found.queues.requests),
         )  # fmt: skip
+        return checkpoints
 
     def _checkpoint_event(self, name: str, level: str, facts: dict[str, Any]) -> None:
         self._counters[f"{name}_total"] += 1
         getattr(self.log, level)(name, **facts)
-
-    def _stop_checkpoints(self) -> None:
-        if self._checkpoints is not None:
-            self._checkpoints.stop()
 
     def _connections_for(self, config: Config) -> int:
         """Return how many connections leave the journal its descriptors."""
@@ -676,7 +677,7 @@ class Server:
     def _close_journal(self) -> None:
         """Close the rings; one that failed was reported when it did."""
         try:
-            self._rings.close()
+            self._journal.close()
         except JournalFailed as error:
             # The error was logged when it happened; the next start deals with it.
             self.log.error("ring_not_closed", reason=str(error))

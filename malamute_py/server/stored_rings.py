@@ -11,7 +11,7 @@ import errno
 from typing import Any
 
 from malamute_py.broker.ready import MAIN, RingFacts
-from malamute_py.config import Config
+from malamute_py.config import Config, JournalSection
 from malamute_py.journal import (
     DiskFull,
     JournalCorrupt,
@@ -25,7 +25,7 @@ from malamute_py.journal import (
 from malamute_py.journal.directory import Journal
 from malamute_py.server.checkpointing.recovered import ring_facts, rings_asked
 from malamute_py.server.errors import StartError
-from malamute_py.server.journaling.rings import Rings
+from malamute_py.server.journaling.rings import ring_settings
 from malamute_py.telemetry import Log
 
 _DAMAGE_SHOWN = 100
@@ -58,13 +58,17 @@ def open_journal(config: Config, storage: Storage | None) -> Journal:
 class StoredRings:
     """The rings of a data directory as a start finds them."""
 
-    def __init__(self, journal: Journal, rings: Rings, full: str, log: Log) -> None:
-        """full: the setting of that name for ring main."""
+    def __init__(
+        self, journal: Journal, config: JournalSection, batch_bytes_max: int, log: Log
+    ) -> None:
+        """batch_bytes_max: of a published batch."""
         self.damage: list[str] = []
         """Data that was missing or damaged at the start."""
+        self.damaged: dict[str, int] = {}
+        """Ring -> bytes that were missing or damaged at the start."""
         self._journal = journal
-        self._rings = rings
-        self._full = full
+        self._config = config
+        self._batch_bytes_max = batch_bytes_max
         self._log = log
 
     def recover(self, *, held: bool) -> dict[str, RingFacts]:
@@ -95,12 +99,13 @@ class StoredRings:
         for unknown in self._journal.unknown:
             self._log.warning("file_left_alone", file=unknown.file, reason=unknown.reason)
         try:
-            asked = {"full": self._full}
+            asked = {"full": self._config.full}
             facts = {MAIN: self._recover_ring(MAIN, asked, held=held)}
             if not facts[MAIN].end_lsn:
                 # At the start a full disk is a reason not to go on; and the first publish need not
                 # wait.
-                self._rings.prepare(MAIN)
+                while self._journal.rings[MAIN].prepare_step(1 << 62):
+                    pass
             wanted = rings_asked(facts[MAIN])
             for name in self._journal.names():
                 if name == MAIN:
@@ -129,7 +134,9 @@ class StoredRings:
         asked: the ring's own settings. held: nothing of it is used again before the tables follow.
         Raises JournalCorrupt where ring main has lost the table of streams.
         """
-        ring, recovery = self._rings.recover(name, asked, held=held)
+        settings = ring_settings(self._config, asked, self._batch_bytes_max)
+        ring, recovery = self._journal.ring(name, settings, held=held)
+        self.damaged[name] = sum(each.to_lsn - each.from_lsn for each in recovery.damages)
         self._report(name, recovery)
         if recovery.unreadable_state and name == MAIN:
             raise JournalCorrupt(

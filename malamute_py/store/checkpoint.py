@@ -79,22 +79,27 @@ class Checkpoint:
     """Tables that follow one ring; one thread may use them at a time."""
 
     def __init__(
-        self, connection: sqlite3.Connection, follow: Following, *, accept_lost: bool = False
+        self,
+        connection: sqlite3.Connection,
+        follow: Following,
+        *,
+        accept_lost: bool = False,
+        make_room: Callable[[int], None] | None = None,
     ) -> None:
         """connection: in autocommit (see database.connect). accept_lost: see Changes.
 
+        make_room: called, before anything is committed, with the size that the file is to have.
+        Committed pages lie in the WAL first. On a full disk they would never come out of it, and so
+        no row could ever be deleted either.
         Raises StoreDamaged.
         """
         self.position = position_of(connection)
-        self.make_room: Callable[[int], None] | None = None
-        """Called, before anything is committed, with the size that the file is to have. Committed
-        pages lie in the WAL first. On a full disk they would never come out of it, and so no row
-        could ever be deleted either."""
         self.before_commit: Callable[[], None] = lambda: None
         """Called when everything is written and nothing committed; tests kill the process there."""
         self._connection = connection
         self._read_log = follow
         self._accept_lost = accept_lost
+        self._make_room = make_room
         self._messages = TableMap(connection, MESSAGES)
         self._requests = TableMap(connection, REQUESTS)
         self._staged = TableMap(connection, STAGED)
@@ -144,8 +149,8 @@ class Checkpoint:
                 if position_of(self._connection) != begin:
                     raise StoreMoved("the tables were moved on by another process")
                 done = self._follow(begin, to_lsn, spans, going_on)
-                if self.make_room is not None:
-                    self.make_room(self._file_bytes())
+                if self._make_room is not None:
+                    self._make_room(self._file_bytes())
                 self.before_commit()
         except BaseException as error:
             for each in self._maps:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from malamute_protocol.content import HEAD, Head
+from malamute_protocol.content_layout import HEAD, Head
 from malamute_protocol.stamp import DATA, LAST_OF_BUNDLE, SNAPSHOT, Stamp
 from malamute_py.changelog.applying import TABLE_CHANGES, apply
 from malamute_py.changelog.records import decode_change

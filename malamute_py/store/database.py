@@ -192,10 +192,10 @@ def sync_directory(directory: Path) -> None:
         os.close(fd)
 
 
-def open_database(path: str | Path, *, any_thread: bool = False) -> sqlite3.Connection:
+def open_database(path: str | Path) -> sqlite3.Connection:
     """Open the database for writing. Raises StoreDamaged, StoreError."""
     try:
-        connection = connect(path, any_thread=any_thread)
+        connection = connect(path)
     except sqlite3.Error as error:
         raise damaged(error) from error
     try:

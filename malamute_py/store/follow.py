@@ -100,9 +100,16 @@ def read_answer(stream: BinaryIO) -> Answer | None:
 
 
 @contextlib.contextmanager
-def following(directory: Path, *, accept_lost: bool, wait_s: float) -> Iterator[Checkpoint]:
+def following(
+    directory: Path,
+    *,
+    accept_lost: bool,
+    wait_s: float,
+    make_room: Callable[[int], None] | None = None,
+) -> Iterator[Checkpoint]:
     """Open the checkpoint of a data directory, with the right to write it.
 
+    make_room: see Checkpoint.
     Raises StoreError, JournalError, OSError.
     """
     with lock(directory, wait_s):
@@ -110,7 +117,9 @@ def following(directory: Path, *, accept_lost: bool, wait_s: float) -> Iterator[
         follower = Follower(rings.child(directory_name(MAIN)))
         connection = open_database(directory / DATABASE)
         try:
-            checkpoint = Checkpoint(connection, follower.read, accept_lost=accept_lost)
+            checkpoint = Checkpoint(
+                connection, follower.read, accept_lost=accept_lost, make_room=make_room
+            )
             if checkpoint.position.ring != follower.ring:
                 raise StoreMoved(f"{DATABASE} belongs to another journal")
             yield checkpoint
@@ -202,8 +211,10 @@ def _run(directory: Path, parent: int, *, accept_lost: bool) -> None:
     """
     requests = _Input(parent)
     answers: Any = sys.stdout.buffer
-    with following(directory, accept_lost=accept_lost, wait_s=_LOCK_WAIT_S) as checkpoint:
-        checkpoint.make_room = _room(directory / DATABASE)
+    room = _room(directory / DATABASE)
+    with following(
+        directory, accept_lost=accept_lost, wait_s=_LOCK_WAIT_S, make_room=room
+    ) as checkpoint:
         write_frame(answers, Began(checkpoint.position.lsn, os.getpid()))
         while (request := requests.next()) is not None:
             began = time.monotonic()

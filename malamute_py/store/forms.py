@@ -2,27 +2,23 @@
 
 Owns the way from a row of changelog/tables.py to bytes and back. The rules: a form begins with the
 row's key, so that a row is whole by itself; it is an array, to which fields may be appended with a
-default; a row whose checksum is wrong is raised as damage, never used. Bitmaps are bytes, for they
-may have more bits than a number in MessagePack. Source: docs/design.md, Queues and the checkpoint.
+default; a row whose checksum is wrong is raised as damage, never used. Rows that are arrays in
+changelog/tables.py are their own form; the others have one here. Bitmaps are bytes, for they may
+have more bits than a number in MessagePack. Source: docs/design.md, Queues and the checkpoint.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from operator import attrgetter
 from sys import intern
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import google_crc32c
 import msgspec
 
-from malamute_py.changelog.records import Holder, Range, RequestPut, Tries, rows_of
-from malamute_py.changelog.settings import (
-    CursorSettings,
-    GroupSettings,
-    MailboxSettings,
-    ServiceSettings,
-)
+from malamute_py.changelog.records import RequestPut, rows_of
 from malamute_py.changelog.tables import (
     CursorRow,
     EndRow,
@@ -47,23 +43,6 @@ _ENCODE = msgspec.msgpack.Encoder().encode
 _DECODE_ANY = msgspec.msgpack.Decoder().decode
 
 
-class _NamedForm(msgspec.Struct, array_like=True):
-    number: int
-    name: str
-
-
-class _MailboxForm(_NamedForm, array_like=True):
-    settings: MailboxSettings
-    by: str
-    created_ms: int
-
-
-class _ServiceForm(_NamedForm, array_like=True):
-    settings: ServiceSettings
-    by: str
-    created_ms: int
-
-
 class _RequestForm(msgspec.Struct, array_like=True, gc=False):
     put: RequestPut
     left: bytes | None
@@ -76,65 +55,7 @@ class _RequestForm(msgspec.Struct, array_like=True, gc=False):
     pause_ms: int = 0
 
 
-class _CursorForm(msgspec.Struct, array_like=True):
-    stream: int
-    name: str
-    next: int
-    settings: CursorSettings
-    moved_ms: int
-    by: str
-    epoch: int = 0
-
-
-class _GroupForm(msgspec.Struct, array_like=True):
-    stream: int
-    name: str
-    kind: str
-    pattern: bytes
-    next: int
-    done: list[Range]
-    moved_ms: int
-    by: str
-    epoch: int = 0
-    durable: bool = False
-    settings: GroupSettings = GroupSettings()
-    tries: list[Tries] = []
-    holder: Holder | None = None
-
-
-class _TransactionForm(msgspec.Struct, array_like=True):
-    id: bytes
-    holder: str
-    by: str
-    at_ms: int
-    timeout_ms: int
-    committed_ms: int
-
-
-class _StagedForm(msgspec.Struct, array_like=True, gc=False):
-    base: int
-    id: bytes
-    place: int
-    stream: int
-    count: int
-    size: int
-    at_ms: int
-
-
-class _EndForm(msgspec.Struct, array_like=True):
-    id: bytes
-    why: str
-    at_ms: int
-
-
-_MAILBOX = msgspec.msgpack.Decoder(_MailboxForm).decode
-_SERVICE = msgspec.msgpack.Decoder(_ServiceForm).decode
 _REQUEST = msgspec.msgpack.Decoder(_RequestForm).decode
-_CURSOR = msgspec.msgpack.Decoder(_CursorForm).decode
-_GROUP = msgspec.msgpack.Decoder(_GroupForm).decode
-_TRANSACTION = msgspec.msgpack.Decoder(_TransactionForm).decode
-_STAGED = msgspec.msgpack.Decoder(_StagedForm).decode
-_END = msgspec.msgpack.Decoder(_EndForm).decode
 _RARE = msgspec.msgpack.Decoder(Rare).decode
 
 
@@ -142,18 +63,21 @@ def _int(rows: bytes) -> int:
     return int.from_bytes(rows, "little")
 
 
-def _mailbox(data: Any) -> tuple[int, MailboxRow]:
-    form = _MAILBOX(data)
-    return form.number, MailboxRow(form.number, form.name, form.settings, form.by, form.created_ms)
+def _pack_row(key: Any, row: msgspec.Struct) -> bytes:
+    """Encode a row that is an array itself, with its key in it."""
+    return _ENCODE(row)
 
 
-def _service(data: Any) -> tuple[int, ServiceRow]:
-    form = _SERVICE(data)
-    return form.number, ServiceRow(form.number, form.name, form.settings, form.by, form.created_ms)
+def _reader(kind: type[V], key: Callable[[V], Any]) -> Callable[[Any], tuple[Any, V]]:
+    """Return the reading of rows that are arrays themselves. key: a row's key, from the row."""
+    decode = msgspec.msgpack.Decoder(kind).decode
 
+    def read(data: Any) -> tuple[Any, V]:
+        """Undo `_pack_row`; returns key and row."""
+        row = decode(data)
+        return key(row), row
 
-def _pack_named(key: int, row: MailboxRow | ServiceRow) -> bytes:
-    return _ENCODE((key, row.name, row.settings, row.by, row.created_ms))
+    return read
 
 
 def _pack_message(key: tuple[int, int], row: MessageRow) -> bytes:
@@ -223,37 +147,6 @@ def _request(data: Any) -> tuple[int, RequestRow]:
     return put.base, row
 
 
-def _pack_cursor(key: tuple[int, str], row: CursorRow) -> bytes:
-    return _ENCODE((row.stream, row.name, row.next, row.settings, row.moved_ms, row.by, row.epoch))
-
-
-def _cursor(data: Any) -> tuple[tuple[int, str], CursorRow]:
-    """Undo the packing of a cursor; returns key and row."""
-    form = _CURSOR(data)
-    row = CursorRow(
-        form.stream, form.name, form.next, form.settings, form.moved_ms, form.by, form.epoch
-    )
-    return (form.stream, form.name), row
-
-
-def _pack_group(key: tuple[int, str], row: GroupRow) -> bytes:
-    return _ENCODE((
-        row.stream, row.name, row.kind, row.pattern, row.next, row.done, row.moved_ms, row.by,
-        row.epoch, row.durable, row.settings, row.tries, row.holder,
-    ))  # fmt: skip
-
-
-def _group(data: Any) -> tuple[tuple[int, str], GroupRow]:
-    """Undo `_pack_group`; returns key and row."""
-    form = _GROUP(data)
-    row = GroupRow(
-        form.stream, form.name, form.kind, form.pattern, form.next, form.done,
-        form.moved_ms, form.by, form.epoch, form.durable, form.settings, form.tries,
-        form.holder,
-    )  # fmt: skip
-    return (form.stream, form.name), row
-
-
 def _pack_key(key: tuple[str, bytes], row: KeyRow) -> bytes:
     return _ENCODE((key[0], key[1], row.base, row.count, row.at_ms, row.use, row.digest))
 
@@ -262,42 +155,6 @@ def _key(data: Any) -> tuple[tuple[str, bytes], KeyRow]:
     """Undo `_pack_key`. An older form lacks the last fields; a later one may have more."""
     sender, key, base, count, at_ms, *more = _DECODE_ANY(data)[:7]
     return (sender, key), KeyRow(base, count, at_ms, *more)
-
-
-def _pack_transaction(key: bytes, row: TransactionRow) -> bytes:
-    return _ENCODE((row.id, row.holder, row.by, row.at_ms, row.timeout_ms, row.committed_ms))
-
-
-def _transaction(data: Any) -> tuple[bytes, TransactionRow]:
-    """Undo the packing of a transaction; returns key and row."""
-    form = _TRANSACTION(data)
-    row = TransactionRow(
-        form.id, form.holder, form.by, form.at_ms, form.timeout_ms, form.committed_ms
-    )
-    return form.id, row
-
-
-def _pack_staged(key: int, row: StagedRow) -> bytes:
-    return _ENCODE((row.base, row.id, row.place, row.stream, row.count, row.size, row.at_ms))
-
-
-def _staged(data: Any) -> tuple[int, StagedRow]:
-    """Undo the packing of a staged batch; returns key and row."""
-    form = _STAGED(data)
-    row = StagedRow(
-        form.base, form.id, form.place, form.stream, form.count, form.size, form.at_ms
-    )  # fmt: skip
-    return form.base, row
-
-
-def _pack_end(key: bytes, row: EndRow) -> bytes:
-    return _ENCODE((key, row.why, row.at_ms))
-
-
-def _end(data: Any) -> tuple[bytes, EndRow]:
-    """Undo the packing of a transaction's end; returns key and row."""
-    form = _END(data)
-    return form.id, EndRow(form.why, form.at_ms)
 
 
 class Form(NamedTuple, Generic[K, V]):
@@ -344,11 +201,14 @@ def _base_first(key: tuple[int, int]) -> tuple[int, int]:
     return key[1], key[0]
 
 
+_NUMBER = attrgetter("number")
+_STREAM_AND_NAME = attrgetter("stream", "name")
+
 MAILBOXES: Final[Form[int, MailboxRow]] = Form(
-    "mailboxes", ("number INTEGER",), _one, _pack_named, _mailbox
+    "mailboxes", ("number INTEGER",), _one, _pack_row, _reader(MailboxRow, _NUMBER)
 )
 SERVICES: Final[Form[int, ServiceRow]] = Form(
-    "services", ("number INTEGER",), _one, _pack_named, _service
+    "services", ("number INTEGER",), _one, _pack_row, _reader(ServiceRow, _NUMBER)
 )
 MESSAGES: Final[Form[tuple[int, int], MessageRow]] = Form(
     # The key begins with the number: whether a body is still wanted is asked by its number alone.
@@ -358,19 +218,25 @@ REQUESTS: Final[Form[int, RequestRow]] = Form(
     "requests", ("base INTEGER",), _one, _pack_request, _request
 )
 CURSORS: Final[Form[tuple[int, str], CursorRow]] = Form(
-    "cursors", ("stream INTEGER", "name TEXT"), _several, _pack_cursor, _cursor
-)
+    "cursors", ("stream INTEGER", "name TEXT"), _several, _pack_row,
+    _reader(CursorRow, _STREAM_AND_NAME),
+)  # fmt: skip
 GROUPS: Final[Form[tuple[int, str], GroupRow]] = Form(
-    "groups", ("stream INTEGER", "name TEXT"), _several, _pack_group, _group
-)
+    "groups", ("stream INTEGER", "name TEXT"), _several, _pack_row,
+    _reader(GroupRow, _STREAM_AND_NAME),
+)  # fmt: skip
 KEYS: Final[Form[tuple[str, bytes], KeyRow]] = Form(
     "keys", ("sender TEXT", "key BLOB"), _several, _pack_key, _key
 )
 TRANSACTIONS: Final[Form[bytes, TransactionRow]] = Form(
-    "transactions", ("id BLOB",), _one, _pack_transaction, _transaction
+    "transactions", ("id BLOB",), _one, _pack_row, _reader(TransactionRow, attrgetter("id"))
 )
-STAGED: Final[Form[int, StagedRow]] = Form("staged", ("base INTEGER",), _one, _pack_staged, _staged)
-ENDS: Final[Form[bytes, EndRow]] = Form("ends", ("id BLOB",), _one, _pack_end, _end)
+STAGED: Final[Form[int, StagedRow]] = Form(
+    "staged", ("base INTEGER",), _one, _pack_row, _reader(StagedRow, attrgetter("base"))
+)
+ENDS: Final[Form[bytes, EndRow]] = Form(
+    "ends", ("id BLOB",), _one, _pack_row, _reader(EndRow, attrgetter("id"))
+)
 FORMS: Final[tuple[Form[Any, Any], ...]] = (
     MAILBOXES, SERVICES, MESSAGES, REQUESTS, CURSORS, GROUPS, KEYS, TRANSACTIONS, STAGED, ENDS,
 )  # fmt: skip

@@ -17,7 +17,6 @@ from malamute_py.store.forms import Form
 
 K = TypeVar("K")
 V = TypeVar("V")
-D = TypeVar("D")
 
 
 class TableMap(MutableMapping[K, V]):

@@ -171,7 +171,7 @@ def _mend(source: FileStorage, made: Path, progress: Progress) -> Mended:
         scan = scan_ring(source, name, trust_indexes=False)
         for done, total in scan.steps():
             progress(mended.bytes, f"reading ring {name}, {done} of {total} segments")
-        if name == MAIN and scan.snapshot is None and scan.end_lsn:
+        if name == MAIN and scan.state.snapshot is None and scan.end_lsn:
             raise CannotMend(
                 "no table of streams can be read in ring main, so no record can be told from"
                 " another stream's: restore the newest snapshot (`malamute snapshot restore`)"

@@ -163,6 +163,29 @@ class Clock:
         return time.process_time() - self._cpu
 
 
+async def begin(client: str) -> Clock:
+    """Say that the role is ready, wait for the word, and return the clock of the run."""
+    say(ready=True, client=client)
+    await word()
+    return Clock()
+
+
+def begin_in_thread(client: str) -> Clock:
+    """Do as begin(), without an event loop."""
+    say(ready=True, client=client)
+    await_word()
+    return Clock()
+
+
+async def work_until_told(client: str) -> None:
+    """Let a worker's callbacks work until the word, and report what they cost the processor."""
+    clock = Clock()
+    say(ready=True, client=client)
+    await word()
+    say(cpu_s=clock.cpu_s())
+    await word()
+
+
 # --- what is sent ---------------------------------------------------------------------------
 
 
@@ -455,6 +478,14 @@ async def all_done(checks: Sequence[Check], idle_s: float) -> None:
             return
 
 
+async def take_all(checks: Sequence[Check], options: Options, client: str) -> None:
+    """Begin; then let a library's callbacks take all records that are due, and report them."""
+    clock = await begin(client)
+    await all_done(checks, options.idle_s)
+    say_received(checks, clock)
+    await word()
+
+
 # --- latency --------------------------------------------------------------------------------
 
 
@@ -507,6 +538,14 @@ def hearing(heard: Listen, over: asyncio.Event) -> Callable[[bytes], object]:
             fail(error)
 
     return take
+
+
+async def listen_to_all(heard: Listen, over: asyncio.Event, client: str) -> None:
+    """Begin; then let a library's callbacks hear all records until `over`, and report them."""
+    clock = await begin(client)
+    await over.wait()
+    heard.tell(clock)
+    await word()
 
 
 async def ticks(options: Options) -> AsyncIterator[int]:

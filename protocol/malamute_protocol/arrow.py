@@ -22,7 +22,9 @@ except ModuleNotFoundError as error:
     ) from error
 
 from malamute_protocol.arrow_check import BROKEN, checked_rows
-from malamute_protocol.content import ARROW, NO_TIME, Array, Content
+from malamute_protocol.columns import NO_TIME, Array
+from malamute_protocol.content import Content
+from malamute_protocol.content_layout import ARROW
 from malamute_protocol.errors import BatchError, LocalProtocolError
 from malamute_protocol.header import HeaderTable
 from malamute_protocol.schema import WIDER, Schemas
@@ -132,7 +134,7 @@ def to_arrow(
     unchanged: for bytes that another process may write over. Offsets and codes are copied then,
     so that no later reader computes with what has changed, and this is called once they are: it
     raises when the bytes are not what they were. Bodies and times stay views.
-    Raises TypeError: an Arrow body that came without its stream's schemas: use body_to_arrow().
+    Raises TypeError: an Arrow body that came without its stream's schemas, and no schema is given.
     Raises BatchError: the content is not what it says, or (decode) a column would get too large.
     """
     content = aligned(batch.content)
@@ -165,16 +167,21 @@ def typed_to_arrow(
 
     content: the batch's, on 8 bytes. header: which of HEADER_COLUMNS stand before them. schema: id
     of the version, or the version, that the rows are cast to; None: the newest that the batch came
-    with. Raises TypeError: the batch came without schemas. Raises LocalProtocolError: a header
-    column that is not known, or that the stream has a column of; `bad_schema`: a value has no place
-    in the older version that was asked for. Raises BatchError: the body is no batch of its schema.
+    with. A batch that came without schemas is read by the schema that is given. Raises TypeError:
+    there is none. Raises LocalProtocolError: a header column that is not known, or that the stream
+    has a column of; `bad_schema`: a value has no place in the older version that was asked for.
+    Raises BatchError: the body is none of its schema, or (`too_large`) would decompress to more
+    than a batch may be.
     """
     schemas = batch.schemas
-    if schemas is None:
-        raise TypeError("an Arrow body without its stream's schema: use body_to_arrow with one")
-    if schema is None or isinstance(schema, int):
-        schema = schema_of(schemas, schema or schemas.newest)
-    whole = _cast(_body(content, schema_of(schemas, content.head.schema_id)), schema)
+    if schemas is not None:
+        if schema is None or isinstance(schema, int):
+            schema = schema_of(schemas, schema or schemas.newest)
+        whole = _cast(_body(content, schema_of(schemas, content.head.schema_id)), schema)
+    elif schema is None or isinstance(schema, int):
+        raise TypeError("an Arrow body without its stream's schema: arrow.to_arrow() takes one")
+    else:
+        whole = _body(content, schema)
     if header:
         columns = dict(zip(HEADER_COLUMNS, _header(batch, content, decode=decode), strict=True))
         layout = _with_header(whole.schema, header, decode=decode)
@@ -304,25 +311,13 @@ def _copied(column: Array | None) -> Array | None:
     return None if column is None else column.copy()
 
 
-def body_to_arrow(batch: Delivered, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the delivered rows of a batch whose body is an Arrow IPC record-batch message.
-
-    Raises BatchError: the message is not one of this schema, fails the full validation, or
-    (`too_large`) would decompress to more than a batch may be.
-    """
-    content = aligned(batch.content)
-    if content.head.body_kind != ARROW:
-        raise TypeError("the batch's body is not Arrow")
-    return _delivered(batch, _body(content, schema))
-
-
 def _body(content: Content, schema: Any) -> Any:
-    """Return all rows of an Arrow body, as views of it. Raises as body_to_arrow()."""
+    """Return all rows of an Arrow body, as views of it. Raises as checked_rows()."""
     return checked_rows(content.bodies().blob, content.head.count, schema)
 
 
 def check_typed(content: Content, schema: pa.Schema) -> None:
-    """Check all rows of a typed batch in full. Raises as body_to_arrow()."""
+    """Check all rows of a typed batch in full. Raises as checked_rows()."""
     _body(aligned(content), schema)
 
 

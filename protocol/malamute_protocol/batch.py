@@ -17,17 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 
-from malamute_protocol.content import (
-    APPEND_TIMES,
-    ARROW,
-    BLOB,
-    NO_TIME,
-    OFFSET_DELTAS,
-    Array,
-    Bodies,
-    Content,
-    parse_properties,
-)
+from malamute_protocol.columns import NO_TIME, Array
+from malamute_protocol.content import Bodies, Content
+from malamute_protocol.content_layout import APPEND_TIMES, ARROW, BLOB, OFFSET_DELTAS
 from malamute_protocol.encode import (
     Options,
     encode,
@@ -41,11 +33,11 @@ from malamute_protocol.errors import BatchError
 from malamute_protocol.extract import extract, extractable
 from malamute_protocol.header import Header
 from malamute_protocol.limits import DEFAULT_LIMITS, Limits
+from malamute_protocol.properties import parse_properties
 from malamute_protocol.schema import Schemas
 from malamute_protocol.stamp import (
     STAMP_BYTES,
     Stamp,
-    bitmap_of_rows,
     message_id,
     parse_message_id,
     row_bitmap,
@@ -65,7 +57,6 @@ __all__ = [
     "Options",
     "Record",
     "Stamp",
-    "bitmap_of_rows",
     "encode",
     "encode_arrow",
     "encode_bulk",
@@ -349,37 +340,13 @@ class Batch:
         return found
 
 
-class Record(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """A row of a batch; keeps the batch alive, so copy `body` out to keep only that."""
+class RowParts:
+    """Parts of what lies in a row of a batch, be it a record, a message or a request."""
 
+    __slots__ = ()
     _batch: Batch
     _row: int
     """Row in the batch as it came, not among the delivered rows."""
-
-    @property
-    def batch(self) -> Batch:
-        """The batch that the record lies in."""
-        return self._batch
-
-    @property
-    def offset(self) -> int:
-        """Position in the stream."""
-        return self._batch.offset_of(self._row)
-
-    @property
-    def epoch(self) -> int:
-        """Epoch of the log when the record was appended."""
-        return self._batch.stamp.epoch
-
-    @property
-    def append_time_ms(self) -> int:
-        """The broker's clock at the append."""
-        return self._batch.append_time_of(self._row)
-
-    @property
-    def id(self) -> bytes:
-        """16 bytes that sort in the order of the stream."""
-        return message_id(self.append_time_ms, self.offset)
 
     @property
     def subject(self) -> str:
@@ -407,6 +374,43 @@ class Record(msgspec.Struct, frozen=True, eq=False, gc=False):
         return self._batch.parts_of(self._row)
 
     @property
+    def properties(self) -> Mapping[str, Any]:
+        """Values that travel with the record and that no pattern is matched with."""
+        return self._batch.properties_of(self._row)
+
+
+class Record(RowParts, msgspec.Struct, frozen=True, eq=False, gc=False):
+    """A row of a batch; keeps the batch alive, so copy `body` out to keep only that."""
+
+    _batch: Batch
+    _row: int
+
+    @property
+    def batch(self) -> Batch:
+        """The batch that the record lies in."""
+        return self._batch
+
+    @property
+    def offset(self) -> int:
+        """Position in the stream."""
+        return self._batch.offset_of(self._row)
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the log when the record was appended."""
+        return self._batch.stamp.epoch
+
+    @property
+    def append_time_ms(self) -> int:
+        """The broker's clock at the append."""
+        return self._batch.append_time_of(self._row)
+
+    @property
+    def id(self) -> bytes:
+        """16 bytes that sort in the order of the stream."""
+        return message_id(self.append_time_ms, self.offset)
+
+    @property
     def client_time_ms(self) -> int | None:
         """The producer's time, if it gave one."""
         return self._batch.client_time_of(self._row)
@@ -415,11 +419,6 @@ class Record(msgspec.Struct, frozen=True, eq=False, gc=False):
     def expires_at_ms(self) -> int | None:
         """When the record expires; None: never."""
         return self._batch.expiry_of(self._row)
-
-    @property
-    def properties(self) -> Mapping[str, Any]:
-        """Values that travel with the record and that no pattern is matched with."""
-        return self._batch.properties_of(self._row)
 
     def __repr__(self) -> str:
         body = ""

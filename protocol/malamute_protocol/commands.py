@@ -88,6 +88,15 @@ class Command(msgspec.Struct, array_like=True, frozen=True, gc=False):
         return 0
 
 
+class WithContent(Command, frozen=True):
+    """Base of the commands that own one content frame, with the content of a batch."""
+
+    @property
+    def content_frames(self) -> int:
+        """Return 1: the batch content."""
+        return 1
+
+
 # --- 1 to 9: the link ------------------------------------------------------------
 
 
@@ -180,18 +189,13 @@ class Result(Command, tag=7, frozen=True):
 # --- 10 to 29: streams ------------------------------------------------------------
 
 
-class Publish(Command, tag=10, frozen=True):
+class Publish(WithContent, tag=10, frozen=True):
     """Append one batch to a stream; owns one content frame."""
 
     stream: str
     tracker: int
     """The producer's number for this batch, ascending on the link; 0 with level none."""
     level: int = 0
-
-    @property
-    def content_frames(self) -> int:
-        """Return 1: the batch content."""
-        return 1
 
 
 class Confirm(Command, tag=11, frozen=True):
@@ -471,7 +475,7 @@ def check_ranges(ranges: Iterable[tuple[int, int]]) -> None:
         raise ValueError(f"ranges of {numbers} numbers, at most {NUMBERS_MAX}")
 
 
-class Send(Command, tag=40, frozen=True):
+class Send(WithContent, tag=40, frozen=True):
     """Put a batch of messages into a mailbox; owns one content frame.
 
     Answered by CONFIRM (tracker): its offset is the number of the first message, the others
@@ -486,11 +490,6 @@ class Send(Command, tag=40, frozen=True):
     none."""
     deliver_at_ms: Time = 0
     priority: Priority = 0
-
-    @property
-    def content_frames(self) -> int:
-        """Return 1: the batch content."""
-        return 1
 
 
 class OpenInbox(Command, tag=41, frozen=True):
@@ -597,7 +596,7 @@ class RemoveMailbox(Command, tag=48, frozen=True):
 # --- 50 to 59: services (feature SERVICES) ------------------------------------------
 
 
-class Request(Command, tag=50, frozen=True):
+class Request(WithContent, tag=50, frozen=True):
     """Queue a batch of requests to a service; owns one content frame.
 
     Each record is one request, its subject the record's. Answered by CONFIRM like SEND.
@@ -620,11 +619,6 @@ class Request(Command, tag=50, frozen=True):
     """Time before which no worker gets the requests, from when they were taken."""
     priority: RequestPriority = 0
     """Requests of a higher one are handed out before those of a lower one."""
-
-    @property
-    def content_frames(self) -> int:
-        """Return 1: the batch content."""
-        return 1
 
 
 class Offer(Command, tag=51, frozen=True):
@@ -708,7 +702,7 @@ class AckWork(Command, tag=53, frozen=True):
         check_ranges(self.ranges)
 
 
-class Reply(Command, tag=54, frozen=True):
+class Reply(WithContent, tag=54, frozen=True):
     """Worker answers requests that it holds, one record each; owns one content frame.
 
     All of them have one reply_to. `last` completes them in the same step.
@@ -725,11 +719,6 @@ class Reply(Command, tag=54, frozen=True):
     key: Key = b""
     """Name of this command for its sender: when it is sent again with the same key, it is taken
     once."""
-
-    @property
-    def content_frames(self) -> int:
-        """Return 1: the batch content."""
-        return 1
 
 
 class CancelRequest(Command, tag=55, frozen=True):
@@ -951,7 +940,7 @@ class PurgeSubjects(Command, tag=71, frozen=True):
 # --- 74 to 76: keys ---------------------------------------------------------------
 
 
-class UpdateKey(Command, tag=74, frozen=True):
+class UpdateKey(WithContent, tag=74, frozen=True):
     """Append one record to a stream that keeps the last of each subject, on a condition.
 
     Owns one content frame, of one record. It takes its turn in the producer's sequence as a PUBLISH
@@ -964,11 +953,6 @@ class UpdateKey(Command, tag=74, frozen=True):
     level: int = 0
     revision: int = 0
     """Offset that the newest record of the subject must have; 0: there must be no such key."""
-
-    @property
-    def content_frames(self) -> int:
-        """Return 1: the batch content."""
-        return 1
 
 
 class GetKey(Command, tag=75, frozen=True):
@@ -1113,7 +1097,7 @@ class BeginTransaction(Command, tag=93, frozen=True):
     level: int = 0
 
 
-class Stage(Command, tag=94, frozen=True):
+class Stage(WithContent, tag=94, frozen=True):
     """Put one batch for a stream aside, in an open transaction; owns one content frame."""
 
     transaction: Key
@@ -1122,11 +1106,6 @@ class Stage(Command, tag=94, frozen=True):
     """Place of the batch among those of the transaction, whose records come in this order."""
     tracker: int
     level: int = 0
-
-    @property
-    def content_frames(self) -> int:
-        """Return 1: the batch content."""
-        return 1
 
 
 class CommitTransaction(Command, tag=95, frozen=True):

@@ -1,6 +1,6 @@
 """The content of a record batch: a view over the producer's bytes.
 
-Owns the content's layout and its validation. The rule: nothing is copied or parsed before it is
+Owns how a content is read, and its validation. The rule: nothing is copied or parsed before it is
 asked for, and whatever the bytes are, reading them raises BatchError or works. Source: SPEC.md,
 sections 5.2 to 5.6.
 """
@@ -10,13 +10,44 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import google_crc32c
-import msgspec
 import numpy as np
 
 from malamute_protocol.codec import CODECS, decompress
+from malamute_protocol.columns import (
+    I4,
+    I8,
+    U4,
+    Array,
+    check_offsets,
+    earliest,
+    time_range,
+)
+from malamute_protocol.content_layout import (
+    APPEND_TIMES,
+    ARROW,
+    BLOB,
+    BODY_KINDS,
+    CLIENT_TIME,
+    CONTENT_BYTES,
+    CONTENT_FLAGS,
+    CONTENT_MAGIC,
+    CONTENT_VERSION,
+    EXPIRY,
+    FIELD_CODES,
+    HEAD,
+    LIST,
+    OFFSET_DELTAS,
+    PROPERTIES_COLUMN,
+    PROPERTIES_CONSTANT,
+    PROPERTIES_DICTIONARY,
+    SUBJECT_CODES,
+    TRANSACTION_CONTROL,
+    Head,
+    Sections,
+)
 from malamute_protocol.errors import BatchError
 from malamute_protocol.header import (
     MEMO,
@@ -29,47 +60,11 @@ from malamute_protocol.header import (
     claimed_length,
 )
 from malamute_protocol.limits import DEFAULT_LIMITS, UNCHECKED, Limits
+from malamute_protocol.properties import parse_properties, split_maps
 from malamute_protocol.stamp import STAMP_BYTES
 
-CONTENT_MAGIC: Final = 0x31434C4D
-CONTENT_VERSION: Final = 1
-CONTENT_BYTES: Final = 128
-"""Bytes of the head that this version writes."""
 _HEAD_BYTES_MAX: Final = 1024
-
-CLIENT_TIME: Final = 1
-EXPIRY: Final = 2
-PROPERTIES_CONSTANT: Final = 4
-PROPERTIES_DICTIONARY: Final = 8
-PROPERTIES_COLUMN: Final = 16
-OFFSET_DELTAS: Final = 32
-TRANSACTION_CONTROL: Final = 64
-SUBJECT_CODES: Final = 128
-FIELD_CODES: Final = 256
-APPEND_TIMES: Final = 512
-CONTENT_FLAGS: Final = 1023
 _PROPERTIES: Final = PROPERTIES_CONSTANT | PROPERTIES_DICTIONARY | PROPERTIES_COLUMN
-
-BODY_KINDS: Final[tuple[str, ...]] = ("blob", "list", "arrow")
-"""Name of each body kind; its number is its index."""
-BLOB, LIST, ARROW = range(3)
-
-NO_TIME: Final = -(2**63)
-"""Client time of a row that has none."""
-
-HEAD = struct.Struct("<IHHIIIBBHQIIQQqqqIIIIIIII16x")
-assert HEAD.size == CONTENT_BYTES
-_TABLE_SIZES: Final = struct.Struct("<I4xI")
-"""Bytes of the subjects and of the field maps, read from the head alone."""
-_TABLE_SIZES_AT: Final = 80
-_SCHEMA_ID: Final = struct.Struct("<I")
-_SCHEMA_ID_AT: Final = 36
-
-Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
-I4: Final = np.dtype("<i4")
-I8: Final = np.dtype("<i8")
-U4: Final = np.dtype("<u4")
-
 _FEW: Final = 8
 _KEPT_TIMES: Final = 8
 """Factor of their compressed bytes up to which decompressed bodies are kept from their check to
@@ -77,57 +72,8 @@ their use."""
 _COPY_BELOW: Final = 4096
 """Size up to which copying costs less than making an array."""
 _OFFSETS: Final = tuple(f"<{n + 1}i" for n in range(_FEW + 1))
-_PROPERTY_MAP = msgspec.msgpack.Decoder(dict[str, Any])
-_PROPERTY_MAPS = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _ARRAY_BYTES_MAX: Final = 5
 """Bytes that the length of a MessagePack array takes at most."""
-_SCALARS: Final = frozenset({str, bytes, int, float, bool, type(None)})
-
-
-class Head(NamedTuple):
-    """The fixed head of a content, in the order of its bytes."""
-
-    magic: int
-    version: int
-    head_bytes: int
-    content_crc: int
-    content_bytes: int
-    count: int  # type: ignore[assignment]  # hides tuple.count, which is not called here
-    codec: int
-    body_kind: int
-    flags: int
-    producer_id: int
-    producer_epoch: int
-    schema_id: int
-    first_sequence: int
-    transaction_id: int
-    earliest_expiry_ms: int
-    client_time_min_ms: int
-    client_time_max_ms: int
-    subjects_bytes: int
-    subjects_count: int
-    fieldmaps_bytes: int
-    fieldmaps_count: int
-    properties_bytes: int
-    body_bytes: int
-    body_raw_bytes: int
-    parts_count: int
-
-
-class Sections(NamedTuple):
-    """Position of each section in the content; -1: absent."""
-
-    subjects: int
-    fieldmaps: int
-    subject_codes: int
-    field_codes: int
-    client_time: int
-    expiry: int
-    properties: int
-    deltas: int
-    append_times: int
-    body: int
-    end: int
 
 
 class Bodies(NamedTuple):
@@ -792,81 +738,5 @@ class Content:
                 parse_properties(properties)
 
 
-def has_large_table(frame: Any) -> bool:
-    """Whether a frame may be a content whose header table is worth reading in steps."""
-    if len(frame) <= CONTENT_BYTES + TABLE_BYTES_MAX:
-        return False
-    subjects_bytes, fieldmaps_bytes = _TABLE_SIZES.unpack_from(frame, _TABLE_SIZES_AT)
-    return bool(subjects_bytes + fieldmaps_bytes > TABLE_BYTES_MAX)
-
-
-def claimed_schema(frame: Any) -> int:
-    """Return the schema id that a frame states if it is a content; 0: it is too short for one."""
-    if len(frame) < CONTENT_BYTES:
-        return 0
-    return int(_SCHEMA_ID.unpack_from(frame, _SCHEMA_ID_AT)[0])
-
-
 def _never() -> bool:
     return False
-
-
-def parse_properties(data: bytes) -> dict[str, Any]:
-    """Parse one record's properties from their MessagePack.
-
-    Raises BatchError when they are not a map from strings to scalars.
-    """
-    try:
-        properties = _PROPERTY_MAP.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BatchError("bad_batch", f"the properties: {error}") from error
-    for name, value in properties.items():
-        if type(value) not in _SCALARS:
-            raise BatchError("bad_batch", f"property {name!r} is not a scalar")
-    return properties
-
-
-def split_maps(data: bytes, most: int) -> list[bytes]:
-    """Split a MessagePack array of property maps into its entries, which are not parsed.
-
-    Raises BatchError: no such array; `too_large`: it claims more than `most` entries.
-    """
-    claimed = claimed_length(data)
-    if claimed > most:
-        raise BatchError("too_large", f"{claimed} property maps, at most {most}")
-    try:
-        return list(map(bytes, _PROPERTY_MAPS.decode(data)))
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BatchError("bad_batch", f"the properties: {error}") from error
-
-
-def check_offsets(offsets: Array, end: int, what: str, position: int) -> None:
-    """Raise BatchError unless the offsets start at 0, never fall, and finish at `end`."""
-    if int(offsets[0]) != 0 or int(offsets[-1]) != end:
-        raise BatchError("bad_batch", f"the {what} offsets do not span their data", position)
-    if not bool((offsets[1:] >= offsets[:-1]).all()):
-        raise BatchError("bad_batch", f"the {what} offsets fall", position)
-
-
-def time_range(times: Array | None) -> tuple[int, int]:
-    """Return (least, greatest) client time of the rows that have one; (0, 0) when none has."""
-    if times is None or not len(times):
-        return 0, 0
-    low = int(times.min())
-    if low == NO_TIME:
-        times = times[times != NO_TIME]
-        if not len(times):
-            return 0, 0
-        low = int(times.min())
-    return low, int(times.max())
-
-
-def earliest(expiries: Array | None) -> int:
-    """Return the least expiry that is not 0; 0 when there is none."""
-    if expiries is None or not len(expiries):
-        return 0
-    low = int(expiries.min())
-    if low == 0:
-        expiries = expiries[expiries != 0]
-        low = int(expiries.min()) if len(expiries) else 0
-    return low

@@ -17,7 +17,9 @@ import msgspec
 import numpy as np
 
 from malamute_protocol.codec import codec_number, compress
-from malamute_protocol.content import (
+from malamute_protocol.columns import I4, I8, NO_TIME, Array, earliest, time_range
+from malamute_protocol.content import Content
+from malamute_protocol.content_layout import (
     APPEND_TIMES,
     ARROW,
     BLOB,
@@ -28,25 +30,18 @@ from malamute_protocol.content import (
     EXPIRY,
     FIELD_CODES,
     HEAD,
-    I4,
-    I8,
     LIST,
-    NO_TIME,
     OFFSET_DELTAS,
     PROPERTIES_COLUMN,
     PROPERTIES_CONSTANT,
     PROPERTIES_DICTIONARY,
     SUBJECT_CODES,
-    Array,
-    Content,
     Head,
-    earliest,
-    parse_properties,
-    time_range,
 )
 from malamute_protocol.errors import BatchError, LocalProtocolError
 from malamute_protocol.header import ENCODER, MEMO, HeaderTable
 from malamute_protocol.limits import DEFAULT_LIMITS, UNBOUNDED, UNCHECKED, Limits
+from malamute_protocol.properties import parse_properties
 from malamute_protocol.stamp import STAMP_BYTES
 
 _PREFIX = struct.Struct("<IHHI")

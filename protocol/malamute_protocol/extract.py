@@ -17,7 +17,9 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from malamute_protocol.content import (
+from malamute_protocol.columns import Array
+from malamute_protocol.content import Bodies, Content
+from malamute_protocol.content_layout import (
     ARROW,
     BLOB,
     LIST,
@@ -26,9 +28,6 @@ from malamute_protocol.content import (
     PROPERTIES_CONSTANT,
     PROPERTIES_DICTIONARY,
     SUBJECT_CODES,
-    Array,
-    Bodies,
-    Content,
 )
 from malamute_protocol.encode import Options, _assemble, pack_subjects, plain_content
 from malamute_protocol.errors import LocalProtocolError

@@ -13,17 +13,16 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from malamute_protocol.content import (
+from malamute_protocol.columns import NO_TIME, Array
+from malamute_protocol.content import Content
+from malamute_protocol.content_layout import (
     APPEND_TIMES,
     BLOB,
     CLIENT_TIME,
     CONTENT_BYTES,
     FIELD_CODES,
-    NO_TIME,
     OFFSET_DELTAS,
     SUBJECT_CODES,
-    Array,
-    Content,
 )
 from malamute_protocol.encode import Options, _assemble, gathered_content, pack_subjects
 from malamute_protocol.extract import gather

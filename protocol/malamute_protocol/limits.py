@@ -8,7 +8,7 @@ command is decoded. Source: SPEC.md, section 11.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -33,33 +33,39 @@ REQUEST_PRIORITY_MAX: Final = 9
 """Priorities of requests are 0 to this one."""
 
 
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+"""A size or count of at least one."""
+BatchRecords = Annotated[int, msgspec.Meta(ge=1, le=65_536)]
+"""A count of records in one batch."""
+
+
 class Limits(msgspec.Struct, frozen=True, gc=False):
     """Sizes in bytes, counts in pieces; the defaults are those of SPEC.md, section 11."""
 
-    record_bytes_max: int = 8 << 20
+    record_bytes_max: Positive = 8 << 20
     """Bytes of one record's body, before compression."""
-    batch_bytes_max: int = 16 << 20
+    batch_bytes_max: Positive = 16 << 20
     """Bytes of one batch, stamp included; also the most that a body may decompress to."""
-    batch_records_max: int = 65_536
-    subject_bytes_max: int = 255
-    keys_max: int = 16
+    batch_records_max: BatchRecords = 65_536
+    subject_bytes_max: Positive = 255
+    keys_max: Positive = 16
     """Keys of one record, its subject included."""
-    headers_max: int = 65_536
+    headers_max: Positive = 65_536
     """Distinct subjects of a batch, and distinct field maps of a batch."""
-    header_entries_max: int = 262_144
+    header_entries_max: Positive = 262_144
     """Keys of all distinct subjects and fields of all distinct field maps of a batch, together."""
-    fields_max: int = 64
+    fields_max: Positive = 64
     """Fields of one map."""
-    field_name_bytes_max: int = 255
-    field_value_bytes_max: int = 1024
-    property_bytes_max: int = 65_536
+    field_name_bytes_max: Positive = 255
+    field_value_bytes_max: Positive = 1024
+    property_bytes_max: Positive = 65_536
     """Bytes of one record's properties, as MessagePack."""
-    message_commands_max: int = 4096
-    message_frames_max: int = 4096
-    step_parts_max: int = 512
+    message_commands_max: Positive = 4096
+    message_frames_max: Positive = 4096
+    step_parts_max: Positive = 512
     """Parts of one atomic step, which is done in one go."""
-    command_frame_bytes_max: int = 1 << 20
-    nesting_max: int = 32
+    command_frame_bytes_max: Positive = 1 << 20
+    nesting_max: Positive = 32
     """Depth of arrays and maps inside the command frame."""
 
 

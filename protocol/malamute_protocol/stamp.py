@@ -8,7 +8,7 @@ Source: SPEC.md, section 5.1.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 import google_crc32c
@@ -243,10 +243,3 @@ def rows_from_bitmap(bitmap: Any, count: int) -> np.ndarray[Any, np.dtype[np.boo
     if bits[count:].any():
         raise BatchError("malformed", f"a row bitmap selects rows beyond {count} records")
     return bits[:count].astype(np.bool_)
-
-
-def bitmap_of_rows(rows: Sequence[int] | np.ndarray[Any, Any], count: int) -> bytes:
-    """Make the row bitmap of a batch of `count` records from row numbers."""
-    mask = np.zeros(count, np.bool_)
-    mask[np.asarray(rows, dtype=np.int64)] = True
-    return row_bitmap(mask)

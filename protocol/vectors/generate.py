@@ -18,8 +18,9 @@ import msgpack
 import numpy as np
 
 from malamute_protocol import commands as c
+from malamute_protocol.columns import NO_TIME
 from malamute_protocol.commands import Command
-from malamute_protocol.content import NO_TIME, Content
+from malamute_protocol.content import Content
 from malamute_protocol.encode import encode, encode_arrow, encode_lists
 from malamute_protocol.extract import extract
 from malamute_protocol.framing import COMMANDS, encode_message
@@ -229,8 +230,8 @@ def messages() -> Iterator[Vector]:
 STAMP = Stamp(1, 4096, 3840, 1024, 7, 100, 1_700_000_000_000, 12, 0, 256, 10, 0, 0xDEADBEEF)
 
 
-def resealed_stamp(data: bytes) -> bytes:
-    """The stamp with a CRC that fits."""
+def resealed(data: bytes) -> bytes:
+    """The stamp or content with a CRC that fits."""
     return data[:8] + struct.pack("<I", google_crc32c.value(data[12:])) + data[12:]
 
 
@@ -258,7 +259,7 @@ def stamps() -> Iterator[Vector]:
         6,
         2**32 - 1,
     )
-    grown = resealed_stamp(patched(STAMP.pack() + bytes(8), 6, "<H", 104))
+    grown = resealed(patched(STAMP.pack() + bytes(8), 6, "<H", 104))
     for name, stamp in (("a common stamp", STAMP), ("numbers at their ends", extreme)):
         yield {"name": name, "hex": stamp.pack().hex(), "stamp": plain(stamp._asdict())}
     yield {
@@ -270,13 +271,13 @@ def stamps() -> Iterator[Vector]:
     for name, data, error in (
         ("cut by one byte", good[:-1], "bad_batch"),
         ("another magic", b"MLB2" + good[4:], "bad_batch"),
-        ("version 2", resealed_stamp(patched(good, 4, "<H", 2)), "bad_batch"),
-        ("88 bytes long", resealed_stamp(patched(good, 6, "<H", 88)), "bad_batch"),
+        ("version 2", resealed(patched(good, 4, "<H", 2)), "bad_batch"),
+        ("88 bytes long", resealed(patched(good, 6, "<H", 88)), "bad_batch"),
         ("a flipped bit in the offset", patched(good, 48, "<Q", 101), "corrupt"),
         ("a flipped bit in the CRC", patched(good, 8, "<I", 1), "corrupt"),
-        ("an unknown flag", resealed_stamp(patched(good, 12, "<I", 9)), "bad_batch"),
-        ("a size below its own", resealed_stamp(patched(good, 72, "<I", 88)), "bad_batch"),
-        ("a size not of eights", resealed_stamp(patched(good, 72, "<I", 257)), "bad_batch"),
+        ("an unknown flag", resealed(patched(good, 12, "<I", 9)), "bad_batch"),
+        ("a size below its own", resealed(patched(good, 72, "<I", 88)), "bad_batch"),
+        ("a size not of eights", resealed(patched(good, 72, "<I", 257)), "bad_batch"),
     ):
         yield {"name": name, "hex": data.hex(), "error": error}
 
@@ -322,11 +323,6 @@ FULL = encode(
     first_sequence=2**33,
 )
 SIMPLE = encode([b"%d" % n for n in range(10)], subject="count")
-
-
-def resealed(data: bytes) -> bytes:
-    """The content with a CRC that fits."""
-    return data[:8] + struct.pack("<I", google_crc32c.value(data[12:])) + data[12:]
 
 
 def changed(data: bytes, position: int, form: str, value: int) -> bytes:

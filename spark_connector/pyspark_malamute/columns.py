@@ -21,8 +21,10 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from malamute_protocol.arrow import aligned
 from malamute_protocol.batch import Batch
-from malamute_protocol.content import ARROW, BODY_KINDS, LIST, NO_TIME, parse_properties
+from malamute_protocol.columns import NO_TIME
+from malamute_protocol.content_layout import ARROW, BODY_KINDS, LIST
 from malamute_protocol.header import HeaderTable
+from malamute_protocol.properties import parse_properties
 from malamute_py.client.session.subscription import cut
 from pyspark_malamute.errors import MalamuteSourceError
 from pyspark_malamute.options import SourceOptions

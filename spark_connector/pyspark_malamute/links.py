@@ -15,7 +15,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from time import monotonic, sleep
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from malamute_protocol.errors import (
     BrokerRefused,
@@ -28,6 +28,7 @@ from malamute_py.client.settings import Curve, Plain
 from malamute_py.client.sync.client import SyncClient, connect_sync
 from pyspark_malamute.errors import SourceUnavailable, StreamMissing
 from pyspark_malamute.kept_links import KEPT, Key
+from pyspark_malamute.option_values import LinkOptions
 
 LOG = logging.getLogger("pyspark_malamute")
 
@@ -41,35 +42,6 @@ broker that dies amid a handshake looks once like one of another key."""
 _HOPELESS: Final = frozenset({"unknown_host", "handshake"})
 
 Answer = TypeVar("Answer")
-
-
-class LinkOptions(Protocol):
-    """Options of a source or a sink that a link needs."""
-
-    @property
-    def side(self) -> str: ...  # noqa: D102
-    @property
-    def endpoints(self) -> tuple[str, ...]: ...  # noqa: D102
-    @property
-    def user(self) -> str: ...  # noqa: D102
-    @property
-    def password(self) -> str: ...  # noqa: D102
-    @property
-    def curve_keys(self) -> tuple[str, str, str]: ...  # noqa: D102
-    @property
-    def identity(self) -> str: ...  # noqa: D102
-    @property
-    def connect_timeout_ms(self) -> int: ...  # noqa: D102
-    @property
-    def request_timeout_ms(self) -> int: ...  # noqa: D102
-    @property
-    def broker_outage_ms(self) -> int: ...  # noqa: D102
-    @property
-    def stream(self) -> str: ...  # noqa: D102
-    @property
-    def permission(self) -> str: ...  # noqa: D102
-    @property
-    def pattern_text(self) -> str: ...  # noqa: D102
 
 
 def _key(options: LinkOptions) -> Key:

@@ -10,7 +10,9 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
+
+import msgspec
 
 from pyspark_malamute.errors import OptionError
 
@@ -148,6 +150,31 @@ def one_of(*known: str) -> Callable[[str], str]:
     return parse
 
 
+class LinkOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of a source or a sink that a link needs."""
+
+    side: ClassVar[str]
+    """The side of the connector, for a message."""
+    endpoints: tuple[str, ...]
+    stream: str
+    pattern_text: str = ""
+    """The pattern as its user wrote it; empty: the broker is sent none."""
+    user: str
+    password: str
+    curve_keys: tuple[str, str, str]
+    """Server, public and secret key; all empty: no CURVE."""
+    identity: str = ""
+    """The identity to ask for; empty: a credential has its own."""
+    connect_timeout_ms: int
+    request_timeout_ms: int
+    broker_outage_ms: int
+
+    @property
+    def permission(self) -> str:
+        """The permission that a link needs, for a message."""
+        raise NotImplementedError
+
+
 class OptionTable:
     """The options that there are on one side, by all of their names."""
 
@@ -203,6 +230,18 @@ class OptionTable:
             return f"there is no such option; did you mean '{meant}'?"
         known = ", ".join(option.name for option in self.rows)
         return f"there is no such option; known are {known}"
+
+    def linking(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Fields of LinkOptions that options of both sides say. Raises as credentials()."""
+        return {
+            "endpoints": values["endpoint"],
+            "user": values["user"],
+            "password": values["password"],
+            "curve_keys": self.credentials(values),
+            "connect_timeout_ms": values["connectTimeoutMs"],
+            "request_timeout_ms": values["requestTimeoutMs"],
+            "broker_outage_ms": values["brokerOutageMs"],
+        }
 
     def credentials(self, values: Mapping[str, Any]) -> tuple[str, str, str]:
         """CURVE's keys, all empty without. Raises OptionError: half a credential, or two."""

@@ -21,6 +21,7 @@ from malamute_protocol.errors import BrokerRefused, ProtocolError
 from malamute_protocol.pattern import Pattern, from_text, to_text
 from pyspark_malamute.errors import MalamuteSourceError, OptionError
 from pyspark_malamute.option_values import (
+    LinkOptions,
     Option,
     OptionTable,
     as_curve_key,
@@ -95,10 +96,10 @@ _COUNTED: Final = 8
 worker, in which such rows of 300 MB are counted."""
 
 
-class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
+class SourceOptions(LinkOptions, frozen=True, kw_only=True):
     """All options of one source, checked. Passwords and keys are left out of its repr."""
 
-    endpoints: tuple[str, ...]
+    side = "source"
     stream: str
     """The stream that is read; of a query that may read several: empty, or as of() has set it."""
     streams: tuple[str, ...]
@@ -106,7 +107,6 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     streams_pattern: str
     """A regular expression over whole names; empty: they are named."""
     pattern: Pattern
-    pattern_text: str
     starting: Places
     starting_strategy: str
     ending: Places
@@ -133,14 +133,6 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     field_columns: tuple[str, ...]
     """Fields that have a column of their own."""
     body_type: str
-    user: str
-    password: str
-    curve_keys: tuple[str, str, str]
-    """Server, public and secret key; all empty: no CURVE."""
-    identity: str
-    connect_timeout_ms: int
-    request_timeout_ms: int
-    broker_outage_ms: int
     fetch_timeout_ms: int
     fetch_retries: int
     idle_wait_ms: int
@@ -152,11 +144,6 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     def __repr__(self) -> str:
         """Without credentials: this text may end up in a log or a plan."""
         return f"SourceOptions({', '.join(self.endpoints)}, {self.reads}, {self.pattern_text})"
-
-    @property
-    def side(self) -> str:
-        """The side of the connector, for a message."""
-        return "source"
 
     @property
     def permission(self) -> str:
@@ -395,7 +382,7 @@ def parse_options(raw: Mapping[str, str]) -> SourceOptions:
     stream, streams = _streams(keys, values)
     pattern = values["pattern"]
     return SourceOptions(
-        endpoints=values["endpoint"],
+        **TABLE.linking(values),
         stream=stream,
         streams=streams,
         streams_pattern=values["streamsPattern"] or "",
@@ -420,13 +407,7 @@ def parse_options(raw: Mapping[str, str]) -> SourceOptions:
         columns=(_typed_columns if values["bodyType"] == "typed" else _columns)(given, values),
         field_columns=values["fieldColumns"] or (),
         body_type=values["bodyType"],
-        user=values["user"],
-        password=values["password"],
-        curve_keys=TABLE.credentials(values),
         identity=values["identity"],
-        connect_timeout_ms=values["connectTimeoutMs"],
-        request_timeout_ms=values["requestTimeoutMs"],
-        broker_outage_ms=values["brokerOutageMs"],
         fetch_timeout_ms=values["fetchTimeoutMs"],
         fetch_retries=values["fetchRetries"],
         idle_wait_ms=values["idleWaitMs"],

@@ -13,6 +13,7 @@ import msgspec
 
 from malamute_protocol.address import name_fault
 from pyspark_malamute.option_values import (
+    LinkOptions,
     Option,
     OptionTable,
     as_names,
@@ -111,10 +112,10 @@ _ELSEWHERE: Final[dict[str, str]] = {
 TABLE: Final = OptionTable("sink", SINK_OPTIONS, _ELSEWHERE)
 
 
-class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
+class SinkOptions(LinkOptions, frozen=True, kw_only=True):
     """All options of one sink, checked. Passwords and keys are left out of its repr."""
 
-    endpoints: tuple[str, ...]
+    side = "sink"
     stream: str
     """The stream that is written; empty: column `stream` names it."""
     field_columns: tuple[str, ...]
@@ -122,35 +123,16 @@ class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
     batch_id: int
     commit_stream: str
     chunk_bytes: int
-    user: str
-    password: str
-    curve_keys: tuple[str, str, str]
-    """Server, public and secret key; all empty: no CURVE."""
-    identity: str = ""
-    """The identity to ask for; empty with a credential, which has its own."""
-    connect_timeout_ms: int
-    request_timeout_ms: int
-    broker_outage_ms: int
 
     def __repr__(self) -> str:
         """Without credentials: this text may end up in a log or a plan."""
         return f"SinkOptions({', '.join(self.endpoints)}, {self.stream or 'column stream'})"
 
     @property
-    def side(self) -> str:
-        """The side of the connector, for a message."""
-        return "sink"
-
-    @property
     def permission(self) -> str:
         """The permission that a link needs, for a message."""
         written = f"stream '{self.stream}'" if self.stream else "each stream of column stream"
         return f"permission to write and read {written} and stream '{self.commit_stream}'"
-
-    @property
-    def pattern_text(self) -> str:
-        """No pattern of a user's is sent to the broker."""
-        return ""
 
     @property
     def has_credential(self) -> bool:
@@ -188,19 +170,13 @@ def parse_sink_options(raw: Mapping[str, str], *, streaming: bool) -> SinkOption
             "sinkId", "is missing beside batchId: a number alone does not tell two jobs apart"
         )
     return SinkOptions(
-        endpoints=values["endpoint"],
+        **TABLE.linking(values),
         stream=values["stream"] or "",
         field_columns=values["fieldColumns"] or (),
         sink_id=values["sinkId"] or "",
         batch_id=values["batchId"],
         commit_stream=values["commitStream"],
         chunk_bytes=values["chunkBytes"],
-        user=values["user"],
-        password=values["password"],
-        curve_keys=TABLE.credentials(values),
-        connect_timeout_ms=values["connectTimeoutMs"],
-        request_timeout_ms=values["requestTimeoutMs"],
-        broker_outage_ms=values["brokerOutageMs"],
     )
 
 

@@ -21,7 +21,8 @@ import pyarrow.compute as pc
 
 from malamute_protocol.address import name_fault
 from malamute_protocol.batch import Options, encode_columns
-from malamute_protocol.content import NO_TIME, PROPERTIES_DICTIONARY
+from malamute_protocol.columns import NO_TIME
+from malamute_protocol.content_layout import PROPERTIES_DICTIONARY
 from malamute_protocol.errors import LocalProtocolError
 from malamute_protocol.limits import DEFAULT_LIMITS
 from pyspark_malamute.errors import UnwritableRows

@@ -21,7 +21,11 @@ import psutil
 import zmq
 
 from malamute_protocol import commands as wire
-from malamute_protocol.content import PROPERTIES_COLUMN, PROPERTIES_CONSTANT, PROPERTIES_DICTIONARY
+from malamute_protocol.content_layout import (
+    PROPERTIES_COLUMN,
+    PROPERTIES_CONSTANT,
+    PROPERTIES_DICTIONARY,
+)
 from malamute_protocol.encode import encode
 from malamute_protocol.framing import encode_message
 from malamute_protocol.limits import RANGES_MAX

@@ -12,7 +12,7 @@ from typing import Any
 
 from malamute_protocol.batch import Batch
 from malamute_protocol.codec import compress
-from malamute_protocol.content import (
+from malamute_protocol.content_layout import (
     PROPERTIES_COLUMN,
     PROPERTIES_CONSTANT,
     PROPERTIES_DICTIONARY,

@@ -16,7 +16,8 @@ import numpy as np
 from malamute_protocol import commands as wire
 from malamute_protocol.batch import iter_batches
 from malamute_protocol.commands import Command
-from malamute_protocol.content import ARROW, Content
+from malamute_protocol.content import Content
+from malamute_protocol.content_layout import ARROW
 from malamute_protocol.encode import encode
 from malamute_protocol.errors import BatchError, LocalProtocolError
 from malamute_protocol.framing import encode_message

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from malamute_protocol import commands as wire
-from malamute_protocol.content import EXPIRY, PROPERTIES_COLUMN, Content
+from malamute_protocol.content import Content
+from malamute_protocol.content_layout import EXPIRY, PROPERTIES_COLUMN
 from malamute_protocol.encode import encode
 from malamute_protocol.stamp import Stamp
 from malamute_py.broker.batches import encoding, rows

@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 
 from malamute_protocol import commands as wire
-from malamute_protocol.content import PROPERTIES_COLUMN, PROPERTIES_CONSTANT, PROPERTIES_DICTIONARY
+from malamute_protocol.content_layout import (
+    PROPERTIES_COLUMN,
+    PROPERTIES_CONSTANT,
+    PROPERTIES_DICTIONARY,
+)
 from malamute_protocol.stamp import message_id
 from tests.broker.post import Post
 from tests.broker.shell import Shell, bodies

@@ -187,7 +187,7 @@ def test_dead_letters_stay_in_the_namespace() -> None:
 
 
 def test_a_service_may_have_dead_letters_only_where_its_administrator_may_send() -> None:
-    may = {"manage_queues": {"svc"}, "create_service": {"svc"}, "send": {"letters"}}
+    may = {"manage_queues": {"svc"}, "create_service": {"svc"}, "dead_letters": {"letters", "svc"}}
     post = Post(
         permit=lambda owner, action, name: (
             owner != "carla" or action in ("identity", "work") or name in may.get(action, ())
@@ -198,6 +198,18 @@ def test_a_service_may_have_dead_letters_only_where_its_administrator_may_send()
     assert post.ask(3, edit, "svc", {"dead_letters": "letters"})["dead_letters"] == "letters"
     assert post.ask(3, edit, "svc", {"dead_letters": "svc"})["dead_letters"] == "svc"
     assert post.ask(3, edit, "svc", {"dead_letters": 5}).code == "bad_setting"
+
+
+def test_a_worker_that_makes_a_service_has_its_dead_letters_within_the_namespace() -> None:
+    post = Post(**tenants())
+    post.mail(1, "box", [b"kept"])
+    offer = wire.Offer(7, "acme.svc", ALL, 1, 1 << 20, settings={"dead_letters": "box"})
+    refused = post.send(3, offer).commands[-1]
+    assert isinstance(refused, wire.Refused)
+    assert (refused.code, refused.reference) == ("forbidden", 7)
+    inside = msgspec.structs.replace(offer, settings={"dead_letters": "acme.dead"})
+    assert isinstance(post.send(3, inside).commands[-1], wire.Subscribed)
+    assert post.ask(1, wire.ServiceInfo, "acme.svc")["dead_letters"] == "acme.dead"
 
 
 # --- quotas ---------------------------------------------------------------------------------

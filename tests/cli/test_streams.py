@@ -135,6 +135,16 @@ def test_a_misspelt_stream_is_named_right(m: Run, stream: str, args: tuple[str, 
     assert f"did you mean {stream}?" in told.err
 
 
+def test_the_subscriptions_of_a_link_are_listed(
+    m: Run, stream: str, broker: EmbeddedBroker
+) -> None:
+    m("stream", "create", stream).ok()
+    with broker.connect_sync(software="reader") as client, client.subscribe(stream) as reading:
+        reading.accepted()
+        rows = m("client", "ls", "--json").ok().json
+        assert [row["subscriptions"] for row in rows if row["software"] == "reader"] == [1]
+
+
 def test_links_are_listed_and_ended(m: Run, broker: EmbeddedBroker) -> None:
     with broker.connect_sync(software="victim") as client:
         rows = m("client", "ls", "--json").ok().json

@@ -88,6 +88,54 @@ def test_a_screen_of_80_by_24_has_every_part() -> None:
     assert "more below" in shown[-1]
 
 
+def test_at_80_columns_no_figure_and_no_trouble_is_cut() -> None:
+    def of(at_ms: int, counted: int) -> Sample:
+        counters = dict.fromkeys(
+            ("records_in", "records_out", "bytes_in", "bytes_out", "mail_in", "requests_in",
+             "gaps"), counted,
+        )  # fmt: skip
+        services = [ServiceFacts(name="s" * 60, waiting=3, oldest_ms=NOW_MS - 90_000)] * 2
+        streams = [StreamFacts(name=f"stream-{at}") for at in range(1_000)]
+        found = sample(at_ms, counters, services=services, streams=streams,
+                       mailboxes=[MailboxFacts(name="m")] * 1_000,
+                       cursors=[CursorFacts(stream="t", cursor="c")] * 1_000,
+                       links=[LinkFacts(link=at) for at in range(1_000)])  # fmt: skip
+        found.look.broker.update(
+            {"software": "malamute-py 0.1.0.dev0", "uptime_ms": 12 * 86_400_000 + 3_600_000,
+             "resident_bytes": 1_023 << 20, "disk_free_bytes": 1_023 << 30,
+             "gauges": {"links": 12_000}}
+        )  # fmt: skip
+        for at in range(30):
+            found.look.broker["disk"][f"ring-{at}"] = {
+                "end_lsn": at, "start_lsn": 0, "ring_bytes": 100, "full": "refuse",
+            }  # fmt: skip
+        return found
+
+    before, now = of(NOW_MS - 1_000, 0), of(NOW_MS, 123_456_789)
+    for width in (80, 100, 40):
+        shown = lines(Screen(), now, before, width=width, height=50)
+        text = " ".join(" ".join(shown).split())
+        assert "…" not in text.partition(" 1 streams")[0]
+        assert all(len(line) <= width for line in shown)
+        for part in ("in 123,456,789 records/s 117.7 MiB/s", "requests 123,456,789/s",
+                     "gaps 123,456,789/s", "disk free 1023.0 GiB", "main 50% overwrites",
+                     "less full", "for 1 min 30 s, and no worker", "5 clients 1,000"):  # fmt: skip
+            assert part in text, (width, part)
+    shown = lines(Screen(), now, before)
+    assert len(shown) == 24
+    assert names(shown)[:3] == ["stream-0", "stream-1", "stream-10"]
+
+
+def test_a_ring_of_a_streams_own_has_the_streams_name() -> None:
+    now = sample()
+    name = "stream-143732d4a6dc0104d7fa72cd6e5183a3"
+    now.look.broker["disk"][name] = {"end_lsn": 90, "start_lsn": 0, "ring_bytes": 100,
+                                     "full": "refuse"}  # fmt: skip
+    now.look.broker["rings"] = {"main": {}, name: {"stream": "invoices"}}
+    shown = "\n".join(lines(Screen(), now))
+    assert "rings: invoices (own) 90% refuses, main 50% overwrites" in shown
+
+
 def test_rates_are_growth_by_the_brokers_clock_and_none_over_a_restart() -> None:
     before = sample(NOW_MS - 4_000, {"records_in": 100, "group_records_out": 8, "records_out": 2})
     now = sample(counters={"records_in": 500, "group_records_out": 10, "records_out": 4})

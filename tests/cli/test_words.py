@@ -25,7 +25,7 @@ from malamute_py.client.session.subscription import (
     ModeNotice,
     RewoundNotice,
 )
-from tests.cli.running import run_cli
+from tests.cli.running import Run, run_cli
 
 HOUR_MS = 3_600_000
 
@@ -193,3 +193,18 @@ def test_help_loads_nothing_heavy() -> None:
     )
     loaded = {name.partition(".")[0] for name in told.stderr.split()}
     assert not loaded & {"zmq", "numpy", "rich", "msgspec", "asyncio", "structlog", "re2"}
+
+
+def test_info_shows_sizes_in_units_to_a_person_and_numbers_to_a_program(
+    m: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = m("info", "--json").ok().json
+    assert told["bounds"]["unread_bytes"] == 512 << 20
+    assert ["bounds.unread_bytes", str(512 << 20)] in m("info").ok().rows
+    monkeypatch.setattr(output, "on_terminal", lambda: True)
+    shown = m("info").ok().out
+    told_of = [re.split(r"  +", line.strip()) for line in shown.splitlines()]
+    assert ["unread bytes", "512.0 MiB"] in told_of
+    sizes = [words[1] for words in told_of if "bytes" in words[0].split() and len(words) > 1]
+    assert len(sizes) > 10
+    assert all(re.fullmatch(r"[0-9.]+ (B|[KMGT]iB)", size) for size in sizes), sizes

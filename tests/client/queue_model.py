@@ -12,9 +12,10 @@ from itertools import pairwise
 from typing import Any
 
 from malamute_protocol import commands as c
-from malamute_protocol.batch import Content, bitmap_of_rows
+from malamute_protocol.batch import Content
 from malamute_protocol.commands import Command
 from tests.client.script import stamped
+from tests.rows import bitmap_of_rows
 
 LEASE_MS = 600
 Answer = tuple[Any, Command, Any]

@@ -133,6 +133,20 @@ async def test_a_mailbox_that_was_removed_is_unknown(shell: Any) -> None:
         await refused(shell, "unknown_mailbox", verb, "desk")
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("mailbox_info", "des*"),
+        ("service_info", "*"),
+        ("group_info", "", "g"),
+    ],
+)
+async def test_what_names_no_single_thing_has_no_facts(shell: Any, asked: tuple[str, ...]) -> None:
+    await stepped(shell, ("send", "desk", b"x"))
+    with pytest.raises(LocalProtocolError, match="bad_name"):
+        await shell.do(*asked)
+
+
 async def test_a_service_tells_what_waits_and_how_it_is_set(shell: Any) -> None:
     made = await shell.do("edit_service", "resize", attempts_max=3)
     assert made.settings["attempts_max"] == 3

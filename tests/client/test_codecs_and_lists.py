@@ -9,7 +9,8 @@ import pytest
 
 from malamute_protocol import commands as c
 from malamute_protocol.codec import codec_number
-from malamute_protocol.content import LIST, Content
+from malamute_protocol.content import Content
+from malamute_protocol.content_layout import LIST
 from malamute_protocol.errors import LocalProtocolError
 from malamute_py.client.session.calls import make_row
 from malamute_py.client.session.letters import RequestFailed

@@ -407,3 +407,36 @@ async def test_a_member_that_is_passed_over_says_so_when_it_waits(shell: Any) ->
     await shell.call(member.nack, held)
     assert await shell.call(member.next_batch, WAIT_MS) is not None
     await shell.call(member.close)
+
+
+async def aside(shell: Any) -> None:
+    """Wait until a member is passed over."""
+    for _ in range(WAIT_MS):
+        if any(one.aside for one in (await shell.do("group_info", "s", "readers")).members):
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("no member is passed over")
+
+
+@pytest.mark.parametrize("kind", ["shared", "exclusive"])
+async def test_what_went_to_another_member_when_a_lease_ended_is_not_handed_over_here(
+    shell: Any, kind: Any
+) -> None:
+    await shell.do("publish_many", "s", [b"%d" % n for n in range(10)])
+    options = {"kind": kind, "ack": "manual", "settings": {"lease_ms": 150}}
+    slow = joined(shell, **options)
+    [first] = await shell.take(slow, 1)
+    await aside(shell)
+    other = joined(shell, **options)
+    seen: list[int] = []
+    await drained(shell, other, [], seen, 10)
+    assert seen == list(range(10))
+    # The rest of the batch that is being iterated, and what is in the client's queue, is others'.
+    assert not await shell.call(slow.ack, first)
+    with pytest.raises(Timeout):
+        await shell.call(slow.next_batch, 400)
+    await shell.do("publish", "s", b"next")
+    await shell.call(other.close)
+    [record] = await shell.take(slow, 1)
+    assert record.offset == 10
+    await shell.call(slow.close)

@@ -20,7 +20,7 @@ from malamute_py.broker.services.requests import Requests
 from malamute_py.broker.streams.publishing import Publishing
 from malamute_py.client.session.attempts import LinkState
 from malamute_py.embedded import EmbeddedBroker
-from malamute_py.server import loop
+from malamute_py.server import inbound
 from tests.client.script import Script
 from tests.client.session.conversation import ask_about
 from tests.client.session.test_suspects import answers, greet
@@ -180,7 +180,7 @@ async def step(shell: Any, place: str, body: bytes) -> None:
 
 
 READ, SEND, REQUEST, PUBLISH = (
-    (loop, "decode_message", in_a_frame), (Puts, "prepare_send", holds),
+    (inbound, "decode_message", in_a_frame), (Puts, "prepare_send", holds),
     (Requests, "prepare", holds), (Publishing, "publish", holds),
 )  # fmt: skip
 

@@ -72,14 +72,14 @@ def test_nothing_of_a_request_is_kept_once_its_callers_time_is_over() -> None:
     ask(script, Level.STORED, until_ms=script.now_ms + 500)
     [request] = requests(script.step())
     confirm(script, request, epoch=1)
-    [parcel] = script.session.requests.asked.values()
+    [parcel] = script.session.awaited.asked.values()
     assert parcel.content
     script.wait(500)
     assert requests(script.reconnect(epoch=2)) == []
     script.wait(120_000)
     assert not parcel.content
     assert not parcel.rows
-    assert not script.session.requests.asked
+    assert not script.session.awaited.asked
 
 
 SMALL: dict[str, Any] = {
@@ -112,7 +112,7 @@ async def test_a_request_that_a_power_loss_took_back_is_asked_again_and_answered
         )
         async with asyncio.timeout(WAIT_S):
             while not any(  # noqa: ASYNC110 - a fact of another thread
-                batch.epoch >= 0 for batch in list(shell.client._session.requests.asked.values())
+                batch.epoch >= 0 for batch in list(shell.client._session.awaited.asked.values())
             ):
                 await asyncio.sleep(0.005)
         await asyncio.to_thread(broker.stop)

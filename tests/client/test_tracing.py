@@ -72,6 +72,31 @@ async def traced(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> Asyn
     await made.shell.do("close", flush_ms=0)
 
 
+@pytest.fixture(params=SHELLS, ids=lambda shell: shell.kind)
+async def lonely(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Traced, FakeBroker]]:
+    """A traced client whose broker has gone, and comes back when it is started."""
+    fake = FakeBroker()
+    made = Traced(request.param(), "lonely")
+    await made.shell.connect(fake.endpoint, tracing=made.tracing, **FAST)
+    fake.stop()
+    yield made, fake
+    await made.shell.do("close", flush_ms=0)
+    fake.close()
+
+
+def exporters_of(traced: Traced) -> set[str]:
+    """Names of the threads that export spans from now on."""
+    exporting: set[str] = set()
+    export = traced.exporter.export
+
+    def noted(spans: Any) -> Any:
+        exporting.add(threading.current_thread().name)
+        return export(spans)
+
+    traced.exporter.export = noted  # type: ignore[method-assign]
+    return exporting
+
+
 def attributes(span: ReadableSpan) -> dict[str, Any]:
     return {key.removeprefix("messaging."): value for key, value in (span.attributes or {}).items()}
 
@@ -197,30 +222,87 @@ async def test_an_encoded_batch_goes_as_it_is_where_a_context_has_no_place(trace
 
 
 async def test_a_publish_that_is_not_waited_for_ends_its_span_with_the_confirm(
+    lonely: tuple[Traced, FakeBroker],
+) -> None:
+    traced, fake = lonely
+    exporting = exporters_of(traced)
+    confirm = traced.client.publish_nowait("s", b"1")
+    with pytest.raises(LocalProtocolError):
+        traced.client.publish_nowait("wrong", 5)
+    assert [span.name for span in traced.spans()] == ["publish wrong"]
+    assert attributes(traced.one("publish wrong"))["error.type"] == "bad_batch"
+    before_ns = time.time_ns()
+    fake.start()
+    await traced.shell.result(confirm)
+    span = traced.one("publish s")
+    assert span.end_time is not None
+    assert span.end_time > before_ns
+    assert span.status.status_code is StatusCode.UNSET
+    assert "malamute-client" not in exporting
+
+
+async def test_a_refused_publish_that_is_not_waited_for_has_the_refusal_as_its_status(
+    traced: Traced,
+) -> None:
+    refused = traced.client.publish_nowait(".", b"1")
+    with pytest.raises(BrokerRefused) as caught:
+        await traced.shell.result(refused)
+    span = traced.one("publish .")
+    assert span.status.status_code is StatusCode.ERROR
+    assert attributes(span)["error.type"] == caught.value.code
+
+
+async def test_a_cancelled_confirm_is_the_status_of_its_span(broker: EmbeddedBroker) -> None:
+    made = Traced(AsyncShell(), "cancelled")
+    await made.shell.connect(broker.endpoint, context=broker.context, tracing=made.tracing)
+    made.client.publish_nowait(made.name, b"1").cancel()
+    await made.client.close()
+    assert attributes(made.one(f"publish {made.name}"))["error.type"] == "CancelledError"
+
+
+async def test_spans_of_what_is_not_waited_for_end_without_anyone_asking_for_the_result(
+    traced: Traced,
+) -> None:
+    traced.client.publish_nowait(traced.name, b"1")
+    await traced.shell.do("flush")
+    assert len(traced.spans(f"publish {traced.name}")) == 1
+    traced.client.send_nowait(traced.name, b"1")
+    await traced.shell.do("close")
+    assert len(traced.spans(f"send {traced.name}")) == 1
+
+
+def test_the_next_call_of_a_thread_hands_the_span_of_the_last_one_over(
     broker: EmbeddedBroker,
 ) -> None:
-    made = Traced(AsyncShell(), "not-waited")
-    await made.shell.connect(broker.endpoint, context=broker.context, tracing=made.tracing)
-    confirm = made.client.publish_nowait(made.name, b"1")
-    refused = made.client.publish_nowait(".", b"1")
-    sent = made.client.send_nowait(made.name, b"1")
-    given_up = made.client.publish_nowait(made.name, b"1")
-    given_up.cancel()
+    made = Traced(SyncShell(), "nowait")
+    client = broker.connect_sync(tracing=made.tracing)
+    first = client.publish_nowait(made.name, b"1")
+    while not first.done:
+        time.sleep(0.001)
+    confirmed_ns = time.time_ns()
     assert not made.spans()
-    await asyncio.gather(confirm, sent)
-    with pytest.raises(BrokerRefused) as caught:
-        await refused
-    with pytest.raises(LocalProtocolError):
-        made.client.publish_nowait(made.name, 5)
-    await made.client.close()
-    published, cancelled, wrong = sorted(
-        made.spans(f"publish {made.name}"), key=lambda span: span.start_time or 0
-    )
-    assert published.status.status_code is StatusCode.UNSET
-    assert attributes(made.one("publish ."))["error.type"] == caught.value.code
-    assert attributes(cancelled)["error.type"] == "CancelledError"
-    assert attributes(wrong)["error.type"] == "bad_batch"
-    assert made.one(f"send {made.name}").status.status_code is StatusCode.UNSET
+    client.publish_nowait(made.name, b"2")
+    [span] = made.spans()
+    assert span.end_time is not None
+    assert span.end_time <= confirmed_ns, "the time is that of the confirm"
+    client.close(flush_ms=0)
+    assert len(made.spans()) == 2
+
+
+def test_a_step_of_threads_that_is_not_waited_for_ends_its_span_with_the_confirm() -> None:
+    fake = FakeBroker()
+    made = Traced(SyncShell(), "step")
+    client = malamute.connect_sync(fake.endpoint, tracing=made.tracing, **FAST)
+    fake.stop()
+    step = client.atomic()
+    step.publish("s", b"1")
+    pending = step.commit_nowait()
+    assert not made.spans()
+    client.close(flush_ms=0)
+    with pytest.raises(malamute.ConnectionLost):
+        pending.result()
+    assert attributes(made.one("atomic"))["error.type"] == "ConnectionLost"
+    fake.close()
 
 
 async def test_a_batch_of_several_contexts_links_them(traced: Traced) -> None:
@@ -426,30 +508,11 @@ async def test_a_window_has_a_span_a_call_and_a_group_names_itself(traced: Trace
     assert parent_of(traced.one(f"process {traced.name}")) == id_of(published)
 
 
-@pytest.fixture(params=SHELLS, ids=lambda shell: shell.kind)
-async def lonely(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Traced, FakeBroker]]:
-    """A traced client whose broker has gone, and comes back when it is started."""
-    fake = FakeBroker()
-    made = Traced(request.param(), "lonely")
-    await made.shell.connect(fake.endpoint, tracing=made.tracing, **FAST)
-    fake.stop()
-    yield made, fake
-    await made.shell.do("close", flush_ms=0)
-    fake.close()
-
-
 async def test_a_span_of_a_window_ends_with_the_confirm_of_its_last_batch(
     lonely: tuple[Traced, FakeBroker],
 ) -> None:
     traced, fake = lonely
-    exporting: set[str] = set()
-    export = traced.exporter.export
-
-    def noted(spans: Any) -> Any:
-        exporting.add(threading.current_thread().name)
-        return export(spans)
-
-    traced.exporter.export = noted  # type: ignore[method-assign]
+    exporting = exporters_of(traced)
     window = traced.client.publisher("s")
     await traced.shell.call(window.publish_many, bodies=[b"x" * 1_000] * 1_000, subject="gate")
     assert not traced.spans()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from malamute_py import EmbeddedBroker
-from tests.examples.running import PAGES, blocks, run_page
+from tests.examples.running import DOCS, PAGES, blocks, run_page
 from tests.house.checkout import ROOT
 from tests.house.test_documents import check_command_line
 
@@ -21,6 +21,11 @@ LINES = [
     for _, block in blocks(page, "console")
     for line in block.splitlines()
     if line.startswith("$ malamute ")
+] + [
+    (page, line)
+    for page in PAGES
+    for line in re.findall(r"`(malamute [a-z][^`\n]*)`", (DOCS / page).read_text())
+    if line != "malamute console"  # the software of a link
 ]
 
 

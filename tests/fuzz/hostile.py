@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from malamute_protocol.codec import compress
-from malamute_protocol.content import HEAD, Head
+from malamute_protocol.content_layout import HEAD, Head
 
 EXTREMES: Final = (
     0, 1, 2, 7, 8, 127, 128, 255, 256, 1000, 65_535, 65_536, 1 << 20, 1 << 24, 2**31 - 1, 2**31,

@@ -35,7 +35,7 @@ from malamute_py.journal.directory import Journal
 from malamute_py.server.checkpointing.recovered import ring_facts
 from malamute_py.server.core_settings import core_settings
 from malamute_py.server.journaling.journal_threads import Synced
-from malamute_py.server.journaling.rings import Rings
+from malamute_py.server.journaling.rings import Rings, ring_settings
 from malamute_py.server.loop import Loop
 from malamute_py.server.result_queue import ResultQueue
 from tests.fuzz.messages import Messages, Step
@@ -158,17 +158,19 @@ class Inside:
         self.limits = bound.limits
         self._results = ResultQueue()
         journal = Journal.open(MemoryStorage(), entropy=chance.randbytes)
-        self.rings = _Rings(
-            journal, config.journal, self._results,
-            batch_bytes_max=config.limits.batch_bytes_max,
-        )  # fmt: skip
-        facts = ring_facts(MAIN, *self.rings.recover(MAIN, {}))
-        self.rings.prepare(MAIN)
+        batch_bytes_max = config.limits.batch_bytes_max
+        ring, recovery = journal.ring(MAIN, ring_settings(config.journal, {}, batch_bytes_max))
+        while ring.prepare_step():
+            pass
+        facts = ring_facts(MAIN, ring, recovery)
         self.core = Broker(
             bound, uuid=journal.uuid, epoch=journal.epoch,
             state=RecoveredState({MAIN: facts}), random=chance.randbytes,
         )  # fmt: skip
-        self.rings.snapshot = self.core.snapshot
+        self.rings = _Rings(
+            journal, config.journal, self._results, batch_bytes_max=batch_bytes_max,
+            snapshot=self.core.snapshot,
+        )  # fmt: skip
         nothing: Any = None
         unwatched: Any = SimpleNamespace(connections=None)
         self.loop = _Loop(

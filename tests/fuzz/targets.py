@@ -24,7 +24,8 @@ import numpy as np
 
 from malamute_protocol import pattern as patterns
 from malamute_protocol.batch import Batch
-from malamute_protocol.content import ARROW, Content
+from malamute_protocol.content import Content
+from malamute_protocol.content_layout import ARROW
 from malamute_protocol.encode import encode
 from malamute_protocol.errors import BatchError, LocalProtocolError, RemoteProtocolError
 from malamute_protocol.extract import extract, extractable

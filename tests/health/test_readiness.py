@@ -40,6 +40,11 @@ def test_a_broker_with_nothing_amiss_is_ready_without_a_word() -> None:
         ({"checkpoint": {"failing": True}}, "checkpoint", "failed"),
         ({"checkpoint": {"pressed": True}}, "checkpoint", "wait for the tables"),
         ({"rings": {"own": {"failed": "a sync failed"}}}, "ring", "ring own failed"),
+        (
+            {"rings": {"stream-1": {"failed": "disk_full", "stream": "ledger"}}},
+            "ring",
+            "ring ledger (own) failed",
+        ),
         ({"refusing": {"main": refusal(29_999)}}, "ring", "ring main refuses appends: disk_full"),
         ({"disk": {"main": {"unprepared": "disk_full"}}}, "disk", "no new segment: disk_full"),
         ({"disk_free_bytes": 1 << 20}, "disk", "1048576 bytes are free"),

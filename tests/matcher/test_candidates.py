@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from malamute_py.matcher import HeaderIndex, SubjectLookup, candidates, matches
+from malamute_py.matcher import HeaderIndex, candidates, matches
 from tests.matcher import strategies as worlds
 
 Header = tuple[tuple[str, ...], tuple[tuple[str, str], ...]]
@@ -50,10 +50,6 @@ class Segment:
     def everything(self) -> BitMap:
         return BitMap(range(len(self._batches)))
 
-
-class SegmentWithLookup(Segment):
-    """A header index kept the simple way, with the shortcut for whole subjects."""
-
     def subject(self, key: str) -> BitMap:
         return BitMap(
             number
@@ -80,13 +76,11 @@ batches_of = st.lists(st.lists(worlds.headers, min_size=1, max_size=3), max_size
     batches=batches_of,
     depth=st.sampled_from((None, None, 0, 1, 2)),
     fields_known=st.booleans(),
-    lookup=st.booleans(),
 )
 def test_every_batch_with_a_match_is_a_candidate(
-    wire: list[Any], batches: Batches, depth: int | None, fields_known: bool, lookup: bool
+    wire: list[Any], batches: Batches, depth: int | None, fields_known: bool
 ) -> None:
-    kind = SegmentWithLookup if lookup else Segment
-    index: HeaderIndex = kind(batches, depth, fields_known)
+    index: HeaderIndex = Segment(batches, depth, fields_known)
     found = candidates(wire, index)
     assert found is None or holding(wire, batches) <= found <= index.everything()
 
@@ -115,9 +109,8 @@ def _holds(place: int, header: Any) -> bool:
 
 @pytest.mark.parametrize("depth", [None, 0, 1])
 @pytest.mark.parametrize("fields_known", [True, False])
-@pytest.mark.parametrize("kind", ["Segment", "SegmentWithLookup"])
 def test_every_pair_of_patterns_finds_each_batch_with_a_match(
-    depth: int | None, fields_known: bool, kind: str
+    depth: int | None, fields_known: bool
 ) -> None:
     """One header a batch, then each with a neighbour: all pairs, as chance misses some."""
     for step in (0, 7):
@@ -125,7 +118,7 @@ def test_every_pair_of_patterns_finds_each_batch_with_a_match(
             [header, EVERY_HEADER[(at + step) % len(EVERY_HEADER)]]
             for at, header in enumerate(EVERY_HEADER)
         ]
-        index = globals()[kind](batches, depth, fields_known)
+        index = Segment(batches, depth, fields_known)
         held = {
             str(leaf): [[_holds(place, header) for header in batch] for batch in batches]
             for place, leaf in enumerate(LEAVES)
@@ -167,27 +160,25 @@ by_subject = st.one_of(
 )
 
 
-@given(wire=by_subject, batches=batches_of, lookup=st.booleans())
+@given(wire=by_subject, batches=batches_of)
 def test_over_an_exact_index_a_subject_pattern_has_no_other_candidates(
-    wire: list[Any], batches: Batches, lookup: bool
+    wire: list[Any], batches: Batches
 ) -> None:
-    segment = SegmentWithLookup(batches, None) if lookup else Segment(batches, None)
+    segment = Segment(batches, None)
     found = candidates(wire, segment)
     assert (segment.everything() if found is None else found) == holding(wire, batches)
 
 
 @pytest.mark.parametrize("depth", [None, 0, 1])
 def test_a_whole_subject_is_looked_up_without_a_walk(depth: int | None) -> None:
-    class NoWalk(SegmentWithLookup):
+    class NoWalk(Segment):
         def subjects(self) -> Iterable[tuple[str, BitMap]]:
             raise AssertionError("walked")
 
         def subject(self, key: str) -> BitMap:
             return BitMap([1]) if key == "a.b" else BitMap()
 
-    segment = NoWalk([], depth)
-    assert isinstance(segment, SubjectLookup)
-    assert candidates(["topic", "a.b"], segment) == BitMap([1])
+    assert candidates(["topic", "a.b"], NoWalk([], depth)) == BitMap([1])
 
 
 def test_a_batch_that_holds_others_beside_a_match_is_a_candidate_of_a_negation() -> None:
@@ -198,7 +189,8 @@ def test_a_batch_that_holds_others_beside_a_match_is_a_candidate_of_a_negation()
 def test_leading_parts_narrow_topics_and_prefixes() -> None:
     batches: Batches = [[(("a.b.c",), ())], [(("a.c.c",), ())], [(("b",), ())]]
     segment = Segment(batches, 2)
-    assert candidates(["topic", "a.b.d"], segment) == BitMap([0])
+    assert candidates(["topic", "a.b.d"], segment) == BitMap()  # It is looked up, not led to.
+    assert candidates(["topic", "a.b.*"], segment) == BitMap([0])
     assert candidates(["topic", "#.c"], segment) == BitMap([0, 1, 2])
     assert candidates(["prefix", "a.c.cc"], segment) == BitMap([1])
     assert candidates(["prefix", "a."], segment) == BitMap([0, 1])
@@ -207,5 +199,5 @@ def test_leading_parts_narrow_topics_and_prefixes() -> None:
 
 def test_no_leading_parts_lead_anywhere() -> None:
     batches: Batches = [[(("a.b.c",), ())], [(("b",), ())]]
-    for wire in (["topic", "a.b.d"], ["topic", "x.*"], ["prefix", "x"]):
+    for wire in (["topic", "a.b.*"], ["topic", "x.*"], ["prefix", "x"]):
         assert candidates(wire, Segment(batches, 0)) == BitMap([0, 1])

@@ -12,7 +12,7 @@ from typing import Any
 import google_crc32c
 import msgspec
 
-from malamute_protocol.content import (
+from malamute_protocol.content_layout import (
     APPEND_TIMES,
     CLIENT_TIME,
     CONTENT_BYTES,

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from malamute_protocol.arrow import arrow_schema, body_to_arrow
+from malamute_protocol.arrow import arrow_schema, to_arrow
 from malamute_protocol.batch import (
     Batch,
     Content,
@@ -110,7 +110,7 @@ def arrow_content() -> bytes:
 
 def test_an_arrow_body_is_read_with_its_schema() -> None:
     batch = batch_of(arrow_content(), row_bitmap([False, True, True]))
-    assert body_to_arrow(batch, SCHEMA).to_pydict() == {"x": [2, 3], "s": [None, "c"]}
+    assert to_arrow(batch, schema=SCHEMA).to_pydict() == {"x": [2, 3], "s": [None, "c"]}
     with pytest.raises(TypeError):
         batch.to_arrow()
 
@@ -125,7 +125,7 @@ def test_a_broken_arrow_body_is_refused_whatever_is_broken() -> None:
         bad[position] ^= 0x55
         batch = Batch(stamp, Content(bytes(bad)))
         try:
-            body_to_arrow(batch, SCHEMA).to_pydict()
+            to_arrow(batch, schema=SCHEMA).to_pydict()
         except BatchError:
             continue
 

@@ -12,11 +12,11 @@ import pytest
 
 from malamute_protocol import commands as wire
 from malamute_protocol.batch import Batch
-from malamute_protocol.content import (
+from malamute_protocol.content import Content
+from malamute_protocol.content_layout import (
     PROPERTIES_COLUMN,
     PROPERTIES_CONSTANT,
     PROPERTIES_DICTIONARY,
-    Content,
 )
 from malamute_protocol.encode import encode, encode_arrow
 from malamute_protocol.errors import BatchError, LocalProtocolError, RemoteProtocolError
@@ -278,7 +278,7 @@ def test_an_arrow_body_that_decompresses_to_more_than_a_batch_is_refused_before_
     codec: str,
 ) -> None:
     pa = pytest.importorskip("pyarrow")
-    from malamute_protocol.arrow import body_to_arrow
+    from malamute_protocol.arrow import to_arrow
 
     schema = pa.schema([("a", pa.int64()), ("b", pa.binary())])
 
@@ -289,23 +289,23 @@ def test_an_arrow_body_that_decompresses_to_more_than_a_batch_is_refused_before_
         return Batch(STAMP, content)
 
     for compression in (None, codec):
-        few = body_to_arrow(body(1_000, compression), schema)
+        few = to_arrow(body(1_000, compression), schema=schema)
         assert few.column("a").to_pylist() == [7] * 1_000
     batch = body(65_536, codec)
     data = bytearray(bytes(batch.content.buffer))
     # 65,536 numbers of 8 bytes and as many of 10 are below it; a claim of more is not.
-    assert body_to_arrow(batch, schema).num_rows == 65_536
+    assert to_arrow(batch, schema=schema).num_rows == 65_536
     claim_at = data.index((65_536 * 8).to_bytes(8, "little"), 300)
     data[claim_at : claim_at + 8] = (1 << 40).to_bytes(8, "little")
     hostile = Batch(STAMP, Content(bytes(data)))
     with pytest.raises(BatchError, match="an Arrow body that decompresses to") as raised:
-        body_to_arrow(hostile, schema)
+        to_arrow(hostile, schema=schema)
     assert raised.value.code == "too_large"
 
 
 def test_arrow_bodies_with_any_byte_changed_are_read_or_refused_by_name() -> None:
     pa = pytest.importorskip("pyarrow")
-    from malamute_protocol.arrow import body_to_arrow
+    from malamute_protocol.arrow import to_arrow
 
     schema = pa.schema([("a", pa.int64()), ("b", pa.binary())])
     columns = [pa.array([1, None, 3]), pa.array([b"x", b"", b"zzz"])]
@@ -319,7 +319,7 @@ def test_arrow_bodies_with_any_byte_changed_are_read_or_refused_by_name() -> Non
                 changed[place] = value
                 content = Content(encode_arrow(bytes(changed), 3, schema_id=1))
                 try:
-                    body_to_arrow(Batch(STAMP, content), schema)
+                    to_arrow(Batch(STAMP, content), schema=schema)
                 except BatchError:
                     refused += 1
         assert refused

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from malamute_protocol import commands as c
-from malamute_protocol import content as content_module
+from malamute_protocol import content_layout
 from malamute_protocol import stamp as stamp_module
 from malamute_protocol.codec import CODECS
 from malamute_protocol.commands import Command
@@ -215,7 +215,7 @@ def test_the_limits_are_those_of_the_code() -> None:
     ("number", "layout", "names"),
     [
         ("5.1", stamp_module._WHOLE, ("magic", "version", "stamp_bytes", "stamp_crc")),
-        ("5.2", content_module.HEAD, ()),
+        ("5.2", content_layout.HEAD, ()),
     ],
 )
 def test_the_fixed_heads_lie_byte_for_byte_where_the_spec_says(
@@ -234,18 +234,18 @@ def test_the_fixed_heads_lie_byte_for_byte_where_the_spec_says(
         stamp = set(stamp_module.Stamp._fields) | set(names)
         assert set(fields) == stamp
     else:
-        assert tuple(fields) == content_module.Head._fields
+        assert tuple(fields) == content_layout.Head._fields
 
 
 def test_flags_kinds_codecs_and_bits_are_those_of_the_code() -> None:
     flags = {int(row[0]) for row in rows(section("5.2"), "| Flag | Meaning |")}
-    assert sum(flags) == content_module.CONTENT_FLAGS
+    assert sum(flags) == content_layout.CONTENT_FLAGS
     head = section("5.2")
     assert ", ".join(f"{n} {name}" for n, name in enumerate(CODECS)) in head
     for n, name in enumerate(stamp_module.CONTROL_KINDS):
         assert f"{n} {name}" in section("5.1")
     kinds = [row[0] for row in rows(section("5.5"), "| body_kind |")]
-    assert kinds == [f"{n} {name}" for n, name in enumerate(content_module.BODY_KINDS)]
+    assert kinds == [f"{n} {name}" for n, name in enumerate(content_layout.BODY_KINDS)]
     bits = {
         int(bit): meaning.partition(":")[0]
         for bit, meaning in rows(section("10"), "| Bit | Feature |")

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malamute_protocol.content import Content, has_large_table
+from malamute_protocol.content import Content
+from malamute_protocol.content_layout import has_large_table
 from malamute_protocol.encode import encode
 from malamute_protocol.errors import BatchError
 from malamute_protocol.header import (

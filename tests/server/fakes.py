@@ -11,7 +11,7 @@ from typing import Any, Self
 import zmq
 
 from malamute_protocol.commands import Bye, Command, Ping, Pong, Publish
-from malamute_protocol.content import has_large_table
+from malamute_protocol.content_layout import has_large_table
 from malamute_protocol.header import TABLE_BYTES_MAX
 from malamute_protocol.limits import Limits
 from malamute_py.broker.ready import AppendBundle, Appended, AppendRefused, Event, Ready, Send
@@ -125,6 +125,9 @@ class EchoCore:
 
     def writable(self, link: int) -> None:
         self.calls.append(("writable", link))
+
+    def skipped(self, skipped_ms: int, now_ms: int) -> None:
+        self.calls.append(("skipped", skipped_ms))
 
     def tick(self, now_ms: int) -> None:
         self.calls.append(("tick",))

@@ -31,7 +31,7 @@ from malamute_py.journal.layout import control_content
 from malamute_py.server.checkpointing.checkpoints import Checkpoints
 from malamute_py.server.checkpointing.process import Checkpointed, CheckpointFailed
 from malamute_py.server.checkpointing.recovered import QueuesFound, find_queues, ring_facts
-from malamute_py.server.journaling.rings import Rings
+from malamute_py.server.journaling.rings import Rings, ring_settings
 from malamute_py.server.result_queue import ResultQueue
 from malamute_py.store.bodies import StoredBodies
 from malamute_py.store.database import DATABASE, connect
@@ -50,8 +50,8 @@ class Shell:
         self.config = CheckpointSection(**checkpoint)
         self.journal = Journal.open(directory)
         self.results = ResultQueue()
-        self.rings = Rings(self.journal, config, self.results, 16 << 10)
-        ring, recovery = self.rings.recover(MAIN, {"full": config.full}, held=True)
+        settings = ring_settings(config, {"full": config.full}, 16 << 10)
+        ring, recovery = self.journal.ring(MAIN, settings, held=True)
         self.ring = ring
         try:
             facts = ring_facts(MAIN, ring, recovery)
@@ -75,9 +75,11 @@ class Shell:
             report=lambda name, level, facts: self.events.append((name, facts)),
             press=self.pressed.append,
         )  # fmt: skip
-        self.rings.noted = self.checkpoints.parts.add
-        self.rings.relieve = self.checkpoints.relieve
-        self.rings.bodies = StoredBodies(directory / DATABASE)
+        self.stored = StoredBodies(directory / DATABASE)
+        self.rings = Rings(
+            self.journal, config, self.results, 16 << 10, snapshot=lambda ring: (),
+            noted=self.checkpoints.parts.add, relieve=self.checkpoints.relieve, bodies=self.stored,
+        )  # fmt: skip
         self.now_ms = 0
         self.rings.start()
 
@@ -176,7 +178,8 @@ class Shell:
         self.checkpoints._process.stop(time.monotonic() + WAIT_S)
         self.rings.stop_threads()
         with contextlib.suppress(OSError):
-            self.rings.close()
+            self.stored.close()
+            self.journal.close()
         self.results.close()
 
 

@@ -22,7 +22,7 @@ from malamute_protocol.encode import encode
 from malamute_protocol.framing import decode_message, encode_message
 from malamute_py.broker.ready import AppendBundle, BatchChecked, Event
 from malamute_py.config import Config, LimitsSection, LinksSection, LoopSection
-from malamute_py.server import loop as loop_module
+from malamute_py.server import inbound as inbound_module
 from malamute_py.server.errors import ServerFailed
 from malamute_py.server.result_queue import Died
 from malamute_py.telemetry import Refusals
@@ -369,7 +369,7 @@ def test_what_waits_of_a_message_is_dropped_with_its_link_though_the_sockets_are
         assert found.frames
         loop._gone(found, 0)
         loop._close(1)
-        assert found in loop._cut_off.values(), "what comes of it is dropped"
+        assert found in loop._inbound._cut_off.values(), "what comes of it is dropped"
         assert (found.commands, found.frames, found.queued) == ([], [], None)
     noting.close()
 
@@ -413,7 +413,7 @@ def test_a_malformed_message_behind_others_costs_the_link_after_them() -> None:
         peer.send(b"nonsense")
         noting.turns_until(lambda: ("malformed", 1, "malformed") in noting.running.core.calls)
         assert noting.of(1) == [Ping(number) for number in range(200)]
-        noting.turns_until(lambda: not noting.running.loop._queued)
+        noting.turns_until(lambda: not noting.running.loop._inbound.queued)
     noting.close()
 
 
@@ -443,11 +443,11 @@ def test_a_descriptor_is_known_again_when_the_last_connection_under_it_had_spoke
         found = loop.peers.get(1)
         assert found is not None
         assert found.connection is not None
-        loop._ended.append(found.connection)
-        assert loop._unsure() == set()
+        loop._inbound.ended.append(found.connection)
+        assert loop._inbound._unsure() == set()
         found.connection.spoke = False
-        assert loop._unsure() == {found.connection.fd}
-        loop._ended.clear()
+        assert loop._inbound._unsure() == {found.connection.fd}
+        loop._inbound.ended.clear()
     noting.close()
 
 
@@ -496,7 +496,7 @@ def test_silent_connections_make_room_only_when_they_had_time_to_speak() -> None
 def test_lost_connections_are_remembered_within_a_bound_under_a_load_that_never_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(loop_module, "_CUT_OFF_MAX", 3)
+    monkeypatch.setattr(inbound_module, "_CUT_OFF_MAX", 3)
     noting = Noting()
     loop = noting.running.loop
     with ExitStack() as stack:
@@ -507,7 +507,9 @@ def test_lost_connections_are_remembered_within_a_bound_under_a_load_that_never_
         for peer in peers:
             assert peer is not None
             loop._gone(peer, 0)
-        assert list(loop._cut_off) == [peer.routing_id for peer in peers[2:] if peer is not None]
+        assert list(loop._inbound._cut_off) == [
+            peer.routing_id for peer in peers[2:] if peer is not None
+        ]
     noting.close()
 
 
@@ -516,6 +518,20 @@ def test_a_loop_begins_under_a_clock_before_1970() -> None:
     running._stands_at_ms = -57 * 366 * 86_400_000
     with running, dealer(running.endpoint) as peer:
         ping(peer)
+    assert running.failure is None
+
+
+def test_a_clock_that_is_set_forward_is_told_to_the_core_before_all_else() -> None:
+    hours_ms = 3 * 3_600_000
+    with RunningLoop(LOCAL) as running, dealer(running.endpoint) as peer:
+        ping(peer)
+        assert not [call for call in running.core.calls if call[0] == "skipped"]
+        running.stop_the_clock()
+        running.leap(hours_ms)
+        running.until(lambda: any(call[0] == "skipped" for call in running.core.calls))
+        ping(peer)
+        [skipped_ms] = [call[1] for call in running.core.calls if call[0] == "skipped"]
+        assert hours_ms - 60_000 <= skipped_ms <= hours_ms
     assert running.failure is None
 
 
@@ -652,7 +668,7 @@ def test_an_error_in_decoding_a_message_is_its_peers_and_the_others_are_served(
             raise IndexError("planted")
         return plainly(frames, limits)
 
-    monkeypatch.setattr(loop_module, "decode_message", planted)
+    monkeypatch.setattr(inbound_module, "decode_message", planted)
     with (
         RunningLoop(LOCAL) as running,
         dealer(running.endpoint) as bad,

@@ -274,9 +274,9 @@ class State:
                     raise Violation(
                         "expired", f"request {number}, not before {job.not_before_ms}: {change}"
                     )
-                lane = job.service, job.subject, job.priority
+                queue = job.service, job.subject, job.priority
                 if job.fresh:
-                    self._in_order(lane, number, lsn)
+                    self._in_order(queue, number, lsn)
                     self._by_priority(number, job, lsn, change.at_ms)
                 job.fresh = False
                 job.holder, job.received, job.not_before_ms = change.holder, False, 0
@@ -284,14 +284,14 @@ class State:
                 if job.attempts > self.attempts_max and not job.spared:
                     raise Violation("attempts", f"request {number} is taken: {job}")
 
-    def _in_order(self, lane: tuple[int, str, int], number: int, lsn: int) -> None:
+    def _in_order(self, queue: tuple[int, str, int], number: int, lsn: int) -> None:
         """Check that first hand-outs are in order, except within one bundle."""
-        before, newest, at = self.handed.get(lane, (-1, -1, -1))
+        before, newest, at = self.handed.get(queue, (-1, -1, -1))
         if lsn != at:
             before, at = newest, lsn
         if number < before and not self.unordered:
-            raise Violation("order", f"request {number} of {lane} after {before}")
-        self.handed[lane] = before, max(newest, number), at
+            raise Violation("order", f"request {number} of {queue} after {before}")
+        self.handed[queue] = before, max(newest, number), at
 
     def _by_priority(self, number: int, job: Job, lsn: int, now_ms: int) -> None:
         """Check that no request goes before one of its subject that waits with a higher priority.

@@ -298,14 +298,13 @@ def test_room_for_what_is_committed_is_there_before_so_that_a_full_disk_can_be_e
     create_file(tmp_path, Position(0, 0, 1, DIRECTORY, logged.ring.uuid))
     path = tmp_path / DATABASE
     connection = open_database(path)
-    checkpoint = Checkpoint(connection, follower_of(logged).read)
     asked: list[int] = []
 
     def full(size: int) -> None:
         asked.append(size)
         raise OSError(errno.ENOSPC, "the disk is full")
 
-    checkpoint.make_room = full
+    checkpoint = Checkpoint(connection, follower_of(logged).read, make_room=full)
     for _ in range(50):
         logged.log(r.MailPut(1, -1, 1, 100, "a", 1), bodies=[[b"b" * 60_000]])
     with pytest.raises(OSError, match="full"):

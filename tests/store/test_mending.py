@@ -33,8 +33,7 @@ def filled(
 ) -> dict[int, dict[int, bytes]]:
     """Fill a ring of three streams, its bundles of one to four batches; returns its records."""
     journal = Journal.open(directory)
-    ring, _ = journal.ring("main", SMALL)
-    ring.snapshot = lambda: [b"state"]
+    ring, _ = journal.ring("main", SMALL, lambda: [b"state"])
     serial = 0
     while ring.end_lsn < segments * S - S // 2:
         batches, nexts = [], {number: ring.next_offset(number) for number in STREAMS}

@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from malamute_protocol.content import NO_TIME, Content
+from malamute_protocol.columns import NO_TIME
+from malamute_protocol.content import Content
 
 Mask: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 

@@ -96,7 +96,6 @@ class Group:
         "sure",
         "timer",
         "told",
-        "waker",
         "watched",
         "window",
     )
@@ -168,8 +167,6 @@ class Group:
         """Whether the mailbox of its dead letters has refused one, and taken none since."""
         self.watched = False
         """Whether a timer watches the group because it is stuck."""
-        self.waker: Callable[[], None] | None = None
-        """The function that the stream calls when there is more to read; None without members."""
 
     # --- members ------------------------------------------------------------------------------
 

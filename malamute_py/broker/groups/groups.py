@@ -99,6 +99,8 @@ class Groups:
         """Groups, and members that wait for one whose creation or reset is on its way."""
         self._members: dict[Member, Group | None] = {}
         """The group of each member; None until the group is there."""
+        self._wakers: dict[Group, Callable[[], None]] = {}
+        """The call by which a stream wakes each group that has members when there is more."""
         self.timers: Final = Timers()
         """Calls that give up a kept place, bring back delayed records or log a position."""
         self._progress = progress = Progress(shard, steps, self.timers)
@@ -432,8 +434,8 @@ class Groups:
         """Let a member in: send SUBSCRIBED, and MODE where the hold of an exclusive group moved."""
         stream, links = group.stream, self._links
         if not group.members:
-            group.waker = partial(self.reader.wake, group)
-            stream.audience.add_reader(group.waker, group.durable)
+            wake = self._wakers[group] = partial(self.reader.wake, group)
+            stream.audience.add_reader(wake, group.durable)
         self._members[member] = group
         member.lease_ms = self._leases.of(group)
         before = group.holder
@@ -550,9 +552,9 @@ class Groups:
         member: one of them. held: records that they held in all. count: how many members left.
         """
         self.reader.drop_gone(group)
-        if not group.members and group.waker is not None:
-            group.stream.audience.remove_reader(group.waker, group.durable)
-            group.waker = None
+        wake = None if group.members else self._wakers.pop(group, None)
+        if wake is not None:
+            group.stream.audience.remove_reader(wake, group.durable)
         if held:
             self._shard.counters["group_records_returned"] += held
         self._shard.event(
@@ -563,9 +565,18 @@ class Groups:
             self._progress.flush_later(group)
         self.reader.wake(group)
 
+    def put_off(self, ms: int) -> None:
+        """Let leases, and the places of absent holders, last so much longer."""
+        for group in self._groups:
+            group.holdings.put_off_leases(ms)
+            group.returns_ms += ms
+
     def _give_up(self, group: Group, absent: Member | Holder) -> None:
         """Give up the kept place of a holder that did not return in time."""
         if group.absent_holder is not absent or group.gone:
+            return
+        if group.returns_ms > self._shard.now_ms:
+            self.timers.set(group.returns_ms, partial(self._give_up, group, absent))
             return
         self._shard.counters["group_places_lost"] += 1
         self._shard.event(

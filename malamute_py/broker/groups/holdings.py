@@ -363,6 +363,12 @@ class Holdings:
                 del entries[at_ms]
         entries[due_ms] = entries.get(due_ms, 0) | mask
 
+    def put_off_leases(self, ms: int) -> None:
+        """Let all leases last so much longer."""
+        for page in self.pages:
+            for member, entries in page.leases.items():
+                page.leases[member] = {at_ms + ms: rows for at_ms, rows in entries.items()}
+
     def next_lease(self) -> int:
         """Time at which the next lease ends; 0: there is none."""
         return min(

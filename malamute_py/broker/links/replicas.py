@@ -104,6 +104,10 @@ class Replicas:
             self._free_number(*first)
         self._absent[family, session] = self._shard.now_ms + settings.replica_grace_ms
 
+    def put_off(self, ms: int) -> None:
+        """Keep the numbers of absent sessions for so much longer."""
+        self._absent = {place: until_ms + ms for place, until_ms in self._absent.items()}
+
     def _forget_absent(self) -> None:
         """Free the numbers of sessions that have been without a link for too long."""
         now_ms, absent = self._shard.now_ms, self._absent

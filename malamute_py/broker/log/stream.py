@@ -16,7 +16,8 @@ from typing import Any, Protocol
 import msgspec
 
 from malamute_protocol.commands import Level
-from malamute_protocol.content import BODY_KINDS, Content
+from malamute_protocol.content import Content
+from malamute_protocol.content_layout import BODY_KINDS
 from malamute_protocol.stamp import append_time_of
 from malamute_py.broker.log.ledger import Ledger
 from malamute_py.broker.log.newest import Keys

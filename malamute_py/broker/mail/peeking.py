@@ -16,7 +16,7 @@ import msgspec
 from malamute_protocol.commands import (
     PeekMail,
 )
-from malamute_protocol.content import ARROW
+from malamute_protocol.content_layout import ARROW
 from malamute_protocol.errors import BatchError, MalamuteError
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.links import Link, Links

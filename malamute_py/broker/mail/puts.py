@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from malamute_protocol.commands import Level, Send
-from malamute_protocol.content import ARROW, Content
+from malamute_protocol.content import Content
+from malamute_protocol.content_layout import ARROW
 from malamute_protocol.encode import encode
 from malamute_protocol.errors import BatchError, BrokerRefused
 from malamute_protocol.stamp import STAMP_BYTES

@@ -242,7 +242,7 @@ class ServiceAdmin:
         name = command.service
         if not self._permitted(link, "manage_queues", name):
             raise BrokerRefused("forbidden", f"you may not manage service '{name}'")
-        self._check_dead_letters(link, command)
+        self._registry.check_dead_letters(link.owner, command.settings)
         known = name in self._registry.by_name
         service = self._registry.use(name, link.owner, command.settings)
         facts = partial(self._facts, service, whole=True)
@@ -268,14 +268,6 @@ class ServiceAdmin:
         editing = Then(partial(self._edited, service, changed), failed)
         change = ServiceSet(row.number, row.name, settings, row.by, row.created_ms)
         self._steps.propose(change, editing, answer)
-
-    def _check_dead_letters(self, link: Link, command: EditService) -> None:
-        """Raise BrokerRefused for a mailbox to which the link may not have dead letters put."""
-        mailbox = command.settings.get("dead_letters")
-        if isinstance(mailbox, str) and mailbox and not any(
-            self._permitted(link, action, mailbox) for action in ("send", "manage_queues")
-        ):  # fmt: skip
-            raise BrokerRefused("forbidden", f"you may not send to mailbox '{mailbox}'")
 
     def _edited(self, service: Service, row: ServiceRow, _: int) -> None:
         """Put settings into force that the log has."""

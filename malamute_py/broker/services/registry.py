@@ -83,6 +83,7 @@ class Registry:
             raise BrokerRefused("unknown_service", f"there is no service '{name}'")
         if not limits.permit(by, "create_service", name):
             raise BrokerRefused("forbidden", f"you may not create service '{name}'")
+        self.check_dead_letters(by, settings or {})
         if len(self.by_name) >= limits.services_max:
             reason = f"at most {limits.services_max} services"
             raise self._shard.quotas.over_all(by, "services", reason)
@@ -98,6 +99,14 @@ class Registry:
         self.enter(service)
         self.next_turn.append(partial(self.unused, service))
         return service
+
+    def check_dead_letters(self, owner: str, settings: dict[str, Any]) -> None:
+        """Raise BrokerRefused for a mailbox to which an owner may not have dead letters put."""
+        mailbox = settings.get("dead_letters")
+        if isinstance(mailbox, str) and mailbox:
+            permit = self._shard.settings.permit
+            if not permit(owner, "dead_letters", mailbox):
+                raise BrokerRefused("forbidden", f"you may not send to mailbox '{mailbox}'")
 
     def enter(self, service: Service) -> None:
         """Add a service."""

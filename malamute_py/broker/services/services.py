@@ -67,6 +67,7 @@ class Services:
         self.prepare_ack = replies.prepare_ack
         self.recovered = recovery.recovered
         self.tick = deadlines.tick
+        self.put_off_leases = deadlines.put_off_leases
 
     def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
         """Methods that handle commands which are no steps, by their class."""

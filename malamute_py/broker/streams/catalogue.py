@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from malamute_protocol.address import name_fault
-from malamute_protocol.content import ARROW
+from malamute_protocol.content_layout import ARROW
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.log.ring import EPOCH_SHIFT, RingState, ring_name
@@ -75,7 +75,10 @@ class Catalogue:
         self.openings: list[tuple[str, dict[str, Any]]] = []
         """Rings that the shell is to open or remove."""
         self.unseen: dict[str, dict[int, int]] = {}
-        """For each ring the next offset of each stream of which damage left the ring nothing."""
+        """For each ring the next offset of each stream of which damage left the ring nothing.
+
+        The shell lets each ring go on there: a later start may know nothing of the damage.
+        """
         self._numbers: dict[int, Stream] = {}
         self._names: dict[str, Stream] = {}
         self._sorted: list[str] | None = None
@@ -124,6 +127,12 @@ class Catalogue:
             return self._numbers
         state = self.rings.get(ring)
         return () if state is None else state.numbers
+
+    def owner_of(self, ring: RingState) -> Stream | None:
+        """The stream whose own ring it is; None: streams share it."""
+        number = next(iter(ring.numbers), None)
+        stream = None if number is None else self.by_number(number)
+        return stream if stream is not None and stream.row.settings.ring_bytes else None
 
     def names_after(self, after: str, prefix: str) -> Iterable[str]:
         """Names in order that begin with `prefix`, from the one after `after`."""

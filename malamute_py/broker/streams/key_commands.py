@@ -13,7 +13,8 @@ from itertools import pairwise
 from typing import Any
 
 from malamute_protocol.commands import GetKey, ListKeys, UpdateKey
-from malamute_protocol.content import LIST, Content
+from malamute_protocol.content import Content
+from malamute_protocol.content_layout import LIST
 from malamute_protocol.errors import BrokerRefused
 from malamute_protocol.stamp import STAMP_BYTES, append_time_of
 from malamute_py.broker.context import Shard

@@ -15,7 +15,8 @@ from struct import Struct
 from typing import Any
 
 from malamute_protocol.commands import Publish, Stage, UpdateKey
-from malamute_protocol.content import ARROW, BODY_KINDS, Content, Head
+from malamute_protocol.content import Content
+from malamute_protocol.content_layout import ARROW, BODY_KINDS, Head
 from malamute_protocol.errors import BatchError, BrokerRefused, RevisionConflict
 from malamute_protocol.framing import NUMBERS
 from malamute_protocol.stamp import STAMP_BYTES

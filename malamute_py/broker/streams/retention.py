@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from malamute_protocol.content import ARROW
+from malamute_protocol.content_layout import ARROW
 from malamute_py.broker.context import Shard
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from malamute_protocol.commands import Command, Publish, Stage
-from malamute_protocol.content import Head, claimed_schema, has_large_table
+from malamute_protocol.content_layout import Head, claimed_schema, has_large_table
 from malamute_protocol.header import TABLE_BYTES_MAX
 from malamute_py.broker.context import Shard, Verdict
 from malamute_py.broker.links.links import Link

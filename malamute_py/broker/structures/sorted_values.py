@@ -178,6 +178,11 @@ class Schedule:
         self._at[place] = at_ms
         self._order.add((at_ms, place))
 
+    def put_off(self, ms: int) -> None:
+        """Make all places due so much later."""
+        for place, at_ms in list(self._at.items()):
+            self.set(place, at_ms + ms)
+
     def drop(self, place: Pair) -> None:
         """Forget when a place is due."""
         known = self._at.pop(place, None)

@@ -29,7 +29,7 @@ from malamute_py.broker.subscriptions.subscription import Subscription
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
-LANE_ROWS_MAX = 4_096
+SELECTOR_ROWS_MAX = 4_096
 """Rows of one gathered batch."""
 TAKEN_SHARE = 0.25
 """Share of the window's rows beyond which a subscription gets its batches as they are."""
@@ -159,7 +159,8 @@ class Outcome(NamedTuple):
 class SharedWindow:
     """Consecutive batches of a stream, and the subscriptions that take rows of them.
 
-    A lane is the subscriptions that select the same from the same position on.
+    A selector is a pattern and the position from which it selects. Subscriptions with one selector
+    are given the same rows.
     """
 
     def __init__(self, stream: Stream, members: list[Subscription]) -> None:
@@ -170,24 +171,24 @@ class SharedWindow:
         self._members = members
         self._gathering = SharedGathering(stream.number)
         self._keys: list[Array] = []
-        """For each batch, the rows that each lane takes, each (lane << _PLACE_BITS) + the row."""
+        """For each batch, the rows of each selector, each (selector << _PLACE_BITS) + the row."""
         self._held = self._dead = 0
-        """Number of these rows, and about how many of them are of lanes that are over."""
+        """Number of these rows, and about how many of them are of selectors that are over."""
         self._texts: list[Array] = []
         """For each row, the bytes of its header's texts, although the texts come once a header."""
-        self._lanes: dict[tuple[int, int], int] = {}
-        """Lanes by the number of their pattern and their position."""
+        self._selectors: dict[tuple[int, int], int] = {}
+        """Selectors by the number of their pattern and their position."""
         self._takers: list[list[Subscription]] = []
-        """The subscriptions of each lane."""
+        """The subscriptions with each selector."""
         self._begins: list[int] = []
-        """Offset at which each lane begins."""
+        """Offset at which each selector begins."""
         self._taken: Array = np.zeros(0, np.int64)
-        """About how many rows each lane takes."""
+        """About how many rows each selector takes."""
         self._over: Array = np.zeros(0, np.bool_)
-        """Lanes that take too much, whatever follows: their rows are not looked for any more."""
-        self._lanes_of_pattern: dict[int, list[int]] = {}
+        """Selectors that take too much, whatever follows: their rows are looked for no more."""
+        self._selectors_of_pattern: dict[int, list[int]] = {}
         self._last_begin = 0
-        """The highest offset at which a lane begins."""
+        """The highest offset at which a selector begins."""
         self.new = 0
         """New headers that were matched."""
         self.base = -1
@@ -230,8 +231,8 @@ class SharedWindow:
         if not self._gathering.takes(stamp, content):
             return
         self._open(stamp.base_offset)
-        by_number = sorted(self._lanes_of_pattern.items())
-        lanes = np.array([lane for _, found in by_number for lane in found], np.int64)
+        by_number = sorted(self._selectors_of_pattern.items())
+        selectors = np.array([selector for _, found in by_number for selector in found], np.int64)
         numbers = np.repeat([number for number, _ in by_number], [len(f) for _, f in by_number])
         first = np.searchsorted(numbers, survey.numbers)
         counts = np.searchsorted(numbers, survey.numbers, "right") - first
@@ -240,36 +241,36 @@ class SharedWindow:
             self._full(content.head.count)
             return
         shifts = np.repeat(first - (np.cumsum(counts) - counts), counts)
-        takers = lanes[np.arange(total) + shifts]
+        takers = selectors[np.arange(total) + shifts]
         if self._enter(stamp, content, np.repeat(survey.places, counts), takers, survey.texts):
             self.reached = stamp.next_offset
 
     def _open(self, base: int) -> None:
-        """Make a lane of the subscriptions that select the same from the same position on."""
+        """Number the selectors of the subscriptions."""
         self.base = base
         for sub in self._members:
             place = max(sub.position, base)
-            lane = self._lanes.setdefault((sub.pattern_number, place), len(self._takers))
-            if lane == len(self._takers):
+            selector = self._selectors.setdefault((sub.pattern_number, place), len(self._takers))
+            if selector == len(self._takers):
                 self._takers.append([])
                 self._begins.append(place)
-                self._lanes_of_pattern.setdefault(sub.pattern_number, []).append(lane)
+                self._selectors_of_pattern.setdefault(sub.pattern_number, []).append(selector)
                 self._last_begin = max(self._last_begin, place)
-            self._takers[lane].append(sub)
+            self._takers[selector].append(sub)
         self._taken = np.zeros(len(self._takers), np.int64)
         self._over = np.zeros(len(self._takers), np.bool_)
 
     def _add(self, stamp: Stamp, content: Content) -> bool:
-        """Take one batch; False: it is left, since its rows are too many for all lanes together."""
+        """Take one batch; False: it is left, since all selectors together take too many rows."""
         headers, _ = content.headers()
         matched, match, by_number = (
             self._audience.matched,
             self._audience.match,
-            self._lanes_of_pattern,
+            self._selectors_of_pattern,
         )
         count = content.head.count
         chosen: list[int] = []
-        lanes: list[int] = []
+        selectors: list[int] = []
         texts: list[int] = []
         for place, header in enumerate(headers):
             known = matched.get(header)
@@ -280,12 +281,12 @@ class SharedWindow:
             for number in known.numbers:
                 found = by_number.get(number)
                 if found is not None:
-                    for lane in found:
+                    for selector in found:
                         chosen.append(place)
-                        lanes.append(lane)
+                        selectors.append(selector)
             if len(chosen) > KEYS_MAX:
                 return self._full(count)
-        takes, takers = np.array(chosen, np.int64), np.array(lanes, np.int64)
+        takes, takers = np.array(chosen, np.int64), np.array(selectors, np.int64)
         return self._enter(stamp, content, takes, takers, np.array(texts, np.int64))
 
     def _enter(
@@ -293,8 +294,8 @@ class SharedWindow:
     ) -> bool:
         """Take one batch; False: its rows are too many.
 
-        takes, takers: a header and a lane that takes its rows, for each such pair. weights: bytes
-        of each header's texts.
+        takes, takers: a header and a selector that takes its rows, for each such pair. weights:
+        bytes of each header's texts.
         """
         codes, count = content.headers()[1], content.head.count
         first = self._gathering.rows
@@ -316,70 +317,73 @@ class SharedWindow:
         ends = np.cumsum(counts)
         shifts = np.repeat(begins[takes] - (ends - counts), counts)
         rows = order[np.arange(len(shifts)) + shifts]
-        lane_of = np.repeat(takers, counts)
+        selector_of = np.repeat(takers, counts)
         if self._last_begin > stamp.base_offset:
-            wanted = rows + stamp.base_offset >= np.array(self._begins)[lane_of]
-            rows, lane_of = rows[wanted], lane_of[wanted]
-        self._keys.append((lane_of << _PLACE_BITS) + rows + first)
+            wanted = rows + stamp.base_offset >= np.array(self._begins)[selector_of]
+            rows, selector_of = rows[wanted], selector_of[wanted]
+        self._keys.append((selector_of << _PLACE_BITS) + rows + first)
         self._held += len(rows)
         return True
 
-    def _count(self, base: int, counts: Array, lanes: Array) -> Array:
-        """Count the rows that lanes take of a batch, before any row of it is looked for.
+    def _count(self, base: int, counts: Array, selectors: Array) -> Array:
+        """Count the rows that selectors take of a batch, before any row of it is looked for.
 
-        Returns a mask of the entries whose lanes take no more than they may.
+        Returns a mask of the entries whose selectors take no more than they may.
         """
         if self._last_begin > base:
-            # Lanes that begin after this batch's first row are counted exactly in share_out().
-            counts = np.where(np.array(self._begins)[lanes] <= base, counts, 0)
+            # Selectors that begin after this batch's first row are counted exactly in share_out().
+            counts = np.where(np.array(self._begins)[selectors] <= base, counts, 0)
         before = self._taken
-        self._taken = before + np.bincount(lanes, counts, len(before)).astype(np.int64)
-        over = self._taken > LANE_ROWS_MAX
-        for lane in np.flatnonzero(over & ~self._over).tolist():
-            self._lanes_of_pattern[self._takers[lane][0].pattern_number].remove(lane)
-            self._dead += int(before[lane])
+        self._taken = before + np.bincount(selectors, counts, len(before)).astype(np.int64)
+        over = self._taken > SELECTOR_ROWS_MAX
+        for selector in np.flatnonzero(over & ~self._over).tolist():
+            self._selectors_of_pattern[self._takers[selector][0].pattern_number].remove(selector)
+            self._dead += int(before[selector])
         self._over = over
-        kept: Array = ~over[lanes]
+        kept: Array = ~over[selectors]
         return kept
 
     def _drop_rows_of_over(self) -> None:
-        """Drop the rows of lanes (equal subscriptions) that take too much of the window."""
+        """Drop the rows of selectors that take too much of the window."""
         keys = np.concatenate(self._keys)
         keys = keys[~self._over[keys >> _PLACE_BITS]]
         self._keys, self._held, self._dead = [keys], len(keys), 0
 
     def _full(self, count: int) -> bool:
-        """Take no more; if not even a first batch of `count` rows fits, some lanes are over."""
+        """Take no more; if not even a first batch of `count` rows fits, some selectors are over."""
         if not self._gathering.rows:
             broad = self._taken > TAKEN_SHARE * count
             self._over = broad if broad.any() else ~broad
         return False
 
-    def share_out(self, bytes_max: int, lane_bytes_max: int) -> Outcome:
-        """Give each lane its rows: about `bytes_max` for all, at most `lane_bytes_max` for one."""
+    def share_out(self, bytes_max: int, selector_bytes_max: int) -> Outcome:
+        """Give subscriptions their rows.
+
+        bytes_max: about so many for all selectors; selector_bytes_max: at most so many for one.
+        """
         later: list[Subscription] = []
         alone: list[Subscription] = []
-        for lane in np.flatnonzero(self._over).tolist():
-            alone += self._takers[lane]
+        for selector in np.flatnonzero(self._over).tolist():
+            alone += self._takers[selector]
         if not self._keys:
             return Outcome([], self.reached, alone, later)
         keys = np.concatenate(self._keys)
         keys.sort()
-        lanes, rows = keys >> _PLACE_BITS, keys & _PLACE_MASK
-        counts = np.bincount(lanes, minlength=len(self._takers))
+        selectors, rows = keys >> _PLACE_BITS, keys & _PLACE_MASK
+        counts = np.bincount(selectors, minlength=len(self._takers))
         counts[self._over] = 0
         weights = (self._gathering.sizes() + np.concatenate(self._texts))[rows] + BYTES_A_ROW
-        sizes = np.bincount(lanes, weights, len(self._takers)).astype(np.int64).tolist()
-        many = max(1, min(LANE_ROWS_MAX, int(TAKEN_SHARE * self._gathering.rows)))
+        sizes = np.bincount(selectors, weights, len(self._takers)).astype(np.int64).tolist()
+        many = max(1, min(SELECTOR_ROWS_MAX, int(TAKEN_SHARE * self._gathering.rows)))
         room: dict[Link, int] = {}
         kept: list[list[Subscription]] = []
         chosen = np.zeros(len(self._takers), np.bool_)
-        for lane, count in enumerate(counts.tolist()):
+        for selector, count in enumerate(counts.tolist()):
             if not count:
                 continue
-            takers = self._takers[lane]
-            size = sizes[lane]
-            if count > many or size > lane_bytes_max:
+            takers = self._takers[selector]
+            size = sizes[selector]
+            if count > many or size > selector_bytes_max:
                 alone += takers
                 continue
             able: list[Subscription] = []
@@ -397,12 +401,12 @@ class SharedWindow:
                     room[link] = left - size - cost_of_few(link)
             if able:
                 bytes_max -= size
-                chosen[lane] = True
+                chosen[selector] = True
                 kept.append(able)
         if not kept:
             return Outcome([], self.reached, alone, later)
         if len(kept) < len(counts):
-            rows = rows[chosen[lanes]]
+            rows = rows[chosen[selectors]]
         found = self._gathering.gather(rows, counts[chosen].tolist())
         shares = [Share(takers, gathered) for takers, gathered in zip(kept, found, strict=True)]
         return Outcome(shares, self.reached, alone, later)

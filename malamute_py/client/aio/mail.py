@@ -130,7 +130,8 @@ class MailVerbs(AsyncVerbs):
         otherwise as send().
         """
         link, wait_ms = self._link, self._session.settings.wait_ms(timeout_ms)
-        future: asyncio.Future[Confirmation] = link.loop.create_future()
+        future: asyncio.Future[Confirmation] = link.loop.create_future()  # asyncio only
+        # sync: pending: Pending[Confirmation] = link.pending_type(link)
         row = make_row(body, subject, fields, None, expires_at_ms, properties, future, codec)
         if True:  # sync: with link.lock:
             if not self._session.window.has_room():

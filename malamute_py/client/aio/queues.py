@@ -9,20 +9,19 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, Final, TypeVar, Unpack
+from typing import Any, Final, Unpack
 
 from malamute_protocol import commands as c
 from malamute_protocol.batch import Record
 from malamute_protocol.errors import BrokerRefused, LocalProtocolError, Timeout
 from malamute_protocol.pattern import Pattern
 from malamute_py.client import options
-from malamute_py.client.aio.link import AsyncVerbs, LoopLink
+from malamute_py.client.aio.link import LoopLink
+from malamute_py.client.aio.pages import PagedVerbs
 from malamute_py.client.aio.transactions import Transaction
 from malamute_py.client.arguments import (
     beginning,
     duration,
-    integer,
     key_of,
     numbers_of_requests,
     settings_of,
@@ -31,7 +30,6 @@ from malamute_py.client.arguments import (
 from malamute_py.client.engine.waits import ACKED, NOTHING, OPENED, PASSED_OVER, STEP
 from malamute_py.client.facts import (
     CursorFacts,
-    Facts,
     GroupFacts,
     MailboxFacts,
     PeekedMail,
@@ -41,13 +39,13 @@ from malamute_py.client.facts import (
     TransactionFacts,
     fact_list,
     facts,
-    place_of,
 )
 from malamute_py.client.position import Confirmation, Position, StartPoint, start_on_wire
 from malamute_py.client.readers.cursor_name import CursorName
 from malamute_py.client.readers.group import MemberBase, numbers_of
 from malamute_py.client.session.acknowledgements import AckForm
 from malamute_py.client.session.calls import make_pattern
+from malamute_py.client.session.held_batches import Held, HeldBatch
 from malamute_py.client.session.memberships import (
     AGAIN,
     CREDIT_BYTES,
@@ -55,8 +53,6 @@ from malamute_py.client.session.memberships import (
     DONE,
     RELEASED,
     GroupOptions,
-    Held,
-    HeldBatch,
     decided,
     failed,
     group_visibility,
@@ -71,8 +67,6 @@ JOINING: Final = "the membership"
 LEAVING: Final = "the end of the membership"
 _PAUSE_EVERY: Final = 256  # asyncio only
 """Records after which the event loop gets its turn, though more are at hand."""
-
-Kind = TypeVar("Kind", bound=Facts)
 
 
 class AtomicStep(Step):
@@ -126,7 +120,7 @@ class AtomicStep(Step):
 
     # sync: def commit_nowait(self, timeout_ms: Wait = "default") -> Pending[Confirmation | None]:
     # sync:     """Put it on its way; waits only for room in the window. Result as of commit()."""
-    # sync:     pending: Pending[Confirmation | None] = Pending(self._link)
+    # sync:     pending: Pending[Confirmation | None] = self._link.pending_type(self._link)
     # sync:     if self.parts:
     # sync:         self._put(pending, timeout_ms)
     # sync:     else:
@@ -272,8 +266,8 @@ class Member(MemberBase):
             if True:  # sync: with link.lock:
                 if self._closed:
                     return None
-                item = membership.take()
-                if link.session.consumed(membership):
+                item = self._take()
+                if link.session.consumed(membership) or membership.in_doubt:
                     link.wake_up()
                 if item is None:
                     if membership.error is not None:
@@ -307,7 +301,7 @@ class Member(MemberBase):
         if self._until_pause <= 0:  # asyncio only
             self._until_pause = _PAUSE_EVERY
             await asyncio.sleep(0)
-        while not self._left:
+        while not self._left or self._membership.lost_lease:
             batch = await self._next(self._timeout_ms)
             if batch is None:
                 raise StopAsyncIteration
@@ -418,7 +412,7 @@ class Member(MemberBase):
         await self.close()
 
 
-class QueueVerbs(AsyncVerbs):
+class QueueVerbs(PagedVerbs):
     """Verbs over cursors, groups, steps, mailboxes and services."""
 
     _member_type: type[Member]
@@ -786,31 +780,3 @@ class QueueVerbs(AsyncVerbs):
         """Remove a service queue and what lies in it; returns how much that was."""
         value = await self._link.ask(lambda number: c.RemoveService(number, service, service))
         return int(value.get("count", 0))
-
-    async def _pages(
-        self, kind: type[Kind], make: Callable[[int, Any], Any], limit: int, *,
-        listed: str = "entries", first: Any = "",
-    ) -> list[Kind]:  # fmt: skip
-        """Return the entries of all pages, or `limit` of them if that is not 0.
-
-        make: (request number, after) -> the question. listed: key of the entries in the answer.
-        first: what `after` is for the first page.
-        """
-        integer("limit", limit, 0)
-        found: list[Kind] = []
-        after = first
-        while True:
-            value = await self._link.ask(partial(_following, make, after))
-            page = fact_list(kind, value, listed)
-            if page and place_of(page[-1]) == after:
-                return found  # An earlier broker ignores `after`: this is its first page again.
-            found += page
-            if limit and len(found) >= limit:
-                return found[:limit]
-            if not page or not value.get("more"):
-                return found
-            after = place_of(page[-1])
-
-
-def _following(make: Callable[[int, Any], Any], after: Any, number: int) -> Any:
-    return make(number, after)

@@ -29,25 +29,34 @@ from opentelemetry.trace import (
 from malamute_protocol.batch import Batch
 from malamute_protocol.commands import Confirm
 from malamute_protocol.errors import MalamuteError
-from malamute_py.client.aio.client import BulkPublisher, Client
+from malamute_py.client.aio.client import Client
 from malamute_py.client.aio.handlers import within_span
 from malamute_py.client.aio.keys import KeyView
 from malamute_py.client.aio.link import LoopLink
 from malamute_py.client.aio.mail import Inbox
+from malamute_py.client.aio.publishing import BulkPublisher
 from malamute_py.client.aio.queues import AtomicStep, Member
 from malamute_py.client.aio.subscription import NO_OFFSET, Subscription
 from malamute_py.client.aio.transactions import Transaction
 from malamute_py.client.aio.work import Request, Worker
 from malamute_py.client.engine.log import LINK_LOG, LOG
 from malamute_py.client.position import Confirmation
+from malamute_py.client.session.held_batches import HeldBatch
 from malamute_py.client.session.letters import HandoutBatch, Reply
-from malamute_py.client.session.memberships import HeldBatch
 from malamute_py.client.settings import Wait
-from malamute_py.client.spans import LINKS_MAX, TRACE_IDS, Spans, ending, failed
+from malamute_py.client.spans import (
+    LINKS_MAX,
+    TRACE_IDS,
+    Spans,
+    ended_if_refused,
+    ending,
+    failed,
+)
 from malamute_py.client.tracing import Tracing
 from malamute_py.client.words import ConfirmAt, OnError
 
 # sync: from malamute_py.client.sync.handlers import HandlerRun
+# sync: from malamute_py.client.engine.waits import ANSWER
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
@@ -128,18 +137,13 @@ def handed_over(operation: str, verb: Verb) -> Verb:
     @wraps(verb)
     def call(self: Any, *arguments: Any, **options: Any) -> Any:
         given = [*arguments]
+        # sync: spans_of(self._link).end_due()
         span = of_call.begin(self._link, given, options)
-        # sync: # The confirm comes in the thread of the link, which no exporter may hold up.
-        # sync: with ending(span):
-        # sync:     return verb(self, *given, **options)
-        try:  # asyncio only
+        with ended_if_refused(span):
             future = verb(self, *given, **options)
-        except BaseException as error:
-            failed(span, error)
-            span.end()
-            raise
         future.add_done_callback(partial(_confirmed, span))  # asyncio only
-        return future  # asyncio only
+        # sync: future.ends(span)
+        return future
 
     return cast("Verb", call)
 
@@ -151,6 +155,44 @@ def _confirmed(span: Span, future: asyncio.Future[Any]) -> None:  # asyncio only
     elif (error := future.exception()) is not None:
         failed(span, error)
     span.end()
+
+
+# sync: class TracedPending(Pending[Any]):
+# sync:     """A value of a call that returned at once, whose span is over when the value comes."""
+
+# sync:     __slots__ = ("_span",)
+
+# sync:     def __init__(self, link: ThreadLink) -> None:
+# sync:         super().__init__(link)
+# sync:         self._span: Span | None = None
+
+# sync:     def ends(self, span: Span) -> None:
+# sync:         """Have a span end with the value, which may be there already."""
+# sync:         with self._link.lock:
+# sync:             self._span = span
+# sync:             if self._done:
+# sync:                 self._over(span)
+
+# sync:     def settle(self, outcome: Any) -> None:
+# sync:         """Called by the link, under its lock."""
+# sync:         super().settle(outcome)
+# sync:         if self._span is not None:
+# sync:             self._over(self._span)
+
+# sync:     def _over(self, span: Span) -> None:
+# sync:         if self._error is not None:
+# sync:             failed(span, self._error)
+# sync:         # The confirm comes in the thread of the link, which no exporter may hold up.
+# sync:         spans_of(self._link).ends_later(span)
+
+# sync:     def result(
+# sync:         self, timeout_ms: Wait = "default", what: str = ANSWER, name: str = ""
+# sync:     ) -> Any:
+# sync:         """Wait for the value, and hand its span over; see Pending.result()."""
+# sync:         try:
+# sync:             return super().result(timeout_ms, what, name)
+# sync:         finally:
+# sync:             spans_of(self._link).end_due()
 
 
 def of_stream(verb: Verb, *, many: bool = False) -> Verb:
@@ -355,9 +397,12 @@ class TracedStep(AtomicStep):
             return await super().commit(timeout_ms)
 
     # sync: def commit_nowait(self, timeout_ms: Wait = "default") -> Pending[Confirmation | None]:
-    # sync:     """Put it on its way; the span ends with that. See AtomicStep.commit_nowait()."""
-    # sync:     with ending(self._committing()):
-    # sync:         return super().commit_nowait(timeout_ms)
+    # sync:     """Put it on its way; with a span until its confirm. See AtomicStep.commit()."""
+    # sync:     span = self._committing()
+    # sync:     with ended_if_refused(span):
+    # sync:         pending = cast("TracedPending", super().commit_nowait(timeout_ms))
+    # sync:     pending.ends(span)
+    # sync:     return pending
 
     def _committing(self) -> Span:
         """Take the span, which the commit ends, whatever gives the step up meanwhile."""
@@ -470,6 +515,7 @@ class TracedClient(Client):
         """The rest as Client()."""
         super().__init__(*settings, **options)
         session = self._session
+        # sync: self._link.pending_type = TracedPending
         self._link.spans = tracing.spans.connected(
             self.settings.endpoints, lambda: session.identity
         )
@@ -498,6 +544,13 @@ class TracedClient(Client):
     ) -> BulkPublisher:
         """A run of publishing in which each call has a span; see Client.publisher()."""
         return self._window(stream, confirm, timeout_ms, keep, TracedBulkPublisher)
+
+    # sync: def flush(self, timeout_ms: Wait = "default") -> None:
+    # sync:     """Return once nothing is unconfirmed, with spans; see SyncClient.flush()."""
+    # sync:     try:
+    # sync:         super().flush(timeout_ms)
+    # sync:     finally:
+    # sync:         spans_of(self._link).end_due()
 
     # sync: def abort(self) -> None:
     # sync:     """End at once, with the spans of what is unconfirmed; see SyncClient.abort()."""

@@ -13,13 +13,16 @@ from typing import Any
 from malamute_protocol.errors import LocalProtocolError
 from malamute_py.client.arguments import one_of
 from malamute_py.client.readers.records import SubscriptionBase
-from malamute_py.client.session.memberships import HeldBatch, Membership
+from malamute_py.client.session.held_batches import HeldBatch
+from malamute_py.client.session.memberships import Membership
 from malamute_py.client.session.subscription import Notice
 from malamute_py.client.words import AckWhen
 
 
 class MemberBase(SubscriptionBase):
     """Base of the members of both shells: the place in a batch, and what was handed over last."""
+
+    _membership: Membership
 
     def __init__(
         self,
@@ -54,7 +57,23 @@ class MemberBase(SubscriptionBase):
             self._handed = [offset for offset in self._handed if offset not in named]
 
     def _rest(self) -> HeldBatch | None:
-        """Take what is left of the batch that is being iterated, as a held batch."""
+        """Take what is left of the batch that is being iterated, as a held batch.
+
+        None where a lease has ended: _take() has the broker say whose records these are.
+        """
+        return None if self._membership.lost_lease else self._left_over()
+
+    def _take(self) -> HeldBatch | Notice | None:
+        """Take the next batch or notice of the membership.
+
+        Records that others may have by now go back to the membership first, in doubt.
+        """
+        if self._membership.lost_lease:
+            rest = self._left_over()
+            self._membership.doubt([rest] if rest is not None else [])
+        return self._membership.take()
+
+    def _left_over(self) -> HeldBatch | None:
         rest = super()._rest()
         if rest is None or isinstance(rest, HeldBatch):
             return rest

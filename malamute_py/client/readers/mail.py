@@ -13,7 +13,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from malamute_protocol.batch import Batch
 from malamute_py.client.arguments import integer, name_of, one_of, settings_of
-from malamute_py.client.session.letters import HandoutBatch, chosen, ranges_of, rows_of
+from malamute_py.client.session.letters import HandedOut, HandoutBatch, chosen, ranges_of, rows_of
 from malamute_py.client.session.mailboxes import InboxOptions, MailboxView, OpenedMailboxes
 from malamute_py.client.words import AckWhen
 
@@ -42,7 +42,7 @@ def inbox_options(
     )
 
 
-class MailBatchBase(Generic[One]):
+class MailBatchBase(HandedOut, Generic[One]):
     """Messages of one sender that were sent together, less those delivered elsewhere."""
 
     __slots__ = ("_letter", "_of", "_reader", "batch")
@@ -83,17 +83,6 @@ class MailBatchBase(Generic[One]):
     def bodies(self) -> list[bytes]:
         """All bodies; the quick way when nothing else is wanted."""
         return self.batch.bodies()
-
-    @property
-    def sender(self) -> str:
-        """Identity of the sender."""
-        sender: str = self._of.command.sender
-        return sender
-
-    @property
-    def attempts(self) -> int:
-        """Count of their hand-outs, this one included."""
-        return self._of.attempts
 
 
 class InboxBase(Generic[One]):

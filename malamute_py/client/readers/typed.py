@@ -18,7 +18,7 @@ def row_of(record: Record) -> dict[str, Any] | None:
 
     Raises BatchError: its batch is damaged.
     """
-    from malamute_protocol.content import ARROW  # numpy, which help does not load
+    from malamute_protocol.content_layout import ARROW
 
     batch = record.batch
     if batch.content.head.body_kind != ARROW or batch.schemas is None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from malamute_protocol.batch import encode_bulk, encode_columns, encode_lists
 from malamute_protocol.commands import PlanRead
-from malamute_protocol.content import HEAD
+from malamute_protocol.content_layout import HEAD
 from malamute_protocol.errors import LocalProtocolError, MalamuteError
 from malamute_protocol.limits import DEFAULT_LIMITS, REQUEST_PRIORITY_MAX
 from malamute_protocol.pattern import Pattern, PatternError, from_text, validate

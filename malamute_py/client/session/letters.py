@@ -85,6 +85,24 @@ class HandoutBatch:
         return Origin(stream, group, self._offsets[row], attempts)
 
 
+class HandedOut:
+    """Sender and attempts of what came in one delivery: a message, a request, or a batch."""
+
+    __slots__ = ()
+    _of: HandoutBatch
+
+    @property
+    def sender(self) -> str:
+        """Identity of the sender; `~` and hexadecimal digits: a client without one."""
+        sender: str = self._of.command.sender
+        return sender
+
+    @property
+    def attempts(self) -> int:
+        """Count of its hand-outs, this one included; a request's outlives the broker's restarts."""
+        return self._of.attempts
+
+
 def rows_of(batch: Batch) -> Iterable[int]:
     """Row numbers of the delivered rows, in order."""
     indices = batch.indices
@@ -110,7 +128,7 @@ def chosen(batch: Batch, rows: Sequence[int]) -> Batch:
     return batch.with_rows(mask)
 
 
-class Letter(Record, frozen=True, eq=False, gc=False):
+class Letter(HandedOut, Record, frozen=True, eq=False, gc=False):
     """A row of delivered mail: all that a Record has, and what came with it."""
 
     _of: HandoutBatch
@@ -119,17 +137,6 @@ class Letter(Record, frozen=True, eq=False, gc=False):
     def number(self) -> int:
         """Number by which the broker knows the message; ascending in the order of acceptance."""
         return self._batch.offset_of(self._row)
-
-    @property
-    def sender(self) -> str:
-        """Identity of the sender; `~` and hexadecimal digits: a client without one."""
-        sender: str = self._of.command.sender
-        return sender
-
-    @property
-    def attempts(self) -> int:
-        """Count of its hand-outs, this one included."""
-        return self._of.attempts
 
     @property
     def about(self) -> tuple[bytes, int] | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -131,7 +131,6 @@ class OpenedMailbox(Opened):
         self.in_hand: set[int] = set()
         """Numbers that were delivered and are not acknowledged."""
         self._mailboxes = mailboxes
-        self._accepted = False
         self._acked: set[int] = set()
         """Acknowledged by the reader; the broker has not confirmed it."""
         self._lent: set[int] = set()
@@ -141,11 +140,6 @@ class OpenedMailbox(Opened):
         self._held_records = 0
         """In the queue."""
         self._held_bytes = 0
-
-    @property
-    def accepted(self) -> bool:
-        """Whether the broker has opened the mailbox once."""
-        return self._accepted
 
     # --- the readers' side -------------------------------------------------------------------
 
@@ -229,13 +223,19 @@ class OpenedMailbox(Opened):
         """Have the acknowledgements of a reader collected in the next turn."""
         self._mailboxes.have_read[view] = None
 
+    def await_fewer(self, count: int) -> None:
+        """Count requests as answered or given up; after the last, unread replies are mail."""
+        self.waiting -= count
+        if not self.waiting and self.queue and not self.ended:
+            self._mailboxes.look_at(self)
+
     def sort_again(self) -> None:
         """Give callers the replies among the unread mail that they have begun to wait for since."""
         queue, self.queue = self.queue, deque()
         for delivered, left in queue:
             rest: Batch | None = left
             if delivered.about:
-                rest = self._mailboxes.route(delivered, left, self)
+                rest = self._mailboxes.replies.route(delivered, left, self)
             if rest is not None:
                 self.queue.append((delivered, rest))
             if rest is not left:
@@ -310,9 +310,7 @@ class OpenedMailbox(Opened):
 
         The broker hands out again what it does not know to be done, which is acknowledged then.
         """
-        for token, _ in ack.tokens:
-            self._mailboxes.told(token, None)
-        ack.tokens = []
+        ack.acks.settle(ack, None)
         return False
 
     # --- commands to the broker --------------------------------------------------------------
@@ -375,7 +373,7 @@ class OpenedMailbox(Opened):
         if self._of_earlier_links:
             left = self._without_known(batch)
         if left is not None and command.about:
-            left = self._mailboxes.route(delivered, left, self)
+            left = self._mailboxes.replies.route(delivered, left, self)
         if left is None:
             return
         for first, end in ranges_of(left):
@@ -392,7 +390,7 @@ class OpenedMailbox(Opened):
         is delivered.
         """
         ranges = found.ranges
-        if command.about and self._mailboxes.route_unreadable(command, found.reason):
+        if command.about and self._mailboxes.replies.route_unreadable(command, found.reason):
             self.reply_taken(ranges, command.last)
             return
         self._mailboxes.warnings.add(
@@ -452,11 +450,28 @@ class OpenedMailbox(Opened):
         self._mailboxes.over(self)
 
 
+class ReplyRoute(Protocol):
+    """The way of replies to the callers that wait for them (requests.AwaitedReplies)."""
+
+    def route(self, delivered: HandoutBatch, left: Batch, inbox: OpenedMailbox) -> Batch | None:
+        """Give awaited replies to their callers; return the other rows, None: there are none."""
+
+    def route_unreadable(self, command: Mail, reason: str) -> bool:
+        """Fail callers whose replies cannot be read; False: not all of these replies are awaited.
+
+        Nothing was done then.
+        """
+
+    def inbox_failed(self, inbox: OpenedMailbox, error: MalamuteError) -> None:
+        """Fail the callers whose replies come into an inbox that has ended."""
+
+
 class OpenedMailboxes(Acknowledging):
     """All mailboxes that a session reads, and their acknowledgements."""
 
     def __init__(
         self,
+        replies: ReplyRoute,
         trackers: Trackers,
         emit: Callable[[Event], None],
         begin: Callable[[Callable[[int], OpenedMailbox]], OpenedMailbox],
@@ -469,13 +484,7 @@ class OpenedMailboxes(Acknowledging):
         """Names of the client's own mailbox, which is opened without a name."""
         self.not_held = 0
         """Acknowledgements that came too late: the message was another reader's by then."""
-        self.route: Callable[[HandoutBatch, Batch, OpenedMailbox], Batch | None] = _all_left
-        """Takes the replies that callers wait for; gives back what is left."""
-        self.route_unreadable: Callable[[Mail, str], bool] = _not_awaited
-        """Fails callers whose replies cannot be read; False: not all of these replies are awaited,
-        and nothing was done."""
-        self.failed: Callable[[OpenedMailbox, MalamuteError], None] = _nobody
-        """Told when an inbox ends under those whose replies come there."""
+        self.replies = replies
         self._begin = begin
         self._end = end
         self._arrived = arrived
@@ -548,7 +557,7 @@ class OpenedMailboxes(Acknowledging):
         self._looked_at.pop(inbox, None)
         for view in inbox.views:
             self._arrived(view)
-        self.failed(inbox, error)
+        self.replies.inbox_failed(inbox, error)
 
     def why_ended(self, inbox: OpenedMailbox) -> MalamuteError:
         """Error for callers that still want something of an inbox that has ended."""
@@ -626,15 +635,3 @@ class OpenedMailboxes(Acknowledging):
             out.put(Unsubscribe(inbox.number), None)
         else:
             self._end(inbox)
-
-
-def _all_left(_delivered: HandoutBatch, left: Batch, _inbox: OpenedMailbox) -> Batch | None:
-    return left
-
-
-def _not_awaited(_command: Mail, _reason: str) -> bool:
-    return False
-
-
-def _nobody(_inbox: OpenedMailbox, _error: MalamuteError) -> None:
-    pass

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import msgspec
 
-from malamute_protocol.batch import Batch, Record
+from malamute_protocol.batch import Batch
 from malamute_protocol.commands import (
     AckRecords,
     Cover,
@@ -49,7 +49,9 @@ from malamute_py.client.session.acknowledgements import (
     Range,
     merged,
 )
+from malamute_py.client.session.doubts import Doubts, size_of, without
 from malamute_py.client.session.events import Event
+from malamute_py.client.session.held_batches import HeldBatch
 from malamute_py.client.session.letters import chosen, ranges_of, rows_of
 from malamute_py.client.session.outgoing import CommandSink, Trackers
 from malamute_py.client.session.receiver import Opened
@@ -58,7 +60,6 @@ from malamute_py.client.session.subscription import (
     Notice,
     PassedOverNotice,
     RewoundNotice,
-    cut,
 )
 from malamute_py.client.session.unreadable import Unreadable, taken_in
 from malamute_py.client.words import GroupKind, GroupVisibility
@@ -124,41 +125,6 @@ class GroupOptions(msgspec.Struct, frozen=True):
         )
 
 
-class HeldBatch(Batch):
-    """Records of a group in hand; their member knows them by it."""
-
-    def __init__(self, batch: Batch, opened: Membership, uuid: bytes, attempts: int) -> None:
-        """uuid: of the stream, which may be another one by now."""
-        super().__init__(batch.stamp, batch.content, batch.rows)
-        if batch.schemas is not None:
-            self.schemas = batch.schemas
-        self.opened = opened
-        self.uuid = uuid
-        self.attempts = attempts
-        """Attempts of its records, this hand-out included; 1 where the group counts none."""
-
-    @property
-    def numbers(self) -> list[int]:
-        """Offsets of its records, as its member knows them now."""
-        listed: list[int] = self.offsets.tolist()
-        return self.known(listed)
-
-    def known(self, offsets: list[int]) -> list[int]:
-        """Offsets of some of its records; of those that were rewound numbers that no record has."""
-        since = self.opened.void_since(self.uuid, self.stamp.epoch)
-        if since == inf:
-            return offsets
-        return [-1 - offset if offset >= since else offset for offset in offsets]
-
-    def cut(self, first: int, end: int) -> HeldBatch:
-        """The records [first, end), counted among those delivered."""
-        return HeldBatch(cut(self, first, end), self.opened, self.uuid, self.attempts)
-
-
-Held: TypeAlias = HeldBatch | Record
-"""Hand-out that a member acknowledges: a batch that it was given, or a record of one."""
-
-
 class Membership(Opened):
     """One member of one group, over all links."""
 
@@ -183,10 +149,11 @@ class Membership(Opened):
         """Whether it is given nothing, since a lease of its records has ended."""
         self._gets = asked.kind != "exclusive"
         """Whether it is given records; a member of an exclusive group is told when it is."""
+        self.lost_lease = False
+        """Whether a lease of its records has ended since its program asked for some last."""
         self.leaving = False
         """Whether no caller reads it: it ends once all that was acknowledged is confirmed."""
         self._memberships = memberships
-        self._accepted = False
         self._lent: set[int] = set()
         """In a step that is not answered."""
         self._acked: set[int] = set()
@@ -197,18 +164,27 @@ class Membership(Opened):
         """(epoch, offset): of that epoch and those before it, records from there on are void."""
         self._of_earlier_links: dict[int, None] = {}
         """With the reader since an earlier link; the broker may have given them to others."""
+        self._doubts: Final = Doubts()
+        """Batches that no caller had taken when a lease ended."""
+        self._waiting: Final[set[int]] = set()
+        """Offsets in the queue, of a group with leases; the program may have them as well."""
         self._queued_bytes = 0
 
     # --- the reader's side -------------------------------------------------------------------
 
     def take(self) -> HeldBatch | Notice | None:
         """The next records, or a notice; None: none yet."""
-        self.progressed = True
+        self.progressed, self.lost_lease = True, False
+        if self._doubts and not self._doubts.asked and self.active:
+            self._doubts.asked = True
+            self._memberships.acks.add(self, RENEWED, self._doubts.ranges())
         if not self.queue:
             return None
         item = self.queue.popleft()
         if isinstance(item, HeldBatch):
             self._queued_bytes -= item.stamp.size
+            if self._waiting:
+                self._waiting.difference_update(item.numbers)
         return item
 
     def give_up(self, offsets: Iterable[int]) -> list[int]:
@@ -218,7 +194,20 @@ class Membership(Opened):
             if offset in self.in_hand:
                 self.in_hand.discard(offset)
                 mine.append(offset)
+        self._drop_copies(mine)
         return mine
+
+    def doubt(self, batches: list[HeldBatch]) -> None:
+        """Keep batches that others may have by now until the broker has said whose they are."""
+        # What was delivered again waits in the queue.
+        rest = [batch.part(self._waiting, inside=False) for batch in batches]
+        left = [batch for batch in rest if batch is not None]
+        if self.asked.kind != "exclusive":
+            self._doubts.add(left)
+            return
+        for batch in left:
+            # The next holder gets all of them.
+            self.in_hand.difference_update(batch.numbers)
 
     def ack(self, offsets: Sequence[int], form: AckForm = DONE, token: Any = None) -> None:
         """Records are done, or the form says what else is to become of them.
@@ -276,9 +265,16 @@ class Membership(Opened):
         """Milliseconds between two renewals."""
         return max(1, self.lease_ms // _RENEWALS)
 
+    @property
+    def in_doubt(self) -> bool:
+        """Whether the broker is to say which records are still the member's."""
+        return bool(self._doubts)
+
     def discard(self) -> None:
         """Drop what waits: the broker gives it to others."""
         self.queue.clear()
+        self._doubts.clear()
+        self._waiting.clear()
         self._queued_bytes = 0
 
     def void_since(self, uuid: bytes, epoch: int) -> float:
@@ -309,6 +305,7 @@ class Membership(Opened):
                 "not_held", "not in hand: acknowledged already, or the link was lost since"
             )
         self.in_hand.difference_update(numbers)
+        self._drop_copies(numbers)
         self._lent.update(numbers)
 
     def settled(self, numbers: list[int]) -> None:
@@ -344,33 +341,44 @@ class Membership(Opened):
             for first, end in ranges:
                 self._acked.difference_update(range(first, end))
             if self.lease_ms:
-                self._drop_again(ranges)
+                # They came again, as their lease had ended, before they were done.
+                again = set().union(*(self.in_hand.intersection(range(*each)) for each in ranges))
+                self.in_hand -= again
+                self._drop_queued(again)
+        elif form == RENEWED and self._doubts:
+            for batch in self._doubts.take(ranges):
+                self.queue.append(batch)
+                self._waiting.update(batch.numbers)
+            self._memberships.found(self)
         self._memberships.freed(self)
 
-    def _drop_again(self, done: list[Range]) -> None:
-        """Drop records that came again, as their lease had ended, before they were done."""
-        again = set().union(*(self.in_hand.intersection(range(*each)) for each in done))
-        if not again:
-            return
-        self.in_hand -= again
-        items, self.queue = self.queue, deque()
-        for item in items:
-            if isinstance(item, HeldBatch):
-                rows = [row for row in rows_of(item) if item.offset_of(row) not in again]
-                if not rows:
-                    self._queued_bytes -= item.stamp.size
-                    continue
-                if len(rows) < len(item):
-                    self._queued_bytes -= item.stamp.size
-                    item = HeldBatch(chosen(item, rows), self, item.uuid, item.attempts)
-                    self._queued_bytes += item.stamp.size
-            self.queue.append(item)
+    def _drop_copies(self, offsets: Iterable[int]) -> None:
+        """Drop what no caller has taken of records that it is done with, or that come again."""
+        if self._doubts:
+            self._doubts.drop(offsets)
+            self._count_bytes()
+        if self._waiting:
+            self._drop_queued(self._waiting.intersection(offsets))
+
+    def _drop_queued(self, offsets: set[int]) -> None:
+        """Drop records that no caller has taken."""
+        if offsets:
+            self._waiting.difference_update(offsets)
+            self.queue = without(self.queue, offsets)
+            self._count_bytes()
+
+    def _count_bytes(self) -> None:
+        """Count the bytes that no caller has taken anew."""
+        self._queued_bytes = size_of(self.queue) + self._doubts.size
 
     def not_acked(self, form: AckForm, number: int, error: MalamuteError) -> None:
         """Warn of a record that was acknowledged when another member had it already."""
         self._acked.discard(number)
         if form.state == RENEWED.state:
             self.in_hand.discard(number)
+            if self._doubts:
+                self._doubts.drop((number,))
+                self._count_bytes()
             return
         self._memberships.not_held += 1
         self._memberships.warnings.add(
@@ -387,17 +395,10 @@ class Membership(Opened):
 
         Should the broker hand the record to this member again, it is acknowledged then.
         """
-        for token, _ in ack.tokens:
-            self._memberships.told(token, None)
-        ack.tokens = []
+        ack.acks.settle(ack, None)
         return False
 
     # --- commands to the broker --------------------------------------------------------------
-
-    @property
-    def accepted(self) -> bool:
-        """Whether the broker has let the member in once."""
-        return self._accepted
 
     def open(self) -> JoinGroup:
         """Return JOIN_GROUP for a new link."""
@@ -436,7 +437,8 @@ class Membership(Opened):
             self._deliver(command, frames, limits)
         elif kind is Subscribed:
             self.active = self._accepted = True
-            self.passed_over, self._gets = False, self.asked.kind != "exclusive"
+            self.passed_over = self.lost_lease = False
+            self._gets = self.asked.kind != "exclusive"
             if self.stream_uuid != command.stream:
                 # Another stream of the name: nothing that was delivered of the first one counts.
                 self._seen = 0, 0
@@ -461,10 +463,20 @@ class Membership(Opened):
             self.passed_over = self._gets and not command.live
             self._gets = command.live
             if self.passed_over:
-                self.queue.append(PassedOverNotice(command.offset))
+                self._pass_over(command)
         elif kind is not Cover:
             # Covers are the group's reader's, and say nothing of this member.
             raise RemoteProtocolError("unexpected", f"{kind.__name__} for a member of a group")
+
+    def _pass_over(self, command: Mode) -> None:
+        """Take note that leases have ended: others may have what waits here and in the program."""
+        self.lost_lease = True
+        items, self.queue = self.queue, deque()
+        self._waiting.clear()
+        self.doubt([item for item in items if isinstance(item, HeldBatch)])
+        self.queue.extend(item for item in items if not isinstance(item, HeldBatch))
+        self.queue.append(PassedOverNotice(command.offset))
+        self._count_bytes()
 
     def _rewind(self, command: Rewound) -> None:
         """Void what was delivered from an offset on: its offsets are those of other records now."""
@@ -500,7 +512,12 @@ class Membership(Opened):
                 continue
             held = HeldBatch(left, self, self.stream_uuid, command.attempts)
             self._seen = max(self._seen, (held.stamp.epoch, int(batch.offsets[-1]) + 1))
-            self.in_hand.update(held.numbers)
+            numbers = held.numbers
+            if self.lease_ms:
+                # Of records that come again, as their leases had ended, the newest delivery counts.
+                self._drop_copies(numbers)
+                self._waiting.update(numbers)
+            self.in_hand.update(numbers)
             self.queue.append(held)
             self._queued_bytes += held.stamp.size
 
@@ -549,7 +566,10 @@ class Membership(Opened):
             if isinstance(item, HeldBatch):
                 for first, end in ranges_of(item):
                     self.in_hand.difference_update(range(first, end))
+        for first, end in self._doubts.ranges():
+            self.in_hand.difference_update(range(first, end))
         self.discard()
+        self.lost_lease = False
         for offset in sorted(self.in_hand | self._acked | self._lent):
             self._of_earlier_links[offset] = None
         while len(self._of_earlier_links) > _AWAY_MAX:
@@ -612,6 +632,10 @@ class Memberships(Acknowledging):
             self._leased[membership] = None
         else:
             self._leased.pop(membership, None)
+
+    def found(self, membership: Membership) -> None:
+        """Wake the reader of a membership: what it may take was in doubt before."""
+        self._arrived(membership)
 
     def freed(self, membership: Membership) -> None:
         """Give credit for records that a membership has in hand no longer."""

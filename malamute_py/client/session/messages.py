@@ -29,8 +29,7 @@ class OutgoingMessages:
         """Commands in a message; until a welcome has said how many, HELLO leaves alone."""
         self.unsendable: list[tuple[list[Command], LocalProtocolError]] = []
         """The commands that no message can carry, each with the parts of its step, and why."""
-        self.suspect: Callable[[list[Command]], Command] | None = None
-        """Unless None, each command leaves by itself, followed by the PING that this returns."""
+        self._suspect: Callable[[list[Command]], Command] | None = None
         self._commands: list[Command] = []
         self._frames: list[Any] = []
         self._bytes = 0
@@ -39,6 +38,13 @@ class OutgoingMessages:
     def bound(self, commands_max: int) -> None:
         """Take the broker's bound; the commands take a frame of their own, beside one for each."""
         self.commands_max = min(commands_max, _FRAMES_MAX - 1)
+
+    def begin(self, suspect: Callable[[list[Command]], Command] | None) -> None:
+        """Begin a turn's messages.
+
+        suspect: unless None, each command leaves by itself, followed by the PING that it returns.
+        """
+        self._suspect = suspect
 
     def put(self, command: Command, content: Any) -> None:
         """Add a command, and its content frame if it has one."""
@@ -72,10 +78,10 @@ class OutgoingMessages:
         if not commands:
             return
         self._commands, self._frames, self._bytes = [], [], 0
-        if self.suspect is not None:
+        if self._suspect is not None:
             for unit, contents in _units(commands, frames):
                 if self._sent_whole(unit, contents):
-                    self._messages.append(encode_message([self.suspect(unit)]))
+                    self._messages.append(encode_message([self._suspect(unit)]))
                 else:
                     self._fails(unit)
         elif not self._sent_whole(commands, frames):

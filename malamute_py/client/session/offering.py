@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
 
-from malamute_protocol.batch import Batch
+from malamute_protocol.batch import Batch, RowParts
 from malamute_protocol.commands import AckWork, Level, Offer, Subscribed, Work
 from malamute_protocol.errors import BrokerRefused, MalamuteError, RemoteProtocolError
 from malamute_protocol.limits import REASON_BYTES_MAX, Limits
 from malamute_py.client.session.acknowledgements import Ack, AckForm, Acks, Range
-from malamute_py.client.session.letters import HandoutBatch, rows_of
+from malamute_py.client.session.letters import HandedOut, HandoutBatch, rows_of
 from malamute_py.client.session.offer_options import FAILED, RECEIVED, RENEWED, OfferOptions
 from malamute_py.client.session.receiver import Opened
 from malamute_py.client.session.rows import OutgoingRow
@@ -38,7 +38,7 @@ _ANSWERS_MAX: Final = 1024
 """Answers that came too late and are kept, should the request be handed to us once more."""
 
 
-class RequestBase:
+class RequestBase(HandedOut, RowParts):
     """A request in hand; the shells add what can be done with it."""
 
     __slots__ = (
@@ -96,42 +96,6 @@ class RequestBase:
         return f"<{type(self).__name__} number={self.number} subject={self.subject!r}>"
 
     @property
-    def body(self) -> bytes:
-        """The body. Raises TypeError when it is a list of blobs: use `parts`."""
-        return self._batch.body_of(self._row)
-
-    @property
-    def parts(self) -> list[bytes]:
-        """The blobs of the body: one unless it is a list of blobs."""
-        return self._batch.parts_of(self._row)
-
-    @property
-    def subject(self) -> str:
-        """Subject that the worker's pattern was matched with."""
-        return self._batch.keys_of(self._row)[0]
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The subject and further keys."""
-        return self._batch.keys_of(self._row)
-
-    @property
-    def fields(self) -> Mapping[str, str]:
-        """Field values by name."""
-        return self._batch.fields_of(self._row)
-
-    @property
-    def properties(self) -> Mapping[str, Any]:
-        """Properties, which travel with the request and are not matched."""
-        return self._batch.properties_of(self._row)
-
-    @property
-    def sender(self) -> str:
-        """Identity of the requester; `~` and hexadecimal digits: a client without one."""
-        sender: str = self._of.command.sender
-        return sender
-
-    @property
     def service(self) -> str:
         """Which service it was sent to."""
         return self.offering.asked.service
@@ -141,11 +105,6 @@ class RequestBase:
         """Mailbox that replies go to."""
         reply_to: str = self._of.command.reply_to
         return reply_to
-
-    @property
-    def attempts(self) -> int:
-        """Count of its hand-outs, this one included; the broker keeps it over restarts."""
-        return self._of.attempts
 
     def retry_ms(self, delay_ms: int) -> int:
         """Milliseconds before the request may be handed out again when its handler gives it back.
@@ -271,18 +230,12 @@ class Offering(Opened):
         self.renew_at_ms = 0
         """0: nothing to renew."""
         self._kind = kind
-        self._accepted = False
         self._lease_ms = 0
         self._late: dict[int, OutgoingRow] = {}
         self._still: dict[int, RequestBase] = {}
         """Taken from us, while their handlers are at it."""
         self._behind: dict[int, RequestBase] = {}
         """Handed to us once more meanwhile: they are begun when those handlers have ended."""
-
-    @property
-    def accepted(self) -> bool:
-        """Whether the broker has taken the offer once."""
-        return self._accepted
 
     # --- the worker's side -------------------------------------------------------------------
 

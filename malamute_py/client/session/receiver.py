@@ -39,6 +39,7 @@ class Opened(ABC):
         """UNSUBSCRIBE was asked for."""
         self.active = False
         """The broker accepted it on the present link."""
+        self._accepted = False
         self._half_records = credit_records / 2
         self._half_bytes = credit_bytes / 2
         self._received_records = self._received_bytes = 0
@@ -59,9 +60,9 @@ class Opened(ABC):
         """
 
     @property
-    @abstractmethod
     def accepted(self) -> bool:
         """Whether the broker has accepted it once."""
+        return self._accepted
 
     @abstractmethod
     def _credit_limits(self) -> tuple[int, int]:

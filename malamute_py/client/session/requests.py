@@ -82,14 +82,14 @@ class OutgoingRequests(KeyedBatch):
     """Requests to one service, until each of them is answered."""
 
     __slots__ = (
-        "epoch", "inbox", "left", "reply_to", "requests", "terms", "timeout_ms", "tokens",
+        "awaited", "epoch", "inbox", "left", "reply_to", "terms", "timeout_ms", "tokens",
     )  # fmt: skip
 
     def __init__(
         self,
         lane: Lane[Any],
         level: int,
-        requests: PendingRequests,
+        awaited: AwaitedReplies,
         reply_to: str,
         timeout_ms: int,
         inbox: OpenedMailbox | None,
@@ -98,7 +98,7 @@ class OutgoingRequests(KeyedBatch):
         """inbox: where the replies come; None: no caller here waits for them."""
         super().__init__(lane, level)
         self.one_by_one = False
-        self.requests = requests
+        self.awaited = awaited
         self.reply_to = reply_to
         self.timeout_ms = timeout_ms
         self.inbox = inbox
@@ -128,7 +128,7 @@ class OutgoingRequests(KeyedBatch):
     @property
     def is_fleeting(self) -> bool:
         """Whether its reply comes into a temporary mailbox."""
-        return not (self.reply_to or self.requests.has_mailbox) or self.reply_to.startswith("~")
+        return not (self.reply_to or self.awaited.has_mailbox) or self.reply_to.startswith("~")
 
     @property
     def answered_otherwise(self) -> bool:
@@ -138,7 +138,7 @@ class OutgoingRequests(KeyedBatch):
     def alike(self) -> OutgoingRequests:
         """Make an empty batch of the same kind for the same place."""
         return OutgoingRequests(
-            self.lane, self.level, self.requests, self.reply_to, self.timeout_ms, self.inbox,
+            self.lane, self.level, self.awaited, self.reply_to, self.timeout_ms, self.inbox,
             self.terms,
         )  # fmt: skip
 
@@ -169,7 +169,7 @@ class OutgoingRequests(KeyedBatch):
         if self.inbox is not None and not self.tokens:
             self.tokens = [row.token for row in self.rows]
             self.left = len(self.tokens)
-            self.requests.asked[self.key] = self
+            self.awaited.asked[self.key] = self
 
     @property
     def forgotten(self) -> bool:
@@ -192,31 +192,33 @@ class OutgoingRequests(KeyedBatch):
             assert isinstance(part, OutgoingRequests)
             kept += len(part.rows)
             for row in part.rows:
-                self.requests.batches[row.token] = part
-        self.requests.await_no_more(self, self.left - kept if self.tokens else 0)
+                self.awaited.batches[row.token] = part
+        self.awaited.await_no_more(self, self.left - kept if self.tokens else 0)
 
     def settle(self, outcome: Confirm | MalamuteError) -> None:
         """Await the replies of an accepted batch, or fail its callers."""
         if self.inbox is None:
             self.lane.owner.emit(Confirmed([row.token for row in self.rows], outcome))
         elif isinstance(outcome, MalamuteError):
-            self.requests.failed(self, outcome)
+            self.awaited.failed(self, outcome)
 
     def given_up(self) -> None:
         """Fail the callers whose time is over."""
         if self.inbox is None:
             super().given_up()
             return
-        self.requests.timed_out(self)
+        self.awaited.timed_out(self)
 
 
-class PendingRequests:
-    """All requests of a session that wait for replies."""
+class AwaitedReplies:
+    """The requests of a session that wait for replies, and the way of each reply to its caller.
+
+    A mailbox hands over what comes into it (mailboxes.ReplyRoute).
+    """
 
     def __init__(
         self,
         outbox: Outbox,
-        mailboxes: OpenedMailboxes,
         ask: Callable[[Callable[[int], Any], Any], Any],
         arrived: Callable[[Any], None],
         emit: Callable[[Event], None],
@@ -226,103 +228,13 @@ class PendingRequests:
         """By key."""
         self.batches: dict[Any, OutgoingRequests] = {}
         """By the token of the caller."""
-        self.services: dict[Any, Lane[KeyedBatch]] = {}
+        self.has_mailbox = False
+        """The client has an identity, and so a mailbox that outlives the broker's process."""
         self._outbox = outbox
-        self._mailboxes = mailboxes
         self._ask = ask
         self._arrived = arrived
         self._emit = emit
         self._ended: dict[bytes, None] = {}
-        self.has_mailbox = False
-        """The client has an identity, and so a mailbox that outlives the broker's process."""
-        outbox.homes.append(self.services)
-        mailboxes.route = self.route
-        mailboxes.route_unreadable = self.route_unreadable
-        mailboxes.failed = self.inbox_failed
-
-    # --- what callers do -----------------------------------------------------------------------
-
-    def request(
-        self,
-        service: str,
-        row: OutgoingRow,
-        level: int,
-        *,
-        reply_to: str = "",
-        timeout_ms: int = 0,
-        key: bytes = b"",
-        until_ms: int = 0,
-        waits: bool = True,
-        terms: Terms = PLAIN,
-    ) -> None:
-        """Put one request on its way; its token gets the reply.
-
-        waits: False: its token gets the confirm, and replies stay mail. until_ms: when its
-        caller gives it up; 0: never. key: the caller's own: the request then leaves alone.
-        Raises LocalProtocolError `too_large`, `conflict` (the key is in use), or what ended
-        the session.
-        """
-        outbox = self._outbox
-        if type(reply_to) is not str or reply_to:
-            text("reply_to", reply_to, NAME_BYTES_MAX)
-        lane = self.services.get(service) if type(service) is str else None
-        if lane is None or outbox.fatal is not None:
-            lane = outbox.lane(self.services, service, "service")
-        inbox: OpenedMailbox | None = None
-        if waits:
-            if key and key in self.asked:
-                raise LocalProtocolError("conflict", "a request with this key waits already")
-            inbox = (
-                self._mailboxes.get(InboxOptions(reply_to))
-                if reply_to
-                else self._mailboxes.own_inbox()
-            )
-        queue = lane.queue
-        last = queue[-1] if queue else None
-        if (
-            type(last) is not OutgoingRequests
-            or key
-            or last.level != level
-            or last.timeout_ms != timeout_ms
-            or last.reply_to != reply_to
-            or last.inbox is not inbox
-            or (last.terms is not terms and last.terms != terms)
-            or not outbox.join(last, row, until_ms)
-        ):
-            outbox.check(row)
-            last = OutgoingRequests(lane, level, self, reply_to, timeout_ms, inbox, terms)
-            outbox.start(last, row, key, until_ms)
-        if inbox is not None:
-            inbox.waiting += 1
-            inbox.for_replies = True
-            self.batches[row.token] = last
-            if key:
-                last.named()
-            if inbox.queue:
-                if key:
-                    # Its reply may be among the mail that waits, of an earlier process's call.
-                    inbox.sort_again()
-                self._mailboxes.look_at(inbox)
-
-    def give_up(self, token: Any) -> None:
-        """Take a caller's request back, or cancel it: the caller waits no longer."""
-        batch = self.batches.pop(token, None)
-        if batch is None:
-            return
-        if batch.tokens:
-            row = batch.tokens.index(token)
-            batch.tokens[row] = _GIVEN_UP
-            batch.thin = True
-            service, key = batch.lane.place, batch.key
-            self._ask(
-                lambda number: CancelRequest(number, service, key, row), _Cancel(self, batch, row)
-            )
-            return
-        next(row for row in batch.rows if row.token is token).token = None
-        batch.thin = True
-        self.await_no_more(batch, 1)
-        if not batch.live_rows():
-            self._outbox.withdraw(batch)
 
     # --- replies -------------------------------------------------------------------------------
 
@@ -429,11 +341,8 @@ class PendingRequests:
 
     def _answered(self, batch: OutgoingRequests, count: int) -> None:
         """Count requests of a batch as answered; one that is answered whole leaves the tables."""
-        inbox = batch.inbox
-        assert inbox is not None
-        inbox.waiting -= count
-        if not inbox.waiting and inbox.queue:
-            self._mailboxes.look_at(inbox)
+        assert batch.inbox is not None
+        batch.inbox.await_fewer(count)
         if not batch.left:
             del self.asked[batch.key]
             self._remember(batch.key)
@@ -473,10 +382,7 @@ class PendingRequests:
             self.await_no_more(batch, sum(token is not None for token in waiting))
 
     def await_no_more(self, batch: OutgoingRequests, count: int) -> None:
-        """Count requests whose replies are not awaited any more; of a batch that was sent, all.
-
-        An inbox that no request waits for is looked at: what was kept for replies is mail.
-        """
+        """Count requests whose replies are not awaited any more; of a batch that was sent, all."""
         if batch.tokens:
             batch.tokens, batch.left = [], 0
             if self.asked.get(batch.key) is batch:
@@ -484,11 +390,8 @@ class PendingRequests:
                 self._remember(batch.key)
             if batch.state == OVER:
                 batch.rows, batch.content = [], b""
-        inbox = batch.inbox
-        assert inbox is not None
-        inbox.waiting -= count
-        if not inbox.waiting and inbox.queue and not inbox.ended:
-            self._mailboxes.look_at(inbox)
+        assert batch.inbox is not None
+        batch.inbox.await_fewer(count)
 
     def timed_out(self, batch: OutgoingRequests) -> None:
         """Fail the callers, whose time is over; the broker's notice is awaited a while longer."""
@@ -555,20 +458,122 @@ class PendingRequests:
             self._outbox.look_again(batch, _NOTICE_MS)
 
 
+class PendingRequests:
+    """The requests of a session on their way to services, and what their callers ask of them."""
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        mailboxes: OpenedMailboxes,
+        awaited: AwaitedReplies,
+        ask: Callable[[Callable[[int], Any], Any], Any],
+    ) -> None:
+        """ask: as of AwaitedReplies."""
+        self.services: dict[Any, Lane[KeyedBatch]] = {}
+        self._outbox = outbox
+        self._mailboxes = mailboxes
+        self._awaited = awaited
+        self._ask = ask
+        outbox.homes.append(self.services)
+
+    def request(
+        self,
+        service: str,
+        row: OutgoingRow,
+        level: int,
+        *,
+        reply_to: str = "",
+        timeout_ms: int = 0,
+        key: bytes = b"",
+        until_ms: int = 0,
+        waits: bool = True,
+        terms: Terms = PLAIN,
+    ) -> None:
+        """Put one request on its way; its token gets the reply.
+
+        waits: False: its token gets the confirm, and replies stay mail. until_ms: when its
+        caller gives it up; 0: never. key: the caller's own: the request then leaves alone.
+        Raises LocalProtocolError `too_large`, `conflict` (the key is in use), or what ended
+        the session.
+        """
+        outbox = self._outbox
+        if type(reply_to) is not str or reply_to:
+            text("reply_to", reply_to, NAME_BYTES_MAX)
+        lane = self.services.get(service) if type(service) is str else None
+        if lane is None or outbox.fatal is not None:
+            lane = outbox.lane(self.services, service, "service")
+        inbox: OpenedMailbox | None = None
+        if waits:
+            if key and key in self._awaited.asked:
+                raise LocalProtocolError("conflict", "a request with this key waits already")
+            inbox = (
+                self._mailboxes.get(InboxOptions(reply_to))
+                if reply_to
+                else self._mailboxes.own_inbox()
+            )
+        queue = lane.queue
+        last = queue[-1] if queue else None
+        if (
+            type(last) is not OutgoingRequests
+            or key
+            or last.level != level
+            or last.timeout_ms != timeout_ms
+            or last.reply_to != reply_to
+            or last.inbox is not inbox
+            or (last.terms is not terms and last.terms != terms)
+            or not outbox.join(last, row, until_ms)
+        ):
+            outbox.check(row)
+            last = OutgoingRequests(lane, level, self._awaited, reply_to, timeout_ms, inbox, terms)
+            outbox.start(last, row, key, until_ms)
+        if inbox is not None:
+            inbox.waiting += 1
+            inbox.for_replies = True
+            self._awaited.batches[row.token] = last
+            if key:
+                last.named()
+            if inbox.queue:
+                if key:
+                    # Its reply may be among the mail that waits, of an earlier process's call.
+                    inbox.sort_again()
+                self._mailboxes.look_at(inbox)
+
+    def give_up(self, token: Any) -> None:
+        """Take a caller's request back, or cancel it: the caller waits no longer."""
+        batch = self._awaited.batches.pop(token, None)
+        if batch is None:
+            return
+        if batch.tokens:
+            row = batch.tokens.index(token)
+            batch.tokens[row] = _GIVEN_UP
+            batch.thin = True
+            service, key = batch.lane.place, batch.key
+            self._ask(
+                lambda number: CancelRequest(number, service, key, row),
+                _Cancel(self._awaited, batch, row),
+            )
+            return
+        next(row for row in batch.rows if row.token is token).token = None
+        batch.thin = True
+        self._awaited.await_no_more(batch, 1)
+        if not batch.live_rows():
+            self._outbox.withdraw(batch)
+
+
 class _Cancel(Inner):
     """Waits for the answer to CANCEL_REQUEST."""
 
-    def __init__(self, requests: PendingRequests, batch: OutgoingRequests, row: int) -> None:
-        self._requests = requests
+    def __init__(self, awaited: AwaitedReplies, batch: OutgoingRequests, row: int) -> None:
+        self._awaited = awaited
         self._parcel = batch
         self._row = row
 
     def answered(self, outcome: Any) -> None:
         """RESULT, or an error: then nothing was cancelled."""
         if not isinstance(outcome, MalamuteError):
-            self._requests.cancelled(self._parcel, self._row, outcome.get("count", 0))
+            self._awaited.cancelled(self._parcel, self._row, outcome.get("count", 0))
         elif isinstance(outcome, BrokerRefused):
-            self._requests.cancelled(self._parcel, self._row, 0)
+            self._awaited.cancelled(self._parcel, self._row, 0)
 
 
 def _failure(why: str, service: str) -> MalamuteError:

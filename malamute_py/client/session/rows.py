@@ -13,7 +13,7 @@ import msgspec
 
 from malamute_protocol.batch import Batch, Content, Options, encode, encode_lists
 from malamute_protocol.codec import CODECS
-from malamute_protocol.content import LIST
+from malamute_protocol.content_layout import LIST
 from malamute_protocol.limits import Limits
 from malamute_protocol.stamp import STAMP_BYTES, Stamp
 

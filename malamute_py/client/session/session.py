@@ -95,7 +95,7 @@ from malamute_py.client.session.pending import PendingCommands
 from malamute_py.client.session.publisher import Publisher
 from malamute_py.client.session.receiver import Opened
 from malamute_py.client.session.receivers import Receivers
-from malamute_py.client.session.requests import PendingRequests, Replies
+from malamute_py.client.session.requests import AwaitedReplies, PendingRequests, Replies
 from malamute_py.client.session.steps import Steps
 from malamute_py.client.session.subscription import SubscribeOptions, SubscriptionState
 from malamute_py.client.session.suspects import BLAMED, Suspects
@@ -158,15 +158,14 @@ class Session:
         self.receivers = Receivers(self._arrived, settings.retry_min_ms)
         self.consumed = self.receivers.consumed
         """Note that something was taken from what was opened; True: send CREDIT soon."""
+        self.awaited = AwaitedReplies(self.outbox, self.request, self.arrived, self.emit)
         self.mailboxes = OpenedMailboxes(
-            self.trackers, self.emit, self.open, self.receivers.end, self.arrived
+            self.awaited, self.trackers, self.emit, self.open, self.receivers.end, self.arrived
         )
         self.identity = "" if is_template(settings.identity) else settings.identity
         """As the newest link has it; before the first, the one asked for."""
         self.mailboxes.own = self._own()
-        self.requests = PendingRequests(
-            self.outbox, self.mailboxes, self.request, self.arrived, self.emit
-        )
+        self.requests = PendingRequests(self.outbox, self.mailboxes, self.awaited, self.request)
         self.offerings = Offerings(
             self.outbox,
             self.trackers,
@@ -507,9 +506,8 @@ class Session:
 
     def _put_outgoing(self, now_ms: int, message: OutgoingMessages) -> None:
         """Put commands, then batches of all senders in turn, then questions into a message."""
-        message.suspect = None
-        if self._suspects.suspicious and self.state is LinkState.LINKED:
-            message.suspect = self._suspects.suspect
+        suspicious = self._suspects.suspicious and self.state is LinkState.LINKED
+        message.begin(self._suspects.suspect if suspicious else None)
         for command in self._commands:
             self._link.sent(command)
             message.put(command, None)
@@ -582,7 +580,7 @@ class Session:
             self._renamed(command.identity)
         for outgoing in self.outgoing:
             outgoing.link_up(command)
-        self.requests.link_up(command)
+        self.awaited.link_up(command)
         self.receivers.limits = self.publisher.limits
         self.pending.link_up()
         self._commands += [opened.open() for opened in self.receivers.by_number.values()]
@@ -603,7 +601,7 @@ class Session:
         )
         self._log_of_link(f"{error}; {self.unanswered} commands are looked at")
         self.publisher.disown(error)
-        self.requests.disown(error)
+        self.awaited.disown(error)
         self.outbox.disown(error)
         self.steps.disown(error)
 

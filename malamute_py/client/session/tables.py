@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from malamute_protocol.content import NO_TIME
+from malamute_protocol.columns import NO_TIME
 from malamute_protocol.encode import encode_arrow
 from malamute_protocol.errors import LocalProtocolError
 from malamute_protocol.limits import DEFAULT_LIMITS, Limits

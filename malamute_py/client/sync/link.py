@@ -102,6 +102,8 @@ class ThreadLink:
         """Over the session and everything that callers share with the thread."""
         self.spans: Spans | None = None
         """Maker of spans, of a traced client."""
+        self.pending_type: type[Pending[Any]] = Pending
+        """Type of what a call that does not wait returns; a traced client has its own."""
         self.last: LinkEvent | None = None
         self.engine = Engine(settings, context)
         self.session = self.engine.session

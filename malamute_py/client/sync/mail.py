@@ -127,7 +127,7 @@ class SyncMailVerbs(SyncVerbs):
         otherwise as send().
         """
         link, wait_ms = self._link, self._session.settings.wait_ms(timeout_ms)
-        pending: Pending[Confirmation] = Pending(link)
+        pending: Pending[Confirmation] = link.pending_type(link)
         row = make_row(body, subject, fields, None, expires_at_ms, properties, pending, codec)
         with link.lock:
             if not self._session.window.has_room():

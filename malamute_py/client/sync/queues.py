@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any, Final, TypeVar, Unpack
+from typing import Any, Final, Unpack
 
 from malamute_protocol import commands as c
 from malamute_protocol.batch import Record
@@ -20,7 +19,6 @@ from malamute_py.client import options
 from malamute_py.client.arguments import (
     beginning,
     duration,
-    integer,
     key_of,
     numbers_of_requests,
     settings_of,
@@ -29,7 +27,6 @@ from malamute_py.client.arguments import (
 from malamute_py.client.engine.waits import ACKED, NOTHING, OPENED, PASSED_OVER, STEP
 from malamute_py.client.facts import (
     CursorFacts,
-    Facts,
     GroupFacts,
     MailboxFacts,
     PeekedMail,
@@ -39,13 +36,13 @@ from malamute_py.client.facts import (
     TransactionFacts,
     fact_list,
     facts,
-    place_of,
 )
 from malamute_py.client.position import Confirmation, Position, StartPoint, start_on_wire
 from malamute_py.client.readers.cursor_name import CursorName
 from malamute_py.client.readers.group import MemberBase, numbers_of
 from malamute_py.client.session.acknowledgements import AckForm
 from malamute_py.client.session.calls import make_pattern
+from malamute_py.client.session.held_batches import Held, HeldBatch
 from malamute_py.client.session.memberships import (
     AGAIN,
     CREDIT_BYTES,
@@ -53,8 +50,6 @@ from malamute_py.client.session.memberships import (
     DONE,
     RELEASED,
     GroupOptions,
-    Held,
-    HeldBatch,
     decided,
     failed,
     group_visibility,
@@ -63,14 +58,13 @@ from malamute_py.client.session.memberships import (
 from malamute_py.client.session.step import Step
 from malamute_py.client.session.subscription import Notice
 from malamute_py.client.settings import Wait
-from malamute_py.client.sync.link import Pending, SyncVerbs, ThreadLink
+from malamute_py.client.sync.link import Pending, ThreadLink
+from malamute_py.client.sync.pages import SyncPagedVerbs
 from malamute_py.client.sync.transactions import SyncTransaction
 from malamute_py.client.words import AckWhen, ConfirmAt, GroupKind, GroupVisibility
 
 JOINING: Final = "the membership"
 LEAVING: Final = "the end of the membership"
-
-Kind = TypeVar("Kind", bound=Facts)
 
 
 class SyncAtomicStep(Step):
@@ -124,7 +118,7 @@ class SyncAtomicStep(Step):
 
     def commit_nowait(self, timeout_ms: Wait = "default") -> Pending[Confirmation | None]:
         """Put it on its way; waits only for room in the window. Result as of commit()."""
-        pending: Pending[Confirmation | None] = Pending(self._link)
+        pending: Pending[Confirmation | None] = self._link.pending_type(self._link)
         if self.parts:
             self._put(pending, timeout_ms)
         else:
@@ -268,8 +262,8 @@ class SyncMember(MemberBase):
             with link.lock:
                 if self._closed:
                     return None
-                item = membership.take()
-                if link.session.consumed(membership):
+                item = self._take()
+                if link.session.consumed(membership) or membership.in_doubt:
                     link.wake_up()
                 if item is None:
                     if membership.error is not None:
@@ -297,7 +291,7 @@ class SyncMember(MemberBase):
 
     def __next__(self) -> Record:
         self._acknowledge_handed()
-        while not self._left:
+        while not self._left or self._membership.lost_lease:
             batch = self._next(self._timeout_ms)
             if batch is None:
                 raise StopIteration
@@ -408,7 +402,7 @@ class SyncMember(MemberBase):
         self.close()
 
 
-class SyncQueueVerbs(SyncVerbs):
+class SyncQueueVerbs(SyncPagedVerbs):
     """Verbs over cursors, groups, steps, mailboxes and services."""
 
     _member_type: type[SyncMember]
@@ -774,31 +768,3 @@ class SyncQueueVerbs(SyncVerbs):
         """Remove a service queue and what lies in it; returns how much that was."""
         value = self._link.ask(lambda number: c.RemoveService(number, service, service))
         return int(value.get("count", 0))
-
-    def _pages(
-        self, kind: type[Kind], make: Callable[[int, Any], Any], limit: int, *,
-        listed: str = "entries", first: Any = "",
-    ) -> list[Kind]:  # fmt: skip
-        """Return the entries of all pages, or `limit` of them if that is not 0.
-
-        make: (request number, after) -> the question. listed: key of the entries in the answer.
-        first: what `after` is for the first page.
-        """
-        integer("limit", limit, 0)
-        found: list[Kind] = []
-        after = first
-        while True:
-            value = self._link.ask(partial(_following, make, after))
-            page = fact_list(kind, value, listed)
-            if page and place_of(page[-1]) == after:
-                return found  # An earlier broker ignores `after`: this is its first page again.
-            found += page
-            if limit and len(found) >= limit:
-                return found[:limit]
-            if not page or not value.get("more"):
-                return found
-            after = place_of(page[-1])
-
-
-def _following(make: Callable[[int, Any], Any], after: Any, number: int) -> Any:
-    return make(number, after)

@@ -30,16 +30,25 @@ from malamute_protocol.batch import Batch
 from malamute_protocol.commands import Confirm
 from malamute_protocol.errors import MalamuteError
 from malamute_py.client.engine.log import LINK_LOG, LOG
+from malamute_py.client.engine.waits import ANSWER
 from malamute_py.client.position import Confirmation
+from malamute_py.client.session.held_batches import HeldBatch
 from malamute_py.client.session.letters import HandoutBatch, Reply
-from malamute_py.client.session.memberships import HeldBatch
 from malamute_py.client.settings import Wait
-from malamute_py.client.spans import LINKS_MAX, TRACE_IDS, Spans, ending, failed
-from malamute_py.client.sync.client import SyncBulkPublisher, SyncClient
+from malamute_py.client.spans import (
+    LINKS_MAX,
+    TRACE_IDS,
+    Spans,
+    ended_if_refused,
+    ending,
+    failed,
+)
+from malamute_py.client.sync.client import SyncClient
 from malamute_py.client.sync.handlers import HandlerRun, within_span
 from malamute_py.client.sync.keys import SyncKeyView
 from malamute_py.client.sync.link import Pending, ThreadLink
 from malamute_py.client.sync.mail import SyncInbox
+from malamute_py.client.sync.publishing import SyncBulkPublisher
 from malamute_py.client.sync.queues import SyncAtomicStep, SyncMember
 from malamute_py.client.sync.subscription import NO_OFFSET, SyncSubscription
 from malamute_py.client.sync.transactions import SyncTransaction
@@ -126,12 +135,50 @@ def handed_over(operation: str, verb: Verb) -> Verb:
     @wraps(verb)
     def call(self: Any, *arguments: Any, **options: Any) -> Any:
         given = [*arguments]
+        spans_of(self._link).end_due()
         span = of_call.begin(self._link, given, options)
-        # The confirm comes in the thread of the link, which no exporter may hold up.
-        with ending(span):
-            return verb(self, *given, **options)
+        with ended_if_refused(span):
+            pending = verb(self, *given, **options)
+        pending.ends(span)
+        return pending
 
     return cast("Verb", call)
+
+
+class TracedPending(Pending[Any]):
+    """A value of a call that returned at once, whose span is over when the value comes."""
+
+    __slots__ = ("_span",)
+
+    def __init__(self, link: ThreadLink) -> None:
+        super().__init__(link)
+        self._span: Span | None = None
+
+    def ends(self, span: Span) -> None:
+        """Have a span end with the value, which may be there already."""
+        with self._link.lock:
+            self._span = span
+            if self._done:
+                self._over(span)
+
+    def settle(self, outcome: Any) -> None:
+        """Called by the link, under its lock."""
+        super().settle(outcome)
+        if self._span is not None:
+            self._over(self._span)
+
+    def _over(self, span: Span) -> None:
+        if self._error is not None:
+            failed(span, self._error)
+        # The confirm comes in the thread of the link, which no exporter may hold up.
+        spans_of(self._link).ends_later(span)
+
+    def result(self, timeout_ms: Wait = "default", what: str = ANSWER, name: str = "") -> Any:
+        """Wait for the value, and hand its span over; see Pending.result()."""
+        try:
+            return super().result(timeout_ms, what, name)
+        finally:
+            spans_of(self._link).end_due()
 
 
 def of_stream(verb: Verb, *, many: bool = False) -> Verb:
@@ -328,9 +375,12 @@ class SyncTracedStep(SyncAtomicStep):
             return super().commit(timeout_ms)
 
     def commit_nowait(self, timeout_ms: Wait = "default") -> Pending[Confirmation | None]:
-        """Put it on its way; the span ends with that. See SyncAtomicStep.commit_nowait()."""
-        with ending(self._committing()):
-            return super().commit_nowait(timeout_ms)
+        """Put it on its way; with a span until its confirm. See SyncAtomicStep.commit()."""
+        span = self._committing()
+        with ended_if_refused(span):
+            pending = cast("TracedPending", super().commit_nowait(timeout_ms))
+        pending.ends(span)
+        return pending
 
     def _committing(self) -> Span:
         """Take the span, which the commit ends, whatever gives the step up meanwhile."""
@@ -443,6 +493,7 @@ class SyncTracedClient(SyncClient):
         """The rest as Client()."""
         super().__init__(*settings, **options)
         session = self._session
+        self._link.pending_type = TracedPending
         self._link.spans = tracing.spans.connected(
             self.settings.endpoints, lambda: session.identity
         )
@@ -471,6 +522,13 @@ class SyncTracedClient(SyncClient):
     ) -> SyncBulkPublisher:
         """A run of publishing in which each call has a span; see SyncClient.publisher()."""
         return self._window(stream, confirm, timeout_ms, keep, SyncTracedBulkPublisher)
+
+    def flush(self, timeout_ms: Wait = "default") -> None:
+        """Return once nothing is unconfirmed, with spans; see SyncClient.flush()."""
+        try:
+            super().flush(timeout_ms)
+        finally:
+            spans_of(self._link).end_due()
 
     def abort(self) -> None:
         """End at once, with the spans of what is unconfirmed; see SyncClient.abort()."""

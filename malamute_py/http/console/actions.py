@@ -36,10 +36,6 @@ class Action(NamedTuple):
     """`begun`: it goes on after the answer, and its page tells how it ends."""
 
 
-async def _now_ms(session: Session) -> int:
-    return int((await session.source.facts()).broker.get("now_ms", 0))
-
-
 # --- streams ----------------------------------------------------------------------------------
 
 
@@ -51,7 +47,7 @@ async def copy(session: Session, form: Form) -> str:
         raise NotUnderstood("another copy of this session is under way: wait, or cancel it")
     facts = await session.client.stream_info(stream)
     begin, end = of(form, "from").strip() or "earliest", of(form, "until").strip() or "latest"
-    now_ms = await _now_ms(session)
+    now_ms = await session.broker_ms()
     stop = facts.tail
     if end != "latest":
         stop = min(stop, await session.client.find_offset(stream, start_point(end, now_ms)))
@@ -142,7 +138,7 @@ def _setting(key: str, text: str) -> int | str:
 async def trim(session: Session, form: Form) -> str:
     """Remove the records of a stream before a place."""
     name = of(form, "name")
-    start = start_point(of(form, "before"), await _now_ms(session))
+    start = start_point(of(form, "before"), await session.broker_ms())
     facts = await session.client.stream_info(name)
     offset = start
     if not isinstance(offset, int):
@@ -159,7 +155,7 @@ async def purge(session: Session, form: Form) -> str:
     name, pattern = of(form, "name"), of(form, "pattern").strip()
     if not pattern:
         raise NotUnderstood("say which subjects: a topic such as forex.*, or prefix:forex.")
-    before = start_point(of(form, "before").strip() or "latest", await _now_ms(session))
+    before = start_point(of(form, "before").strip() or "latest", await session.broker_ms())
     offset = await session.client.purge(name, pattern, before=before)
     return f"Records of {name} that match {visible(pattern)} before offset {offset} are gone."
 
@@ -205,7 +201,7 @@ def _marked(form: Form) -> list[int]:
 async def reset_cursor(session: Session, form: Form) -> str:
     """Move a cursor to another place."""
     stream, name = of(form, "stream"), of(form, "name")
-    start = start_point(of(form, "point"), await _now_ms(session))
+    start = start_point(of(form, "point"), await session.broker_ms())
     before = (await session.client.cursor_info(stream, name)).next
     offset = await session.client.cursor(stream, name).reset(start)
     return f"Cursor {name} of {stream} stands at {offset}; it stood at {before}."
@@ -214,7 +210,7 @@ async def reset_cursor(session: Session, form: Form) -> str:
 async def reset_group(session: Session, form: Form) -> str:
     """Have a group stand at another place."""
     stream, name = of(form, "stream"), of(form, "name")
-    start = start_point(of(form, "point"), await _now_ms(session))
+    start = start_point(of(form, "point"), await session.broker_ms())
     found = await session.client.reset_group(stream, name, start, force=of(form, "force") == "yes")
     before = int(found.more.get("before", 0))
     return f"Group {name} of {stream} stands at {found.next}; it stood at {before}."

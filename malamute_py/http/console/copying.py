@@ -16,7 +16,8 @@ from malamute_protocol.address import name_fault
 from malamute_protocol.batch import Batch, Record
 from malamute_protocol.encode import encode_arrow, encode_lists
 from malamute_protocol.errors import MalamuteError
-from malamute_py.client.aio.client import BulkPublisher, Client
+from malamute_py.client.aio.client import Client
+from malamute_py.client.aio.publishing import BulkPublisher
 from malamute_py.client.position import StartPoint
 from malamute_py.client.readers import copies
 from malamute_py.http.console.records import notice_text

@@ -1,6 +1,7 @@
 """Forms: the fields that a page sends.
 
-Owns how a body becomes fields. The rule: what is no form, or has too many fields, is none at all.
+Owns how a body becomes fields. The rule: what is no form, or has too many fields, or ends early, is
+none at all.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 from urllib.parse import parse_qsl
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 FORM_BYTES_MAX: Final = 64 << 10
 _FIELDS_MAX: Final = 512
@@ -26,7 +27,7 @@ async def form_of(request: Request) -> Form | None:
             (await request.body()).decode("ascii"), keep_blank_values=True,
             max_num_fields=_FIELDS_MAX, errors="strict",
         )  # fmt: skip
-    except ValueError:
+    except (ValueError, ClientDisconnect):
         return None
     found: Form = {}
     for name, value in pairs:

@@ -21,6 +21,7 @@ from malamute_py.client.facts import (
     ServiceFacts,
 )
 from malamute_py.health import troubles
+from malamute_py.health.facts import ring_title
 from malamute_py.health.troubles import Trouble
 from malamute_py.http.console.records import NEWEST, RECORDS_MAX, SUBJECTS, Look, look
 from malamute_py.http.console.sessions import Session
@@ -47,7 +48,8 @@ async def overview(session: Session, query: Query) -> Values:
     """Things that are slow or stuck, what there is, and the rings."""
     everything = await session.source.everything()
     broker = everything.facts.broker
-    found = troubles.of_all(everything, await _links(session.client))
+    # A broker that did not answer just now would keep the page waiting once more.
+    found = troubles.of_all(everything, await _links(session.client) if broker else [])
     return {
         "facts": broker,
         # A user of a namespace is told nothing of the broker as a whole.
@@ -106,7 +108,7 @@ async def stream(session: Session, query: Query) -> Values:
 async def mailboxes(session: Session, query: Query) -> Values:
     """The list of mailboxes."""
     found = await session.client.list_mailboxes(query.get("prefix", ""), limit=LISTED_MAX + 1)
-    now_ms = await _now_ms(session)
+    now_ms = await session.broker_ms()
     rows = ((each, list(troubles.of_mailbox(each, now_ms))) for each in found)
     return _listed(query, rows, len(found))
 
@@ -119,7 +121,7 @@ async def mailbox(session: Session, query: Query) -> Values:
     messages, fault = await _messages(session.client, name, after)
     return {
         "facts": facts,
-        "troubles": list(troubles.of_mailbox(facts, await _now_ms(session))),
+        "troubles": list(troubles.of_mailbox(facts, await session.broker_ms())),
         "messages": messages,
         "fault": fault,
         "following": messages[-1].number if len(messages) == ROWS_MAX else None,
@@ -130,7 +132,7 @@ async def mailbox(session: Session, query: Query) -> Values:
 async def services(session: Session, query: Query) -> Values:
     """The list of service queues."""
     found = await session.client.list_services(query.get("prefix", ""), limit=LISTED_MAX + 1)
-    now_ms = await _now_ms(session)
+    now_ms = await session.broker_ms()
     rows = ((each, list(troubles.of_service(each, now_ms))) for each in found)
     return _listed(query, rows, len(found))
 
@@ -144,7 +146,7 @@ async def service(session: Session, query: Query) -> Values:
         "requests": requests,
         "unseen": unseen,
         "requests_following": requests[-1].number if len(requests) == ROWS_MAX else None,
-        "troubles": list(troubles.of_service(facts, await _now_ms(session))),
+        "troubles": list(troubles.of_service(facts, await session.broker_ms())),
         "workers": sorted(facts.workers, key=lambda each: each.since_ms)[:LISTED_MAX],
         **await _dead_letters(session.client, facts, query),
     }
@@ -154,7 +156,7 @@ async def groups(session: Session, query: Query) -> Values:
     """The page with the list of groups. The query's prefix is the beginning of a stream's name."""
     stream = query.get("prefix", "")
     found = await session.client.list_groups(stream, limit=LISTED_MAX + 1)
-    now_ms = await _now_ms(session)
+    now_ms = await session.broker_ms()
     rows = ((each, list(troubles.of_group(each, now_ms))) for each in found)
     return _listed(query, rows, len(found))
 
@@ -165,7 +167,7 @@ async def group(session: Session, query: Query) -> Values:
     members = sorted(facts.members, key=lambda each: (each.oldest_ms or 1 << 62, each.identity))
     return {
         "facts": facts,
-        "troubles": list(troubles.of_group(facts, await _now_ms(session))),
+        "troubles": list(troubles.of_group(facts, await session.broker_ms())),
         "members": members[:LISTED_MAX],
         **await _dead_letters(session.client, facts, query),
     }
@@ -175,7 +177,7 @@ async def cursors(session: Session, query: Query) -> Values:
     """The page with the list of cursors. The query's prefix is a stream's name."""
     stream = query.get("prefix", "")
     found = await session.client.list_cursors(stream, limit=LISTED_MAX + 1)
-    now_ms = await _now_ms(session)
+    now_ms = await session.broker_ms()
     rows = ((each, list(troubles.of_cursor(each, now_ms))) for each in found)
     return _listed(query, rows, len(found))
 
@@ -183,7 +185,7 @@ async def cursors(session: Session, query: Query) -> Values:
 async def cursor(session: Session, query: Query) -> Values:
     """The page of one cursor."""
     facts = await session.client.cursor_info(query.get("stream", ""), query.get("name", ""))
-    found = list(troubles.of_cursor(facts, await _now_ms(session)))
+    found = list(troubles.of_cursor(facts, await session.broker_ms()))
     return {"facts": facts, "troubles": found}
 
 
@@ -231,11 +233,6 @@ async def settings(session: Session, query: Query) -> Values:
 
 
 # --- parts of pages ---------------------------------------------------------------------------
-
-
-async def _now_ms(session: Session) -> int:
-    """The broker's clock."""
-    return int((await session.source.facts()).broker.get("now_ms", 0))
 
 
 def _after(query: Query) -> int:
@@ -294,13 +291,14 @@ def rings(broker: Mapping[str, Any]) -> list[Values]:
         capacity = facts.get("ring_bytes", 0)
         found.append(
             {
-                "name": name, "used": used, "capacity": capacity, "full": facts.get("full", ""),
+                "name": name, "title": ring_title(broker, name), "full": facts.get("full", ""),
+                "used": used, "capacity": capacity,
                 "share": min(1.0, used / capacity) if capacity else 0.0,
                 "written": facts["end_lsn"], "unsynced": facts["end_lsn"] - facts["synced_lsn"],
                 "refusing": name in refusing, "failed": core.get(name, {}).get("failed", ""),
             }
         )  # fmt: skip
-    return sorted(found, key=lambda each: (not each["failed"], not each["refusing"], each["name"]))
+    return sorted(found, key=lambda each: (not each["failed"], not each["refusing"], each["title"]))
 
 
 def _bounds(broker: Mapping[str, Any]) -> list[tuple[str, int, int]]:

@@ -54,6 +54,10 @@ class Session:
         self.streams = 0
         """Event streams that are open."""
 
+    async def broker_ms(self) -> int:
+        """Return the broker's clock."""
+        return int((await self.source.facts()).broker.get("now_ms", 0))
+
     def note(self, kind: str, sentence: str) -> None:
         """Have the next page tell something. kind: `done` or `failed`."""
         self.notes.append((kind, sentence))

@@ -19,7 +19,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
-from malamute_protocol.errors import BrokerRefused, LocalProtocolError, MalamuteError
+from malamute_protocol.errors import BrokerRefused, LocalProtocolError, MalamuteError, Timeout
 from malamute_py.http.console import events, pages
 from malamute_py.http.console.actions import ACTIONS, Action
 from malamute_py.http.console.events import EventStreams
@@ -194,18 +194,20 @@ class Console:
             if not refreshing:
                 self.sessions.touch(session)
             query = dict(request.query_params)
-            status = HTTPStatus.OK
+            status, silent = HTTPStatus.OK, False
             try:
                 values = await page(session, query)
             except MalamuteError as error:
                 if session.over:
                     return _to_login(request, refreshing)
+                silent = isinstance(error, Timeout)
                 template_, status, values = "fault", _status(error), {"fault": str(error)}
             else:
                 template_ = template
             # A page that refreshes by itself must not take what the person is to be told.
             notes = [] if refreshing else session.take_notes()
-            broker = (await session.source.facts()).broker
+            # Waiting for a silent broker once more would last longer than a request may.
+            broker = {} if silent else (await session.source.facts()).broker
             here = request.url.path.removeprefix(ROOT).strip("/")
             common: dict[str, Any] = {
                 "session": session, "menu": _MENU, "query": query, "notes": notes,

@@ -37,18 +37,30 @@ GIVEN_BY: Final[dict[str, tuple[str, ...]]] = {
     "create_service": ("create", "request", "work", "manage_queues"),
     "manage_streams": ("manage_streams",),
     "manage_queues": ("manage_queues",),
+    "dead_letters": ("send", "manage_queues"),
 }
 """Action of the core on a name -> verbs of a grant that allow it, each where no denial of that verb
 fits the name."""
-DENIED_BY: Final = {"create_mailbox": "create", "create_service": "create"}
+DENIED_BY: Final = {
+    "create_mailbox": "create", "create_service": "create", "dead_letters": "send"
+}  # fmt: skip
 """Action -> verb whose denial forbids it, where that has another name."""
 OF_ADMINISTRATORS: Final = frozenset(
-    {"trim", "purge", "manage_streams", "manage_queues", "manage_clients", "manage_users", "admin"}
+    {
+        "trim",
+        "purge",
+        "manage_streams",
+        "manage_queues",
+        "manage_clients",
+        "manage_users",
+        "admin",
+        "dead_letters",
+    }
 )
 """Actions that `admin = true` allows."""
 FLAGS: Final = ("manage_clients", "manage_users")
 """Verbs without names."""
-_ON_MAILBOXES: Final = frozenset({"send", "receive", "create_mailbox", "purge"})
+_ON_MAILBOXES: Final = frozenset({"send", "receive", "create_mailbox", "purge", "dead_letters"})
 """Actions on mailboxes alone: a user's own mailbox has the user's name, not the prefix."""
 MEMO_MAX: Final = 16_384
 """Answers that are remembered. No name in them is longer than NAME_BYTES_MAX characters, so that

@@ -15,7 +15,9 @@ import contextlib
 import errno
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from malamute_protocol.stamp import Stamp
@@ -43,7 +45,6 @@ from malamute_py.journal import (
     JournalError,
     JournalFailed,
     JournalFull,
-    Recovery,
     Ring,
     RingSettings,
     Storage,
@@ -141,9 +142,25 @@ class Rings:
     """All open rings of one shard, and the threads that work for them."""
 
     def __init__(
-        self, journal: Journal, config: JournalSection, results: ResultQueue, batch_bytes_max: int
+        self,
+        journal: Journal,
+        config: JournalSection,
+        results: ResultQueue,
+        batch_bytes_max: int,
+        *,
+        snapshot: Callable[[str], Sequence[bytes]],
+        noted: Callable[[int, int], None] | None = None,
+        relieve: Callable[[], bool] | None = None,
+        bodies: StoredBodies | None = None,
+        damaged: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """journal: open; close() closes it. batch_bytes_max: of a batch that is published."""
+        """journal: with the rings that a start has opened. batch_bytes_max: of a published batch.
+
+        snapshot: returns the core's state that goes into a ring. noted: told the bounds of each
+        write to ring main that concerns the queues. relieve: called when ring main has no room;
+        moves its hold, True: it moved. bodies: reads bodies that the journal no longer has.
+        damaged: bytes of each ring that were missing or damaged at the start.
+        """
         self._journal = journal
         self._config = config
         self._batch_bytes_max = batch_bytes_max
@@ -155,14 +172,10 @@ class Rings:
         self._dirty: dict[str, Ring] = {}
         self.sync_at_ms: int | None = None
         """Latest time of the next call of sync(), for bytes that no peer waits for."""
-        self.snapshot: Callable[[str], Sequence[bytes]] = lambda ring: ()
-        """Returns the core's state that goes into a ring; set once the core exists."""
-        self.noted: Callable[[int, int], None] | None = None
-        """Told the bounds of each write to ring main that concerns the queues."""
-        self.relieve: Callable[[], bool] | None = None
-        """Called when ring main has no room: moves its hold; True: it moved."""
-        self.bodies: StoredBodies | None = None
-        """Reads bodies that the journal no longer has."""
+        self._snapshot = snapshot
+        self._noted = noted
+        self._relieve = relieve
+        self._bodies = bodies
         self.latencies = Latencies(time.perf_counter_ns)
         self.free_bytes: int | None = None
         """Free bytes of the disk when housekeeping looked last; None: it has not looked."""
@@ -180,8 +193,9 @@ class Rings:
         self._complaints: dict[str, str] = {}
         self._in_memory: set[str] = set()
         """Rings whose syncs reach no disk, and are not measured."""
-        self._damaged: dict[str, int] = {}
-        """Ring -> bytes that were missing or damaged at the start."""
+        self._damaged = damaged
+        for name, ring in self._rings.items():
+            ring.begin_with(partial(snapshot, name))
 
     # --- life ------------------------------------------------------------------------
 
@@ -199,32 +213,6 @@ class Rings:
         self._opener.stop()
         self._syncer.stop()
         self._housekeeper.stop()
-
-    def close(self) -> None:
-        """Sync and close every ring with a mark of an orderly end. Raises JournalFailed."""
-        if self.bodies is not None:
-            self.bodies.close()
-        self._journal.close()
-
-    def recover(
-        self, name: str, asked: dict[str, Any], *, held: bool = False
-    ) -> tuple[Ring, Recovery]:
-        """Open a ring at the start of the broker. Raises JournalError, OSError.
-
-        held: see Ring.open.
-        """
-        settings = ring_settings(self._config, asked, self._batch_bytes_max)
-        ring, recovery = self._journal.ring(name, settings, self._snapshot(name), held=held)
-        self._damaged[name] = sum(each.to_lsn - each.from_lsn for each in recovery.damages)
-        return ring, recovery
-
-    def prepare(self, name: str) -> None:
-        """Have the first segment of a new ring ready. Raises DiskFull, OSError."""
-        while self._rings[name].prepare_step(1 << 62):
-            pass
-
-    def _snapshot(self, name: str) -> Callable[[], Sequence[bytes]]:
-        return lambda: self.snapshot(name)
 
     def facts(self) -> dict[str, dict[str, Any]]:
         """Return facts for BROKER_INFO and metrics."""
@@ -327,8 +315,8 @@ class Rings:
         self._dirty[name] = ring
         if name not in self._in_memory:
             self.latencies.wrote(name, done.end_lsn, len(bundles))
-        if name == MAIN and self.noted is not None and _concerns_queues(bundles):
-            self.noted(done.lsn, done.end_lsn)
+        if name == MAIN and self._noted is not None and _concerns_queues(bundles):
+            self._noted(done.lsn, done.end_lsn)
         answers: list[Appended | AppendRefused] = []
         first = 0
         for bundle in bundles:
@@ -342,7 +330,7 @@ class Rings:
         try:
             return ring.append(batches)
         except JournalFull:
-            if name != MAIN or self.relieve is None or not self.relieve():
+            if name != MAIN or self._relieve is None or not self._relieve():
                 raise
         return ring.append(batches)
 
@@ -440,7 +428,7 @@ class Rings:
         try:
             if name not in self._rings:
                 wanted = ring_settings(self._config, settings, self._batch_bytes_max)
-                self._journal.ring(name, wanted, self._snapshot(name))
+                self._journal.ring(name, wanted, partial(self._snapshot, name))
             while self._rings[name].prepare_step(_PREPARE_BYTES):
                 pass
         except (JournalError, OSError, ValueError) as error:
@@ -491,8 +479,8 @@ class Rings:
         except (JournalError, OSError) as error:
             failed = str(error)
         missing = [number for number in job.numbers if number not in found]
-        if missing and self.bodies is not None:
-            stored, fault = self.bodies.read(missing)
+        if missing and self._bodies is not None:
+            stored, fault = self._bodies.read(missing)
             found |= stored
             failed = fault or failed
         return BodiesFound(job.token, found, failed if len(found) < len(job.numbers) else "")

@@ -20,7 +20,7 @@ import gmqtt  # type: ignore[import-untyped]
 from gmqtt.storage import PersistentStorage  # type: ignore[import-untyped]
 
 from perf.peers import driver
-from perf.peers.driver import Check, Clock, DriverFailed, Options, Subjects, say, word
+from perf.peers.driver import Check, DriverFailed, Options, Subjects, word
 
 CLIENT = f"gmqtt {importlib.metadata.version('gmqtt')}"
 TURN = 200
@@ -133,9 +133,7 @@ async def publish(options: Options) -> None:
     subjects, qos, sent = _subjects(options), _qos(options), 0
     send, store, window = mqtt.client.publish, mqtt.store, options.window
     lone = store.lone = driver.Lone(window) if qos else None
-    say(ready=True, client=CLIENT)
-    await word()
-    clock = Clock()
+    clock = await driver.begin(CLIENT)
     for burst in given:
         for subject, body in zip(subjects.of_burst(sent, len(burst)), burst, strict=True):
             if store.out >= window:
@@ -168,12 +166,7 @@ async def subscribe(options: Options) -> None:
         clients.append(mqtt)
         filters = subjects.patterns if subjects.many else [subjects.one]
         await mqtt.subscribe(filters, _qos(options))
-    say(ready=True, client=CLIENT)
-    await word()
-    clock = Clock()
-    await driver.all_done(checks, options.idle_s)
-    driver.say_received(checks, clock)
-    await word()
+    await driver.take_all(checks, options, CLIENT)
 
 
 async def request(options: Options) -> None:
@@ -207,9 +200,7 @@ async def request(options: Options) -> None:
 
     mqtt = await Mqtt.connect(options, take)
     await mqtt.subscribe([inbox], qos)
-    say(ready=True, client=CLIENT)
-    await word()
-    clock = Clock()
+    clock = await driver.begin(CLIENT)
     for _ in range(options.flight):
         send_next()
     await over.wait()
@@ -228,19 +219,13 @@ async def respond(options: Options) -> None:
 
         workers.append(await Mqtt.connect(options, echo))
         await workers[-1].subscribe([f"$share/workers/{_subjects(options).one}"], qos)
-    clock = Clock()
-    say(ready=True, client=CLIENT)
-    await word()
-    say(cpu_s=clock.cpu_s())
-    await word()
+    await driver.work_until_told(CLIENT)
 
 
 async def pace(options: Options) -> None:
     mqtt = await Mqtt.connect(options)
     topic, qos = _subjects(options).one, _qos(options)
-    say(ready=True, client=CLIENT)
-    await word()
-    clock = Clock()
+    clock = await driver.begin(CLIENT)
     async for number in driver.ticks(options):
         mqtt.client.publish(topic, driver.stamped(options.producer, number, options.size), qos)
     if qos:
@@ -258,12 +243,7 @@ async def listen(options: Options) -> None:
 
     mqtt = await Mqtt.connect(options, take)
     await mqtt.subscribe([_subjects(options).one], _qos(options))
-    say(ready=True, client=CLIENT)
-    await word()
-    clock = Clock()
-    await over.wait()
-    heard.tell(clock)
-    await word()
+    await driver.listen_to_all(heard, over, CLIENT)
 
 
 if __name__ == "__main__":

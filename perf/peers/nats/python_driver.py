@@ -26,7 +26,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StorageType, S
 from nats.js.errors import BadRequestError, NotFoundError
 
 from perf.peers import driver
-from perf.peers.driver import Check, Clock, Options, Subjects, say, word
+from perf.peers.driver import Check, Options, Subjects, word
 
 CLIENT = f"nats-py {importlib.metadata.version('nats-py')}"
 PENDING_BYTES = 8 << 20
@@ -173,10 +173,8 @@ async def publish(options: Options) -> None:
     if options.mode != "core":
         await acks.open()
     given = driver.bodies(options)
-    say(ready=True, client=CLIENT)
-    await word()
     middle = driver.Middle(options)
-    clock = Clock()
+    clock = await driver.begin(CLIENT)
     if options.mode == "core":
         confirmed = await _send_core(client, options, given)
     else:
@@ -201,12 +199,7 @@ async def subscribe(options: Options) -> None:
         for pattern in subjects.patterns if subjects.many else [subjects.one]:
             await subscribe_to(client, options, pattern, take)
         await client.flush()
-    say(ready=True, client=CLIENT)
-    await word()
-    clock = Clock()
-    await driver.all_done(checks, options.idle_s)
-    driver.say_received(checks, clock)
-    await word()
+    await driver.take_all(checks, options, CLIENT)
     await remove_stream(clients[0], options)
     for client in clients:
         await client.close()
@@ -217,9 +210,7 @@ async def replay(options: Options) -> None:
     client = await connect(options)
     subjects = Subjects(options)
     check = Check(options, driver.selected(options))
-    say(ready=True, client=CLIENT)
-    await word()
-    clock = Clock()
+    clock = await driver.begin(CLIENT)
 
     async def take(message: Msg) -> None:
         check.add(message.data)
@@ -238,9 +229,7 @@ async def replay(options: Options) -> None:
 async def request(options: Options) -> None:
     client = await connect(options)
     requests = driver.Requests(options)
-    say(ready=True, client=CLIENT)
-    await word()
-    clock = Clock()
+    clock = await driver.begin(CLIENT)
     numbers = iter(range(options.count))
 
     async def work() -> None:
@@ -273,11 +262,7 @@ async def respond(options: Options) -> None:
             pending_bytes_limit=0,
         )
         await client.flush()
-    clock = Clock()
-    say(ready=True, client=CLIENT)
-    await word()
-    say(cpu_s=clock.cpu_s())
-    await word()
+    await driver.work_until_told(CLIENT)
     for client in clients:
         await client.close()
 
@@ -290,9 +275,7 @@ async def pace(options: Options) -> None:
     if options.mode != "core":
         await acks.open()
         reply = acks.inbox
-    say(ready=True, client=CLIENT)
-    await word()
-    clock = Clock()
+    clock = await driver.begin(CLIENT)
     async for number in driver.ticks(options):
         body = driver.stamped(options.producer, number, options.size)
         acks.send()
@@ -317,12 +300,7 @@ async def listen(options: Options) -> None:
 
     await subscribe_to(client, options, options.subject, take)
     await client.flush()
-    say(ready=True, client=CLIENT)
-    await word()
-    clock = Clock()
-    await over.wait()
-    heard.tell(clock)
-    await word()
+    await driver.listen_to_all(heard, over, CLIENT)
     await remove_stream(client, options)
     await client.close()
 

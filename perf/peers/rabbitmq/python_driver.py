@@ -20,7 +20,7 @@ from pika.channel import Channel  # type: ignore[import-untyped]
 from pika.spec import PERSISTENT_DELIVERY_MODE, TRANSIENT_DELIVERY_MODE, Basic  # type: ignore[import-untyped]
 
 from perf.peers import driver
-from perf.peers.driver import Clock, DriverFailed, Options, Subjects, say, word
+from perf.peers.driver import DriverFailed, Options, Subjects, word
 
 CLIENT = f"pika {importlib.metadata.version('pika')}"
 PREFETCH = 2000
@@ -170,9 +170,7 @@ async def publish(options: Options) -> None:
     subjects = Subjects(options)
     properties = _properties(options)
     publish, exchange = amqp.channel.basic_publish, options.subject
-    say(ready=True, client=CLIENT)
-    await word()
-    clock = Clock()
+    clock = await driver.begin(CLIENT)
     for burst in given:
         names = subjects.of_burst(confirms.sent, len(burst))
         for subject, body in zip(names, burst, strict=True):
@@ -201,12 +199,7 @@ async def subscribe(options: Options) -> None:
         await declare_exchange(amqp, options)
         await declare_queue(amqp, options, queue_of(options, number))
         await consume(amqp, options, queue_of(options, number), driver.taking(check))
-    say(ready=True, client=CLIENT)
-    await word()
-    clock = Clock()
-    await driver.all_done(checks, options.idle_s)
-    driver.say_received(checks, clock)
-    await word()
+    await driver.take_all(checks, options, CLIENT)
     await _remove(opened[0], options, len(opened))
 
 
@@ -249,9 +242,7 @@ async def request(options: Options) -> None:
         send_next()
 
     await amqp.call(channel.basic_consume, "amq.rabbitmq.reply-to", hear, auto_ack=True)
-    say(ready=True, client=CLIENT)
-    await word()
-    clock = Clock()
+    clock = await driver.begin(CLIENT)
     for _ in range(options.flight):
         send_next()
     await over.wait()
@@ -270,11 +261,7 @@ async def respond(options: Options) -> None:
             channel.basic_publish("", asked.reply_to, b"re:" + body)
 
         await amqp.call(amqp.channel.basic_consume, options.subject, echo, auto_ack=True)
-    clock = Clock()
-    say(ready=True, client=CLIENT)
-    await word()
-    say(cpu_s=clock.cpu_s())
-    await word()
+    await driver.work_until_told(CLIENT)
 
 
 async def pace(options: Options) -> None:
@@ -284,9 +271,7 @@ async def pace(options: Options) -> None:
     if _quorum(options):
         await confirms.open(amqp)
     properties = _properties(options)
-    say(ready=True, client=CLIENT)
-    await word()
-    clock = Clock()
+    clock = await driver.begin(CLIENT)
     async for number in driver.ticks(options):
         body = driver.stamped(options.producer, number, options.size)
         confirms.send()
@@ -303,12 +288,7 @@ async def listen(options: Options) -> None:
     await declare_queue(amqp, options, queue_of(options))
     heard, over = driver.Listen(options), asyncio.Event()
     await consume(amqp, options, queue_of(options), driver.hearing(heard, over))
-    say(ready=True, client=CLIENT)
-    await word()
-    clock = Clock()
-    await over.wait()
-    heard.tell(clock)
-    await word()
+    await driver.listen_to_all(heard, over, CLIENT)
     await _remove(amqp, options, 1)
 
 

@@ -20,7 +20,7 @@ import rstream.connection
 import rstream.exceptions
 
 from perf.peers import driver
-from perf.peers.driver import Check, Clock, DriverFailed, Options, say, word
+from perf.peers.driver import Check, DriverFailed, Options, word
 
 CLIENT = f"rstream {importlib.metadata.version('rstream')}"
 BATCH = 500
@@ -60,9 +60,7 @@ async def publish(options: Options) -> None:
     size = min(BATCH, options.window)
     if options.form == "single":
         size = 1
-    say(ready=True, client=CLIENT)
-    await word()
-    clock = Clock()
+    clock = await driver.begin(CLIENT)
     for batch in _pieces(given, size):
         await confirms.room()
         confirms.send(len(batch))
@@ -110,12 +108,7 @@ async def _read_stream(
 async def subscribe(options: Options) -> None:
     checks = driver.checks_of(options)
     consumers = [await _read_stream(options, driver.taking(check)) for check in checks]
-    say(ready=True, client=CLIENT)
-    await word()
-    clock = Clock()
-    await driver.all_done(checks, options.idle_s)
-    driver.say_received(checks, clock)
-    await word()
+    await driver.take_all(checks, options, CLIENT)
     await consumers[0].delete_stream(options.subject, missing_ok=True)
 
 
@@ -145,9 +138,7 @@ async def replay(options: Options) -> None:
                 everything(body)
 
     await _available(options)
-    say(ready=True, client=CLIENT)
-    await word()
-    clock = Clock()
+    clock = await driver.begin(CLIENT)
     await _read_stream(options, take, create=False)
     await driver.all_done([check], options.idle_s)
     check.begun_ns = clock.begun_ns
@@ -160,9 +151,7 @@ async def pace(options: Options) -> None:
     await producer.start()
     await producer.create_stream(options.subject, exists_ok=True)
     confirms = _Confirms(options.window)
-    say(ready=True, client=CLIENT)
-    await word()
-    clock = Clock()
+    clock = await driver.begin(CLIENT)
     async for number in driver.ticks(options):
         body = driver.stamped(options.producer, number, options.size)
         confirms.send()
@@ -175,12 +164,7 @@ async def pace(options: Options) -> None:
 async def listen(options: Options) -> None:
     heard, over = driver.Listen(options), asyncio.Event()
     consumer = await _read_stream(options, driver.hearing(heard, over))
-    say(ready=True, client=CLIENT)
-    await word()
-    clock = Clock()
-    await over.wait()
-    heard.tell(clock)
-    await word()
+    await driver.listen_to_all(heard, over, CLIENT)
     await consumer.delete_stream(options.subject, missing_ok=True)
 
 

@@ -173,9 +173,7 @@ def publish(options: Options) -> None:
     wire = Wire(options.url)
     given = driver.bodies(options)
     middle = driver.Middle(options)
-    say(ready=True, client=CLIENT)
-    await_word()
-    clock = Clock()
+    clock = driver.begin_in_thread(CLIENT)
     lone = None
     if options.window == 1:
         lone = _publish_one_by_one(wire, options, given)
@@ -197,9 +195,7 @@ async def _publish_single(options: Options) -> None:
     )
     await client.ping()
     given = driver.bodies(options)
-    say(ready=True, client=f"redis-py {importlib.metadata.version('redis')}")
-    await driver.word()
-    clock = Clock()
+    clock = await driver.begin(f"redis-py {importlib.metadata.version('redis')}")
     key, sent = key_of(options), 0
     for piece in _pieces(given, options.flight):
         pipeline = client.pipeline(transaction=False)
@@ -353,9 +349,7 @@ def replay(options: Options) -> None:
     wire = Wire(options.url)
     check = Check(options, driver.selected(options))
     rare = Subjects(options).rare.encode()
-    say(ready=True, client=CLIENT)
-    await_word()
-    clock = Clock()
+    clock = driver.begin_in_thread(CLIENT)
     after = b"0-0"
     take = _bodies_of_entries(check)
     if options.select == "time":
@@ -419,9 +413,7 @@ async def _request_by_callers(options: Options) -> None:
             requests.answered(number, await call(number), sent)
 
     await client.ping()
-    say(ready=True, client=f"redis-py {importlib.metadata.version('redis')}")
-    await driver.word()
-    clock = Clock()
+    clock = await driver.begin(f"redis-py {importlib.metadata.version('redis')}")
     taking = asyncio.create_task(take())
     await asyncio.gather(*(work() for _ in range(options.flight)))
     requests.tell(clock)
@@ -445,9 +437,7 @@ def request(options: Options) -> None:
     wait: Command = (b"BLMPOP", b"0", b"1", inbox, b"LEFT", b"COUNT", b"%d" % options.flight)
     sent_ns: list[int] = []
     answered = 0
-    say(ready=True, client=CLIENT)
-    await_word()
-    clock = Clock()
+    clock = driver.begin_in_thread(CLIENT)
     while answered < options.count:
         commands: list[Command] = []
         while len(sent_ns) < min(options.count, answered + options.flight):
@@ -525,9 +515,7 @@ def respond(options: Options) -> None:
 def pace(options: Options) -> None:
     wire = Wire(options.url)
     key = key_of(options)
-    say(ready=True, client=CLIENT)
-    await_word()
-    clock = Clock()
+    clock = driver.begin_in_thread(CLIENT)
     out = 0
     for number in driver.ticks_of_thread(options):
         # A paced requester waits for no answer before the next request; it takes answers that are
@@ -566,9 +554,7 @@ def listen(options: Options) -> None:
 
         part = _Reader(wire, options, _last_id(wire, options), take_entries)
         part.ask()
-    say(ready=True, client=CLIENT)
-    await_word()
-    clock = Clock()
+    clock = driver.begin_in_thread(CLIENT)
     while not part.heard():
         pass
     heard.tell(clock)

@@ -272,6 +272,23 @@ def test_facts_about_the_broker_include_those_of_the_shell() -> None:
     assert facts["rings"]["main"]["visible"] > 0
 
 
+def test_a_ring_of_a_streams_own_names_the_stream_to_those_who_may_read_it() -> None:
+    def permit(identity: str, action: str, name: str) -> bool:
+        return action != "read" or identity == "ann"
+
+    shell = Shell(permit=permit)
+    for link, identity in ((1, "ann"), (2, "bob")):
+        shell.hello(link, identity=identity)
+    asked(shell, wire.CreateStream(1, "own", {"ring_bytes": 256 << 20}))
+    asked(shell, wire.CreateStream(2, "shares", {}))
+    rings = asked(shell, wire.BrokerInfo(3))["rings"]
+    assert sorted(facts.get("stream", "") for facts in rings.values()) == ["", "own"]
+    assert "stream" not in rings["main"]
+    told = asked(shell, wire.BrokerInfo(4), link=2)["rings"]
+    assert told.keys() == rings.keys()
+    assert not [facts for facts in told.values() if "stream" in facts]
+
+
 def test_where_the_data_lies_is_told_only_to_administrators() -> None:
     def permit(identity: str, action: str, name: str) -> bool:
         return action != "admin" or identity == "boss"

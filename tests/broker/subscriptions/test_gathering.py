@@ -9,7 +9,7 @@ import pytest
 
 from malamute_protocol import commands as wire
 from malamute_protocol.batch import iter_batches
-from malamute_protocol.content import NO_TIME
+from malamute_protocol.columns import NO_TIME
 from malamute_protocol.gather import Gathering, Row
 from malamute_protocol.header import Header
 from malamute_protocol.limits import Limits

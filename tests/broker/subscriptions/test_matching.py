@@ -17,7 +17,7 @@ import pytest
 
 from malamute_protocol import commands as wire
 from malamute_protocol import header
-from malamute_protocol.content import has_large_table
+from malamute_protocol.content_layout import has_large_table
 from malamute_protocol.encode import encode
 from malamute_protocol.header import MEMO, STEP_ENTRIES, HeaderTable
 from malamute_protocol.limits import Limits

@@ -10,7 +10,11 @@ from malamute_protocol import commands as wire
 from malamute_py.broker.ready import HistoryRead, HistoryRun, ReadFailed
 from malamute_py.broker.subscriptions import cohorts, shared_window
 from malamute_py.broker.subscriptions.audience import audience_of
-from malamute_py.broker.subscriptions.shared_window import LANE_ROWS_MAX, SharedWindow, hot_batches
+from malamute_py.broker.subscriptions.shared_window import (
+    SELECTOR_ROWS_MAX,
+    SharedWindow,
+    hot_batches,
+)
 from tests.broker.shell import Peer, Shell, offsets
 
 MANY = 8
@@ -235,7 +239,7 @@ def test_rows_of_those_who_take_most_of_what_comes_are_not_kept() -> None:
     window = SharedWindow(stream, audience_of(stream).subscriptions)
     assert window.fill(hot_batches(stream.hot), stream.next, 1 << 30)
     assert window.rows == 20_000
-    assert sum(map(len, window._keys)) <= len(broad) * LANE_ROWS_MAX + 20_000
+    assert sum(map(len, window._keys)) <= len(broad) * SELECTOR_ROWS_MAX + 20_000
     shell.broker.writable(2)
     alone = {sub.number for sub in window.share_out(1 << 30, 1 << 30).alone}
     assert alone == set(broad)
@@ -249,7 +253,7 @@ def test_what_a_window_holds_for_all_is_bounded(
     keys_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_window, "KEYS_MAX", keys_max)
-    monkeypatch.setattr(shared_window, "LANE_ROWS_MAX", 300)
+    monkeypatch.setattr(shared_window, "SELECTOR_ROWS_MAX", 300)
     shell = Shell()
     shell.hello(1)
     peer = subscribed(shell)

@@ -27,7 +27,7 @@ async def test_a_cancelled_caller_cancels_its_request(broker: EmbeddedBroker) ->
         async with asyncio.timeout(WAIT_S):
             while (await ann.service_info("svc")).waiting:  # noqa: ASYNC110 - the broker's facts
                 await asyncio.sleep(0.005)
-        await until_async(lambda: not ann._session.requests.asked)
+        await until_async(lambda: not ann._session.awaited.asked)
 
 
 async def test_who_was_answered_together_asks_anew_in_one_message(broker: EmbeddedBroker) -> None:

@@ -185,6 +185,22 @@ def test_what_is_not_held_costs_the_others_nothing() -> None:
     assert script.session.idle
 
 
+def test_a_caller_whose_refused_messages_were_said_in_halves_is_told_when_the_link_is_lost() -> (
+    None
+):
+    script = opened()
+    view = script.session.mailboxes.read(InboxOptions("box"))
+    script.step()
+    accept(script)
+    deliver(script, [b"a", b"b"], 0)
+    view.take()
+    view.mailbox.ack([(0, 2)], token="both")
+    [ack] = of(script.step(), c.AckMail)
+    script.say(c.Refused(43, ack.tracker, "not_held"))
+    script.reconnect()
+    assert outcomes(script) == {"both": False}
+
+
 def test_what_is_acknowledged_after_the_end_of_the_inbox_leaves_nothing_unconfirmed() -> None:
     script = opened()
     view = script.session.mailboxes.read(InboxOptions("box"))
@@ -245,7 +261,7 @@ def test_requests_of_one_turn_leave_as_one_and_replies_find_their_callers() -> N
     assert {token: reply.body for token, reply in found.items()} == {b"z": b"3", b"x": b"1"}
     deliver(script, [b"2"], 7, [(request.key, 1, 1)], last=True)
     assert outcomes(script)[b"y"].body == b"2"
-    assert not script.session.requests.asked
+    assert not script.session.awaited.asked
 
 
 def test_a_reply_with_an_unknown_key_is_mail() -> None:
@@ -308,8 +324,8 @@ def test_callers_that_give_up_leave_nothing_behind() -> None:
     script.say(c.Result(cancel.request, {"count": 1}))
     deliver(script, [b"yes"], 0, [(request.key, 1, 1)], last=True)
     assert outcomes(script)[b"kept"].body == b"yes"
-    assert not script.session.requests.asked
-    assert not script.session.requests.batches
+    assert not script.session.awaited.asked
+    assert not script.session.awaited.batches
 
 
 def test_the_end_of_the_session_fails_who_waits_for_replies() -> None:

@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 
 from malamute_protocol import commands as c
-from malamute_protocol.batch import bitmap_of_rows, encode
+from malamute_protocol.batch import encode
 from malamute_protocol.commands import Command
 from malamute_protocol.errors import BrokerRefused, LocalProtocolError
 from malamute_py.client.readers.group import numbers_of
 from malamute_py.client.session.acknowledgements import AckForm
 from malamute_py.client.session.attempts import LinkState
 from malamute_py.client.session.events import Settled
-from malamute_py.client.session.memberships import DONE, GroupOptions, HeldBatch, Membership
+from malamute_py.client.session.held_batches import HeldBatch
+from malamute_py.client.session.memberships import DONE, GroupOptions, Membership
 from malamute_py.client.session.step import Step
 from malamute_py.client.session.subscription import (
     GapNotice,
@@ -22,6 +23,7 @@ from malamute_py.client.session.subscription import (
     RewoundNotice,
 )
 from tests.client.script import STREAM_UUID, Script, stamped
+from tests.rows import bitmap_of_rows
 
 TIME_MS = 1_700_000_000_000
 
@@ -504,3 +506,125 @@ def test_a_member_that_is_passed_over_is_told(kind: Any) -> None:
     script.reconnect()
     script.accept_member(script.member)
     assert not script.member.passed_over
+
+
+def passed_over(script: Grouped, offset: int = 0, *, back: bool = True) -> None:
+    """Say that a lease has ended, and that the member is given records again."""
+    script.say(c.Mode(script.member.number, False, offset))
+    if back:
+        script.say(c.Mode(script.member.number, True, offset))
+
+
+def renewed(script: Grouped, said: list[Command], ours: set[int]) -> None:
+    """Answer renewals as a broker does at which only some records are the member's."""
+    while said:
+        ack = said.pop(0)
+        if isinstance(ack, c.AckRecords):
+            offsets = {offset for first, end in ack.ranges for offset in range(first, end)}
+            if offsets <= ours:
+                said += script.confirmed(ack)
+            else:
+                said += script.say(c.Refused(64, ack.tracker, "not_held"))
+
+
+def test_what_waits_when_a_lease_ends_is_handed_over_once_the_broker_says_it_is_ours() -> None:
+    script = Leased()
+    script.hand(3, 0)
+    held = script.take()
+    script.hand(4, 3)
+    passed_over(script)
+    assert isinstance(script.member.take(), PassedOverNotice)
+    assert script.member.take() is None, "others may have these records by now"
+    renewed(script, script.step(), ours={4, 6})
+    assert [*script.take().numbers, *script.take().numbers] == [4, 6]
+    assert script.member.take() is None
+    assert script.member.in_hand == {0, 1, 2, 4, 6}
+    [ack] = script.ack(held.numbers)
+    assert ack.ranges == [(0, 3)]
+
+
+def test_a_record_in_doubt_that_is_delivered_again_is_handed_over_once() -> None:
+    script = Leased()
+    script.hand(4, 0)
+    passed_over(script)
+    assert isinstance(script.member.take(), PassedOverNotice)
+    said = script.hand(4, 0, rows=[1, 2])
+    renewed(script, said, ours={0, 1, 2})
+    assert [script.take().numbers, script.take().numbers] == [[1, 2], [0]]
+    assert script.member.take() is None
+    assert script.member.in_hand == {0, 1, 2}
+
+
+def test_a_passed_over_holder_is_handed_nothing_of_what_the_next_one_gets() -> None:
+    script = Leased(kind="exclusive")
+    script.say(c.Mode(script.member.number, True, 0))
+    script.hand(3, 0)
+    script.hand(3, 3)
+    script.take()
+    passed_over(script, back=False)
+    assert isinstance(script.member.take(), PassedOverNotice)
+    assert script.member.take() is None
+    assert script.member.in_hand == {0, 1, 2}
+    script.say(c.Mode(script.member.number, True, 0))
+    script.hand(6, 0)
+    assert script.take().numbers == list(range(6))
+
+
+def test_a_second_delivery_is_dropped_once_the_program_is_done_with_the_first() -> None:
+    script = Leased()
+    script.hand(3, 0)
+    held = script.take()
+    passed_over(script)
+    script.hand(5, 0)
+    assert isinstance(script.member.take(), PassedOverNotice)
+    [ack] = script.ack(held.numbers, "done")
+    script.confirmed(ack)
+    assert script.settled() == {"done": True}
+    assert script.take().numbers == [3, 4]
+    assert script.member.take() is None
+    assert script.member.in_hand == {3, 4}
+
+
+def test_a_program_that_forgot_a_record_is_handed_it_again_when_its_lease_has_ended() -> None:
+    script = Leased()
+    script.hand(1, 0)
+    script.take()
+    passed_over(script)
+    script.hand(1, 0)
+    assert isinstance(script.member.take(), PassedOverNotice)
+    assert script.take().numbers == [0]
+
+
+def test_a_step_with_records_that_were_delivered_twice_leaves_nothing_to_hand_over() -> None:
+    script = Leased()
+    script.hand(2, 0)
+    held = script.take()
+    passed_over(script)
+    script.hand(2, 0)
+    script.member.lend(held.numbers)
+    assert isinstance(script.member.take(), PassedOverNotice)
+    assert script.member.take() is None
+    script.member.settled(held.numbers)
+    assert not script.member.in_hand
+
+
+def test_records_in_doubt_are_dropped_with_the_link() -> None:
+    script = Leased()
+    script.hand(2, 0)
+    passed_over(script)
+    script.reconnect()
+    script.accept_member(script.member)
+    assert script.member.take() is None
+    assert not script.member.in_doubt
+    script.hand(2, 0)
+    assert script.take().numbers == [0, 1]
+
+
+def test_a_caller_whose_refused_batch_was_said_in_halves_is_told_when_the_link_is_lost() -> None:
+    script = Grouped()
+    script.hand(2, 0)
+    held = script.take()
+    [ack] = script.ack(held.numbers, "both")
+    script.say(c.Refused(64, ack.tracker, "not_held"))
+    script.reconnect()
+    assert script.settled() == {"both": False}

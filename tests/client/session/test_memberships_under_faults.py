@@ -1,8 +1,10 @@
 """A lone member of a group while links are lost and acknowledgements refused at random, by seed.
 
 The broker here hands out what is not held, takes an acknowledgement only of what this link holds,
-and forgets who held what when a link goes. What must hold: every record is done in the end; one is
-handed over again only when its reader asked for it; what ack() confirmed is done.
+and forgets who held what when a link goes. A second one also ends leases, and other members then do
+some of what it takes back. What must hold: every record is done in the end; one is handed over
+again only when its reader asked for it or its lease had ended, and never after ack() confirmed it;
+what ack() confirmed is done.
 """
 
 from __future__ import annotations
@@ -14,15 +16,17 @@ from typing import Any
 import pytest
 
 from malamute_protocol import commands as c
-from malamute_protocol.batch import bitmap_of_rows, encode
+from malamute_protocol.batch import encode
 from malamute_protocol.framing import decode_message, encode_message
 from malamute_py.client.session.acknowledgements import AckForm
 from malamute_py.client.session.attempts import LinkState
 from malamute_py.client.session.events import Settled
-from malamute_py.client.session.memberships import DONE, GroupOptions, HeldBatch
+from malamute_py.client.session.held_batches import HeldBatch
+from malamute_py.client.session.memberships import DONE, GroupOptions
 from malamute_py.client.session.session import Session
 from malamute_py.client.settings import ClientSettings
 from tests.client.script import STREAM_UUID, stamped, welcome
+from tests.rows import bitmap_of_rows
 from tests.seeds import seeds
 
 TIME_MS = 1_700_000_000_000
@@ -94,7 +98,7 @@ class World:
 
     def read(self) -> None:
         if self.dice.random() < 0.7 and isinstance(item := self.member.take(), HeldBatch):
-            self.in_hand += item.numbers
+            self.in_hand += [number for number in item.numbers if number not in self.in_hand]
             self.handed.update(item.numbers)
         self.session.consumed(self.member)
         if self.in_hand and self.dice.random() < 0.7:
@@ -173,3 +177,66 @@ def test_each_record_is_handed_over_once_and_done_in_the_end(seed: int) -> None:
         if outcome:
             assert world.done.issuperset(world.acks[token])
     assert world.outcomes.keys() == world.acks.keys()
+
+
+class LeasedWorld(World):
+    """A world in which leases end, and other members do some of the records."""
+
+    aside = False
+
+    def hear(self, command: c.Command) -> None:
+        if isinstance(command, c.JoinGroup):
+            self.aside = False
+            self.waiting |= self.held
+            self.held.clear()
+            self.credit = self.granted = command.credit_records
+            number = command.subscription
+            self.say(c.Subscribed(number, STREAM_UUID, 1, 0, 0, RECORDS, -1, 900))
+            return
+        super().hear(command)
+        if isinstance(command, c.AckRecords) and self.aside:
+            self.aside = False
+            self.say(c.Mode(self.member.number, True, 0))
+
+    def acknowledge(self, command: c.AckRecords) -> None:
+        offsets = {n for first, end in command.ranges for n in range(first, end)}
+        if command.state != c.WorkState.RENEWED:
+            super().acknowledge(command)
+        elif offsets <= self.held:
+            self.say(c.Confirm(command.tracker, 3, 1, 0, TIME_MS))
+        else:
+            self.say(c.Refused(64, command.tracker, "not_held"))
+
+    def hand_out(self) -> None:
+        if self.held and self.credit >= 0 and not self.aside and self.dice.random() < 0.05:
+            lost = {offset for offset in self.held if self.dice.random() < 0.5}
+            self.held -= lost
+            others = {offset for offset in lost if self.dice.random() < 0.3}
+            self.done |= others
+            self.waiting |= lost - others
+            self.aside = True
+            self.say(c.Mode(self.member.number, False, 0))
+        if not self.aside:
+            super().hand_out()
+
+    def read(self) -> None:
+        before = Counter(self.handed)
+        confirmed = {
+            offset for token, good in self.outcomes.items() if good for offset in self.acks[token]
+        }
+        super().read()
+        assert not confirmed.intersection(self.handed - before), "handed over once more"
+
+
+@pytest.mark.parametrize("seed", seeds(15, 100))
+def test_nothing_that_is_done_is_handed_over_when_leases_end(seed: int) -> None:
+    world = LeasedWorld(seed)
+    turns = 0
+    while len(world.done) < RECORDS or not world.session.idle:
+        world.turn()
+        turns += 1
+        assert turns < 20_000, "the group does not come to an end"
+    assert world.done == set(range(RECORDS))
+    assert all(
+        world.done.issuperset(world.acks[token]) for token, good in world.outcomes.items() if good
+    )

@@ -272,8 +272,8 @@ def test_nothing_is_lost_and_nothing_comes_twice(seed: int) -> None:
     assert sorted(run.model.completed) == sorted(asked), "each completed once"
     window = run.session.window
     assert (window.queued_bytes, window.unconfirmed_bytes) == (0, 0)
-    assert not run.session.requests.asked
-    assert not run.session.requests.batches
+    assert not run.session.awaited.asked
+    assert not run.session.awaited.batches
 
 
 def test_a_failed_request_says_why() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from malamute_protocol import commands as c
-from malamute_protocol.batch import bitmap_of_rows
 from malamute_protocol.errors import BatchError, BrokerRefused, RemoteProtocolError
 from malamute_py.client.position import Position
 from malamute_py.client.session.attempts import LinkState
@@ -17,6 +16,7 @@ from malamute_py.client.session.subscription import (
     SubscriptionState,
 )
 from tests.client.script import STREAM_UUID, Script
+from tests.rows import bitmap_of_rows
 
 
 def reading_script(**changes: object) -> tuple[Script, SubscriptionState]:

@@ -196,7 +196,7 @@ def test_a_reply_that_cannot_be_read_fails_its_request_by_name(bad: bytes) -> No
     assert all(isinstance(error, RequestFailed) for error in found.values())
     assert all(error.why.startswith("unreadable: ") for error in found.values())
     assert [ack.ranges for ack in out if isinstance(ack, c.AckMail)] == [[(0, 4)]]
-    assert not script.session.requests.asked
+    assert not script.session.awaited.asked
 
 
 def test_a_codec_without_its_package_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:

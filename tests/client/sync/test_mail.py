@@ -30,4 +30,4 @@ async def test_a_collected_iterator_of_replies_does_not_wait_for_the_clients_loc
             closing.join(WAIT_S)
             assert not closing.is_alive()
         ann.broker_info()
-        await until_async(lambda: not ann._session.requests.batches)
+        await until_async(lambda: not ann._session.awaited.batches)

@@ -134,6 +134,18 @@ def test_a_form_that_comes_too_slowly_ends_with_its_connection(broker: EmbeddedB
         until(lambda: len(http.serving.bounds) == 0)
 
 
+def test_a_browser_that_leaves_amid_its_form_is_no_error(
+    http: RunningHttp, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = b"POST /console/login HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n"
+    with socket.create_connection(http.address, timeout=WAIT_S) as connection:
+        connection.sendall(b"%sContent-Type: %s\r\n\r\na=" % (head, FORM.encode()))
+        until(lambda: len(http.serving.bounds) > 0)
+    until(lambda: len(http.serving.bounds) == 0)
+    assert http.get("/livez").status == 200
+    assert not caplog.records
+
+
 def test_a_name_that_cannot_be_one_is_refused(http: RunningHttp) -> None:
     for user, password in (("a" * 300, "x"), ("a", "x" * 300), ("\x00", "\x00"), ("ü" * 200, "x")):
         assert Browser(http.address).log_in(user, password).status == 401

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 import pytest
 
 from malamute_py import SyncClient
 from malamute_py.http.console.events import ROWS_MAX
 from tests.http.console.browsing import Browser
+from tests.waiting import WAIT_S
 
 HOSTILE = '<script>alert("x")</script>&\u202e\x1b[31m\u0007'
 
@@ -105,6 +107,18 @@ def test_a_look_shows_records_where_the_person_asked(
 )
 def test_what_cannot_be_read_is_told(root: Browser, query: dict[str, object], words: str) -> None:
     assert words in root.get("stream", name="open.trades", **query).words
+
+
+def test_a_ring_of_a_streams_own_has_the_streams_name(root: Browser, client: SyncClient) -> None:
+    client.create_stream("ledger", ring_bytes=192 << 20)
+    deadline = time.monotonic() + WAIT_S
+    while "ledger (own)" not in root.get().words:  # The journal's thread tells of it.
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert "ledger (own)" in root.get("settings").words
+    assert "Its own ring: " in root.get("stream", name="ledger").words
+    assert "Ring main, which streams share: " in root.get("stream", name="open.trades").words
+    assert "unread bytes" in root.get("settings").words
 
 
 def test_text_of_strangers_is_text(root: Browser) -> None:

@@ -18,18 +18,20 @@ ALLOWS: dict[str, set[str]] = {
     "write": {"write", "create"},
     "create": {"create", "create_mailbox", "create_service"},
     "trim": {"trim"},
-    "send": {"send", "create_mailbox"},
+    "send": {"send", "create_mailbox", "dead_letters"},
     "receive": {"receive", "create_mailbox"},
     "purge": {"purge"},
     "request": {"request", "create_service"},
     "work": {"work", "create_service"},
     "manage_streams": {"manage_streams", "create", "trim"},
-    "manage_queues": {"manage_queues", "create_mailbox", "create_service", "purge"},
+    "manage_queues": {
+        "manage_queues", "create_mailbox", "create_service", "purge", "dead_letters",
+    },
     "manage_clients": {"manage_clients"},
     "manage_users": {"manage_users"},
     "admin": {
         "admin", "manage_streams", "manage_queues", "manage_clients", "manage_users", "trim",
-        "purge",
+        "purge", "dead_letters",
     },
 }  # fmt: skip
 """Verb -> actions that it allows alone."""
@@ -72,6 +74,8 @@ def test_a_denial_goes_before_everything_that_is_allowed(verb: str, action: str)
         forbidden.add("replay")
     if verb == "create":
         forbidden |= {"create_mailbox", "create_service"}
+    if verb == "send":
+        forbidden.add("dead_letters")
     assert open_("ann", action, "eu.orders")
     assert shut("ann", action, "eu.orders") is (action not in forbidden)
     assert shut("ann", action, "orders")
@@ -79,7 +83,7 @@ def test_a_denial_goes_before_everything_that_is_allowed(verb: str, action: str)
 
 OUTSIDE = ("orders", "acme", "acmex.orders", "Acme.orders", "xacme.orders", "", "beta.orders", "*")
 """Names that lie in no namespace of ann's, some of which look nearly so."""
-ON_MAILBOXES = {"send", "receive", "create_mailbox", "purge"}
+ON_MAILBOXES = {"send", "receive", "create_mailbox", "purge", "dead_letters"}
 
 
 @pytest.mark.parametrize(("verb", "action"), [*itertools.product(ALLOWS, ACTIONS)])

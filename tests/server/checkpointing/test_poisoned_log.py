@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from malamute_protocol.content import PROPERTIES_CONSTANT, Content
+from malamute_protocol.content import Content
+from malamute_protocol.content_layout import PROPERTIES_CONSTANT
 from malamute_protocol.encode import encode
 from malamute_protocol.errors import BatchError
 from malamute_py.broker.ready import MAIN, Append

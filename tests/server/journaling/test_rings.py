@@ -48,9 +48,10 @@ class Bench:
         self.storage = TroubledStorage(directory, self.troubles)
         self.journal = Journal.open(self.storage, mapped=True)
         self.results = ResultQueue()
-        self.rings = Rings(self.journal, SMALL, self.results, 16 << 10)
-        self.rings.recover(MAIN, {})
-        self.rings.prepare(MAIN)
+        ring, _ = self.journal.ring(MAIN, ring_settings(SMALL, {}, 16 << 10))
+        while ring.prepare_step():
+            pass
+        self.rings = Rings(self.journal, SMALL, self.results, 16 << 10, snapshot=lambda ring: ())
         self.rings.start()
         self.offsets: dict[str, int] = {}
 
@@ -80,7 +81,7 @@ class Bench:
 
     def close(self) -> None:
         self.rings.stop_threads()
-        self.rings.close()
+        self.journal.close()
         self.results.close()
 
 
@@ -251,13 +252,14 @@ def test_history_that_several_want_is_read_once_and_one_alone_lets_go_of_it(
     for _ in range(4):
         bench.append(MAIN)
     read: list[int] = []
-    plainly = Ring.read
+    ring = bench.journal.rings[MAIN]
+    plainly = ring.read
 
-    def noted(ring: Ring, stream: int, first: int, *rest: Any) -> Any:
+    def noted(stream: int, first: int, *rest: Any) -> Any:
         read.append(first)
-        return plainly(ring, stream, first, *rest)
+        return plainly(stream, first, *rest)
 
-    monkeypatch.setattr(Ring, "read", noted)
+    monkeypatch.setattr(ring, "read", noted)
 
     def ask(*, shared: bool = False, alone: bool = False) -> int:
         """Return how far the answer to a read of everything goes."""
@@ -385,9 +387,10 @@ def test_an_error_in_one_read_is_told_who_asked_and_the_reader_goes_on(
     def planted(*_: Any, **__: Any) -> Any:
         raise IndexError("planted")
 
-    plainly = Ring.read
-    monkeypatch.setattr(Ring, "read", planted)
-    monkeypatch.setattr(Ring, "read_batches", planted)
+    ring = bench.journal.rings[MAIN]
+    plainly = ring.read
+    monkeypatch.setattr(ring, "read", planted)
+    monkeypatch.setattr(ring, "read_batches", planted)
     monkeypatch.setattr("malamute_py.server.journaling.rings.answer_query", planted)
     bench.rings.read(ReadRange(MAIN, 1, 1, 0, 1, 1000))
     bench.rings.ask(IndexQuery(MAIN, 1, 2, "find_time", {}))
@@ -413,7 +416,7 @@ def test_an_error_in_one_read_is_told_who_asked_and_the_reader_goes_on(
     assert answers[3].batches == {}
     erred = [event for event in events if event.name == "read_erred"]
     assert sorted(event.facts["doing"] for event in erred) == ["bodies", "find_time", "read"]
-    monkeypatch.setattr(Ring, "read", plainly)
+    monkeypatch.setattr(ring, "read", plainly)
     bench.rings.read(ReadRange(MAIN, 1, 4, 0, 1, 1000))
     gather(4)
     assert isinstance(answers[4], HistoryRead)

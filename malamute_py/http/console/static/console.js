@@ -36,7 +36,8 @@
       const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } };
       const plot = new uPlot({
         width: box.clientWidth, height: 150, legend: { show: false }, cursor: { show: false },
-        scales: { y: { range: (self, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
+        // The width is that of all times that are kept, also while there are few.
+        scales: { x: { range: (self, low, high) => [high - KEPT, high + 1] }, y: { range: (self, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
         axes: [{ ...axis, size: 28, values: (self, ticks) => ticks.map(clock) }, { ...axis, size: 48, values: (self, ticks) => ticks.map(short) }],
         series: [{}, { label: names[0], stroke: colour("--accent"), width: 2 },
           { label: names[1], stroke: colour("--second"), width: 2, dash: [6, 4] }],

@@ -1,0 +1,410 @@
+"""Publishing records in asyncio: one, many, a table, and in runs that are confirmed together.
+
+Owns the verbs as awaitables. The rule: a cancelled call leaves the link and all
+other calls as they were; a record whose publish was cancelled may still be in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+from malamute_protocol.commands import Confirm, Level
+from malamute_protocol.errors import BrokerRefused, LocalProtocolError, MalamuteError
+from malamute_protocol.schema import Schemas
+from malamute_py.client.aio.link import AsyncVerbs, LoopLink
+from malamute_py.client.aio.streams import stream_schemas
+from malamute_py.client.arguments import name_of
+from malamute_py.client.engine.waits import PUBLISHED, WINDOW
+from malamute_py.client.position import Confirmation
+from malamute_py.client.session.calls import (
+    Bodies,
+    Body,
+    Bulk,
+    BulkOptions,
+    Fields,
+    Properties,
+    Time,
+    arrow_contents,
+    content_count,
+    make_row,
+)
+from malamute_py.client.session.publisher import LEVEL_NAMES, Publisher, confirmation, level_number
+from malamute_py.client.session.tables import TableRows
+from malamute_py.client.settings import DEFAULT_WAIT, Wait
+from malamute_py.client.words import ConfirmAt
+
+
+class PublishVerbs(AsyncVerbs):
+    """Verbs that publish records."""
+
+    _publisher: Publisher
+
+    async def publish(
+        self,
+        stream: str,
+        body: Body,
+        *,
+        subject: str | Sequence[str] = "",
+        fields: Fields | None = None,
+        client_time_ms: Time | None = None,
+        expires_at_ms: Time | None = None,
+        properties: Properties | None = None,
+        codec: str | None = None,
+        confirm: ConfirmAt = "default",
+        timeout_ms: Wait = "default",
+    ) -> Confirmation:
+        """Publish one record and wait for its confirm; waits before that while the window is full.
+
+        body: bytes, or a str, which is sent as UTF-8; a list of these is one body of several blobs,
+        which readers get as `parts`. codec: "gzip", "snappy", "lz4" or "zstd". subject: also a
+        sequence, of the subject and further keys. confirm: "synced", "stored", "none", or
+        "default": the stream's own, which is "synced" unless it was set. timeout_ms: None waits
+        for ever; by default the client's settings say how long.
+        Raises BrokerRefused (not in the log), LocalProtocolError (never sent), Timeout (whether
+        it is in the log is unknown; the client goes on sending it, and it is there once) or
+        ConnectionLost (the client was closed; it may be in the log).
+        """
+        # As publish_nowait() does it, without its call for each record.
+        link = self._link
+        future: asyncio.Future[Confirmation] = link.loop.create_future()
+        row = make_row(
+            body, subject, fields, client_time_ms, expires_at_ms, properties, future, codec
+        )
+        level = level_number(confirm)
+        if True:  # sync: with link.lock:
+            if not link.has_room():
+                timeout_ms = await link.room(row.size, timeout_ms, stream)
+            self._publisher.add(stream, level, row)
+            link.leave()
+        if timeout_ms is DEFAULT_WAIT:  # asyncio only
+            # As limit() does it, without its call for each record.
+            link.fresh.append((future, -1, PUBLISHED, stream))
+            return await future
+        return await link.limit(future, timeout_ms, PUBLISHED, stream)
+
+    def publish_nowait(
+        self,
+        stream: str,
+        body: Body,
+        *,
+        subject: str | Sequence[str] = "",
+        fields: Fields | None = None,
+        client_time_ms: Time | None = None,
+        expires_at_ms: Time | None = None,
+        properties: Properties | None = None,
+        codec: str | None = None,
+        confirm: ConfirmAt = "default",
+        # sync: timeout_ms: Wait = 0,
+    ) -> asyncio.Future[Confirmation]:
+        """Publish one record without waiting; the future is its confirm.
+
+        What was not sent when the program ends is lost: flush() or close() before that.
+        Raises BrokerRefused `window` when too much is unconfirmed: nothing was taken;
+        otherwise as publish().
+        """
+        link = self._link
+        future: asyncio.Future[Confirmation] = link.loop.create_future()  # asyncio only
+        # sync: pending: Pending[Confirmation] = link.pending_type(link)
+        row = make_row(
+            body, subject, fields, client_time_ms, expires_at_ms, properties, future, codec
+        )
+        level = level_number(confirm)
+        if True:  # sync: with link.lock:
+            if not self._session.window.has_room():
+                # sync: link.room(timeout_ms, stream)
+                raise BrokerRefused(  # asyncio only
+                    "window", "too much is unconfirmed: await some of it first"
+                )
+            self._publisher.add(stream, level, row)
+            link.leave()
+        return future
+
+    async def publish_many(
+        self,
+        stream: str,
+        bodies: Bodies,
+        *,
+        subject: str = "",
+        subjects: Sequence[str | Sequence[str]] | None = None,
+        fields: Fields | Sequence[Fields | None] | None = None,
+        client_time_ms: int | Sequence[int | None] | None = None,
+        expires_at_ms: int | Sequence[int] | None = None,
+        properties: Properties | Sequence[Properties | None] | None = None,
+        codec: str | None = None,
+        confirm: ConfirmAt = "default",
+        timeout_ms: Wait = "default",
+    ) -> list[Confirmation]:
+        """Publish many records in as few batches as their sizes allow; wait for all confirms.
+
+        bodies: bytes, or a list of bytes each; to be left as they are until this returns.
+        subjects, and any of the others given as a sequence: one a record. Times are in
+        milliseconds. Returns one Confirmation a batch, in order, each with its `count`.
+        timeout_ms: how long nothing may be confirmed, or the window be full.
+        Raises as publish(); batches before the one that failed may be in the log.
+        """
+        async with self._window(stream, confirm, timeout_ms) as window:
+            await window.publish_many(
+                bodies,
+                subject=subject,
+                subjects=subjects,
+                fields=fields,
+                client_time_ms=client_time_ms,
+                expires_at_ms=expires_at_ms,
+                properties=properties,
+                codec=codec,
+            )
+        return window.confirmations
+
+    async def publish_batch(
+        self,
+        stream: str,
+        content: bytes,
+        *,
+        confirm: ConfirmAt = "default",
+        timeout_ms: Wait = "default",
+    ) -> Confirmation:
+        """Publish one batch content that malamute_protocol.batch encoded.
+
+        It goes as it is but for its producer and sequence, unless `idempotent` is off: then a
+        refusal of these (`unknown_producer`, `out_of_sequence`) is raised. Raises as publish().
+        """
+        async with self._window(stream, confirm, timeout_ms) as window:
+            await window.publish_batch(content)
+        return window.confirmations[0]
+
+    async def publish_arrow(
+        self,
+        stream: str,
+        table: Any,
+        *,
+        body: str = "body",
+        subject: str = "",
+        properties: Properties | None = None,
+        confirm: ConfirmAt = "default",
+        timeout_ms: Wait = "default",
+    ) -> list[Confirmation]:
+        """Publish a pyarrow table or record batch, without a Python object a row.
+
+        body: the column with the bodies (binary or string). subject: name of a column, or
+        one subject for all. properties: of each row. Raises as publish().
+        """
+        async with self._window(stream, confirm, timeout_ms) as window:
+            for content, _ in arrow_contents(table, body, subject, properties):
+                await window.publish_batch(content)
+        return window.confirmations
+
+    async def publish_table(
+        self,
+        stream: str,
+        table: Any,
+        *,
+        subject: str = "",
+        client_time: str = "",
+        properties: Properties | None = None,
+        codec: str | None = None,
+        confirm: ConfirmAt = "default",
+        timeout_ms: Wait = "default",
+    ) -> list[Confirmation]:
+        """Publish the rows of a table into a typed stream, validated in full before it is sent.
+
+        table: of pyarrow, polars, pandas or DuckDB; it has the columns of the stream's newest
+        schema. subject: name of a column, or one subject for all, which is refused where a column
+        is called nearly so. client_time: name of a column of timestamps. These two columns need
+        not be in the schema. properties: of each row. Returns one Confirmation a batch. Raises
+        LocalProtocolError `bad_schema`: the table does not fit; otherwise as publish().
+        """
+        async with self._window(stream, confirm, timeout_ms) as window:
+            await window.publish_table(
+                table,
+                subject=subject,
+                client_time=client_time,
+                properties=properties,
+                codec=codec,
+            )
+        return window.confirmations
+
+    def publisher(
+        self,
+        stream: str,
+        *,
+        confirm: ConfirmAt = "default",
+        keep: bool = True,
+        timeout_ms: Wait = "default",
+    ) -> BulkPublisher:
+        """A run of publishing whose confirms are awaited together, at its end.
+
+        keep: collect the Confirmations; False for runs without end, where a count is enough.
+        timeout_ms: how long nothing may be confirmed while that is waited for, or the window be
+        full; None: for ever.
+        """
+        return self._window(stream, confirm, timeout_ms, keep)
+
+    def _window(
+        self,
+        stream: str,
+        confirm: ConfirmAt,
+        timeout_ms: Wait,
+        keep: bool = True,
+        kind: type[BulkPublisher] | None = None,
+    ) -> BulkPublisher:
+        """A run of publishing. kind: of a client that asks for another than the plain one."""
+        name_of("stream", stream)
+        kind = BulkPublisher if kind is None else kind
+        return kind(self._link, stream, level_number(confirm), keep, timeout_ms)
+
+
+class BulkPublisher:
+    """Batches published one after the other, confirmed together; an async context manager."""
+
+    def __init__(
+        self, link: LoopLink, stream: str, level: int, keep: bool, timeout_ms: Wait
+    ) -> None:
+        """See Client.publisher()."""
+        self._link = link
+        self._timeout_ms = timeout_ms
+        self._publisher = link.publisher
+        self._stream = stream
+        self._level = level
+        self._keep = keep
+        self._open = 0
+        self._schemas: Schemas | None = None
+        """Schemas of the stream, once a table asked for them."""
+        self._least = int(Level.REPLICATED)
+        self.confirmations: list[Confirmation] = []
+        """One a batch, in order, when they are kept."""
+        self.published = 0
+        """Records handed in."""
+        self.confirmed = 0
+        """Records confirmed."""
+        self.level = ""
+        """Least level that was promised of any of these; empty: none yet."""
+        self.error: MalamuteError | None = None
+        """The first failure."""
+
+    async def publish_many(
+        self,
+        bodies: Bodies,
+        *,
+        subject: str = "",
+        subjects: Sequence[str | Sequence[str]] | None = None,
+        **options: Unpack[BulkOptions],
+    ) -> None:
+        """Publish many records; returns when the last is in the window, not yet confirmed.
+
+        options: as of Client.publish_many(). Raises the first failure of the window so far.
+        """
+        bulk = Bulk(
+            bodies,
+            batch_bytes=self._link.session.batch_bytes,
+            subject=None if subjects is not None else subject,
+            subjects=subjects,
+            options=options,
+        )
+        link = self._link
+        for first, end in bulk.cuts():
+            if not link.has_room():  # asyncio only
+                await link.room(link.session.batch_bytes, self._timeout_ms, self._stream)
+            if True:  # sync: with link.lock:
+                expected = self._publisher.expected(self._stream, self._level)
+            # sync: # Encoded outside the lock: the link's thread goes on sending meanwhile.
+            await self._add(bulk.encode(first, end, expected), end - first)
+            # The link sends this batch while the next one is encoded.
+            await asyncio.sleep(0)  # asyncio only
+
+    async def publish_batch(self, content: bytes) -> None:
+        """Publish one encoded content; returns when it is in the window."""
+        await self._add(content, content_count(content))
+
+    async def publish_table(
+        self,
+        table: Any,
+        *,
+        subject: str = "",
+        client_time: str = "",
+        properties: Properties | None = None,
+        codec: str | None = None,
+    ) -> None:
+        """Publish a table's rows; returns when the last is in the window, not yet confirmed.
+
+        Arguments, and what is raised: as of Client.publish_table().
+        """
+        known = self._schemas
+        if known is None:
+            known = self._schemas = await stream_schemas(self._link, self._stream)
+            rows = TableRows(table, known, subject=subject, client_time=client_time, codec=codec)
+        else:
+            try:
+                rows = TableRows(
+                    table, known, subject=subject, client_time=client_time, codec=codec
+                )
+            except LocalProtocolError as error:
+                if error.code != "bad_schema":
+                    raise
+                # The schema may have grown since.
+                known = self._schemas = await stream_schemas(self._link, self._stream)
+                rows = TableRows(
+                    table, known, subject=subject, client_time=client_time, codec=codec
+                )
+        for content, count in rows.contents(
+            self._link.session.batch_bytes, self._publisher.limits, properties
+        ):
+            await self._add(content, count)
+            # The link sends this batch while the next one is encoded.
+            await asyncio.sleep(0)  # asyncio only
+
+    async def _add(self, content: bytes | bytearray, count: int, taker: Any = None) -> None:
+        """Put an encoded batch on its way once the window has room.
+
+        taker: of its outcome; None: this. Raises what an earlier one met.
+        """
+        link = self._link
+        if True:  # sync: with link.lock:
+            if not link.has_room():
+                await link.room(len(content), self._timeout_ms, self._stream)
+            if self.error is not None:
+                raise self.error
+            self._publisher.add_content(self._stream, self._level, content, count, taker or self)
+            self._open += 1
+            self.published += count
+            link.wake_up()
+
+    def settled(self, count: int, outcome: Confirm | MalamuteError) -> None:
+        """Take the outcome of a batch of `count` records; called by the link."""
+        self._open -= 1
+        if isinstance(outcome, Confirm):
+            self.confirmed += count
+            self._least = min(self._least, outcome.level)
+            self.level = LEVEL_NAMES.get(self._least, str(self._least))
+            if self._keep:
+                self.confirmations.append(confirmation(outcome, 0, count))
+        elif self.error is None:
+            self.error = outcome
+        self._link.notify(self)  # asyncio only
+
+    async def wait(self, timeout_ms: Wait = "default") -> None:
+        """Return once everything is confirmed.
+
+        timeout_ms: how long nothing may be confirmed; by default as the window was asked for.
+        Raises the first failure, or Timeout.
+        """
+        unsaid = isinstance(timeout_ms, str) and timeout_ms == DEFAULT_WAIT
+        wait = self._timeout_ms if unsaid else timeout_ms
+        if True:  # sync: with self._link.lock:
+            while self._open:
+                await self._fewer_than(self._open, wait)
+        if self.error is not None:
+            raise self.error
+
+    async def _fewer_than(self, open_now: int, wait: Wait) -> None:
+        """Wait until a batch less is open, or another was added. Raises Timeout."""
+        await self._link.until(lambda: self._open != open_now, self, wait, WINDOW, self._stream)
+
+    async def __aenter__(self) -> BulkPublisher:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Wait for all confirms, unless the block raised."""
+        if kind is None:
+            await self.wait()

@@ -1,0 +1,73 @@
+# DO NOT EDIT: made from ../aio/administration.py by `make sync-client` (tools/sync_client.py).
+"""The broker's administration for threads: facts, links, users, namespaces, its configuration.
+
+Owns the verbs as blocking calls. The rule: any thread may call any of them; a wait ends by its
+timeout, or by the client's close.
+"""
+
+from __future__ import annotations
+
+from malamute_protocol import commands as c
+from malamute_py.client.facts import (
+    BrokerFacts,
+    LinkFacts,
+    NamespaceFacts,
+    ReloadedSetting,
+    UserFacts,
+    facts,
+)
+from malamute_py.client.sync.pages import SyncPagedVerbs
+
+
+class SyncAdministrationVerbs(SyncPagedVerbs):
+    """Verbs for the broker as a whole."""
+
+    def broker_info(self) -> BrokerFacts:
+        """Facts about the broker."""
+        return facts(BrokerFacts, self._link.ask(c.BrokerInfo))
+
+    def list_links(self, limit: int = 1000) -> list[LinkFacts]:
+        """The links that the broker has, the oldest first. Raises BrokerRefused `forbidden`.
+
+        limit: at most so many; 0: all.
+        """
+        return self._pages(
+            LinkFacts,
+            lambda number, after: c.ListLinks(number, limit or 1000, after),
+            limit,
+            listed="links",
+            first=0,
+        )
+
+    def kick(self, link: int, reason: str = "") -> None:
+        """End a link by its number. Raises BrokerRefused."""
+        self._link.ask(lambda number: c.Kick(number, link, reason))
+
+    def list_users(self, verb: str = "", name: str = "") -> list[UserFacts]:
+        """Ask for the users and permissions in force, by name. Needs the permission manage_users.
+
+        verb, name: what each user is asked about, such as "read" and a stream's name: see `may`.
+        Raises BrokerRefused.
+        """
+        return self._pages(
+            UserFacts,
+            lambda number, after: c.ListUsers(number, verb, name, after),
+            0,
+            listed="users",
+        )
+
+    def list_namespaces(self, *, limit: int = 0) -> list[NamespaceFacts]:
+        """Ask for the namespaces by name and what each holds, or for the caller's own alone.
+
+        limit: at most so many; 0: all. Raises BrokerRefused `forbidden`: the caller is in no
+        namespace and may not manage users.
+        """
+        return self._pages(NamespaceFacts, c.ListNamespaces, limit, listed="namespaces")
+
+    def reload_config(self) -> list[ReloadedSetting]:
+        """Have the broker read its configuration and users anew. Raises BrokerRefused.
+
+        Returns each setting that differs or is wrong, and what became of it.
+        """
+        value = self._link.ask(c.ReloadConfig)
+        return [ReloadedSetting(*change) for change in value["changes"]]

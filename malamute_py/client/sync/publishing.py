@@ -1,0 +1,396 @@
+# DO NOT EDIT: made from ../aio/publishing.py by `make sync-client` (tools/sync_client.py).
+"""Publishing records for threads: one, many, a table, and in runs that are confirmed together.
+
+Owns the verbs as blocking calls. The rule: any thread may call any of them; a wait ends by its
+timeout, by the client's close, or by what it waits for, and never harms the link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+from malamute_protocol.commands import Confirm, Level
+from malamute_protocol.errors import LocalProtocolError, MalamuteError
+from malamute_protocol.schema import Schemas
+from malamute_py.client.arguments import name_of
+from malamute_py.client.engine.waits import PUBLISHED, WINDOW
+from malamute_py.client.position import Confirmation
+from malamute_py.client.session.calls import (
+    Bodies,
+    Body,
+    Bulk,
+    BulkOptions,
+    Fields,
+    Properties,
+    Time,
+    arrow_contents,
+    content_count,
+    make_row,
+)
+from malamute_py.client.session.publisher import LEVEL_NAMES, Publisher, confirmation, level_number
+from malamute_py.client.session.tables import TableRows
+from malamute_py.client.settings import DEFAULT_WAIT, Wait
+from malamute_py.client.sync.link import Pending, SyncVerbs, ThreadLink
+from malamute_py.client.sync.streams import stream_schemas
+from malamute_py.client.words import ConfirmAt
+
+
+class SyncPublishVerbs(SyncVerbs):
+    """Verbs that publish records."""
+
+    _publisher: Publisher
+
+    def publish(
+        self,
+        stream: str,
+        body: Body,
+        *,
+        subject: str | Sequence[str] = "",
+        fields: Fields | None = None,
+        client_time_ms: Time | None = None,
+        expires_at_ms: Time | None = None,
+        properties: Properties | None = None,
+        codec: str | None = None,
+        confirm: ConfirmAt = "default",
+        timeout_ms: Wait = "default",
+    ) -> Confirmation:
+        """Publish one record and wait for its confirm; waits before that while the window is full.
+
+        body: bytes, or a str, which is sent as UTF-8; a list of these is one body of several blobs,
+        which readers get as `parts`. codec: "gzip", "snappy", "lz4" or "zstd". subject: also a
+        sequence, of the subject and further keys. confirm: "synced", "stored", "none", or
+        "default": the stream's own, which is "synced" unless it was set. timeout_ms: None waits
+        for ever; by default the client's settings say how long.
+        Raises BrokerRefused (not in the log), LocalProtocolError (never sent), Timeout (whether
+        it is in the log is unknown; the client goes on sending it, and it is there once) or
+        ConnectionLost (the client was closed; it may be in the log).
+        """
+        # As publish_nowait() does it, without its call for each record.
+        link = self._link
+        pending: Pending[Confirmation] = Pending(link)
+        row = make_row(
+            body, subject, fields, client_time_ms, expires_at_ms, properties, pending, codec
+        )
+        level = level_number(confirm)
+        with link.lock:
+            if not link.has_room():
+                timeout_ms = link.room(timeout_ms, stream)
+            self._publisher.add(stream, level, row)
+            link.wake_up()
+        return pending.result(timeout_ms, PUBLISHED, stream)
+
+    def publish_nowait(
+        self,
+        stream: str,
+        body: Body,
+        *,
+        subject: str | Sequence[str] = "",
+        fields: Fields | None = None,
+        client_time_ms: Time | None = None,
+        expires_at_ms: Time | None = None,
+        properties: Properties | None = None,
+        codec: str | None = None,
+        confirm: ConfirmAt = "default",
+        timeout_ms: Wait = 0,
+    ) -> Pending[Confirmation]:
+        """Publish one record without waiting for its confirm: `result()` of what this returns.
+
+        timeout_ms: how long to wait for room in the window; None: until there is some. What was not
+        sent when the program ends is lost: flush() or close() before that.
+        Raises BrokerRefused `window` when there was none and 0 was to be waited, else Timeout:
+        nothing was taken; otherwise as publish().
+        """
+        link = self._link
+        pending: Pending[Confirmation] = link.pending_type(link)
+        row = make_row(
+            body, subject, fields, client_time_ms, expires_at_ms, properties, pending, codec
+        )
+        level = level_number(confirm)
+        with link.lock:
+            if not self._session.window.has_room():
+                link.room(timeout_ms, stream)
+            self._publisher.add(stream, level, row)
+            link.wake_up()
+        return pending
+
+    def publish_many(
+        self,
+        stream: str,
+        bodies: Bodies,
+        *,
+        subject: str = "",
+        subjects: Sequence[str | Sequence[str]] | None = None,
+        fields: Fields | Sequence[Fields | None] | None = None,
+        client_time_ms: int | Sequence[int | None] | None = None,
+        expires_at_ms: int | Sequence[int] | None = None,
+        properties: Properties | Sequence[Properties | None] | None = None,
+        codec: str | None = None,
+        confirm: ConfirmAt = "default",
+        timeout_ms: Wait = "default",
+    ) -> list[Confirmation]:
+        """Publish many records in as few batches as their sizes allow; wait for all confirms.
+
+        bodies: bytes, or a list of bytes each; to be left as they are until this returns.
+        subjects, and any of the others given as a sequence: one a record. Times are in
+        milliseconds. Returns one Confirmation a batch, in order, each with its `count`.
+        timeout_ms: how long nothing may be confirmed, or the window be full.
+        Raises as publish(); batches before the one that failed may be in the log.
+        """
+        with self._window(stream, confirm, timeout_ms) as window:
+            window.publish_many(
+                bodies,
+                subject=subject,
+                subjects=subjects,
+                fields=fields,
+                client_time_ms=client_time_ms,
+                expires_at_ms=expires_at_ms,
+                properties=properties,
+                codec=codec,
+            )
+        return window.confirmations
+
+    def publish_batch(
+        self,
+        stream: str,
+        content: bytes,
+        *,
+        confirm: ConfirmAt = "default",
+        timeout_ms: Wait = "default",
+    ) -> Confirmation:
+        """Publish one batch content that malamute_protocol.batch encoded.
+
+        It goes as it is but for its producer and sequence, unless `idempotent` is off: then a
+        refusal of these (`unknown_producer`, `out_of_sequence`) is raised. Raises as publish().
+        """
+        with self._window(stream, confirm, timeout_ms) as window:
+            window.publish_batch(content)
+        return window.confirmations[0]
+
+    def publish_arrow(
+        self,
+        stream: str,
+        table: Any,
+        *,
+        body: str = "body",
+        subject: str = "",
+        properties: Properties | None = None,
+        confirm: ConfirmAt = "default",
+        timeout_ms: Wait = "default",
+    ) -> list[Confirmation]:
+        """Publish a pyarrow table or record batch, without a Python object a row.
+
+        body: the column with the bodies (binary or string). subject: name of a column, or
+        one subject for all. properties: of each row. Raises as publish().
+        """
+        with self._window(stream, confirm, timeout_ms) as window:
+            for content, _ in arrow_contents(table, body, subject, properties):
+                window.publish_batch(content)
+        return window.confirmations
+
+    def publish_table(
+        self,
+        stream: str,
+        table: Any,
+        *,
+        subject: str = "",
+        client_time: str = "",
+        properties: Properties | None = None,
+        codec: str | None = None,
+        confirm: ConfirmAt = "default",
+        timeout_ms: Wait = "default",
+    ) -> list[Confirmation]:
+        """Publish the rows of a table into a typed stream, validated in full before it is sent.
+
+        table: of pyarrow, polars, pandas or DuckDB; it has the columns of the stream's newest
+        schema. subject: name of a column, or one subject for all, which is refused where a column
+        is called nearly so. client_time: name of a column of timestamps. These two columns need
+        not be in the schema. properties: of each row. Returns one Confirmation a batch. Raises
+        LocalProtocolError `bad_schema`: the table does not fit; otherwise as publish().
+        """
+        with self._window(stream, confirm, timeout_ms) as window:
+            window.publish_table(
+                table,
+                subject=subject,
+                client_time=client_time,
+                properties=properties,
+                codec=codec,
+            )
+        return window.confirmations
+
+    def publisher(
+        self,
+        stream: str,
+        *,
+        confirm: ConfirmAt = "default",
+        keep: bool = True,
+        timeout_ms: Wait = "default",
+    ) -> SyncBulkPublisher:
+        """A run of publishing whose confirms are waited for together, at its end.
+
+        keep: collect the Confirmations; False for runs without end, where a count is enough.
+        timeout_ms: how long nothing may be confirmed while that is waited for, or the window be
+        full; None: for ever.
+        """
+        return self._window(stream, confirm, timeout_ms, keep)
+
+    def _window(
+        self,
+        stream: str,
+        confirm: ConfirmAt,
+        timeout_ms: Wait,
+        keep: bool = True,
+        kind: type[SyncBulkPublisher] | None = None,
+    ) -> SyncBulkPublisher:
+        """A run of publishing. kind: of a client that asks for another than the plain one."""
+        name_of("stream", stream)
+        kind = SyncBulkPublisher if kind is None else kind
+        return kind(self._link, stream, level_number(confirm), keep, timeout_ms)
+
+
+class SyncBulkPublisher:
+    """Batches published one after the other, confirmed together; a context manager."""
+
+    def __init__(
+        self, link: ThreadLink, stream: str, level: int, keep: bool, timeout_ms: Wait
+    ) -> None:
+        """See SyncClient.publisher()."""
+        self._link = link
+        self._timeout_ms = timeout_ms
+        self._publisher = link.publisher
+        self._stream = stream
+        self._level = level
+        self._keep = keep
+        self._open = 0
+        self._schemas: Schemas | None = None
+        """Schemas of the stream, once a table asked for them."""
+        self._least = int(Level.REPLICATED)
+        self.confirmations: list[Confirmation] = []
+        """One a batch, in order, when they are kept."""
+        self.published = 0
+        """Records handed in."""
+        self.confirmed = 0
+        """Records confirmed."""
+        self.level = ""
+        """Least level that was promised of any of these; empty: none yet."""
+        self.error: MalamuteError | None = None
+        """The first failure."""
+
+    def publish_many(
+        self,
+        bodies: Bodies,
+        *,
+        subject: str = "",
+        subjects: Sequence[str | Sequence[str]] | None = None,
+        **options: Unpack[BulkOptions],
+    ) -> None:
+        """Publish many records; returns when the last is in the window, not yet confirmed.
+
+        options: as of SyncClient.publish_many(). Raises the first failure of the window so far.
+        """
+        bulk = Bulk(
+            bodies,
+            batch_bytes=self._link.session.batch_bytes,
+            subject=None if subjects is not None else subject,
+            subjects=subjects,
+            options=options,
+        )
+        link = self._link
+        for first, end in bulk.cuts():
+            with link.lock:
+                expected = self._publisher.expected(self._stream, self._level)
+            # Encoded outside the lock: the link's thread goes on sending meanwhile.
+            self._add(bulk.encode(first, end, expected), end - first)
+
+    def publish_batch(self, content: bytes) -> None:
+        """Publish one encoded content; returns when it is in the window."""
+        self._add(content, content_count(content))
+
+    def publish_table(
+        self,
+        table: Any,
+        *,
+        subject: str = "",
+        client_time: str = "",
+        properties: Properties | None = None,
+        codec: str | None = None,
+    ) -> None:
+        """Publish a table's rows; returns when the last is in the window, not yet confirmed.
+
+        Arguments, and what is raised: as of SyncClient.publish_table().
+        """
+        known = self._schemas
+        if known is None:
+            known = self._schemas = stream_schemas(self._link, self._stream)
+            rows = TableRows(table, known, subject=subject, client_time=client_time, codec=codec)
+        else:
+            try:
+                rows = TableRows(
+                    table, known, subject=subject, client_time=client_time, codec=codec
+                )
+            except LocalProtocolError as error:
+                if error.code != "bad_schema":
+                    raise
+                # The schema may have grown since.
+                known = self._schemas = stream_schemas(self._link, self._stream)
+                rows = TableRows(
+                    table, known, subject=subject, client_time=client_time, codec=codec
+                )
+        for content, count in rows.contents(
+            self._link.session.batch_bytes, self._publisher.limits, properties
+        ):
+            self._add(content, count)
+
+    def _add(self, content: bytes | bytearray, count: int, taker: Any = None) -> None:
+        """Put an encoded batch on its way once the window has room.
+
+        taker: of its outcome; None: this. Raises what an earlier one met.
+        """
+        link = self._link
+        with link.lock:
+            if not link.has_room():
+                link.room(self._timeout_ms, self._stream)
+            if self.error is not None:
+                raise self.error
+            self._publisher.add_content(self._stream, self._level, content, count, taker or self)
+            self._open += 1
+            self.published += count
+            link.wake_up()
+
+    def settled(self, count: int, outcome: Confirm | MalamuteError) -> None:
+        """Take the outcome of a batch of `count` records; called by the link, under its lock."""
+        self._open -= 1
+        if isinstance(outcome, Confirm):
+            self.confirmed += count
+            self._least = min(self._least, outcome.level)
+            self.level = LEVEL_NAMES.get(self._least, str(self._least))
+            if self._keep:
+                self.confirmations.append(confirmation(outcome, 0, count))
+        elif self.error is None:
+            self.error = outcome
+
+    def wait(self, timeout_ms: Wait = "default") -> None:
+        """Return once everything is confirmed.
+
+        timeout_ms: how long nothing may be confirmed; by default as the window was asked for.
+        Raises the first failure, or Timeout.
+        """
+        unsaid = isinstance(timeout_ms, str) and timeout_ms == DEFAULT_WAIT
+        wait = self._timeout_ms if unsaid else timeout_ms
+        with self._link.lock:
+            while self._open:
+                self._fewer_than(self._open, wait)
+        if self.error is not None:
+            raise self.error
+
+    def _fewer_than(self, open_now: int, wait: Wait) -> None:
+        """Wait until a batch less is open, or another was added. Raises Timeout."""
+        self._link.until(lambda: self._open != open_now, wait, WINDOW, self._stream)
+
+    def __enter__(self) -> SyncBulkPublisher:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Wait for all confirms, unless the block raised."""
+        if kind is None:
+            self.wait()

@@ -1,0 +1,41 @@
+"""Damaged parts of a ring that may have held anything, and what is known after them.
+
+Owns how much of a stream may have been lost where its last batches should be: no offset that such
+a part may have held is given again. Source: FORMAT.md, section 7.
+"""
+
+from __future__ import annotations
+
+CONTROLS = -1
+"""Stands for the stream of control batches."""
+UNSEEN = -2
+"""Stands for a stream of which nothing was found."""
+
+
+class Doubts:
+    """Damaged parts in the order of the log, and where each stream is known for certain."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[int, int]] = []
+        self._sure: dict[int, int] = {}
+        """Stream -> number of parts before its last batch."""
+        self._begun: dict[int, int] = {}
+        """Stream -> number of parts before its first batch."""
+
+    def add(self, from_lsn: int, to_lsn: int) -> None:
+        """Note a part that may have held anything."""
+        self._parts.append((from_lsn, to_lsn))
+
+    def note_sure(self, stream: int) -> None:
+        """Note that a stream's offsets are known here, whatever the damage so far may have held."""
+        self._sure[stream] = doubts = len(self._parts)
+        self._begun.setdefault(stream, doubts)
+
+    def before(self, stream: int) -> int:
+        """Return how many parts come before the first batch of a stream; all, if it has none."""
+        return self._begun.get(stream, len(self._parts))
+
+    def bytes_after(self, stream: int, as_of_lsn: int) -> int:
+        """Bytes after all that is known of a stream, of which nothing is known."""
+        doubts = self._parts[self._sure.get(stream, 0) :]
+        return sum(max(high - max(low, as_of_lsn), 0) for low, high in doubts)

@@ -1,0 +1,128 @@
+"""The state that a ring holds for its caller, as a recovery finds it.
+
+Owns what is collected for the caller: the newest snapshot, the control batches and the facts of
+producers that follow it.
+"""
+
+from __future__ import annotations
+
+from malamute_protocol.content_layout import CONTENT_BYTES
+from malamute_protocol.stamp import (
+    DATA,
+    EPOCH_START,
+    PADDING,
+    SNAPSHOT,
+    STAMP_BYTES,
+    Stamp,
+    stamp_here,
+)
+from malamute_py.journal.check import (
+    Found,
+    candidates,
+    content_fault,
+    producer_head,
+    stamp_or_fault,
+)
+from malamute_py.journal.marks import Snapshot, parse_snapshot
+from malamute_py.journal.segment import Segment
+from malamute_py.journal.streams import StreamTable
+from malamute_py.journal.types import SEGMENT_HEADER_BYTES, Control, Produced
+
+
+class FoundState:
+    """State in the order of the log."""
+
+    def __init__(self, streams: StreamTable) -> None:
+        """streams: is told of the rows of a snapshot."""
+        self.streams = streams
+        self.snapshot: Snapshot | None = None
+        self.controls: list[Control] = []
+        self.produced: list[Produced] = []
+        self.last_time_ms = 0
+        """Append time of the last batch before the newest snapshot."""
+
+    def note(self, found: Found, content: memoryview) -> None:
+        """Collect what the caller's state is rebuilt from."""
+        stamp = found.stamp
+        if stamp.control_kind == SNAPSHOT:
+            self._note_snapshot(stamp.lsn, content)
+        elif stamp.control_kind == DATA:
+            head = producer_head(content)
+            if head is not None:
+                self.produced.append(
+                    Produced(
+                        stamp.lsn,
+                        stamp.stream,
+                        head.producer_id,
+                        head.producer_epoch,
+                        head.first_sequence,
+                        stamp.count,
+                        stamp.base_offset,
+                        stamp.append_time_ms,
+                        stamp.content_crc,
+                    )
+                )
+        else:
+            self.controls.append(
+                Control(
+                    stamp.control_kind,
+                    stamp.lsn,
+                    stamp.epoch,
+                    stamp.stream,
+                    stamp.base_offset,
+                    stamp.count,
+                    stamp.append_time_ms,
+                    bytes(content),
+                )
+            )
+
+    def _note_snapshot(self, lsn: int, content: memoryview) -> None:
+        """Begin the state anew from a snapshot, with what came after its position."""
+        snapshot = parse_snapshot(lsn, content)
+        if snapshot is None:
+            return
+        as_of = snapshot.facts.as_of_lsn
+        self.snapshot = snapshot
+        self.controls = [control for control in self.controls if control.lsn >= as_of]
+        self.produced = [fact for fact in self.produced if fact.lsn >= as_of]
+        for number, row in snapshot.facts.streams.items():
+            self.streams.note_row(number, row)
+        self.last_time_ms = max(self.last_time_ms, snapshot.facts.last_append_time_ms)
+
+
+class SegmentState(FoundState):
+    """The state batches of one segment, read apart from a walk.
+
+    Stamps are walked; a content is looked at, and checked, only where it is state.
+    """
+
+    def __init__(self, segment: Segment, data: memoryview, end_lsn: int, epochs_max: int) -> None:
+        """end_lsn: end of the log."""
+        super().__init__(StreamTable(epochs_max))
+        self.begun: dict[tuple[int, int], tuple[int, int]] = {}
+        """(stream, epoch) -> (LSN, base offset) of its first batch here."""
+        base = segment.base_lsn
+        stop = min(end_lsn - base, len(data))
+        position: int | None = SEGMENT_HEADER_BYTES
+        while position is not None and stop - position >= STAMP_BYTES:
+            stamp: Stamp | str | None = stamp_here(data, position, base + position)
+            if stamp is None:
+                stamp = stamp_or_fault(data, position, base + position)
+            if isinstance(stamp, str):
+                position = next(candidates(data, base, position), None)
+                continue
+            begin, end = position + stamp.stamp_bytes, position + stamp.size
+            if stamp.control_kind == DATA:
+                self.begun.setdefault((stamp.stream, stamp.epoch), (stamp.lsn, stamp.base_offset))
+            if self._is_state(stamp, data, begin, min(end, stop)):
+                self.note(Found(stamp, position, True), data[begin:end])
+            position = end
+
+    @staticmethod
+    def _is_state(stamp: Stamp, data: memoryview, begin: int, end: int) -> bool:
+        """Whether a batch may hold something that the caller's state is rebuilt from."""
+        if stamp.control_kind in (PADDING, EPOCH_START) or end - begin < CONTENT_BYTES:
+            return False
+        if stamp.control_kind == DATA and producer_head(data[begin:end]) is None:
+            return False
+        return not content_fault(data, begin, end, stamp)

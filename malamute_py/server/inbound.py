@@ -1,0 +1,349 @@
+"""Messages of peers on their way in: taken up, decoded, and given to the core in turns.
+
+Owns what has arrived and was not done yet. The rules: a turn takes a bounded burst from each socket
+without waiting; a message of many commands, and each that comes after it, waits until the others of
+the turn are taken up, and is done in shares; what a cut connection left is dropped before it is
+looked at; a message that cannot be decoded costs its link. Source: ARCHITECTURE.md, "What a peer
+may cost".
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import zmq
+
+from malamute_protocol.commands import Atomic, Command
+from malamute_protocol.errors import RemoteProtocolError
+from malamute_protocol.framing import decode_message
+from malamute_protocol.limits import Limits
+from malamute_py.config import Config
+from malamute_py.server.connections.connection import Connection
+from malamute_py.server.connections.guard import EVENTS_A_TURN, Guard, has_events
+from malamute_py.server.connections.numbering import Numbering
+from malamute_py.server.parts import Core
+from malamute_py.server.peers import Arrived, Peer, Peers
+from malamute_py.server.sockets import Listener
+
+_KEEP_FRAME_FROM = 8 << 10
+"""Size from which on a content frame is kept as it is. Smaller ones are copied: libzmq cuts small
+messages from a shared 8 KiB read buffer, so that keeping one would keep all of that."""
+_DROPPED_MAX = 8_192
+"""Messages of cut connections that are dropped at a time: they take memory until they are."""
+_CUT_OFF_MAX = 65_536
+"""Lost connections whose last messages are looked for, under a load that never ends."""
+_LONG_BYTES = 8
+"""Bytes that the length of a frame of 255 bytes or more takes besides, in every version of ZMTP."""
+_NOBLOCK = int(zmq.NOBLOCK)
+_POLLIN = int(zmq.POLLIN)
+
+
+def _whole(commands: Sequence[Command], most: int) -> int:
+    """Return how many commands a share of `most` takes: a step and its parts stay together."""
+    count = 0
+    while count < most and count < len(commands):
+        command = commands[count]
+        count += 1 + command.count if type(command) is Atomic else 1
+    return count
+
+
+class Inbound:
+    """The messages of all listeners; used by the loop thread only."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        core: Core,
+        guard: Guard,
+        peers: Peers,
+        limits: Limits,
+        counters: defaultdict[str, int],
+        meter: Callable[[], int],
+        report: Callable[[str, dict[str, Any]], None],
+    ) -> None:
+        """meter: nanoseconds from any beginning. report: takes an event's name and facts."""
+        self._core = core
+        self._guard = guard
+        self._peers = peers
+        self._limits = limits
+        self._counters = counters
+        self._meter = meter
+        self._report = report
+        self._burst_messages = config.loop.burst_messages
+        self._burst_bytes = config.loop.burst_bytes
+        self._burst_commands = config.loop.burst_commands
+        self._share_commands = config.loop.share_commands
+        self._frames_max = config.limits.message_frames_max
+        self.until = sys.maxsize
+        """When the turn takes up no more messages, as the meter tells it."""
+        self.again_ns = 0
+        """Time that a turn spends besides on messages that are dropped or put off."""
+        self.queued: dict[int, Peer] = {}
+        """Link -> peer whose commands wait for their turn; the next in turn comes first."""
+        self._validating: dict[int, Peer] = {}
+        """Link -> peer whose commands wait until a batch among them is validated."""
+        self.ended: list[Connection] = []
+        """Connections that ended and of which the core was not told yet."""
+        self._cut_off: OrderedDict[bytes, Peer] = OrderedDict()
+        """Routing ids of lost connections, which libzmq gives once. Their messages that were not
+        taken up yet are dropped, until none can be left. When there are too many, the oldest go
+        first: a message that still comes of one of these makes a link that is silent, and ends as
+        such."""
+        self.commands = 0
+        """Commands that the core was given since the collector looked at young objects."""
+
+    def note_lost(self, peer: Peer) -> None:
+        """Drop what still comes of a peer whose connection is lost.
+
+        Its messages are known by the routing id, if libzmq gave that id, for it gives none twice;
+        an id that the peer chose (`strict`) may be another peer's by then.
+        """
+        if not peer.strict:
+            self._cut_off[peer.routing_id] = peer
+            if len(self._cut_off) > _CUT_OFF_MAX:
+                self._cut_off.popitem(last=False)
+
+    def forget_lost(self) -> None:
+        """Look for messages of lost connections no more: the sockets are empty."""
+        self._cut_off.clear()
+
+    def validated(self, link: int) -> None:
+        """Let a link go on whose batch was validated."""
+        peer = self._validating.pop(link, None)
+        if peer is not None:
+            self.queued[link] = peer
+
+    def drain(self, listener: Listener, now_ms: int) -> bool:
+        """Take a burst of messages; True when the socket has nothing more."""
+        receive = listener.socket.recv
+        routes = self._peers.routes(listener)
+        polled = [(listener.socket, _POLLIN)]
+        core, limits, frames_max = self._core, self._limits, self._frames_max
+        poll, again = zmq.zmq_poll, zmq.Again
+        frame_bytes, share, meter = listener.frame_bytes, self._share_commands, self._meter
+        taken = worked = 0
+        count = dropped = 0
+        until, late = self.until, False
+        while count < self._burst_messages:
+            # The time also bounds messages that are only put after others: to take up 256 of them,
+            # of 1,000 frames each, took 264 ms.
+            if count:
+                # A lone message is the common end: an exception would cost three times as much.
+                if count == 1 and not poll(polled, 0):
+                    self._counters["messages_in_total"] += 1
+                    self._counters["bytes_in_total"] += taken
+                    return True
+                if meter() >= until or (
+                    not late and (taken >= self._burst_bytes or worked >= self._burst_commands)
+                ):
+                    if late or not self._cut_off:
+                        break
+                    # libzmq gives a message of each connection in turn. Those of cut connections
+                    # take memory until they are dropped: what comes between them is put off.
+                    late, until = True, meter() + self.again_ns
+            try:
+                head = receive(_NOBLOCK, False)
+            except again:
+                self._counters["messages_in_total"] += count
+                self._counters["bytes_in_total"] += taken
+                return True
+            # The whole message has arrived: libzmq shows the first frame no earlier.
+            gone, keep = None, frames_max
+            peer = routes.get(head.bytes)
+            if peer is None:
+                gone = self._cut_off.get(head.bytes)
+                if gone is not None:
+                    keep = -1
+            frames: list[Any] = []
+            more = head.more
+            size = parts = 0
+            while more:
+                frame = receive(_NOBLOCK, False)
+                more = frame.more
+                length = len(frame)
+                size += length + frame_bytes + (length > 254 and _LONG_BYTES)
+                parts += 1
+                if len(frames) <= keep:
+                    small = length < _KEEP_FRAME_FROM or not frames
+                    frames.append(frame.bytes if small else frame)
+            if gone is not None:
+                gone.delivered(size, parts)
+                self._counters["messages_dropped_total"] += 1
+                dropped += 1
+                if dropped == _DROPPED_MAX or (late and meter() >= until):
+                    break
+                if not late and meter() >= until:
+                    late, until = True, meter() + self.again_ns
+                continue
+            taken += size
+            count += 1
+            try:
+                if peer is None or (peer.strict and not self._peers.is_same(peer, head)):
+                    peer = self._admit(listener, head, frames, peer, now_ms)
+                    if peer is None:
+                        continue
+                if peer.connection is None and peer.fd >= 0:
+                    self._peers.attach(peer, self._unsure())
+                if late and peer.queued is None:
+                    peer.queued = deque()
+                    self.queued[peer.number] = peer
+                if peer.queued is not None:
+                    peer.queued.append(Arrived(frames, size, parts))
+                    continue
+                if peer.connection is not None:
+                    peer.connection.delivered += size
+                    peer.connection.frames += parts
+                messages = decode_message(frames, limits)
+            except RemoteProtocolError as error:
+                assert peer is not None  # Only decoding raises it.
+                self._malformed(peer, error, now_ms)
+                continue
+            except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+                core.failed(0 if peer is None else peer.number, "receiving", error, now_ms)
+                continue
+            commands = [command for command, _ in messages]
+            if len(commands) > share or (
+                size > core.ahead_bytes and any(map(core.reads_first, frames))
+            ):
+                # They have their turn once all messages of this turn are taken up: a message of few
+                # commands does not wait for a message of many.
+                peer.queued, peer.commands, peer.frames = deque(), commands, frames[1:]
+                self.queued[peer.number] = peer
+            else:
+                core.receive(peer.number, peer.identity, commands, frames[1:], now_ms)
+                worked += len(commands)
+                self.commands += len(commands)
+        self._counters["messages_in_total"] += count
+        self._counters["bytes_in_total"] += taken
+        return False
+
+    def catch_up(self, now_ms: int) -> None:
+        """Give shares in turn to peers whose commands wait, as many as the turn has room for.
+
+        A peer may send thousands of commands at once, and many peers may: the others' messages come
+        between the shares.
+        """
+        queued = self.queued
+        for _ in range(max(1, self._burst_commands // self._share_commands // 2)):
+            if not queued:
+                return
+            number = next(iter(queued))
+            peer = queued.pop(number)
+            if self._peers.get(number) is peer and self._take_share(peer, now_ms):
+                queued[number] = peer
+            if self._meter() >= self.until:
+                return
+
+    def _take_share(self, peer: Peer, now_ms: int) -> bool:
+        """Do a share of a peer's commands that wait; False: none waits for a turn any more."""
+        left = self._share_commands
+        while left:
+            if not peer.commands and not (peer.queued and self._next_message(peer, now_ms)):
+                peer.drop_queued()
+                return False
+            count = _whole(peer.commands, left)
+            commands = peer.commands[:count]
+            owned = sum(command.content_frames for command in commands)
+            frames = peer.frames[:owned]
+            if any(map(self._core.reads_first, frames)):
+                # A command with such a frame is done alone: the others do not wait for its reading.
+                count = _whole(peer.commands, 1)
+                commands = peer.commands[:count]
+                owned = sum(command.content_frames for command in commands)
+                frames = peer.frames[:owned]
+                if not self._core.read_ahead(peer.number, commands, frames, now_ms):
+                    if not self._core.validating(peer.number):
+                        return True
+                    self._validating[peer.number] = peer
+                    return False
+            del peer.commands[:count], peer.frames[:owned]
+            left = max(0, left - count)
+            self._core.receive(peer.number, peer.identity, commands, frames, now_ms)
+            self.commands += count
+        return True
+
+    def _next_message(self, peer: Peer, now_ms: int) -> bool:
+        """Take apart the next message that waits; False: it is malformed, and none follows."""
+        assert peer.queued
+        arrived = peer.queued.popleft()
+        peer.delivered(arrived.bytes, arrived.parts)
+        try:
+            messages = decode_message(arrived.frames, self._limits)
+        except RemoteProtocolError as error:
+            self._malformed(peer, error, now_ms)
+            return False
+        except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+            self._core.failed(peer.number, "receiving", error, now_ms)
+            return False
+        peer.commands = [command for command, _ in messages]
+        peer.frames = arrived.frames[1:]
+        return True
+
+    def _admit(
+        self, listener: Listener, head: zmq.Frame, frames: list[Any], old: Peer | None, now_ms: int
+    ) -> Peer | None:
+        """Open a link for a peer that was not known by this routing id; None: it was refused."""
+        connection = self._peers.connection(head)
+        if connection is not None and connection.revoked:
+            return None
+        monitor = listener.monitor
+        if monitor is not None:
+            # Its EVENT_ACCEPTED was written before its first message, maybe after many others.
+            while not self._is_noted(listener, head) and has_events(monitor):
+                self.ended += self._guard.drain(monitor, now_ms, EVENTS_A_TURN)
+        if listener.numbering is not None and not self._is_numbered(
+            listener.numbering, head, frames
+        ):
+            return None
+        if old is not None:
+            # The peer chose the id, and another connection has chosen it since.
+            self._core.link_lost(old.number, now_ms)
+            self._peers.remove(old.number)
+        peer = self._peers.add(listener, head)
+        if self._peers.attach(peer, self._unsure()):
+            if not peer.identity and peer.connection is not None:
+                self._core.came_from(peer.number, peer.connection.address, now_ms)
+            return peer
+        self._counters["connections_refused_total"] += 1
+        reason = f"user {peer.identity} has links.user_connections_max connections already"
+        self._core.malformed(peer.number, "limit", reason, now_ms)
+        return None
+
+    def _is_noted(self, listener: Listener, head: zmq.Frame) -> bool:
+        """Whether the guard has noted the connection of a message, and that it was given its id."""
+        numbering, accepted = listener.numbering, self._guard.connections.accepted
+        is_given = numbering is None or numbering.is_given(head.bytes, accepted)
+        return is_given and self._peers.is_known(head)
+
+    def _is_numbered(self, numbering: Numbering, head: zmq.Frame, frames: list[Any]) -> bool:
+        """Whether a message came by an id that its peer may have."""
+        routing_id = head.bytes
+        if numbering.answers(frames):
+            if numbering.is_claimed(routing_id):
+                self._counters["claimed_ids_total"] += 1
+                self._guard.cut_silent("one of them claims the next routing id")
+            return False
+        if numbering.is_given(routing_id, self._guard.connections.accepted):
+            return True
+        self._counters["claimed_ids_total"] += 1
+        connection = self._peers.connection(head)
+        if connection is not None:
+            self._guard.cut(connection, "it claims a routing id of libzmq's own")
+        return False
+
+    def _unsure(self) -> set[int]:
+        return {connection.fd for connection in self.ended if not connection.spoke}
+
+    def _malformed(self, peer: Peer, error: RemoteProtocolError, now_ms: int) -> None:
+        """Have the core end a link whose message could not be decoded, with an event."""
+        self._counters["malformed_total"] += 1
+        self._report(
+            "malformed",
+            {"link": peer.number, "identity": peer.identity, "code": error.code,
+             "reason": error.reason},
+        )  # fmt: skip
+        self._core.malformed(peer.number, error.code, error.reason, now_ms)
