@@ -7,6 +7,7 @@ before or after it. Source: FORMAT.md, section 8.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -17,7 +18,7 @@ from malamute_protocol.errors import BatchError
 from malamute_protocol.gather import Gathering, Row, gatherable, rows_of
 from malamute_protocol.header import HeaderTable
 from malamute_protocol.stamp import Stamp
-from malamute_py.journal.known import KnownBatch, Read
+from malamute_py.journal.known import KNOWN, KnownBatch, Read
 from malamute_py.journal.types import ChosenRows, Run
 
 ROWS_MAX: Final = 4_096
@@ -79,6 +80,7 @@ class WantedRows:
         self._client_time = client_time
         self._first = first
         self._end = end
+        self._selection = chosen.selection, client_time
 
     def of(self, stamp: Stamp, content: Content) -> list[Row] | None:
         """Return the wanted rows of a checked batch; None: it leaves whole."""
@@ -101,8 +103,15 @@ class WantedRows:
         def few(table: HeaderTable, codes: Any, times: Any) -> Any:
             return self._few(batch.stamp, self._chosen.of(table, codes), times)
 
+        stamp, selection = batch.stamp, self._selection
+        inside = self._first <= stamp.base_offset and stamp.next_offset <= self._end
         try:
-            return batch.rows(read, at, few)
+            rows = batch.found_by(read, at, selection)
+            if rows is not None:
+                return rows if inside else [r for r in rows if self._first <= r.offset < self._end]
+            # What is remembered are all rows of the batch that the selection wants.
+            remember = partial(KNOWN.remember, batch, selection) if inside else None
+            return batch.rows(read, at, few, remember)
         except OSError:
             return None  # a page that cannot be read is named where all are read
 

@@ -217,6 +217,10 @@ Candidates: TypeAlias = Callable[[HeaderIndex], BitMap]
 class ChosenRows(Protocol):
     """The rows of a content of which the header is wanted, ascending."""
 
+    @property
+    def selection(self) -> bytes:
+        """Name of the choice: equal exactly for choices of the same rows of every content."""
+
     def __call__(self, content: Any, /) -> Any:
         """Return them; None: the batch is to leave whole. Raises BatchError."""
 

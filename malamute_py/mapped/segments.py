@@ -1,10 +1,11 @@
 """The segment files of one ring, mapped for reading.
 
-Owns the mappings: each is of one life of one file. The rules: nothing is written and nothing is
-locked; pages are asked of the kernel before they are touched, so that a page that cannot be read is
-an error with a name instead of a signal; a mapping tells whether its file was given to another
-segment, since the writer changes the header before it overwrites a batch. Source: FORMAT.md,
-sections 2 and 8.
+Owns the mappings, each of one life of one file, and the unpacked indexes, which all readers of the
+process share. The rules: nothing is written and no file is locked; pages are asked of the kernel
+before they are touched, so that a page that cannot be read is an error with a name instead of a
+signal; a mapping tells whether its file was given to another segment, since the writer changes the
+header before it overwrites a batch; an unpacked index is used for the very bytes that it was
+unpacked from. Source: FORMAT.md, sections 2 and 8.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import threading
 import weakref
 from collections import OrderedDict
 from pathlib import Path
@@ -37,7 +39,8 @@ from malamute_py.journal.types import SEGMENT_HEADER_BYTES
 
 MAPS_MAX: Final = 8
 """Mappings of one ring that are kept besides those of batches that the caller holds."""
-_INDEXES_MAX: Final = 4
+INDEX_BYTES_MAX: Final = 16 << 20
+"""Bytes of the index files whose contents the process keeps."""
 _HEADER_BYTES: Final = 128
 _PIECE_BYTES: Final = 256 << 10
 """Bytes that one call asks the kernel to bring in."""
@@ -165,6 +168,46 @@ class SegmentMap:
         return stamp_or_fault(self.view, at, self.base_lsn + at) if found is None else found
 
 
+class Indexes:
+    """Indexes of any ring, those that were asked for last. Used from any thread.
+
+    Unpacking one takes some 40 times as long as reading its file, and each reading of a log is of
+    the same files.
+    """
+
+    def __init__(self, bytes_max: int = INDEX_BYTES_MAX) -> None:
+        """bytes_max: of files; beyond it what was not asked for the longest is forgotten."""
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._held: OrderedDict[tuple[bytes, int], tuple[bytes, StoredIndex]] = OrderedDict()
+        """(ring, segment) -> bytes of the file, and the index in them."""
+        self._lock = threading.Lock()
+
+    def of(self, data: bytes, ring: bytes, number: int) -> StoredIndex | None:
+        """Return the index of a segment in the bytes of its file; None: they are not good."""
+        key = ring, number
+        with self._lock:
+            held = self._held.get(key)
+            if held is not None and held[0] == data:
+                self._held.move_to_end(key)
+                return held[1]
+        found = read_index(data, ring, number)
+        if found is None:
+            return None
+        with self._lock:
+            old = self._held.pop(key, None)
+            self._held[key] = data, found
+            self._bytes += len(data) - (0 if old is None else len(old[0]))
+            while self._bytes > self._bytes_max:
+                _, (forgotten, _) = self._held.popitem(last=False)
+                self._bytes -= len(forgotten)
+        return found
+
+
+INDEXES: Final = Indexes()
+"""Indexes that readers of this process have asked for."""
+
+
 class Segments:
     """The segments of one ring, as its directory has them now. One thread at a time."""
 
@@ -175,7 +218,6 @@ class Segments:
         self.segment_bytes = meta.segment_bytes
         self._path = Path(storage.describe())
         self._maps: OrderedDict[int, SegmentMap] = OrderedDict()
-        self._indexes: OrderedDict[int, StoredIndex] = OrderedDict()
 
     def numbers(self) -> list[int]:
         """Numbers of the files that are there, ascending; none when the ring was removed."""
@@ -239,19 +281,11 @@ class Segments:
 
         Raises OSError: the file cannot be opened.
         """
-        found = self._indexes.get(number)
-        if found is None:
-            try:
-                data = read_file(self.storage, index_name(number))
-            except (FileNotFoundError, NotAFile):
-                return None
-            found = None if data is None else read_index(data, self.uuid, number)
-            if found is None:
-                return None
-            self._indexes[number] = found
-            if len(self._indexes) > _INDEXES_MAX:
-                self._indexes.popitem(last=False)
-        return found
+        try:
+            data = read_file(self.storage, index_name(number))
+        except (FileNotFoundError, NotAFile):
+            return None
+        return None if data is None else INDEXES.of(data, self.uuid, number)
 
     def proven(self) -> int:
         """Return a position before which everything was synced, without looking at batches.
@@ -269,6 +303,5 @@ class Segments:
         return max(lsn, (max(indexed) + 1) * self.segment_bytes if indexed else 0)
 
     def forget(self) -> None:
-        """Drop cached mappings and indexes: other files may stand under the names."""
+        """Drop cached mappings: other files may stand under the names."""
         self._maps.clear()
-        self._indexes.clear()

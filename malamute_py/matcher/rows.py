@@ -7,8 +7,10 @@ SPEC.md, sections 5 and 7.
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from malamute_protocol.columns import Array
@@ -27,7 +29,9 @@ _SUBJECTS_KEPT: Final = 1 << 14
 class SubjectRows:
     """Rows that one pattern selects; the pattern asks for nothing but subjects."""
 
-    def __init__(self, matches: Predicate) -> None:
+    def __init__(self, matches: Predicate, selection: bytes) -> None:
+        """selection: name of the pattern, equal exactly for equal patterns."""
+        self.selection = selection
         self._matches = matches
         self._known: dict[int, tuple[HeaderTable, Array, Array]] = {}
         self._kept = 0
@@ -78,7 +82,9 @@ def rows_by_subject(pattern: Pattern) -> SubjectRows | None:
     compiled = compile_pattern(pattern)
     if compiled.slow or not asks_subjects_only(compiled.wire):
         return None
-    return SubjectRows(compiled.matches)
+    # A digest, since it is kept with each batch, and a pattern may have many kilobytes.
+    digest = blake2b(msgspec.msgpack.encode(compiled.wire), digest_size=16).digest()
+    return SubjectRows(compiled.matches, digest)
 
 
 _NO_ROWS: Final[np.ndarray[Any, Any]] = np.empty(0, np.int64)

@@ -94,12 +94,18 @@ class Gathering:
             self.bytes = _BYTES_A_BATCH
         self._rows += rows
         self.bytes += self.weight_of(rows)
-        self._headers.update(row.header for row in rows)
+        self._headers.update(self._new(rows))
 
     def weight_of(self, rows: Sequence[Row]) -> int:
         """Return the bytes that these rows would add: bodies, and texts that are not in it yet."""
-        new = {row.header for row in rows} - self._headers
-        return sum(len(row.body) + BYTES_A_ROW for row in rows) + sum(map(weight_of, new))
+        bodies = sum([len(row.body) for row in rows])
+        return bodies + BYTES_A_ROW * len(rows) + sum(map(weight_of, self._new(rows)))
+
+    def _new(self, rows: Sequence[Row]) -> set[Header]:
+        """Return the headers of these rows that no row so far has."""
+        # Rows of one batch mostly share few header objects, and a header's hash costs its texts'.
+        distinct = {id(row.header): row.header for row in rows}
+        return set(distinct.values()).difference(self._headers)
 
     def take(self) -> Gathered | None:
         """Take the batch of the rows gathered so far; None: there are none."""

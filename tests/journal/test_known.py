@@ -75,6 +75,58 @@ def test_a_second_search_brings_the_same_and_reads_a_fraction(ring: Ring, read: 
     assert 4 * sum(read) < whole
 
 
+def test_a_selection_that_is_asked_for_again_reads_its_rows_alone(
+    ring: Ring, read: list[int]
+) -> None:
+    for number in range(BATCHES):
+        fields = [{"n": str(row % 7)} if row % 3 else None for row in range(100)]
+        times = [row if row % 2 else None for row in range(100)]
+        many(
+            ring, {number: b"rare %d" % number, 90: b""}, fields=fields, client_time_ms=times,
+            time_ms=1000 + number,
+        )  # fmt: skip
+    first = wanted(ring)
+    wanted(ring)
+    read.clear()
+    again = wanted(ring)
+    assert data_of(again) == data_of(first)
+    assert (again.next, again.gaps) == (first.next, ())
+    # The stamps, and the bodies of two rows each.
+    rows = selected(again, RARE, 0, 1 << 40)
+    assert sorted(read) == sorted([96] * BATCHES + [len(row[-1]) for row in rows])
+    # Part of a batch, and rows by their time.
+    part = wanted(ring, first=305, end=1095)
+    assert selected(part, RARE, 305, 1095) == [row for row in rows if 305 <= row[0] < 1095]
+    for _ in range(3):
+        young = wanted(ring, client_time=(0, 6))
+        assert [row[3] for row in selected(young, RARE, 0, 1 << 40)] == [1, 3, 5]
+
+
+def test_part_of_a_batch_is_not_remembered_as_what_a_selection_finds_in_all_of_it(
+    ring: Ring,
+) -> None:
+    many(ring, {20: b"one", 70: b"two"})
+    whole = selected(wanted(ring), RARE, 0, 100)
+    for first, end in ((50, 100), (0, 50), (0, 100), (50, 100), (0, 50), (0, 100)):
+        found = selected(wanted(ring, first=first, end=end), RARE, first, end)
+        assert found == [row for row in whole if first <= row[0] < end]
+
+
+def test_damage_of_a_row_that_is_remembered_is_told_and_of_its_neighbours_is_not(
+    place: Place, ring: Ring
+) -> None:
+    lsns = [many(ring, {50: b"rare %d" % number}) for number in range(3)]
+    for _ in range(2):
+        wanted(ring)
+    place.flip(place_of(place, lsns[0], b"rare 0") + 8)
+    assert wanted(ring).gaps == ()
+    place.flip(place_of(place, lsns[1], b"rare 1"))
+    place.flip(lsns[2] + 20)
+    history = wanted(ring)
+    assert [gap[:3] for gap in history.gaps] == [(100, 200, "damaged"), (200, 300, "damaged")]
+    assert [row[0] for row in selected(history, RARE, 0, 1 << 40)] == [50]
+
+
 def place_of(place: Place, lsn: int, text: bytes) -> int:
     return lsn + place.read(lsn, 16_000).index(text)
 
@@ -168,6 +220,32 @@ def test_what_is_known_is_bounded_and_what_was_not_asked_for_the_longest_goes_fi
     assert known.get(b"39", lsn, stamp.size) is not None
 
 
+def test_few_selections_of_a_batch_are_remembered_and_count_within_the_bound(
+    place: Place, ring: Ring
+) -> None:
+    lsn = [many(ring, {row: b"rare"}) for row in range(2)][1]
+    data = place.read(lsn, Stamp.unpack(place.read(lsn, 96)).size)
+    stamp = Stamp.unpack(data)
+    known = KnownBatches(bytes_max=20_000)
+    known.note(b"ring", stamp, data, 0)
+    batch = known.get(b"ring", lsn, stamp.size)
+    assert batch is not None
+    for number in range(10):
+        known.remember(batch, number, b"x" * 1000)
+        known.remember(batch, number, b"x" * 1000)
+    assert list(batch.found) == [6, 7, 8, 9]
+    # One that is larger than the bound has the batch forgotten, and what is known is empty.
+    known.remember(batch, 10, b"x" * 30_000)
+    assert known.get(b"ring", lsn, stamp.size) is None
+    assert len(known) == known._bytes == 0
+    known.remember(batch, 11, b"x")
+    assert 11 not in batch.found
+    known.note(b"ring", stamp, data, 0)
+    again = known.get(b"ring", lsn, stamp.size)
+    assert again is not None
+    assert (again.found, known._bytes) == ({}, again.weight)
+
+
 @pytest.mark.parametrize("seed", seeds(1, 5))
 def test_searches_of_known_batches_bring_what_whole_batches_would(ring: Ring, seed: int) -> None:
     chance = random.Random(seed)
@@ -189,10 +267,11 @@ def test_searches_of_known_batches_bring_what_whole_batches_would(ring: Ring, se
         bodies = [b"%09d" % row if fixed else b"y" * chance.randrange(90) for row in range(count)]
         put(ring, 1, *bodies, subject=subjects, time_ms=1000 + number, **options)
     tail = ring.next_offset(1)
-    for _ in range(12):
+    for _ in range(24):
         pattern = chance.choice((RARE, ["topic", "one.5"], ["topic", "two"], ["prefix", "keys.3"]))
-        first = chance.randrange(tail)
-        end = chance.randrange(first, tail + 1)
+        # Whole batches are what is remembered.
+        first = chance.choice((0, chance.randrange(tail)))
+        end = chance.choice((tail, chance.randrange(first, tail + 1)))
         window = chance.choice((None, (20, 60)))
         expected = selected(search(ring, pattern, first, end), pattern, first, end)
         if window is not None:

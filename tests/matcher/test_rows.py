@@ -52,12 +52,24 @@ def test_a_subject_is_matched_once_for_all_batches_with_its_table() -> None:
         asked.append(keys)
         return bool(keys == ("b",))
 
-    rows = SubjectRows(matches)
+    rows = SubjectRows(matches, b"")
     for _ in range(3):
         found = rows(content("a", "b", "b", "c"))
         assert found is not None
         assert found.tolist() == [1, 2]
     assert asked == [("a",), ("b",), ("c",)]
+
+
+def test_equal_patterns_are_one_selection_and_others_are_not() -> None:
+    def selection(pattern: Any) -> bytes:
+        rows = rows_by_subject(pattern)
+        assert rows is not None
+        return rows.selection
+
+    one, two = ["topic", "a"], ["topic", "b"]
+    assert selection(["or", one, two]) == selection(["or", two, one, one])
+    others = [one, two, ["prefix", "a"], ["or", one, two], ["not", one], ["all"]]
+    assert len({selection(each) for each in others}) == len(others)
 
 
 def test_a_pattern_that_asks_for_fields_has_no_rows_by_subject() -> None:

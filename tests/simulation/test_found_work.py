@@ -20,6 +20,7 @@ from tests.simulation.acts import Act, Wish
 from tests.simulation.model import Violation
 from tests.simulation.work_log import Batch, Bundle
 from tests.simulation.work_model import WorkModel, is_durable
+from tests.simulation.work_state import State
 
 SERVICE = 1
 
@@ -257,3 +258,23 @@ def test_a_step_whose_record_a_power_loss_took_back_from_its_own_ring_did_happen
     # A step is judged when it is appended: this one leaves out the record that has the offset now.
     with pytest.raises(Violation, match=r"records of \[0\] in Act\(number=8"):
         logged(r.StepTaken("bob", b"l", 0))
+
+
+def test_a_request_that_was_passed_over_as_late_waits_again_when_the_clock_was_set_back() -> None:
+    state = State()
+
+    def handed_out_behind_the_next(first: int, deadline_ms: int) -> None:
+        for number in (first, first + 1):
+            state.batches[number] = 1
+            deadline = deadline_ms if number == first else 0
+            put = r.RequestPut(
+                SERVICE, number, 1, 8, "anna", "anna", 100, deadline, subjects=["a"]
+            )  # fmt: skip
+            state.apply(put, number)
+        state.apply(r.WorkTaken(SERVICE, [(first + 1, b"")], "bob", 300, 50), first + 2)
+        # The broker starts again before it has logged an end of the first request.
+        state.apply(r.WorkTaken(SERVICE, [(first, b"")], "bob", 200, 50), first + 3)
+
+    handed_out_behind_the_next(10, deadline_ms=300)
+    with pytest.raises(Violation, match=r"request 20 of .* after 21"):
+        handed_out_behind_the_next(20, deadline_ms=301)

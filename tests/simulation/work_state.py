@@ -118,6 +118,8 @@ class State:
     handed: dict[tuple[int, str, int], tuple[int, int, int]] = field(default_factory=dict)
     """(service, subject, priority) -> the newest request handed out for the first time, before the
     newest bundle and in all, and that bundle."""
+    handed_ms: int = 0
+    """Latest time of a broker's clock at which a request was handed out, of all its starts."""
     prior: dict[tuple[int, str], set[int]] = field(default_factory=dict)
     """(service, subject) -> requests that were put there with a priority."""
     overtaken: dict[tuple[int, str], int] = field(default_factory=dict)
@@ -276,20 +278,26 @@ class State:
                     )
                 queue = job.service, job.subject, job.priority
                 if job.fresh:
-                    self._in_order(queue, number, lsn)
+                    self._in_order(queue, number, job, lsn)
                     self._by_priority(number, job, lsn, change.at_ms)
                 job.fresh = False
                 job.holder, job.received, job.not_before_ms = change.holder, False, 0
                 job.attempts += 1
                 if job.attempts > self.attempts_max and not job.spared:
                     raise Violation("attempts", f"request {number} is taken: {job}")
+        self.handed_ms = max(self.handed_ms, change.at_ms)
 
-    def _in_order(self, queue: tuple[int, str, int], number: int, lsn: int) -> None:
-        """Check that first hand-outs are in order, except within one bundle."""
+    def _in_order(self, queue: tuple[int, str, int], number: int, job: Job, lsn: int) -> None:
+        """Check that first hand-outs are in order, except within one bundle.
+
+        A request whose deadline is over is passed over. It waits again when the broker dies before
+        it logs the end of the request, and starts by a clock that was set back meanwhile.
+        """
         before, newest, at = self.handed.get(queue, (-1, -1, -1))
         if lsn != at:
             before, at = newest, lsn
-        if number < before and not self.unordered:
+        passed_over = 0 < job.deadline_ms <= self.handed_ms
+        if number < before and not passed_over and not self.unordered:
             raise Violation("order", f"request {number} of {queue} after {before}")
         self.handed[queue] = before, max(newest, number), at
 
