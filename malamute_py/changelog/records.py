@@ -501,6 +501,8 @@ class TransactionMoved(
 
     id: bytes
     bases: list[int]
+    given_up_ms: int = 0
+    """Time at which an operator gave up some of them; 0: none were."""
 
 
 class TransactionEnded(

@@ -34,6 +34,8 @@ from malamute_py.changelog.shares import Shares
 
 KEYS_MAX: Final = 100_000
 """Keys that are remembered in all; beyond it the identity that has most loses its oldest."""
+ENDS_MAX: Final = 4_096
+"""Ends of transactions that are remembered; beyond it the oldest is forgotten."""
 ANONYMOUS: Final = "~"
 """Owner of the keys of all senders without an identity, whose names begin with this; they share one
 share."""
@@ -255,6 +257,15 @@ class StagedRow(msgspec.Struct, array_like=True, gc=False):
     at_ms: int
 
 
+class EndRow(msgspec.Struct, array_like=True, gc=False):
+    """How a transaction ended that did not end as its client wanted."""
+
+    id: bytes
+    why: str
+    """As TransactionEnded has it: timed_out, ended or given_up."""
+    at_ms: int
+
+
 Key: TypeAlias = tuple[str, bytes]
 """Sender and key of a batch or a step."""
 
@@ -306,12 +317,21 @@ class Queues(msgspec.Struct):
     transactions: MutableMapping[bytes, TransactionRow] = {}
     staged: MutableMapping[int, StagedRow] = {}
     """Number of the first record -> batch that a transaction staged, in the order of the log."""
+    ends: MutableMapping[bytes, EndRow] = {}
+    """Transaction -> its end, if that was not what its client wanted; the oldest first."""
     next_number: int = 1
     """Number of the next mailbox or service."""
 
     def remember(self, sender: str, key: bytes, row: KeyRow) -> None:
         """Remember the key of a batch, an answer or a step."""
         self.keys.remember((sender, key), row, KEYS_MAX)
+
+    def note_end(self, transaction: bytes, why: str, at_ms: int) -> None:
+        """Remember that a transaction did not end as its client wanted."""
+        self.ends.pop(transaction, None)
+        self.ends[transaction] = EndRow(transaction, why, at_ms)
+        if len(self.ends) > ENDS_MAX:
+            del self.ends[next(iter(self.ends))]
 
 
 def with_purge(marks: Iterable[PurgeMark], mark: PurgeMark, first: int) -> list[PurgeMark]:

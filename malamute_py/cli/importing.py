@@ -268,7 +268,7 @@ class _Import:
         self._client = client
         self._stream = stream
         self._key = uuid
-        self._under_way: deque[tuple[Pending[Confirmation], int]] = deque()
+        self._under_way: deque[tuple[Pending[Confirmation | None], int]] = deque()
         self._added = self._known = 0
 
     def go(self, chunks: Iterator[_Chunk], source: IO[bytes], total: int, *, as_json: bool) -> int:
@@ -333,7 +333,8 @@ class _Import:
     def _settle(self) -> None:
         """Wait for the oldest step; count its records as added, or as known from an earlier run."""
         pending, count = self._under_way.popleft()
-        if pending.result().duplicate:
+        confirmed = pending.result()
+        if confirmed is not None and confirmed.duplicate:
             self._known += count
         else:
             self._added += count

@@ -10,6 +10,7 @@ Source: SPEC.md, sections 3, 11 and 12.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import re
 from collections.abc import Mapping, Sequence
@@ -320,9 +321,27 @@ def beginning(prefix: Any) -> str:
 
 def numbers_of_requests(value: Any) -> list[int]:
     """Numbers of requests. Raises LocalProtocolError."""
-    if isinstance(value, str | bytes | memoryview | Mapping) or not hasattr(value, "__iter__"):
+    numbers = None
+    if not isinstance(value, str | bytes | memoryview | Mapping):
+        with contextlib.suppress(TypeError):  # An array of numpy without a dimension, for one.
+            numbers = list(value)
+    if numbers is None:
         raise wrong("numbers", value, "several integers")
-    return [integer("numbers", number, 0) for number in value]
+    return [integer("numbers", number, 0) for number in numbers]
+
+
+def ranges_of_messages(value: Any) -> list[tuple[int, int]]:
+    """Half-open ranges of numbers of messages. Raises LocalProtocolError."""
+    allowed = "several half-open ranges of numbers: (first, end)"
+    if not _is_sequence(value):
+        raise wrong("ranges", value, allowed)
+    found: list[tuple[int, int]] = []
+    for each in value:
+        if not _is_sequence(each) or len(each) != 2:
+            raise wrong("ranges", value, allowed)
+        first = integer("first of ranges", each[0], 0)
+        found.append((first, integer("end of ranges", each[1], first)))
+    return found
 
 
 def checked(command: Command) -> Command:

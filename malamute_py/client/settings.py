@@ -79,6 +79,8 @@ Credential: TypeAlias = Plain | Curve | None
 
 Wait: TypeAlias = int | Literal["default"] | None
 """Wait of a call in milliseconds; None: for ever; "default": as the client's settings say."""
+DEFAULT_WAIT: Final = "default"
+"""The wait of almost all calls, told by identity; an equal string takes the longer way."""
 
 
 class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):

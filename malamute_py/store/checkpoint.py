@@ -26,6 +26,7 @@ from malamute_py.store.database import Position, damaged, position_of, writing
 from malamute_py.store.errors import StoreDamaged, StoreMoved
 from malamute_py.store.forms import (
     CURSORS,
+    ENDS,
     GROUPS,
     KEYS,
     MAILBOXES,
@@ -112,6 +113,7 @@ class Checkpoint:
             KeyMap(connection, KEYS),
             TableMap(connection, TRANSACTIONS),
             self._staged,
+            TableMap(connection, ENDS),
             self.position.next_number,
         )
         self._maps: tuple[TableMap[object, object], ...] = tuple(

@@ -21,6 +21,7 @@ import msgspec
 from malamute_py.changelog.records import RequestPut, rows_of
 from malamute_py.changelog.tables import (
     CursorRow,
+    EndRow,
     GroupRow,
     Hold,
     KeyRow,
@@ -233,9 +234,12 @@ TRANSACTIONS: Final[Form[bytes, TransactionRow]] = Form(
 STAGED: Final[Form[int, StagedRow]] = Form(
     "staged", ("base INTEGER",), _one, _pack_row, _reader(StagedRow, attrgetter("base"))
 )
+ENDS: Final[Form[bytes, EndRow]] = Form(
+    "ends", ("id BLOB",), _one, _pack_row, _reader(EndRow, attrgetter("id"))
+)
 FORMS: Final[tuple[Form[Any, Any], ...]] = (
-    MAILBOXES, SERVICES, MESSAGES, REQUESTS, CURSORS, GROUPS, KEYS, TRANSACTIONS, STAGED,
+    MAILBOXES, SERVICES, MESSAGES, REQUESTS, CURSORS, GROUPS, KEYS, TRANSACTIONS, STAGED, ENDS,
 )  # fmt: skip
 """Forms of all tables, in the order of the fields of Queues."""
-ADDED: Final[tuple[Form[Any, Any], ...]] = (TRANSACTIONS, STAGED)
+ADDED: Final[tuple[Form[Any, Any], ...]] = (TRANSACTIONS, STAGED, ENDS)
 """Forms of tables that databases of earlier versions lack: they had no such rows."""

@@ -17,6 +17,7 @@ from malamute_py.store.errors import StoreDamaged
 from malamute_py.store.forms import (
     ADDED,
     CURSORS,
+    ENDS,
     FORMS,
     GROUPS,
     KEYS,
@@ -48,6 +49,7 @@ def load(connection: sqlite3.Connection) -> Queues:
             Keys(_rows(connection, KEYS)),
             _rows(connection, TRANSACTIONS),
             _rows(connection, STAGED),
+            _rows(connection, ENDS),
             position.next_number,
         )
     except sqlite3.Error as error:

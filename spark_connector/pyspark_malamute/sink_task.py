@@ -87,7 +87,7 @@ class _Task:
         self._options = options
         self._batch = batch
         self._partition = partition
-        self._unconfirmed: tuple[Pending[Confirmation], ChunkRecord] | None = None
+        self._unconfirmed: tuple[Pending[Confirmation | None], ChunkRecord] | None = None
         """The chunk that was sent last, until settle() has its confirm."""
 
     @functools.cached_property
@@ -148,7 +148,8 @@ class _Task:
         with links.explained(self._options, _PUBLISH):
             # A link that is lost is made anew meanwhile, and the step sent again with its key.
             try:
-                if not pending.result(patience_ms(self._options)).duplicate:
+                confirmed = pending.result(patience_ms(self._options))
+                if confirmed is None or not confirmed.duplicate:
                     return
                 known = self._known(record)
             except BrokerRefused as error:

@@ -164,6 +164,14 @@ CALLS: list[Wrong] = [
     ("need_workers='no'", "submit", ("v", b""), {"need_workers": "no"}),
     ("client_time=<memory", "subscribe", ("s",), {"client_time": memoryview(bytes(2))}),
     ("numbers", "requeue", ("v", ["1"]), {}),
+    ("numbers=array(5): allowed is several integers", "requeue", ("v", np.array(5)), {}),
+    ("numbers=array(5)", "requeue_group", ("s", "g", np.array(5)), {}),
+    ("need_workers=array", "request", ("v", b""), {"need_workers": np.array([1, 2])}),
+    ("delay_ms=array", "submit", ("v", b""), {"delay_ms": np.array([1, 2])}),
+    ("priority=array", "request", ("v", b""), {"priority": np.array([1, 2])}),
+    ("reply_to=array", "request", ("v", b""), {"reply_to": np.array([1, 2])}),
+    ("timeout_ms=array", "send", ("m", b""), {"timeout_ms": np.array([1, 2])}),
+    ("wait=array", "opened", (), {"wait": np.array([1, 2])}),
     ("reason", "kick", (5, 5), {}),
     ("link", "kick", ("5",), {}),
     ("limit", "list_links", (None,), {}),
@@ -184,6 +192,7 @@ STEPS: list[tuple[str, Callable[[Any], Any]]] = [
     ("timeout_ms", lambda step: step.request("v", b"", timeout_ms=-1)),
     ("key", lambda step: step.request("v", b"", key="abc")),
     ("reply_to", lambda step: step.request("v", b"", reply_to=None)),
+    ("priority=array", lambda step: step.request("v", b"", priority=np.array([1, 2]))),
     ("request", lambda step: step.reply(b"no request", b"")),
     ("request", lambda step: step.complete(5)),
     ("cursor", lambda step: step.move_cursor("s", None, 1)),
@@ -228,6 +237,47 @@ async def test_a_wrong_wait_or_count_of_a_receiver_is_named(shell: Any) -> None:
         await shell.call(worker.next, b"x")
     with pytest.raises(LocalProtocolError, match=r"records=1\.5: allowed is an integer"):
         await shell.call(subscription.to_arrow, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("named", "ranges", "options"),
+    [
+        ("ranges=5: allowed is several half-open ranges", 5, {}),
+        ("ranges=None: allowed is", None, {}),
+        ("ranges='ab': allowed is", "ab", {}),
+        ("ranges=array(5): allowed is", np.array(5), {}),
+        ("ranges=[7]: allowed is", [7], {}),
+        ("ranges=['ab']: allowed is", ["ab"], {}),
+        ("ranges=[(1, 2, 3)]: allowed is", [(1, 2, 3)], {}),
+        ("first of ranges=-1: allowed is", [(-1, 2)], {}),
+        ("first of ranges=None: allowed is", [(None, 2)], {}),
+        ("end of ranges=1: allowed is an integer from 2", [(2, 1)], {}),
+        ("end of ranges=1.5: allowed is", [(0, 1.5)], {}),
+        ("again_ms='x': allowed is", [(0, 1)], {"again_ms": "x"}),
+        ("again_ms=-2: allowed is", [(0, 1)], {"again_ms": -2}),
+        ("timeout_ms='x': allowed is", [(0, 1)], {"timeout_ms": "x"}),
+    ],
+)
+async def test_what_cannot_be_acknowledged_is_named_and_acknowledges_nothing(
+    shell: Any, named: str, ranges: Any, options: dict[str, Any]
+) -> None:
+    await shell.do("send", "box", b"1")
+    inbox = shell.client.inbox("box", ack="manual")
+    mail = await shell.call(inbox.next, 10_000)
+    with pytest.raises(LocalProtocolError) as caught:
+        await shell.call(inbox.acknowledge, ranges, **options)
+    assert named in caught.value.reason
+    assert await shell.call(mail.ack) is True
+
+
+async def test_a_range_of_any_length_acknowledges_what_was_handed_out(shell: Any) -> None:
+    for body in (b"1", b"2"):
+        await shell.do("send", "box", body)
+    inbox = shell.client.inbox("box", ack="manual")
+    for _ in range(2):
+        await shell.call(inbox.next, 10_000)
+    assert await shell.call(inbox.acknowledge, np.array([[0, 2**62]]), timeout_ms=10_000) is True
+    assert (await shell.do("mailbox_info", "box")).messages == 0
 
 
 async def test_what_is_no_arrow_table_is_named(shell: Any) -> None:

@@ -30,6 +30,16 @@ async def committed(shell: Any, step: Any) -> Any:
     return step.confirmation
 
 
+def test_a_step_with_nothing_in_it_is_not_sent_by_a_call_that_does_not_wait() -> None:
+    with EmbeddedBroker() as broker, broker.connect_sync() as client:
+        assert client.atomic().commit_nowait().result(WAIT_MS) is None
+        empty = client.atomic()
+        empty.publish_many("s", [])
+        assert empty.commit_nowait().result(WAIT_MS) is None
+        assert client.publish("s", b"1").offset == 0
+        assert client.reconnects == 0
+
+
 async def test_all_parts_of_a_step_happen_together(shell: Any) -> None:
     step = shell.client.atomic()
     step.publish("one", b"first", subject="a")

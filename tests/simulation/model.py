@@ -66,6 +66,7 @@ VIOLATIONS = {
     "generation": "a stream that was made again is taken for the one before it",
     "settings": "a setting is another than the edits of it make",
     "half": "a part of a transaction is in its streams without the rest",
+    "given_up": "an operator or a client was told wrongly which records were given up",
     "stuck": "after all faults ended something that was owed never came",
     "refusal": "a command was refused that had to be accepted",
     "broken": "the code under test raised an error that nothing of the fault model explains",

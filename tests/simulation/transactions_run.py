@@ -3,8 +3,9 @@
 Owns one seed: a client that stages batches for several streams over several steps, commits, rolls
 back or forgets, and repeats each step that was not answered, under its key. The rules: no reader
 ever gets a record of a transaction whose commit was not asked for; what was confirmed is there
-whole, once and in order, and the rest is there whole or not at all; of what an operator gave up, a
-part. Two of the streams have rings
+whole, once and in order, and the rest is there whole or not at all; of what an operator gave up
+exactly the records are missing that the operator was told, and its client is told so, over restarts
+too. Two of the streams have rings
 of their own, one of these keeps the last record of each subject. The journal is the fake one of
 tests/broker.
 """
@@ -68,6 +69,8 @@ class TransactionsRun:
         )
         self.loads: list[Load] = []
         self.tracker = self.numbers = 0
+        self.giving_up: dict[int, Load] = {}
+        """Number of END_TRANSACTION -> what it gives up."""
         self._link()
 
     def _link(self) -> None:
@@ -126,7 +129,7 @@ class TransactionsRun:
         """Have the journal do everything."""
         shell = self.shell
         shell.auto_sync = shell.auto_read = True
-        shell.refuse.clear()
+        self._have_room()
         shell.answer_reads()
         shell.answer_bodies()
         shell.run()
@@ -231,8 +234,8 @@ class TransactionsRun:
 
     def _refuse_for_a_while(self) -> None:
         shell = self.shell
-        if shell.refuse:
-            shell.refuse.clear()
+        if shell.refuse or shell.judge:
+            self._have_room()
         else:
             rings = [MAIN, *(self._ring_of(stream) for stream in OWN)]
             shell.refuse[self.rng.choice(rings)] = ("wait", "the ring has no room")
@@ -242,7 +245,7 @@ class TransactionsRun:
         shell = self.shell
         shell.auto_sync = shell.auto_read = True
         ring = self._ring_of(self.rng.choice(list(OWN)))
-        shell.refuse[ring] = ("full", "the ring is full")
+        self._fill(ring, after=self.rng.choice((0, 0, 1, 2)))
         self._commit(load)
         shell.wait(1_000)
         put_off = [
@@ -251,19 +254,35 @@ class TransactionsRun:
         if put_off:
             id = self.rng.choice(put_off).id
             number = self._next()
-            for one in self.loads:
-                if one.id == id:
-                    one.given_up |= set(OWN)
+            (given,) = (one for one in self.loads if one.id == id)
+            given.given_up |= set(OWN)
+            self.giving_up[number] = given
             shell.send(1, wire.EndTransaction(number, id, give_up=True))
+            self.trace.note("give up", id)
+            if self.rng.random() < 0.3:
+                self._have_room()
             if self.rng.random() < 0.7:
                 shell.wait(2_000)
-            self.trace.note("give up", id)
-            for told in shell.peers[1].commands:
-                if isinstance(told, wire.Result) and told.request == number:
-                    (given,) = (each for each in self.loads if each.id == id)
-                    given.lost |= told.value["given_up"]
         if self.rng.random() < 0.7:
-            shell.refuse.clear()
+            self._have_room()
+
+    def _fill(self, ring: str, after: int) -> None:
+        """Have a ring refuse everything after so many bundles."""
+        left = after
+
+        def judge(bundle: Any) -> tuple[str, str] | None:
+            nonlocal left
+            if bundle.ring != ring:
+                return None
+            left -= 1
+            return ("full", "the ring is full") if left < 0 else None
+
+        self.shell.judge = judge
+
+    def _have_room(self) -> None:
+        """Have all rings take what comes."""
+        self.shell.refuse.clear()
+        self.shell.judge = None
 
     def _ring_of(self, name: str) -> str:
         stream = self.shell.broker._catalogue.get(name)
@@ -293,7 +312,7 @@ class TransactionsRun:
         self._check_seen()
         power = self.rng.random() < 0.4
         self.trace.note("crash", power)
-        shell.refuse.clear()
+        self._have_room()
         shell.restart(power_loss=power)
         self._link()
 
@@ -304,7 +323,12 @@ class TransactionsRun:
         return next((load for load in self.loads if load.id == id), None)
 
     def _check_seen(self) -> None:
-        """Check that readers have seen only what may be committed."""
+        """Check that readers have seen only what may be committed; note what was given up."""
+        loader = self.shell.peers.get(1)
+        for told in () if loader is None else loader.of(wire.Result):
+            given = self.giving_up.pop(told.request, None)
+            if given is not None:
+                given.lost |= told.value["given_up"]
         peer = self.shell.peers.get(2)
         for number in range(len(STREAMS)) if peer is not None else ():
             for kind in (10, 20):
@@ -325,10 +349,20 @@ class TransactionsRun:
             nothing = not any(present.values())
             if load.state == COMMITTED or not nothing:
                 self._check_whole(load, present, wanted, nothing=nothing)
+            if load.lost:
+                self._check_told(load)
         if self.shell.broker._transactions.by_id:
             raise Violation("stuck", "a transaction is not over after its time")
         if self.shell.broker._shard.queues.staged:
             raise Violation("stuck", "something is staged after all transactions")
+
+    def _check_told(self, load: Load) -> None:
+        """Check that the client of a transaction is told that records of it were given up."""
+        number = self._next()
+        peer = self.shell.send(1, wire.AwaitTransaction(number, load.id))
+        refused = [one.code for one in peer.of(wire.Refused) if one.reference == number]
+        if refused != ["given_up"]:
+            raise Violation("given_up", f"the client of {load.id!r} is not told")
 
     def _check_whole(
         self, load: Load, present: dict[str, list[bytes]], wanted: dict[str, list[bytes]],

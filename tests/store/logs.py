@@ -285,13 +285,14 @@ class RandomChanges:
 
     def _moved(self, draw: random.Random, queues: Queues) -> Any:
         id, bases = self._staged_of(draw, queues)
-        return r.TransactionMoved(id, bases[: draw.randrange(1, 4)])
+        return r.TransactionMoved(id, bases[: draw.randrange(1, 4)], draw.choice([0, 9]))
 
     def _committed(self, draw: random.Random, queues: Queues) -> Any:
         return r.TransactionCommitted(b"t%d" % draw.randrange(4), 7)
 
     def _ended(self, draw: random.Random, queues: Queues) -> Any:
-        return r.TransactionEnded(*self._staged_of(draw, queues), "rolled_back", 8)
+        why = draw.choice(["rolled_back", "committed", "timed_out", "ended", "given_up"])
+        return r.TransactionEnded(*self._staged_of(draw, queues), why, 8)
 
     def _producer(self, draw: random.Random, queues: Queues) -> Any:
         return r.ProducerOpened(draw.randrange(4), "p", 1)

@@ -80,6 +80,7 @@ def test_tables_and_the_rest_of_the_log_are_the_queues_whatever_is_killed_when(
 ) -> None:
     draw = random.Random(seed)
     monkeypatch.setattr(tables, "KEYS_MAX", 12)
+    monkeypatch.setattr(tables, "ENDS_MAX", 2)
     monkeypatch.setattr(checkpoint_module, "_ROWS_MAX", draw.choice([3, 40, 50_000]))
     monkeypatch.setattr(checkpoint_module, "_BODIES_AT_ONCE", draw.choice([2, 10_000]))
     logged = LoggedQueues(ring_bytes=400 * 65_536)
@@ -352,13 +353,16 @@ def test_a_full_disk_leaves_the_tables_as_they_were_and_the_step_is_done_later()
 def test_a_file_of_a_version_without_transactions_gets_their_tables(tmp_path: Path) -> None:
     create_file(tmp_path, Position(0, 0, 1, DIRECTORY, b"r" * 16))
     path = tmp_path / DATABASE
-    for table in ("transactions", "staged"):
+    for table in ("transactions", "staged", "ends"):
         with contextlib.closing(sqlite3.connect(path)) as connection:
             connection.execute(f"DROP TABLE {table}")
     with contextlib.closing(connect(path, read_only=True)) as connection:
         check(connection, whole=True)
-        assert not load(connection).staged, "it may be looked at without being changed"
+        loaded = load(connection)
+        assert not loaded.staged, "it may be looked at without being changed"
+        assert not loaded.ends
     with contextlib.closing(open_database(path)) as connection:
         check(connection)
         connection.execute("SELECT id FROM transactions")
         connection.execute("SELECT base FROM staged")
+        connection.execute("SELECT id FROM ends")

@@ -33,17 +33,15 @@ class Awaiting:
         self._links.count_query(link)
         transaction.waiting.append((link, command))
 
-    def appended(self, transaction: Transaction, end_lsn: int) -> None:
+    def appended(self, transaction: Transaction, end_lsn: int, *, given_up: bool = False) -> None:
         """Have all that wait for a transaction answered once its end is durable.
 
-        end_lsn: the LSN of its end.
+        end_lsn: the LSN of its end. given_up: an operator gave up records of it.
         """
         if transaction.waiting:
-            given_up = RECORDS_GIVEN_UP if transaction.given_up else None
+            outcome = RECORDS_GIVEN_UP if given_up else None
             waiting, transaction.waiting = transaction.waiting, []
-            self._answers.settle(
-                end_lsn, lambda failure: self._answer(waiting, failure or given_up)
-            )
+            self._answers.settle(end_lsn, lambda failure: self._answer(waiting, failure or outcome))
 
     def put_off(self, transaction: Transaction, code: str, reason: str) -> None:
         """Tell all that wait for a transaction that a ring takes none of its batches for now."""

@@ -222,16 +222,19 @@ class Moving:
         bases = [batch.base for batch in bundle.batches]
         whole = len(bases) == len(transaction.staged)
         if whole:
-            gave_up = bool(bundle.given_up or transaction.given_up)
-            change: Any = self._over(transaction, bases, gave_up=gave_up)
+            change: Any = self._over(transaction, bases, gave_up=bool(bundle.given_up))
         else:
-            change = TransactionMoved(transaction.id, bases)
+            given_up_ms = self._shard.now_ms if bundle.given_up else 0
+            change = TransactionMoved(transaction.id, bases, given_up_ms)
         self._steps.take([*parts, Part([change], effects=[_Moved(self, bundle, whole)])])
 
     def _over(
-        self, transaction: Transaction, bases: list[int], *, gave_up: bool
+        self, transaction: Transaction, bases: list[int], *, gave_up: bool = False
     ) -> TransactionEnded:
-        why = "given_up" if gave_up else "committed"
+        """Return the change that ends a transaction. gave_up: an operator gave up some of bases."""
+        # What an operator gave up before, perhaps before a restart, the tables know.
+        known = gave_up or transaction.id in self._shard.queues.ends
+        why = "given_up" if known else "committed"
         return TransactionEnded(transaction.id, bases, why, self._shard.now_ms)
 
     def _lost(self, transaction: Transaction, stream: Stream | None, batch: Staged) -> None:
@@ -291,8 +294,7 @@ class Moving:
         then = Then(
             partial(self._ended, transaction), lambda *_: self._end_later(transaction)
         )  # fmt: skip
-        gave_up = bool(transaction.given_up)
-        self._steps.propose(self._over(transaction, [], gave_up=gave_up), then)
+        self._steps.propose(self._over(transaction, []), then)
 
     def _end_later(self, transaction: Transaction) -> None:
         pause_ms = 10 * self._shard.settings.retry_ms

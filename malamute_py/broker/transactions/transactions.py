@@ -8,7 +8,6 @@ checked before a batch is taken. Source: ARCHITECTURE.md, Decisions; SPEC.md, se
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -43,8 +42,6 @@ from malamute_py.changelog.records import (
 )
 from malamute_py.changelog.tables import TransactionRow
 
-ENDED_MAX: Final = 4_096
-"""Transactions that were ended against their holder's will and whose end is remembered by name."""
 TIMED_OUT: Final = "timed_out"
 ENDED: Final = "ended"
 GIVEN_UP: Final = "given_up"
@@ -86,8 +83,6 @@ class Transactions:
         self.by_id: dict[bytes, Transaction] = {}
         """Transactions in the order in which they began."""
         self.staged_bytes = 0
-        self._ended: OrderedDict[bytes, str] = OrderedDict()
-        """Transactions that did not end as their holders wanted, and why."""
 
     def prepares(self) -> dict[type, Any]:
         """Return the methods that prepare parts of steps, by the type of their commands."""
@@ -143,17 +138,16 @@ class Transactions:
     def _finished(self, transaction: Transaction, end_lsn: int) -> None:
         """Forget a transaction of which all is in its streams."""
         self.forget(transaction)
-        if transaction.given_up:
-            self.note_ended(transaction, GIVEN_UP)
-        self._awaiting.appended(transaction, end_lsn)
+        self._awaiting.appended(transaction, end_lsn, given_up=self.was_given_up(transaction.id))
 
     def give_up(self, transaction: Transaction, ender: Answer) -> None:
         """Give up what rings put off of a committed transaction. ender: answered when it is."""
         self._moving.give_up(transaction, ender)
 
     def was_given_up(self, id: bytes) -> bool:
-        """Whether records of a committed transaction that is over are known to be given up."""
-        return self._ended.get(id) == GIVEN_UP
+        """Whether records of a committed transaction are known to be given up."""
+        end = self._shard.queues.ends.get(id)
+        return end is not None and end.why == GIVEN_UP
 
     def _undecided(self) -> int:
         """Count the transactions that a client may still commit.
@@ -166,9 +160,9 @@ class Transactions:
         """Return an open transaction of a link's holder. Raises BrokerRefused."""
         transaction = self.by_id.get(id)
         if transaction is None:
-            why = self._ended.get(id)
-            if why is not None:
-                raise BrokerRefused(*WHY[why])
+            end = self._shard.queues.ends.get(id)
+            if end is not None:
+                raise BrokerRefused(*WHY[end.why])
             raise BrokerRefused(
                 "unknown_transaction",
                 f"there is no transaction {id.hex()}, or not any more: begin another",
@@ -281,12 +275,6 @@ class Transactions:
     def end(self, transaction: Transaction, why: str, effect: Effect) -> None:
         """Roll an open transaction back. why: TIMED_OUT or ENDED."""
         self._steps.take([self._ending(transaction, why, effect)])
-
-    def note_ended(self, transaction: Transaction, why: str) -> None:
-        """Remember how a transaction ended, so that its holder is told. why: a key of WHY."""
-        self._ended[transaction.id] = why
-        while len(self._ended) > ENDED_MAX:
-            self._ended.popitem(last=False)
 
     def _arm(self, due_ms: int) -> None:
         """Have the timer fire at a time, unless it fires before."""
@@ -438,8 +426,6 @@ class _Ending(Effect):
             transactions._bodies.drop(base)
         transactions.forget(transaction)
         transactions._awaiting.appended(transaction, end_lsn)
-        if self.why in WHY:
-            transactions.note_ended(transaction, self.why)
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
         """Open the transaction again."""

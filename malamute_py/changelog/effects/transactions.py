@@ -1,7 +1,8 @@
 """Effects of records about atomic steps and transactions.
 
 Owns what such a record changes in `Queues`. The rule: a batch that is staged goes with its
-transaction, or once it is in its stream.
+transaction, or once it is in its stream; of a transaction that did not end as its client wanted,
+the end is remembered.
 Source: docs/design.md (Journal; Queues and the checkpoint).
 """
 
@@ -26,6 +27,7 @@ def _step_taken(tables: Tables, queues: Queues, change: StepTaken) -> None:
 
 
 def _transaction_begun(tables: Tables, queues: Queues, change: TransactionBegun) -> None:
+    queues.ends.pop(change.id, None)
     queues.transactions[change.id] = TransactionRow(
         change.id, change.holder, change.by, change.at_ms, change.timeout_ms
     )
@@ -50,12 +52,16 @@ def _transaction_committed(tables: Tables, queues: Queues, change: TransactionCo
 def _transaction_moved(tables: Tables, queues: Queues, change: TransactionMoved) -> None:
     for base in change.bases:
         queues.staged.pop(base, None)
+    if change.given_up_ms:
+        queues.note_end(change.id, "given_up", change.given_up_ms)
 
 
 def _transaction_ended(tables: Tables, queues: Queues, change: TransactionEnded) -> None:
     for base in change.bases:
         queues.staged.pop(base, None)
     queues.transactions.pop(change.id, None)
+    if change.why not in ("committed", "rolled_back"):
+        queues.note_end(change.id, change.why, change.at_ms)
 
 
 EFFECTS: Final[Effects] = {

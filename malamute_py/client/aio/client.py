@@ -27,6 +27,7 @@ from malamute_py.client.aio.streams import StreamVerbs
 from malamute_py.client.aio.subscription import Subscription
 from malamute_py.client.aio.transactions import Transaction
 from malamute_py.client.aio.work import Served, Worker, WorkVerbs
+from malamute_py.client.arguments import truth
 from malamute_py.client.engine.waits import ACKED, OPENED
 from malamute_py.client.session.attempts import LinkState
 from malamute_py.client.session.events import LinkEvent, Unlinked
@@ -125,6 +126,7 @@ class Client(PublishVerbs, StreamVerbs, MailVerbs, WorkVerbs, QueueVerbs, Admini
     async def opened(self, *, wait: bool = True, timeout_ms: int | None = CONNECT_MS) -> None:
         """Return once a link is open; see connect() for what is raised."""
         link, session = self._link, self._session
+        truth("wait", wait)
 
         def ready() -> bool:
             failed = not wait and isinstance(link.last, Unlinked)

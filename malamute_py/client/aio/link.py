@@ -39,7 +39,7 @@ from malamute_py.client.session.events import (
 from malamute_py.client.session.memberships import Membership
 from malamute_py.client.session.publisher import confirmations
 from malamute_py.client.session.session import Session
-from malamute_py.client.settings import ClientSettings, Wait
+from malamute_py.client.settings import DEFAULT_WAIT, ClientSettings, Wait
 
 if TYPE_CHECKING:
     from malamute_py.client.spans import Spans
@@ -366,7 +366,7 @@ class LoopLink:
 
         what, name: of the words of the Timeout, see waits.py. Raises LocalProtocolError.
         """
-        if wait == "default":
+        if wait is DEFAULT_WAIT:
             # What most calls ask for: how long that is need be known of few of them.
             self.fresh.append((future, -1, what, name))
             return future

@@ -15,12 +15,13 @@ from typing import Any, Final
 from malamute_protocol.commands import CancelRequest
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.client.aio.link import AsyncVerbs, LoopLink
-from malamute_py.client.arguments import duration, key_of, later_of
+from malamute_py.client.arguments import duration, key_of, later_of, ranges_of_messages
 from malamute_py.client.engine.engine import clock_ms
 from malamute_py.client.engine.waits import ACKED, ANSWER, NOTHING, OPENED
 from malamute_py.client.position import Confirmation
 from malamute_py.client.readers.mail import InboxBase, MailBatchBase, inbox_options
 from malamute_py.client.session.calls import (
+    NONE,
     Bodies,
     Body,
     Bulk,
@@ -35,7 +36,7 @@ from malamute_py.client.session.mailboxes import CREDIT_BYTES, CREDIT_RECORDS, I
 from malamute_py.client.session.outbox import Tally
 from malamute_py.client.session.publisher import level_number
 from malamute_py.client.session.requests import PLAIN, Replies
-from malamute_py.client.settings import Wait
+from malamute_py.client.settings import DEFAULT_WAIT, Wait
 from malamute_py.client.words import AckWhen, ConfirmAt
 
 _PAUSE_EVERY: Final = 256  # asyncio only
@@ -69,9 +70,10 @@ class MailVerbs(AsyncVerbs):
 
         body, codec: as of publish(). expires_at_ms, deliver_at_ms: milliseconds since 1970, or a
         datetime. priority: -128 to 127, higher goes first. key: at most 128 bytes that name
-        the message, so that it is taken once even if another process sends it again (the
-        Confirmation says duplicate=True), and another message under it is refused as
-        `conflict`; without it, retries of this client are told apart all the same.
+        the message, so that it is taken once even if another process of the same identity
+        sends it again (the Confirmation says duplicate=True; replicas are several identities),
+        and another message under it is refused as `conflict`; without it, retries of this
+        client are told apart all the same.
         confirm: "synced" (default), "stored" or "none". A full mailbox is tried
         again until timeout_ms is over; None: for ever; by default the client's settings say
         how long.
@@ -88,7 +90,7 @@ class MailVerbs(AsyncVerbs):
             # Almost all calls wait by default: those need no look at what they ask for.
             wait_ms = (
                 settings.call_timeout_ms
-                if timeout_ms == "default"
+                if timeout_ms is DEFAULT_WAIT
                 else settings.wait_ms(timeout_ms)
             )
             self._session.outbox.send(
@@ -270,9 +272,10 @@ class MailVerbs(AsyncVerbs):
         never; by default the client's settings say when. delay_ms: time before which no worker gets
         the request; timeout_ms begins after it. priority: 0 to 9; requests of a higher one are
         handed out before those of a lower one. key: at most 128 bytes that name
-        the request, so that it is taken once even if another process sends it again. reply_to:
-        a mailbox to be read for replies; empty: the client's own, temporary when it has no
-        identity (replies to it are lost while the broker is away).
+        the request, so that it is taken once even if another process of the same identity sends it
+        again; replicas are several identities. reply_to: a mailbox to be read for replies; empty:
+        the client's own, temporary when it has no identity (replies to it are lost while the broker
+        is away).
         need_workers: raises BrokerRefused `no_workers` at once when no worker offers the service
         for the subject; by default the request waits for one.
         confirm: by default the reply is the confirm: until it comes the request is sent again
@@ -286,7 +289,7 @@ class MailVerbs(AsyncVerbs):
         wait_ms = session.settings.wait_ms(timeout_ms)
         future: asyncio.Future[Reply] = link.loop.create_future()
         terms = PLAIN
-        if need_workers or delay_ms or priority:
+        if need_workers is not False or delay_ms is not NONE or priority is not NONE:
             terms = request_terms(need_workers, delay_ms, priority)
         row = make_row(body, subject, fields, None, None, properties, future, codec)
         if True:  # sync: with link.lock:
@@ -340,7 +343,7 @@ class MailVerbs(AsyncVerbs):
         wait_ms = session.settings.wait_ms(timeout_ms)
         replies = Replies()
         terms = PLAIN
-        if need_workers or delay_ms or priority:
+        if need_workers is not False or delay_ms is not NONE or priority is not NONE:
             terms = request_terms(need_workers, delay_ms, priority)
         row = make_row(body, subject, fields, None, None, properties, replies, codec)
         if True:  # sync: with link.lock:
@@ -413,7 +416,7 @@ class MailVerbs(AsyncVerbs):
         wait_ms = session.settings.wait_ms(timeout_ms)
         future: asyncio.Future[Confirmation] = link.loop.create_future()
         terms = PLAIN
-        if need_workers or delay_ms or priority:
+        if need_workers is not False or delay_ms is not NONE or priority is not NONE:
             terms = request_terms(need_workers, delay_ms, priority)
         row = make_row(body, subject, fields, None, None, properties, future, codec)
         if True:  # sync: with link.lock:
@@ -469,13 +472,13 @@ class Mail(Letter, frozen=True, eq=False, gc=False):
         still be acknowledged), or what ended the inbox or the client.
         """
         number = self.number
-        return await self._inbox.acknowledge([(number, number + 1)], timeout_ms=timeout_ms)
+        return await self._inbox._acknowledge([(number, number + 1)], timeout_ms=timeout_ms)
 
     async def nack(self, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
         """Have it delivered again, to any reader, after so many milliseconds."""
         number = self.number
         again_ms = duration("delay_ms", delay_ms)
-        return await self._inbox.acknowledge([(number, number + 1)], again_ms, timeout_ms)
+        return await self._inbox._acknowledge([(number, number + 1)], again_ms, timeout_ms)
 
 
 class MailBatch(MailBatchBase[Mail]):
@@ -483,12 +486,12 @@ class MailBatch(MailBatchBase[Mail]):
 
     async def ack(self, timeout_ms: Wait = "default") -> bool:
         """All of them were received for good; see Mail.ack()."""
-        acked: bool = await self._reader.acknowledge(ranges_of(self.batch), timeout_ms=timeout_ms)
+        acked: bool = await self._reader._acknowledge(ranges_of(self.batch), timeout_ms=timeout_ms)
         return acked
 
     async def nack(self, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
         """Have all of them delivered again after so many milliseconds."""
-        acked: bool = await self._reader.acknowledge(
+        acked: bool = await self._reader._acknowledge(
             ranges_of(self.batch), duration("delay_ms", delay_ms), timeout_ms
         )
         return acked
@@ -592,8 +595,19 @@ class Inbox(InboxBase[Mail]):
         again_ms: int = -1,
         timeout_ms: Wait = "default",
     ) -> bool:
-        """Acknowledge messages by their numbers, as half-open ranges; see Mail.ack()."""
+        """Acknowledge messages by their numbers, as half-open ranges; see Mail.ack().
+
+        again_ms: have them delivered again after so long, as by nack(); -1: they are done.
+        """
+        again_ms = duration("again_ms", again_ms, -1)
+        return await self._acknowledge(ranges_of_messages(ranges), again_ms, timeout_ms)
+
+    async def _acknowledge(
+        self, ranges: list[tuple[int, int]], again_ms: int = -1, timeout_ms: Wait = "default"
+    ) -> bool:
+        """Acknowledge messages in ranges that are known to be right."""
         link = self._link
+        wait_ms = link.engine.settings.wait_ms(timeout_ms)
         future: asyncio.Future[bool] = link.loop.create_future()
         if True:  # sync: with link.lock:
             if self._view.closed:
@@ -601,7 +615,7 @@ class Inbox(InboxBase[Mail]):
             self._view.collect()
             self._view.mailbox.ack(ranges, again_ms, future)
             link.wake_up()
-        return await link.limit(future, timeout_ms, ACKED, "an acknowledgement")
+        return await link.limit(future, wait_ms, ACKED, "an acknowledgement")
 
     async def close(self) -> None:
         """Stop reading, also under a task that waits for mail.

@@ -32,7 +32,7 @@ from malamute_py.client.session.calls import (
 )
 from malamute_py.client.session.publisher import LEVEL_NAMES, Publisher, confirmation, level_number
 from malamute_py.client.session.tables import TableRows
-from malamute_py.client.settings import Wait
+from malamute_py.client.settings import DEFAULT_WAIT, Wait
 from malamute_py.client.words import ConfirmAt
 
 
@@ -78,7 +78,7 @@ class PublishVerbs(AsyncVerbs):
                 timeout_ms = await link.room(row.size, timeout_ms, stream)
             self._publisher.add(stream, level, row)
             link.leave()
-        if timeout_ms == "default":  # asyncio only
+        if timeout_ms is DEFAULT_WAIT:  # asyncio only
             # As limit() does it, without its call for each record.
             link.fresh.append((future, -1, PUBLISHED, stream))
             return await future
@@ -389,7 +389,8 @@ class BulkPublisher:
         timeout_ms: how long nothing may be confirmed; by default as the window was asked for.
         Raises the first failure, or Timeout.
         """
-        wait = self._timeout_ms if timeout_ms == "default" else timeout_ms
+        unsaid = isinstance(timeout_ms, str) and timeout_ms == DEFAULT_WAIT
+        wait = self._timeout_ms if unsaid else timeout_ms
         if True:  # sync: with self._link.lock:
             while self._open:
                 await self._fewer_than(self._open, wait)

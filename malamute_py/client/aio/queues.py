@@ -118,13 +118,16 @@ class AtomicStep(Step):
                 link.session.steps.withdraw(self)
             raise
 
-    # sync: def commit_nowait(self, timeout_ms: Wait = "default") -> Pending[Confirmation]:
-    # sync:     """Put it on its way; waits only while the window is full. Raises as commit()."""
-    # sync:     pending: Pending[Confirmation] = self._link.pending_type(self._link)
-    # sync:     self._put(pending, timeout_ms)
+    # sync: def commit_nowait(self, timeout_ms: Wait = "default") -> Pending[Confirmation | None]:
+    # sync:     """Put it on its way; waits only for room in the window. Result as of commit()."""
+    # sync:     pending: Pending[Confirmation | None] = self._link.pending_type(self._link)
+    # sync:     if self.parts:
+    # sync:         self._put(pending, timeout_ms)
+    # sync:     else:
+    # sync:         pending.settle(None)
     # sync:     return pending
 
-    async def _put(self, future: asyncio.Future[Confirmation], timeout_ms: Wait) -> Wait:
+    async def _put(self, future: asyncio.Future[Any], timeout_ms: Wait) -> Wait:
         """Put the step on its way once there is room; returns what is left of timeout_ms."""
         link = self._link
         if True:  # sync: with link.lock:
@@ -424,7 +427,8 @@ class QueueVerbs(PagedVerbs):
         All that was put into it happens or none of it, when the block ends; step.confirmation
         tells of it. Steps of tasks that wait at the same time go to the broker together.
         confirm: "synced" or "stored". key: a name of its own, to be taken once however often
-        it is tried, by this or a later process of the same identity.
+        it is tried, by this or a later process of the same identity. Replicas are several
+        identities: what they may all be asked for is created by kv.update(key, value, revision=0).
         Raises LocalProtocolError: a key, and the client has no identity.
         """
         return self._step_type(self._link, confirm, key)

@@ -396,7 +396,7 @@ class TracedStep(AtomicStep):
         with ending(self._committing()):
             return await super().commit(timeout_ms)
 
-    # sync: def commit_nowait(self, timeout_ms: Wait = "default") -> Pending[Confirmation]:
+    # sync: def commit_nowait(self, timeout_ms: Wait = "default") -> Pending[Confirmation | None]:
     # sync:     """Put it on its way; with a span until its confirm. See AtomicStep.commit()."""
     # sync:     span = self._committing()
     # sync:     with ended_if_refused(span):

@@ -123,6 +123,11 @@ def _blob(body: Any) -> bytes:
     )
 
 
+NONE: Final = 0
+"""Delay or priority of most requests. What else a caller passes is looked at: an array, for one,
+cannot be asked whether it is 0."""
+
+
 def request_terms(need_workers: bool, delay_ms: int, priority: int) -> Terms:
     """Terms that few requests have. Raises LocalProtocolError."""
     return Terms(

@@ -171,7 +171,11 @@ class OpenedMailbox(Opened):
                     self.in_hand.discard(first)
                     mine.append((first, end))
             else:
-                found = self.in_hand.intersection(range(first, end))
+                # A caller's range may be of any length.
+                if end - first <= len(self.in_hand):
+                    found = self.in_hand.intersection(range(first, end))
+                else:
+                    found = {number for number in self.in_hand if first <= number < end}
                 self.in_hand -= found
                 if len(found) == end - first:
                     mine.append((first, end))

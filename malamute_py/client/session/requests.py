@@ -497,7 +497,7 @@ class PendingRequests:
         the session.
         """
         outbox = self._outbox
-        if reply_to != "":
+        if type(reply_to) is not str or reply_to:
             text("reply_to", reply_to, NAME_BYTES_MAX)
         lane = self.services.get(service) if type(service) is str else None
         if lane is None or outbox.fatal is not None:

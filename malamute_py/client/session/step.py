@@ -36,6 +36,7 @@ from malamute_py.client.arguments import (
 from malamute_py.client.position import Confirmation, Position, start_on_wire
 from malamute_py.client.session.acknowledgements import AckForm
 from malamute_py.client.session.calls import (
+    NONE,
     Bodies,
     Body,
     Fields,
@@ -319,7 +320,7 @@ class Step:
         asked = StepRequest(key)
         row = make_row(body, subject, fields, None, expires_at_ms, properties, asked, codec)
         terms = PLAIN
-        if need_workers or delay_ms or priority:
+        if need_workers is not False or delay_ms is not NONE or priority is not NONE:
             terms = request_terms(need_workers, delay_ms, priority)
         self._add((REQUEST, service, reply_to, timeout_ms, key, terms), row)
         return asked

@@ -17,6 +17,7 @@ import zmq
 from malamute_protocol import DEFAULT_ENDPOINT
 from malamute_protocol import commands as c
 from malamute_protocol.errors import ConnectionLost, MalamuteError, Timeout
+from malamute_py.client.arguments import truth
 from malamute_py.client.engine.waits import ACKED, OPENED
 from malamute_py.client.session.attempts import LinkState
 from malamute_py.client.session.events import LinkEvent, Unlinked
@@ -122,6 +123,7 @@ class SyncClient(
     def opened(self, *, wait: bool = True, timeout_ms: int | None = CONNECT_MS) -> None:
         """Return once a link is open; see connect_sync() for what is raised."""
         link, session = self._link, self._session
+        truth("wait", wait)
 
         def ready() -> bool:
             failed = not wait and isinstance(link.last, Unlinked)

@@ -14,12 +14,13 @@ from typing import Any
 
 from malamute_protocol.commands import CancelRequest
 from malamute_protocol.errors import BrokerRefused
-from malamute_py.client.arguments import duration, key_of, later_of
+from malamute_py.client.arguments import duration, key_of, later_of, ranges_of_messages
 from malamute_py.client.engine.engine import clock_ms
 from malamute_py.client.engine.waits import ACKED, ANSWER, NOTHING, OPENED
 from malamute_py.client.position import Confirmation
 from malamute_py.client.readers.mail import InboxBase, MailBatchBase, inbox_options
 from malamute_py.client.session.calls import (
+    NONE,
     Bodies,
     Body,
     Bulk,
@@ -34,7 +35,7 @@ from malamute_py.client.session.mailboxes import CREDIT_BYTES, CREDIT_RECORDS, I
 from malamute_py.client.session.outbox import Tally
 from malamute_py.client.session.publisher import level_number
 from malamute_py.client.session.requests import PLAIN, Replies
-from malamute_py.client.settings import Wait
+from malamute_py.client.settings import DEFAULT_WAIT, Wait
 from malamute_py.client.sync.link import Pending, SyncVerbs, ThreadLink
 from malamute_py.client.words import AckWhen, ConfirmAt
 
@@ -66,9 +67,10 @@ class SyncMailVerbs(SyncVerbs):
 
         body, codec: as of publish(). expires_at_ms, deliver_at_ms: milliseconds since 1970, or a
         datetime. priority: -128 to 127, higher goes first. key: at most 128 bytes that name
-        the message, so that it is taken once even if another process sends it again (the
-        Confirmation says duplicate=True), and another message under it is refused as
-        `conflict`; without it, retries of this client are told apart all the same.
+        the message, so that it is taken once even if another process of the same identity
+        sends it again (the Confirmation says duplicate=True; replicas are several identities),
+        and another message under it is refused as `conflict`; without it, retries of this
+        client are told apart all the same.
         confirm: "synced" (default), "stored" or "none". A full mailbox is tried
         again until timeout_ms is over; None: for ever; by default the client's settings say
         how long.
@@ -85,7 +87,7 @@ class SyncMailVerbs(SyncVerbs):
             # Almost all calls wait by default: those need no look at what they ask for.
             wait_ms = (
                 settings.call_timeout_ms
-                if timeout_ms == "default"
+                if timeout_ms is DEFAULT_WAIT
                 else settings.wait_ms(timeout_ms)
             )
             self._session.outbox.send(
@@ -265,9 +267,10 @@ class SyncMailVerbs(SyncVerbs):
         never; by default the client's settings say when. delay_ms: time before which no worker gets
         the request; timeout_ms begins after it. priority: 0 to 9; requests of a higher one are
         handed out before those of a lower one. key: at most 128 bytes that name
-        the request, so that it is taken once even if another process sends it again. reply_to:
-        a mailbox to be read for replies; empty: the client's own, temporary when it has no
-        identity (replies to it are lost while the broker is away).
+        the request, so that it is taken once even if another process of the same identity sends it
+        again; replicas are several identities. reply_to: a mailbox to be read for replies; empty:
+        the client's own, temporary when it has no identity (replies to it are lost while the broker
+        is away).
         need_workers: raises BrokerRefused `no_workers` at once when no worker offers the service
         for the subject; by default the request waits for one.
         confirm: by default the reply is the confirm: until it comes the request is sent again
@@ -281,7 +284,7 @@ class SyncMailVerbs(SyncVerbs):
         wait_ms = session.settings.wait_ms(timeout_ms)
         pending: Pending[Reply] = Pending(link)
         terms = PLAIN
-        if need_workers or delay_ms or priority:
+        if need_workers is not False or delay_ms is not NONE or priority is not NONE:
             terms = request_terms(need_workers, delay_ms, priority)
         row = make_row(body, subject, fields, None, None, properties, pending, codec)
         with link.lock:
@@ -335,7 +338,7 @@ class SyncMailVerbs(SyncVerbs):
         wait_ms = session.settings.wait_ms(timeout_ms)
         replies = Replies()
         terms = PLAIN
-        if need_workers or delay_ms or priority:
+        if need_workers is not False or delay_ms is not NONE or priority is not NONE:
             terms = request_terms(need_workers, delay_ms, priority)
         row = make_row(body, subject, fields, None, None, properties, replies, codec)
         with link.lock:
@@ -403,7 +406,7 @@ class SyncMailVerbs(SyncVerbs):
         wait_ms = session.settings.wait_ms(timeout_ms)
         pending: Pending[Confirmation] = Pending(link)
         terms = PLAIN
-        if need_workers or delay_ms or priority:
+        if need_workers is not False or delay_ms is not NONE or priority is not NONE:
             terms = request_terms(need_workers, delay_ms, priority)
         row = make_row(body, subject, fields, None, None, properties, pending, codec)
         with link.lock:
@@ -459,13 +462,13 @@ class SyncMail(Letter, frozen=True, eq=False, gc=False):
         still be acknowledged), or what ended the inbox or the client.
         """
         number = self.number
-        return self._inbox.acknowledge([(number, number + 1)], timeout_ms=timeout_ms)
+        return self._inbox._acknowledge([(number, number + 1)], timeout_ms=timeout_ms)
 
     def nack(self, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
         """Have it delivered again, to any reader, after so many milliseconds."""
         number = self.number
         again_ms = duration("delay_ms", delay_ms)
-        return self._inbox.acknowledge([(number, number + 1)], again_ms, timeout_ms)
+        return self._inbox._acknowledge([(number, number + 1)], again_ms, timeout_ms)
 
 
 class SyncMailBatch(MailBatchBase[SyncMail]):
@@ -473,12 +476,12 @@ class SyncMailBatch(MailBatchBase[SyncMail]):
 
     def ack(self, timeout_ms: Wait = "default") -> bool:
         """All of them were received for good; see SyncMail.ack()."""
-        acked: bool = self._reader.acknowledge(ranges_of(self.batch), timeout_ms=timeout_ms)
+        acked: bool = self._reader._acknowledge(ranges_of(self.batch), timeout_ms=timeout_ms)
         return acked
 
     def nack(self, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
         """Have all of them delivered again after so many milliseconds."""
-        acked: bool = self._reader.acknowledge(
+        acked: bool = self._reader._acknowledge(
             ranges_of(self.batch), duration("delay_ms", delay_ms), timeout_ms
         )
         return acked
@@ -577,8 +580,19 @@ class SyncInbox(InboxBase[SyncMail]):
         again_ms: int = -1,
         timeout_ms: Wait = "default",
     ) -> bool:
-        """Acknowledge messages by their numbers, as half-open ranges; see SyncMail.ack()."""
+        """Acknowledge messages by their numbers, as half-open ranges; see SyncMail.ack().
+
+        again_ms: have them delivered again after so long, as by nack(); -1: they are done.
+        """
+        again_ms = duration("again_ms", again_ms, -1)
+        return self._acknowledge(ranges_of_messages(ranges), again_ms, timeout_ms)
+
+    def _acknowledge(
+        self, ranges: list[tuple[int, int]], again_ms: int = -1, timeout_ms: Wait = "default"
+    ) -> bool:
+        """Acknowledge messages in ranges that are known to be right."""
         link = self._link
+        wait_ms = link.engine.settings.wait_ms(timeout_ms)
         pending: Pending[bool] = Pending(link)
         with link.lock:
             if self._view.closed:
@@ -586,7 +600,7 @@ class SyncInbox(InboxBase[SyncMail]):
             self._view.collect()
             self._view.mailbox.ack(ranges, again_ms, pending)
             link.wake_up()
-        return pending.result(timeout_ms, ACKED, "an acknowledgement")
+        return pending.result(wait_ms, ACKED, "an acknowledgement")
 
     def close(self) -> None:
         """Stop reading, also under a thread that waits for mail.

@@ -30,7 +30,7 @@ from malamute_py.client.session.calls import (
 )
 from malamute_py.client.session.publisher import LEVEL_NAMES, Publisher, confirmation, level_number
 from malamute_py.client.session.tables import TableRows
-from malamute_py.client.settings import Wait
+from malamute_py.client.settings import DEFAULT_WAIT, Wait
 from malamute_py.client.sync.link import Pending, SyncVerbs, ThreadLink
 from malamute_py.client.sync.streams import stream_schemas
 from malamute_py.client.words import ConfirmAt
@@ -375,7 +375,8 @@ class SyncBulkPublisher:
         timeout_ms: how long nothing may be confirmed; by default as the window was asked for.
         Raises the first failure, or Timeout.
         """
-        wait = self._timeout_ms if timeout_ms == "default" else timeout_ms
+        unsaid = isinstance(timeout_ms, str) and timeout_ms == DEFAULT_WAIT
+        wait = self._timeout_ms if unsaid else timeout_ms
         with self._link.lock:
             while self._open:
                 self._fewer_than(self._open, wait)

@@ -116,13 +116,16 @@ class SyncAtomicStep(Step):
                 link.session.steps.withdraw(self)
             raise
 
-    def commit_nowait(self, timeout_ms: Wait = "default") -> Pending[Confirmation]:
-        """Put it on its way; waits only while the window is full. Raises as commit()."""
-        pending: Pending[Confirmation] = self._link.pending_type(self._link)
-        self._put(pending, timeout_ms)
+    def commit_nowait(self, timeout_ms: Wait = "default") -> Pending[Confirmation | None]:
+        """Put it on its way; waits only for room in the window. Result as of commit()."""
+        pending: Pending[Confirmation | None] = self._link.pending_type(self._link)
+        if self.parts:
+            self._put(pending, timeout_ms)
+        else:
+            pending.settle(None)
         return pending
 
-    def _put(self, pending: Pending[Confirmation], timeout_ms: Wait) -> Wait:
+    def _put(self, pending: Pending[Any], timeout_ms: Wait) -> Wait:
         """Put the step on its way once there is room; returns what is left of timeout_ms."""
         link = self._link
         with link.lock:
@@ -414,7 +417,8 @@ class SyncQueueVerbs(SyncPagedVerbs):
         All that was put into it happens or none of it, when the block ends; step.confirmation tells
         of it. Steps of threads that wait at the same time go to the broker together.
         confirm: "synced" or "stored". key: a name of its own, to be taken once however often
-        it is tried, by this or a later process of the same identity.
+        it is tried, by this or a later process of the same identity. Replicas are several
+        identities: what they may all be asked for is created by kv.update(key, value, revision=0).
         Raises LocalProtocolError: a key, and the client has no identity.
         """
         return self._step_type(self._link, confirm, key)

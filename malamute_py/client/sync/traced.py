@@ -374,7 +374,7 @@ class SyncTracedStep(SyncAtomicStep):
         with ending(self._committing()):
             return super().commit(timeout_ms)
 
-    def commit_nowait(self, timeout_ms: Wait = "default") -> Pending[Confirmation]:
+    def commit_nowait(self, timeout_ms: Wait = "default") -> Pending[Confirmation | None]:
         """Put it on its way; with a span until its confirm. See SyncAtomicStep.commit()."""
         span = self._committing()
         with ended_if_refused(span):

@@ -434,6 +434,47 @@ def test_given_up_records_never_come_and_all_who_ask_are_told() -> None:
     assert ring not in shell.rings or not shell.rings[ring]
 
 
+def told_of_it(world: World, request: int) -> Any:
+    """Return the answer to AWAIT_TRANSACTION, sent now by link 1."""
+    world.shell.send(1, wire.AwaitTransaction(request, ID))
+    return ended(world, request)
+
+
+@pytest.mark.parametrize("power_loss", [False, True])
+def test_a_start_remembers_what_an_operator_gave_up(*, power_loss: bool) -> None:
+    world = put_off()
+    give_up(world)
+    world.shell.wait(2_000)
+    world.shell.refuse.clear()
+    restart(world, power_loss=power_loss)
+    world.shell.wait(2_000)
+    assert code(told_of_it(world, 72)) == "given_up"
+    assert code(world.commit(3)) == "given_up"
+
+
+def test_a_start_remembers_it_while_another_ring_still_waits_for_records() -> None:
+    world = apart()
+    shell = world.shell
+    shell.send(1, wire.CreateStream(2, "slow", {"ring_bytes": 1 << 20}))
+    world.begin()
+    world.stage("own", [b"1"])
+    world.stage("slow", [b"s"])
+    shell.refuse[ring_of(world)] = ("full", "no room")
+    shell.refuse[ring_of(world, "slow")] = ("wait", "it is being opened")
+    world.commit(2)
+    give_up(world)
+    shell.wait(2_000)
+    assert ended(world).value == {"given_up": {"own": 1}}
+    assert world.gauges[0] == 1, "the other ring has taken nothing yet"
+    shell.refuse.clear()
+    restart(world)
+    shell.wait(2_000)
+    assert world.gauges == (0, 0)
+    assert code(told_of_it(world, 72)) == "given_up"
+    restart(world)
+    assert code(told_of_it(world, 73)) == "given_up"
+
+
 def test_giving_up_waits_for_the_disk_and_a_power_loss_before_takes_it_back() -> None:
     world = put_off()
     shell = world.shell

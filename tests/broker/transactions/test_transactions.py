@@ -11,6 +11,7 @@ from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
 from malamute_protocol.version import Feature
 from malamute_py.broker.limits import Quota
+from malamute_py.changelog import tables
 from tests.broker.shell import Peer, Shell, bodies
 
 ID = b"load 7"
@@ -178,6 +179,23 @@ def test_the_broker_rolls_back_what_is_open_for_too_long() -> None:
         event.facts["identity"] for event in world.shell.events_of("transaction_timed_out")
     ] == ["writer"]
     assert world.shell.broker.counters["transactions_timed_out"] == 1
+
+
+def test_a_start_remembers_the_newest_ends_and_a_new_transaction_of_the_name_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tables, "ENDS_MAX", 2)
+    world = World()
+    for id in (b"first", b"second", b"third"):
+        world.begin(timeout_ms=5_000, id=id)
+        world.shell.wait(5_000)
+    world.restart()
+    assert [code(world.commit(1, id=id)) for id in (b"first", b"second", b"third")] == [
+        "unknown_transaction", "transaction_timed_out", "transaction_timed_out",
+    ]  # fmt: skip
+    world.begin(id=b"third")
+    assert isinstance(world.commit(0, id=b"third"), wire.Confirm)
+    assert code(world.commit(0, id=b"third")) == "unknown_transaction"
 
 
 def test_each_transaction_has_a_time_of_its_own() -> None:

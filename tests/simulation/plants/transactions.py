@@ -84,6 +84,37 @@ def _moved_before_it_is_durable_apart(stack: contextlib.ExitStack) -> None:
     replace(stack, Moving, "_count_down", make)
 
 
+def _given_up_and_tried_once_more(stack: contextlib.ExitStack) -> None:
+    def make(original: Any) -> Any:
+        def drop_apart(self: Any, bundle: Any) -> None:
+            batch = bundle.batches[0]
+            stream = self._catalogue.by_number(batch.stream)
+            if stream is not None and (batch.stream, batch.base) not in self._arrivals:
+                again = type(bundle)(bundle.lane, bundle.transaction, [batch], [None], 1)
+
+                def found(body: Any) -> None:
+                    if body is not None:
+                        self._hand_over(again, batch, stream, body)
+
+                self._bodies.want(batch.base, batch.size, found)
+            original(self, bundle)
+
+        return drop_apart
+
+    replace(stack, Moving, "_drop_apart", make)
+
+
+def _given_up_in_memory_alone(stack: contextlib.ExitStack) -> None:
+    def make(original: Any) -> Any:
+        def recovered(self: Any) -> None:
+            self._shard.queues.ends.clear()
+            original(self)
+
+        return recovered
+
+    replace(stack, Transactions, "recovered", make)
+
+
 PLANTS: dict[str, Planted] = {
     "staged-in-the-stream": Planted(
         "transactions", "a batch is in its stream as soon as it is staged",
@@ -116,5 +147,13 @@ PLANTS: dict[str, Planted] = {
     "places-ignored": Planted(
         "transactions", "batches of a transaction are appended newest first",
         _places_ignored, codes("order"), 10,
+    ),
+    "given-up-and-tried-once-more": Planted(
+        "transactions", "a ring is handed records once more that are told to be given up",
+        _given_up_and_tried_once_more, codes("given_up"), 40,
+    ),
+    "given-up-in-memory-alone": Planted(
+        "transactions", "a start forgets that records were given up",
+        _given_up_in_memory_alone, codes("given_up"), 40,
     ),
 }  # fmt: skip
