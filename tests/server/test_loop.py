@@ -748,6 +748,8 @@ def test_a_turn_takes_up_messages_for_half_of_its_time_and_one_always() -> None:
         paced = turns_of_a_burst(running, 10_000)
         assert max(paced) <= 5
         assert len(paced) >= 40
+    # A loop of its own: messages of the connection that has gone would be looked for.
+    with RunningLoop(PACED) as running:
         assert set(turns_of_a_burst(running, 1_000_000)) == {1}
 
 
