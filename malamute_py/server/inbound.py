@@ -80,8 +80,6 @@ class Inbound:
         self._frames_max = config.limits.message_frames_max
         self.until = sys.maxsize
         """When the turn takes up no more messages, as the meter tells it."""
-        self.again_ns = 0
-        """Time that a turn spends besides on messages that are dropped or put off."""
         self.queued: dict[int, Peer] = {}
         """Link -> peer whose commands wait for their turn; the next in turn comes first."""
         self._validating: dict[int, Peer] = {}
@@ -127,7 +125,6 @@ class Inbound:
         frame_bytes, share, meter = listener.frame_bytes, self._share_commands, self._meter
         taken = worked = 0
         count = dropped = 0
-        until, late = self.until, False
         while count < self._burst_messages:
             # The time also bounds messages that are only put after others: to take up 256 of them,
             # of 1,000 frames each, took 264 ms.
@@ -137,14 +134,12 @@ class Inbound:
                     self._counters["messages_in_total"] += 1
                     self._counters["bytes_in_total"] += taken
                     return True
-                if meter() >= until or (
-                    not late and (taken >= self._burst_bytes or worked >= self._burst_commands)
+                if (
+                    taken >= self._burst_bytes
+                    or worked >= self._burst_commands
+                    or meter() >= self.until
                 ):
-                    if late or not self._cut_off:
-                        break
-                    # libzmq gives a message of each connection in turn. Those of cut connections
-                    # take memory until they are dropped: what comes between them is put off.
-                    late, until = True, meter() + self.again_ns
+                    break
             try:
                 head = receive(_NOBLOCK, False)
             except again:
@@ -174,10 +169,8 @@ class Inbound:
                 gone.delivered(size, parts)
                 self._counters["messages_dropped_total"] += 1
                 dropped += 1
-                if dropped == _DROPPED_MAX or (late and meter() >= until):
+                if dropped == _DROPPED_MAX or meter() >= self.until:
                     break
-                if not late and meter() >= until:
-                    late, until = True, meter() + self.again_ns
                 continue
             taken += size
             count += 1
@@ -188,9 +181,6 @@ class Inbound:
                         continue
                 if peer.connection is None and peer.fd >= 0:
                     self._peers.attach(peer, self._unsure())
-                if late and peer.queued is None:
-                    peer.queued = deque()
-                    self.queued[peer.number] = peer
                 if peer.queued is not None:
                     peer.queued.append(Arrived(frames, size, parts))
                     continue

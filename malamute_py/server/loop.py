@@ -131,7 +131,7 @@ class Loop:
         the first turn is neither."""
         self._notable_turn_ns = 0
         self._turn_ns = config.loop.turn_us * 1_000
-        self._take_ns = self._take_most_ns = self._inbound.again_ns = self._turn_ns // 2
+        self._take_ns = self._take_most_ns = self._turn_ns // 2
         """Time for which a turn takes up messages: less, when what comes of them takes long."""
         self._turn_until = sys.maxsize
         self._turns = 0
