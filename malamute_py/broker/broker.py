@@ -643,9 +643,14 @@ class Broker:
 
         Each bundle is answered before the next call.
         """
-        if any(self._queues):
+        if self.has_work:
             self._work()
         return self.take_outgoing()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether take_ready() does work for readers and queues before it returns."""
+        return any(self._queues)
 
     def take_outgoing(self) -> Ready:
         """Return what is to be done now; what can be done at once is left to take_ready()."""

@@ -392,6 +392,10 @@ class Loop:
         core, rings = self._core, self._rings
         hurries = _always if self._finishing else core.hurries
         for step in range(_STEPS_MAX):
+            if step == 1 and core.has_work:
+                # The disk works meanwhile. Without other work it has to wait: its thread would ask
+                # for the interpreter while the loop still has a little to do.
+                rings.sync(hurries, now_ms)
             # What peers wait for goes first: the work for readers that lag comes after it.
             ready = core.take_ready() if step else core.take_outgoing()
             for name, settings in ready.rings:
@@ -407,9 +411,6 @@ class Loop:
                     else:
                         self._refused(bundle.ring, answer, now_ms)
                         core.append_refused(answer)
-                if not step:
-                    # The disk works while the loop goes on.
-                    rings.sync(hurries, now_ms)
             for send in ready.sends:
                 self._send(send, now_ms)
             for read in ready.reads:

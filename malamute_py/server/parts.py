@@ -52,6 +52,8 @@ class Core(Protocol):
     def writable(self, link: int) -> None: ...  # noqa: D102
     def tick(self, now_ms: int) -> None: ...  # noqa: D102
     @property
+    def has_work(self) -> bool: ...  # noqa: D102
+    @property
     def skipped(self) -> Callable[[int, int], None]: ...  # noqa: D102
     def appended(self, answer: Appended) -> None: ...  # noqa: D102
     def append_refused(self, answer: AppendRefused) -> None: ...  # noqa: D102

@@ -170,6 +170,8 @@ class EchoCore:
         self.turns.append(0)
         return ready
 
+    has_work = False
+
     def take_ready(self) -> Ready:
         return self.take_outgoing()
 

@@ -20,7 +20,14 @@ import zmq
 from malamute_protocol.commands import AnyCommand, Atomic, Bye, Command, Ping, Pong, Publish
 from malamute_protocol.encode import encode
 from malamute_protocol.framing import decode_message, encode_message
-from malamute_py.broker.ready import AppendBundle, BatchChecked, Event
+from malamute_py.broker.ready import (
+    AppendBundle,
+    Appended,
+    AppendRefused,
+    BatchChecked,
+    Event,
+    Ready,
+)
 from malamute_py.config import Config, LimitsSection, LinksSection, LoopSection
 from malamute_py.server import inbound as inbound_module
 from malamute_py.server.errors import ServerFailed
@@ -775,6 +782,33 @@ def test_turns_that_take_long_take_up_less_and_more_again_when_they_do_not() -> 
 def with_large_table() -> bytes:
     maps = [{f"n{at}": f"v{number}" for at in range(64)} for number in range(200)]
     return encode([b""] * 200, fields=maps)
+
+
+@pytest.mark.parametrize("has_work", [False, True])
+def test_the_disk_begins_before_the_work_of_a_turn_and_without_work_at_its_end(
+    has_work: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RunningLoop(LOCAL) as running, dealer(running.endpoint) as peer:
+        core, rings = running.core, running.rings
+        done: list[str] = []
+        append = rings.append
+
+        def take_ready() -> Ready:
+            done.append("work")
+            return core.take_outgoing()
+
+        def begin(bundles: list[AppendBundle]) -> list[Appended | AppendRefused]:
+            done.clear()
+            return append(bundles)
+
+        monkeypatch.setattr(core, "has_work", has_work)
+        monkeypatch.setattr(core, "take_ready", take_ready)
+        monkeypatch.setattr(rings, "append", begin)
+        monkeypatch.setattr(rings, "sync", lambda *_: done.append("sync"))
+        core.ready.appends.append(AppendBundle("main", 1, ()))
+        ping(peer)
+        running.until(lambda: done.count("sync") > has_work)
+        assert done[: 2 + has_work] == ["sync", "work", "sync"][1 - has_work :]
 
 
 def test_others_have_their_turns_while_a_large_header_table_is_read_in_steps() -> None:
