@@ -195,7 +195,8 @@ class Loop:
             self._core.skipped(skipped_ms, now_ms)
         began = self._meter()
         inbound = self._inbound
-        inbound.until, self._turn_until = began + self._take_ns, began + self._turn_ns
+        inbound.take_ns, inbound.until = self._take_ns, began + self._take_ns
+        self._turn_until = began + self._turn_ns
         drained = True
         for listener in self._listeners:
             if listener.monitor is not None and listener.monitor in ready:
@@ -207,6 +208,7 @@ class Loop:
         if inbound.queued:
             inbound.catch_up(now_ms)
             drained = False
+        caused = self._meter()
         # After the messages: what was synced while they were taken up is confirmed in this turn.
         if self._results.fd in ready or self._results.waiting:
             self._take_results(now_ms)
@@ -235,7 +237,7 @@ class Loop:
                 self._collector.look()
             if now_ms - self._active_ms >= _REST_MS:
                 self._collector.rest(now_ms)
-        self._pace(now_ms)
+        self._pace(caused, now_ms)
         watchdog.turn = 0
         if watchdog.holds:
             self._release(now_ms)
@@ -250,13 +252,17 @@ class Loop:
             facts = {"doing": "holding floods back", "error": error}
             self._event("internal_error", "error", facts, now_ms)
 
-    def _pace(self, now_ms: int) -> None:
-        """Take up less in the next turn if this one was long, and report one that was very long.
+    def _pace(self, caused: int, now_ms: int) -> None:
+        """Take up less in the next turn if messages caused much, and report a very long turn.
 
         Work that messages cause (fan-out, hand-outs, appends) is done in their turn, and only then
-        are other messages taken up; how much it is shows when it is done.
+        are other messages taken up; how much it is shows when it is done. Messages that took long
+        to be taken up themselves do not count: a message of 1,000 frames would have the messages of
+        others wait, one of each turn.
+
+        caused: when the turn had taken up its messages, as the meter tells it.
         """
-        if self._meter() > self._turn_until:
+        if self._meter() - caused > self._turn_ns - self._take_most_ns:
             self._take_ns = max(self._take_ns // 2, self._take_most_ns // _TAKE_LEAST)
         elif self._take_ns < self._take_most_ns:
             self._take_ns = min(self._take_ns + self._take_ns // 8, self._take_most_ns)
