@@ -137,11 +137,7 @@ class Inbound:
                     self._counters["messages_in_total"] += 1
                     self._counters["bytes_in_total"] += taken
                     return True
-                if (
-                    taken >= self._burst_bytes
-                    or worked >= self._burst_commands
-                    or meter() >= until
-                ):
+                if taken >= self._burst_bytes or worked >= self._burst_commands or meter() >= until:
                     break
             try:
                 head = receive(_NOBLOCK, False)
