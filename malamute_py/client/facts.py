@@ -143,7 +143,7 @@ class SettingInForce(NamedTuple):
 
     @property
     def is_default(self) -> bool:
-        """Whether nobody gave the value."""
+        """Whether the value is the default, which is written nowhere."""
         return self.origin == "default"
 
 
