@@ -115,7 +115,7 @@ class Loop:
         self._clock = clock
         self._log = log
         self._limiter = Limiter()
-        self._refusals = Refusals()
+        self._refused_appends = Refusals()
         self._counters = counters
         self._peers = Peers(guard.connections)
         self._inbound = Inbound(
@@ -168,7 +168,7 @@ class Loop:
         return {
             "longest_turn_us": self.longest_turn_us,
             "blocked_links": len(self._waiting),
-            "refusing": self._refusals.last(self._clock()),
+            "refusing": self._refused_appends.last(self._clock()),
         }
 
     @property
@@ -310,7 +310,7 @@ class Loop:
                 self._guard.cut(connection, "its link ended")
         for name, count in self._limiter.suppressed(now_ms).items():
             self._log.warning("log_lines_suppressed", name=name, count=count)
-        for ring, code, count in self._refusals.counts(now_ms):
+        for ring, code, count in self._refused_appends.counts(now_ms):
             self._log.warning("appends_still_refused", ring=ring, code=code, count=count)
 
     def _guard_is_due(self, now_ms: int) -> bool:
@@ -407,7 +407,7 @@ class Loop:
             for name, settings in ready.rings:
                 rings.open(name, settings)
                 if settings.get("remove"):
-                    self._refusals.ends(name)
+                    self._refused_appends.ends(name)
             if ready.appends:
                 answers = rings.append(ready.appends)
                 for answer, bundle in zip(answers, ready.appends, strict=True):
@@ -454,14 +454,14 @@ class Loop:
     def _refused(self, ring: str, answer: AppendRefused, now_ms: int) -> None:
         """Count a refused append; the first of a kind is an event."""
         self._counters["appends_refused_total"] += 1
-        if self._refusals.begins(ring, answer.code, now_ms):
+        if self._refused_appends.begins(ring, answer.code, now_ms):
             level = "info" if answer.code == "wait" else "error"
             facts = {"ring": ring, "code": answer.code, "reason": answer.reason}
             self._event("append_refused", level, facts, now_ms)
 
     def _taken(self, ring: str, now_ms: int) -> None:
         """Report that a ring that had refused appends takes them again."""
-        ended = self._refusals.ends(ring)
+        ended = self._refused_appends.ends(ring)
         if ended is not None:
             code, count = ended
             facts = {"ring": ring, "code": code, "count": count}

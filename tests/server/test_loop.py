@@ -252,6 +252,7 @@ def test_endless_frames_over_ipc_cost_the_sender_its_connection(tmp_path: Path) 
         ping(other, 2)
 
 
+@pytest.mark.moderate
 def test_a_large_honest_message_on_a_slow_connection_arrives() -> None:
     with RunningLoop(LOCAL) as running, Zmtp(running.endpoint) as peer:
         peer.send(*encode_message([Ping(1)]))
@@ -460,6 +461,7 @@ def test_a_descriptor_is_known_again_when_the_last_connection_under_it_had_spoke
     noting.close()
 
 
+@pytest.mark.moderate
 def test_an_error_in_a_look_at_one_connection_costs_that_connection_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
