@@ -1,4 +1,4 @@
-"""What a link leaves behind: it is freed in steps, and counted at once."""
+"""Messages that a lost link leaves behind are freed in steps, and counted as read at once."""
 
 from __future__ import annotations
 

@@ -70,6 +70,12 @@ class NewestColumns(NamedTuple):
 
 def newest_rows(content: Content, size: int) -> list[NewestRow]:
     """Return the newest record of each subject of a batch of `size` bytes."""
+    if not content.head.fieldmaps_count and content.subject_codes is not None:
+        # Without fields nothing is a deletion, and no header has to be made.
+        subjects, found, own = _newest_without_fields(content, size)
+        names = dict(zip(subjects, range(len(subjects)), strict=True))
+        places = names.values() if len(names) < len(subjects) else range(len(subjects))
+        return [NewestRow(subjects[at], found[at], False, own[at]) for at in places]
     headers, codes = content.headers()
     count = content.head.count
     if codes is None:
@@ -98,8 +104,7 @@ def newest_columns(batches: Iterable[tuple[Content, int, int, int]]) -> NewestCo
     sizes: list[int] = []
     deleted: dict[str, int] = {}
     for content, size, base, time_ms in batches:
-        codes = None if content.head.fieldmaps_count else content.subject_codes
-        if codes is None:
+        if content.head.fieldmaps_count or content.subject_codes is None:
             for subject, row, deletion, own in sorted(newest_rows(content, size), key=_row):
                 subjects.append(subject)
                 offsets.append(base + row)
@@ -109,18 +114,13 @@ def newest_columns(batches: Iterable[tuple[Content, int, int, int]]) -> NewestCo
                 elif deleted:
                     deleted.pop(subject, None)
             continue
-        # Without fields nothing is a deletion, and no header has to be made.
-        content.check_codes()
-        used, rows = _last_rows(codes)
-        order = np.argsort(rows)
-        keys, rows = content.table.keys, rows[order]
-        here = [keys[code][0] for code in used[order].tolist()]
+        here, rows, own_sizes = _newest_without_fields(content, size)
         if deleted:
             for subject in here:
                 deleted.pop(subject, None)
         subjects += here
-        offsets += (rows + base).tolist()
-        sizes += _sizes(content, size)(rows)
+        offsets += [base + row for row in rows]
+        sizes += own_sizes
     last = dict(zip(subjects, range(len(subjects)), strict=True))
     if len(last) < len(subjects):
         places = sorted(last.values())
@@ -128,6 +128,19 @@ def newest_columns(batches: Iterable[tuple[Content, int, int, int]]) -> NewestCo
         offsets = [offsets[place] for place in places]
         sizes = [sizes[place] for place in places]
     return NewestColumns(subjects, offsets, sizes, deleted)
+
+
+def _newest_without_fields(content: Content, size: int) -> tuple[list[str], list[int], list[int]]:
+    """Return (subjects, rows, sizes) of a batch without fields, in the order of the rows.
+
+    Of a subject that has several headers the last one counts.
+    """
+    content.check_codes()
+    used, rows = _last_rows(content.subject_codes)
+    order = np.argsort(rows)
+    keys, rows = content.table.keys, rows[order]
+    subjects = [keys[code][0] for code in used[order].tolist()]
+    return subjects, rows.tolist(), _sizes(content, size)(rows)
 
 
 def _row(newest: NewestRow) -> int:
@@ -380,9 +393,17 @@ class Keys:
 
     def enter(self, subject: str, offset: int, size: int, deleted_ms: int | None) -> None:
         """Note the newest record of a subject. deleted_ms: append time of a deletion marker."""
-        self._leave(subject)
         value = _pack(offset, size, deleted_ms is not None)
-        self._newest[subject] = value
+        newest = self._newest
+        known = newest.get(subject)
+        if known is not None and not (known | value) & _DELETED:
+            # Most changes are of a key that is there, and stays: its name is not looked for.
+            del newest[subject]
+            newest[subject] = value
+            self.bytes += _size(value) - _size(known)
+            return
+        self._leave(subject)
+        newest[subject] = value
         self._count(subject, value, deleted_ms)
 
     def enter_many(self, found: NewestColumns) -> None:
