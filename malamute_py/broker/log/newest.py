@@ -9,8 +9,8 @@ the journal refuses a batch, nothing that was taken after it happened. Source: S
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -164,6 +164,10 @@ def _sizes(content: Content, size: int) -> Callable[[Any], list[int]]:
     bounds = content.bodies().offsets
     found = np.diff(bounds) + ROW_OVERHEAD
     return lambda rows: found[rows].tolist()
+
+
+CopiedRow: TypeAlias = tuple[str, int, int, int | None, int]
+"""(subject, offset, size, append time of a deletion marker or None, place of the copy)."""
 
 
 class Room:
@@ -412,7 +416,7 @@ class Keys:
         for known in (self._newest, self._moved):
             for subject in list(filter(known.__contains__, subjects)) if known else ():
                 self._leave(subject)
-        units = np.minimum(np.array(found.sizes, np.int64) >> _UNIT_SHIFT, _SIZE_MAX) & ~_DELETED
+        units = _units(found.sizes)
         sized = zip(found.offsets, units.tolist(), strict=True)
         values = [offset << _SHIFT | size for offset, size in sized]
         self._newest.update(zip(subjects, values, strict=True))
@@ -423,16 +427,36 @@ class Keys:
         self.memory += KEY_OVERHEAD * len(subjects) + sum(map(len, subjects))
         self.bytes += int(units.sum()) << _UNIT_SHIFT
 
-    def enter_copy(
-        self, subject: str, offset: int, size: int, deleted_ms: int | None, copy: int
-    ) -> None:
-        """Note a copy that a start found, unless a newer record of the subject is known."""
-        known = self._value(subject)
-        if known is None or known >> _SHIFT <= offset:
-            self._leave(subject)
-            value = _pack(offset, size, deleted_ms is not None)
-            self._put_moved(subject, value, copy)
-            self._count(subject, value, deleted_ms)
+    def enter_copies(self, rows: list[CopiedRow]) -> None:
+        """Note copies that a start found, unless a newer record of the subject is known.
+
+        rows: of each subject one, in the order of the copies.
+        """
+        newest, moved = self._newest, self._moved
+        if any(row[0] in moved or row[0] in newest for row in rows):
+            rows = [row for row in rows if self._is_newer(row[0], row[1])]
+            for row in rows:
+                self._leave(row[0])
+        if not rows:
+            return
+        subjects, offsets, sizes, deleted, copies = zip(*rows, strict=True)
+        units = _units(sizes)
+        values = [
+            offset << _SHIFT | size | (time_ms is not None)
+            for offset, size, time_ms in zip(offsets, units.tolist(), deleted, strict=True)
+        ]
+        moved.update(zip(subjects, map(Place, values, copies), strict=True))
+        self._moved_offsets.add_many(offsets)
+        self._at.update(zip(offsets, subjects, strict=True))
+        self.deleted.update((row[0], row[3]) for row in rows if row[3] is not None)
+        self.names.add_many(subjects)
+        self.memory += KEY_OVERHEAD * len(subjects) + sum(map(len, subjects))
+        self.bytes += int(units.sum()) << _UNIT_SHIFT
+
+    def _is_newer(self, subject: str, offset: int) -> bool:
+        """Whether no record of a subject is known that is newer than this one."""
+        value = self._value(subject)
+        return value is None or value >> _SHIFT <= offset
 
     def moved(self, subject: str, offset: int, copy: int) -> None:
         """Note where the copy of a record lies, if the record is still its subject's newest."""
@@ -490,6 +514,11 @@ class Keys:
 def _pack(offset: int, size: int, deletion: bool) -> int:
     units = min(size >> _UNIT_SHIFT, _SIZE_MAX) & ~_DELETED
     return offset << _SHIFT | units | deletion
+
+
+def _units(sizes: Sequence[int]) -> Any:
+    """Return sizes as `_pack` has them, for many at once."""
+    return np.minimum(np.array(sizes, np.int64) >> _UNIT_SHIFT, _SIZE_MAX) & ~_DELETED
 
 
 def _size(value: int) -> int:
