@@ -28,6 +28,7 @@ OVER_COMPILED := MALAMUTE_FORM=compiled PYTHONSAFEPATH=1 PYTHONPATH=$(COMPILED):
 FLOORS := .venv-floors
 
 FAST := not slow and not system and not spark and not alone
+FASTER := $(FAST) and not moderate
 # Few examples of each property here, all of them in `make test` (tests/conftest.py).
 QUICKLY := --hypothesis-profile quick
 
@@ -75,8 +76,8 @@ dist: $(DEV_STAMP) ## build wheel and source distribution into dist/, and check 
 try-dist: $(DEV_STAMP) ## install the wheel of dist/ alone and with extras, on each Python that is here
 	$(PY) -m tools.try_dist $(ARGS)
 
-check: lint ## lint, types, import contracts and the fast tests, in under a minute
-	$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "$(FAST)" $(QUICKLY)
+check: lint ## lint, types, import contracts and the fast tests, in about a minute
+	$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "$(FASTER)" $(QUICKLY)
 
 lint: $(DEV_STAMP) ## lint, types and import contracts
 	$(BIN)/ruff check

@@ -20,8 +20,8 @@ def apply(tables: Tables, queues: Queues, change: Change) -> None:
     _EFFECTS[type(change)](tables, queues, change)
 
 
-TABLE_CHANGES: Final = tuple(streams.EFFECTS)
-"""Records that concern Tables only; all others concern Queues only."""
+STREAM_CHANGES: Final = tuple(streams.EFFECTS)
+"""Changes of streams and producers, which concern Tables only; all others concern Queues only."""
 _EFFECTS: Final[Effects] = {
     **streams.EFFECTS,
     **mail.EFFECTS,

@@ -81,7 +81,7 @@ class Manifest:
         try:
             data = read_file(self._storage, self._name)
         except OSError:
-            return None  # a proof less; it is made anew
+            return None  # a lost segment may go unnoticed until the next write makes it anew
         if data is None:
             return None
         found: Expected | None = None

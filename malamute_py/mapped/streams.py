@@ -13,7 +13,7 @@ import msgspec
 
 from malamute_protocol.errors import BatchError
 from malamute_protocol.stamp import CHANGE, Stamp
-from malamute_py.changelog.applying import TABLE_CHANGES, apply
+from malamute_py.changelog.applying import STREAM_CHANGES, apply
 from malamute_py.changelog.records import decode_change
 from malamute_py.changelog.settings import StreamSettings
 from malamute_py.changelog.snapshots import decode_snapshot
@@ -113,7 +113,7 @@ class Catalogue:
                 if stamp.base_offset + place >= self._change_next:
                     self._change_next = stamp.base_offset + place + 1
                     change = decode_change(body)
-                    if isinstance(change, TABLE_CHANGES):
+                    if isinstance(change, STREAM_CHANGES):
                         apply(self._tables, queues, change)
             self._lsn = stamp.lsn + stamp.size
         self._lsn = max(self._lsn, follower.position, self._tail.end_lsn)

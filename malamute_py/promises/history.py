@@ -167,12 +167,12 @@ def _check_places(name: str, of: _Kind, faults: list[str]) -> None:
         _say(faults, f"{name}s confirmed and not {where}", lost)
         if name == "record":
             numbers = dict(found)
-            moved = [
+            renumbered = [
                 id
                 for id, number in of.confirmed.items()
                 if number >= 0 and numbers.get(id, number) != number
             ]
-            _say(faults, f"{name}s {where} at another offset than was confirmed", moved)
+            _say(faults, f"{name}s {where} at another offset than was confirmed", renumbered)
             _say(faults, f"{name}s {where} after a later one of their producer", _out_of_order(ids))
             numbered = {number: id for id, number in found}
             other = [
@@ -212,8 +212,10 @@ def _check_mail(of: _Kind, faults: list[str]) -> None:
     _say(faults, "messages confirmed and never delivered", set(of.confirmed) - set(of.seen))
     _say(faults, "messages taken twice", [id for id, seen in of.seen.items() if len(seen) > 1])
     _say(faults, "messages that were never sent", set(of.seen) - of.asked)
-    moved = [id for id, number in of.confirmed.items() if of.seen.get(id, {number}) != {number}]
-    _say(faults, "messages with another number than was confirmed", moved)
+    renumbered = [
+        id for id, number in of.confirmed.items() if of.seen.get(id, {number}) != {number}
+    ]
+    _say(faults, "messages with another number than was confirmed", renumbered)
 
 
 def _check_requests(of: _Kind, faults: list[str]) -> None:

@@ -80,6 +80,8 @@ class Inbound:
         self._frames_max = config.limits.message_frames_max
         self.until = sys.maxsize
         """When the turn takes up no more messages, as the meter tells it."""
+        self.take_ns = 0
+        """How long the turn takes up messages."""
         self.queued: dict[int, Peer] = {}
         """Link -> peer whose commands wait for their turn; the next in turn comes first."""
         self._validating: dict[int, Peer] = {}
@@ -125,6 +127,7 @@ class Inbound:
         frame_bytes, share, meter = listener.frame_bytes, self._share_commands, self._meter
         taken = worked = 0
         count = dropped = 0
+        until, large = self.until, False
         while count < self._burst_messages:
             # The time also bounds messages that are only put after others: to take up 256 of them,
             # of 1,000 frames each, took 264 ms.
@@ -134,11 +137,7 @@ class Inbound:
                     self._counters["messages_in_total"] += 1
                     self._counters["bytes_in_total"] += taken
                     return True
-                if (
-                    taken >= self._burst_bytes
-                    or worked >= self._burst_commands
-                    or meter() >= self.until
-                ):
+                if taken >= self._burst_bytes or worked >= self._burst_commands or meter() >= until:
                     break
             try:
                 head = receive(_NOBLOCK, False)
@@ -165,11 +164,15 @@ class Inbound:
                 if len(frames) <= keep:
                     small = length < _KEEP_FRAME_FROM or not frames
                     frames.append(frame.bytes if small else frame)
+            if parts > share and not large:
+                # One message of many frames, which may take as long as the turn has for all, takes
+                # no time from the messages of others.
+                large, until = True, meter() + self.take_ns
             if gone is not None:
                 gone.delivered(size, parts)
                 self._counters["messages_dropped_total"] += 1
                 dropped += 1
-                if dropped == _DROPPED_MAX or meter() >= self.until:
+                if dropped == _DROPPED_MAX or meter() >= until:
                     break
                 continue
             taken += size

@@ -115,7 +115,7 @@ class Loop:
         self._clock = clock
         self._log = log
         self._limiter = Limiter()
-        self._refusals = Refusals()
+        self._refused_appends = Refusals()
         self._counters = counters
         self._peers = Peers(guard.connections)
         self._inbound = Inbound(
@@ -168,7 +168,7 @@ class Loop:
         return {
             "longest_turn_us": self.longest_turn_us,
             "blocked_links": len(self._waiting),
-            "refusing": self._refusals.last(self._clock()),
+            "refusing": self._refused_appends.last(self._clock()),
         }
 
     @property
@@ -195,7 +195,8 @@ class Loop:
             self._core.skipped(skipped_ms, now_ms)
         began = self._meter()
         inbound = self._inbound
-        inbound.until, self._turn_until = began + self._take_ns, began + self._turn_ns
+        inbound.take_ns, inbound.until = self._take_ns, began + self._take_ns
+        self._turn_until = began + self._turn_ns
         drained = True
         for listener in self._listeners:
             if listener.monitor is not None and listener.monitor in ready:
@@ -207,6 +208,7 @@ class Loop:
         if inbound.queued:
             inbound.catch_up(now_ms)
             drained = False
+        caused = self._meter()
         # After the messages: what was synced while they were taken up is confirmed in this turn.
         if self._results.fd in ready or self._results.waiting:
             self._take_results(now_ms)
@@ -238,7 +240,7 @@ class Loop:
                 self._collector.look()
             if now_ms - self._active_ms >= _REST_MS:
                 self._collector.rest(now_ms)
-        self._pace(now_ms)
+        self._pace(caused, now_ms)
         watchdog.turn = 0
         if watchdog.holds:
             self._release(now_ms)
@@ -253,13 +255,17 @@ class Loop:
             facts = {"doing": "holding floods back", "error": error}
             self._event("internal_error", "error", facts, now_ms)
 
-    def _pace(self, now_ms: int) -> None:
-        """Take up less in the next turn if this one was long, and report one that was very long.
+    def _pace(self, caused: int, now_ms: int) -> None:
+        """Take up less in the next turn if messages caused much, and report a very long turn.
 
         Work that messages cause (fan-out, hand-outs, appends) is done in their turn, and only then
-        are other messages taken up; how much it is shows when it is done.
+        are other messages taken up; how much it is shows when it is done. Messages that took long
+        to be taken up themselves do not count: a message of 1,000 frames would have the messages of
+        others wait, one of each turn.
+
+        caused: when the turn had taken up its messages, as the meter tells it.
         """
-        if self._meter() > self._turn_until:
+        if self._meter() - caused > self._turn_ns - self._take_most_ns:
             self._take_ns = max(self._take_ns // 2, self._take_most_ns // _TAKE_LEAST)
         elif self._take_ns < self._take_most_ns:
             self._take_ns = min(self._take_ns + self._take_ns // 8, self._take_most_ns)
@@ -307,7 +313,7 @@ class Loop:
                 self._guard.cut(connection, "its link ended")
         for name, count in self._limiter.suppressed(now_ms).items():
             self._log.warning("log_lines_suppressed", name=name, count=count)
-        for ring, code, count in self._refusals.counts(now_ms):
+        for ring, code, count in self._refused_appends.counts(now_ms):
             self._log.warning("appends_still_refused", ring=ring, code=code, count=count)
 
     def _guard_is_due(self, now_ms: int) -> bool:
@@ -404,7 +410,7 @@ class Loop:
             for name, settings in ready.rings:
                 rings.open(name, settings)
                 if settings.get("remove"):
-                    self._refusals.ends(name)
+                    self._refused_appends.ends(name)
             if ready.appends:
                 answers = rings.append(ready.appends)
                 for answer, bundle in zip(answers, ready.appends, strict=True):
@@ -451,14 +457,14 @@ class Loop:
     def _refused(self, ring: str, answer: AppendRefused, now_ms: int) -> None:
         """Count a refused append; the first of a kind is an event."""
         self._counters["appends_refused_total"] += 1
-        if self._refusals.begins(ring, answer.code, now_ms):
+        if self._refused_appends.begins(ring, answer.code, now_ms):
             level = "info" if answer.code == "wait" else "error"
             facts = {"ring": ring, "code": answer.code, "reason": answer.reason}
             self._event("append_refused", level, facts, now_ms)
 
     def _taken(self, ring: str, now_ms: int) -> None:
         """Report that a ring that had refused appends takes them again."""
-        ended = self._refusals.ends(ring)
+        ended = self._refused_appends.ends(ring)
         if ended is not None:
             code, count = ended
             facts = {"ring": ring, "code": code, "count": count}

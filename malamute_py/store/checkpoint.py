@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from malamute_protocol.stamp import DATA, Stamp
-from malamute_py.changelog.applying import TABLE_CHANGES, apply
+from malamute_py.changelog.applying import STREAM_CHANGES, apply
 from malamute_py.changelog.records import decode_change
 from malamute_py.changelog.tables import Queues, Tables
 from malamute_py.journal import FollowLost
@@ -190,7 +190,7 @@ class Checkpoint:
                 change = decode_change(record)
             except msgspec.MsgspecError as error:
                 raise StoreDamaged(f"the log holds a change that is not known: {error}") from error
-            if not isinstance(change, TABLE_CHANGES):
+            if not isinstance(change, STREAM_CHANGES):
                 apply(self._tables, self._queues, change)
         self._flush(departed)
         self._connection.executemany(_LEFT, ((base,) for base in departed))

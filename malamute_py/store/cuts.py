@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from malamute_protocol.content_layout import HEAD, Head
 from malamute_protocol.stamp import DATA, LAST_OF_BUNDLE, SNAPSHOT, Stamp
-from malamute_py.changelog.applying import TABLE_CHANGES, apply
+from malamute_py.changelog.applying import STREAM_CHANGES, apply
 from malamute_py.changelog.records import decode_change
 from malamute_py.changelog.snapshots import MARK, decode_snapshot
 from malamute_py.changelog.tables import Queues, Tables
@@ -54,7 +54,7 @@ class Decided(NamedTuple):
 def decided(database: Path, main: FileStorage, meta: RingMeta, first: int, end: int) -> Decided:
     """Read what the copies of tables and ring main, in [first, end), say of staged batches.
 
-    Raises StoreError, JournalError, sqlite3.Error: they do not say it.
+    Raises StoreError, JournalError, sqlite3.Error: the copies cannot be read.
     """
     queues, lsn, change_next = Queues(), first, -1
     if database.exists():
@@ -64,7 +64,7 @@ def decided(database: Path, main: FileStorage, meta: RingMeta, first: int, end: 
     follower = Follower(main, meta)
     for _, record in Changes(follower.read, change_next).read([(lsn, end)]):
         change = decode_change(record)
-        if not isinstance(change, TABLE_CHANGES):
+        if not isinstance(change, STREAM_CHANGES):
             apply(Tables(), queues, change)
     committed = {row.id for row in queues.transactions.values() if row.committed_ms}
     waiting = frozenset(row.base for row in queues.staged.values() if row.id in committed)

@@ -27,7 +27,7 @@ import google_crc32c
 import msgspec
 
 from malamute_protocol.stamp import DATA, LAST_OF_BUNDLE, Stamp
-from malamute_py.changelog.applying import TABLE_CHANGES, apply
+from malamute_py.changelog.applying import STREAM_CHANGES, apply
 from malamute_py.changelog.records import decode_change
 from malamute_py.changelog.tables import Tables
 from malamute_py.journal import FileStorage, Follower, FollowLost, JournalLocked
@@ -590,7 +590,7 @@ def _tables_against_log(path: Path, content: Path) -> Iterator[str]:
     changes = Changes(follower.read, position.change_next)
     for _, record in changes.read([(max(first, position.lsn), closed.end_lsn)]):
         change = decode_change(record)
-        if not isinstance(change, TABLE_CHANGES):
+        if not isinstance(change, STREAM_CHANGES):
             apply(Tables(), queues, change)
 
     def note(stamp: Stamp) -> bool:

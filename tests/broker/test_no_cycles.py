@@ -340,6 +340,7 @@ def is_ours(thing: Any) -> str:
     return f"{module}.{kind.__qualname__}" if module.split(".")[0] in OURS else ""
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("seed", [0, *slow([1, 2])])
 def test_nothing_of_the_broker_waits_for_the_collector(seed: int) -> None:
     bustle = Bustle(seed)

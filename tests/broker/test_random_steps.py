@@ -19,7 +19,7 @@ from malamute_py.broker.mail.mailbox import STANDING, Inbox, expired
 from malamute_py.broker.ready import MAIN
 from malamute_py.broker.streams.recovery import recover_queues
 from malamute_py.changelog import tables
-from malamute_py.changelog.applying import TABLE_CHANGES, apply
+from malamute_py.changelog.applying import STREAM_CHANGES, apply
 from malamute_py.changelog.records import decode_change
 from malamute_py.changelog.tables import Queues, Tables
 from tests.broker.shell import Shell
@@ -285,7 +285,7 @@ class Nonsense:
             length, kept = self.checkpoint
             again, nothing = copy.deepcopy(kept), Tables()
             for change in self.changes()[length:]:
-                if not isinstance(change, TABLE_CHANGES):
+                if not isinstance(change, STREAM_CHANGES):
                     apply(nothing, again, change)
             assert plain(again) == plain(queues)
         boxes = self.shell.broker._mail.mailboxes

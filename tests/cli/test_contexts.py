@@ -90,6 +90,7 @@ def test_a_broken_file_is_named(m: Run) -> None:
     assert str(contexts.file()) in told.err
 
 
+@pytest.mark.moderate
 def test_precedence(m: Run, broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     here = broker.tcp_endpoint
     quick = ("--connect-timeout", "100ms")

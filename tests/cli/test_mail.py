@@ -177,6 +177,7 @@ def test_wrong_usage_of_send_is_one_line_and_code_2(
     assert len(told.err.splitlines()) == 1
 
 
+@pytest.mark.moderate
 def test_a_full_mailbox_is_waited_for_and_named(m: Run, box: str) -> None:
     m("mailbox", "edit", box, "--create", "--max-messages", "1").ok()
     m("send", box, "1").ok()

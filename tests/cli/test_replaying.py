@@ -76,6 +76,7 @@ def test_a_file_is_json_lines_or_bodies_by_its_name(m: Run, days: str, tmp_path:
     assert json.loads(lines.read_text().splitlines()[0])["fields"] == {"day": "3"}
 
 
+@pytest.mark.moderate
 def test_the_pace_follows_the_times_of_the_records(m: Run, stream: str) -> None:
     lines = [{"body": str(at), "client_time": 1_000_000 + at} for at in (0, 100, 300)]
     m("pub", stream, "--json-lines", stdin="\n".join(map(json.dumps, lines))).ok()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from malamute_py import EmbeddedBroker
 from tests.cli.running import run_cli
 from tests.cli.test_journal import SMALL
 
 
+@pytest.mark.moderate
 def test_a_snapshot_of_a_running_broker_is_taken_verified_and_restored(tmp_path: Path) -> None:
     data, snap, new = tmp_path / "data", tmp_path / "snap", tmp_path / "new"
     with EmbeddedBroker(data, **SMALL) as broker, broker.connect_sync() as client:  # type: ignore[arg-type]

@@ -163,6 +163,7 @@ def test_an_exporter_that_is_missing_is_named(
     assert says in told.err
 
 
+@pytest.mark.moderate
 def test_tracing_without_opentelemetry_says_what_to_install() -> None:
     ended = run_without(
         ["opentelemetry"],

@@ -44,6 +44,7 @@ def put_off(client: SyncClient, own: str, other: str) -> bytes:
     return transaction.id
 
 
+@pytest.mark.moderate
 def test_a_commit_that_is_put_off_is_listed_with_since_when_for_which_stream_and_why(
     m: Run, broker: EmbeddedBroker
 ) -> None:
@@ -61,6 +62,7 @@ def test_a_commit_that_is_put_off_is_listed_with_since_when_for_which_stream_and
         assert client.stream_info("other").records == 1
 
 
+@pytest.mark.moderate
 def test_what_is_put_off_is_given_up_only_where_the_operator_says_so(
     m: Run, broker: EmbeddedBroker
 ) -> None:

@@ -73,6 +73,7 @@ def test_a_context_pins_the_brokers_key_and_keeps_absolute_paths(m: Run, tmp_pat
     assert kept.get("b").password_file == str(tmp_path / "bob.password")
 
 
+@pytest.mark.moderate
 def test_a_user_is_added_with_a_password_of_which_only_the_hash_is_kept(plain: Run) -> None:
     assert mode("users.toml") == 0o600
     assert "secret" not in Path("users.toml").read_text()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from malamute_py import EmbeddedBroker
 from malamute_py.cli.looking import Look
 from malamute_py.cli.looking import look as look_at
@@ -77,6 +79,7 @@ def test_a_look_has_the_counters_of_the_core_and_of_the_shell(broker: EmbeddedBr
     assert {"links_opened", "messages_in_total"} <= counters.keys()
 
 
+@pytest.mark.moderate
 def test_events_come_from_a_broker_until_enough_were_said(
     m: Run, broker: EmbeddedBroker, stream: str
 ) -> None:

@@ -226,6 +226,7 @@ async def test_an_outbox_is_the_step_itself(shell: Any) -> None:
     await shell.call(inbox.close)
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("kind", SHELLS, ids=lambda shell: shell.kind)
 async def test_two_who_transform_the_same_stream_publish_each_record_once(
     kind: Any, tmp_path: Path, endpoint: str
@@ -283,6 +284,7 @@ async def test_two_who_transform_the_same_stream_publish_each_record_once(
         await asyncio.to_thread(broker.stop)
 
 
+@pytest.mark.moderate
 async def test_steps_of_many_tasks_are_each_taken_once_over_a_restart(
     tmp_path: Path, endpoint: str
 ) -> None:
@@ -328,6 +330,7 @@ async def test_steps_of_many_tasks_are_each_taken_once_over_a_restart(
         await asyncio.to_thread(broker.stop)
 
 
+@pytest.mark.moderate
 def test_steps_of_many_threads_over_one_client_are_each_taken_once(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path, tcp=True) as broker, broker.connect_sync(**FAST) as client:
 

@@ -176,6 +176,7 @@ async def scene(new_shell: Any, broker: EmbeddedBroker, **options: Any) -> Scene
     return made
 
 
+@pytest.mark.moderate
 async def test_with_the_link_down_each_ends_by_its_timeout_and_says_since_when(
     new_shell: Any, broker: EmbeddedBroker
 ) -> None:

@@ -212,6 +212,7 @@ async def test_a_step_takes_a_record_and_publishes_what_became_of_it(shell: Any)
     await shell.call(member.close)
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("kind", SHELLS, ids=lambda shell: shell.kind)
 async def test_a_member_goes_on_after_the_broker_was_restarted(
     kind: Any, tmp_path: Path, endpoint: str
@@ -265,6 +266,7 @@ async def letters_of(shell: Any, mailbox: str = "s.readers.dead") -> list[Any]:
     return found
 
 
+@pytest.mark.moderate
 async def test_a_poison_record_becomes_a_dead_letter_and_comes_again_when_it_is_requeued(
     shell: Any,
 ) -> None:
@@ -418,6 +420,7 @@ async def aside(shell: Any) -> None:
     raise AssertionError("no member is passed over")
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("kind", ["shared", "exclusive"])
 async def test_what_went_to_another_member_when_a_lease_ended_is_not_handed_over_here(
     shell: Any, kind: Any

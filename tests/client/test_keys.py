@@ -178,6 +178,7 @@ async def test_of_updates_at_once_exactly_one_succeeds(broker: EmbeddedBroker) -
         )
 
 
+@pytest.mark.moderate
 def test_keys_are_there_after_a_restart(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path) as broker, broker.connect_sync() as client:
         client.create_stream("s", KEEP)

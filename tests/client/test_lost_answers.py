@@ -15,6 +15,7 @@ from tests.client.test_held_or_given_back import cut, deafen, hear_again
 from tests.waiting import WAIT_S
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("new_shell", SHELLS, ids=lambda shell: shell.kind)
 async def test_a_reply_that_was_lost_with_its_temporary_mailbox_is_told_by_name(
     tmp_path: Path, endpoint: str, new_shell: Any

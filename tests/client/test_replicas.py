@@ -186,6 +186,7 @@ async def test_replicas_have_their_own_names_again_after_a_restart_of_the_broker
         await asyncio.to_thread(broker.stop)
 
 
+@pytest.mark.moderate
 async def test_a_user_may_derive_from_its_own_name_only() -> None:
     users = {name: hash_password("secret") for name in ("web", "web-1")}
     settings: dict[str, Any] = {

@@ -91,6 +91,7 @@ SMALL: dict[str, Any] = {
 """A journal that is quickly copied."""
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("identity", ["desk", ""])
 @pytest.mark.parametrize("kind", SHELLS, ids=lambda shell: shell.kind)
 async def test_a_request_that_a_power_loss_took_back_is_asked_again_and_answered(
@@ -129,6 +130,7 @@ async def test_a_request_that_a_power_loss_took_back_is_asked_again_and_answered
         await asyncio.to_thread(broker.stop)
 
 
+@pytest.mark.moderate
 async def test_a_reply_lost_with_its_mailbox_is_told_although_the_request_was_confirmed(
     tmp_path: Path,
 ) -> None:

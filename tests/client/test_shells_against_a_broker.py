@@ -271,6 +271,7 @@ async def test_arrow_comes_with_every_column(shell: Any) -> None:
     assert dict(table.column("fields").to_pylist()[0]) == {"k": "v"}
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("kind", SHELLS, ids=lambda shell: shell.kind)
 async def test_a_broker_restarted_amid_publishing_and_reading_has_everything_once_in_order(
     kind: Any, tmp_path: Path, endpoint: str

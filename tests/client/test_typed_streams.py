@@ -126,6 +126,7 @@ def test_a_subscription_takes_up_the_schemas_of_each_link() -> None:
     assert reading.schemas is None
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize(
     ("package", "table"),
     [

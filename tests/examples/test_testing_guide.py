@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.examples.running import blocks
 
 
+@pytest.mark.moderate
 def test_the_tests_of_the_guide_pass(tmp_path: Path) -> None:
     source = "\n\n".join(block for _, block in blocks("guides/testing.md", "python"))
     (tmp_path / "test_guide.py").write_text(source)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from functools import cache
 
+import pytest
+
 from tests.house.checkout import ROOT, committed_files, text_of
 
 DESIGN = "docs/design.md"
@@ -21,6 +23,7 @@ def texts() -> dict[str, str]:
     }
 
 
+@pytest.mark.moderate
 def test_every_document_that_is_cited_is_in_the_repository() -> None:
     documents = {name.rpartition("/")[2] for name in texts() if name.endswith(".md")}
     missing = {

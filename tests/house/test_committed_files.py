@@ -48,6 +48,7 @@ def hits(pattern: re.Pattern[str], path: Path) -> list[str]:
     ]
 
 
+@pytest.mark.moderate
 def test_no_committed_file_names_a_registry_host() -> None:
     assert [hit for path in files() for hit in hits(REGISTRY, path)] == []
 

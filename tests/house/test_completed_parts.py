@@ -10,6 +10,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.house.checkout import PACKAGES, ROOT
 
 MADE = "malamute_py/client/sync/"
@@ -73,6 +75,7 @@ def completed(trees: dict[str, ast.Module]) -> list[str]:
     return found
 
 
+@pytest.mark.moderate
 def test_no_part_is_completed_by_another_after_it_was_made() -> None:
     assert not completed(sources())
 

@@ -112,6 +112,7 @@ def names_in(path: str) -> set[str]:
     return found
 
 
+@pytest.mark.moderate
 def test_where_to_change_what_names_what_is_there() -> None:
     table = (ROOT / "ARCHITECTURE.md").read_text().partition("## Where to change what")[2]
     rows = [line for line in table.splitlines() if line.startswith("| ") and "`" in line]

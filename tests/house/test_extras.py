@@ -85,6 +85,7 @@ def test_commands_are_listed_with_their_help_without_numpy() -> None:
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize(
     ("package", "program", "advice"),
     [

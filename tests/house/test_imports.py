@@ -40,6 +40,7 @@ def sources(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.moderate
 def test_every_import_contract_holds(sources: Path) -> None:
     result = lint(sources)
     assert result.returncode == 0, result.stdout + result.stderr

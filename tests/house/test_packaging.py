@@ -146,6 +146,7 @@ def extras_of_the_place(path: Path) -> list[str]:
 SOURCES = [path for folder in PACKAGES.values() for path in sorted(folder.rglob("*.py"))]
 
 
+@pytest.mark.moderate
 def test_every_import_is_of_a_declared_dependency_and_each_of_the_core_is_imported() -> None:
     unused = set(declared())
     for path in SOURCES:

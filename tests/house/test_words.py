@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.house.checkout import ROOT, committed_files, text_of
 
 BEGINNINGS = re.compile(r"(Of|And|The same|These|Those|Who|What)\b")
@@ -30,6 +32,7 @@ def docstrings(path: Path) -> Iterator[tuple[str, str]]:
                 yield f"{path.relative_to(ROOT)}:{node.lineno}", text
 
 
+@pytest.mark.moderate
 def test_a_docstring_can_be_read_by_itself() -> None:
     found = [
         f"{where}: {text.strip().splitlines()[0]}"

@@ -51,6 +51,7 @@ def ended(connection: socket.socket) -> bytes:
     return found
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize(
     "sent",
     [b"", b"GET /livez", REQUEST[:-2], b"POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\n"],
@@ -65,6 +66,7 @@ def test_a_connection_that_does_not_come_to_the_point_ends(
     until(lambda: len(hurried.serving.bounds) == 0)
 
 
+@pytest.mark.moderate
 def test_a_client_that_sends_a_byte_now_and_then_gets_no_more_time(hurried: RunningHttp) -> None:
     with hurried.connect() as connection:
         sent = 0
@@ -106,6 +108,7 @@ def test_a_head_without_end_is_refused_once_it_is_too_long(patient: RunningHttp)
     until(lambda: len(patient.serving.bounds) == 0)
 
 
+@pytest.mark.moderate
 def test_a_body_is_neither_read_nor_kept(patient: RunningHttp) -> None:
     with patient.connect() as connection:
         connection.sendall(
@@ -120,6 +123,7 @@ def test_a_body_is_neither_read_nor_kept(patient: RunningHttp) -> None:
     until(lambda: len(patient.serving.bounds) == 0)
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize(
     "sent",
     [
@@ -175,6 +179,7 @@ def test_a_crowd_from_one_address_takes_nothing_from_another(patient: RunningHtt
         assert b"200 OK" in ended(quiet)
 
 
+@pytest.mark.moderate
 def test_the_broker_answers_one_question_a_second_whoever_asks(
     broker: EmbeddedBroker, patient: RunningHttp
 ) -> None:

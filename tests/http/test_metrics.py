@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from malamute_py import EmbeddedBroker
 from malamute_py.client.facts import (
     CursorFacts,
@@ -179,6 +181,7 @@ def test_names_that_would_break_the_page_are_quoted() -> None:
     assert found[f'malamute_stream_records_total{{stream="{name}"}}'] == 3
 
 
+@pytest.mark.moderate
 def test_a_running_broker_shows_every_metric_that_is_not_of_a_thing_it_lacks() -> None:
     with EmbeddedBroker(tcp=True) as broker, broker.connect_sync(identity="desk") as client:
         client.publish("trades", b"1")

@@ -84,6 +84,7 @@ def test_what_is_no_plain_question_is_refused(
     assert "location" not in answer.headers
 
 
+@pytest.mark.moderate
 def test_metrics_and_reasons_are_for_who_brings_the_token(
     broker: EmbeddedBroker, token_file: Path
 ) -> None:
@@ -112,6 +113,7 @@ def test_without_a_broker_the_pages_say_so() -> None:
         assert reason["check"] == "broker"
 
 
+@pytest.mark.moderate
 def test_a_broker_that_comes_back_is_ready_again(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path, tcp=True) as broker:
         endpoint = broker.tcp_endpoint

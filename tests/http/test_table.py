@@ -26,6 +26,7 @@ def shell_counters() -> set[str]:
     return {name for name in found if isinstance(name, str) and name.endswith("_total")}
 
 
+@pytest.mark.moderate
 def test_every_counter_of_the_core_has_a_metric() -> None:
     assert {name for name in counters() if not FAMILIES.match(name)} == table.COUNTERS.keys()
 
@@ -35,6 +36,7 @@ def test_every_counter_of_the_shell_has_a_metric_or_is_an_event() -> None:
     assert shell_counters() - table.SHELL.keys() == {"http_ended_total"}
 
 
+@pytest.mark.moderate
 def test_every_gauge_and_fact_has_a_metric(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path) as broker, broker.connect_sync() as client:
         client.send("box", b"body")

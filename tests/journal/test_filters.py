@@ -72,6 +72,7 @@ def batches_read(ring: Ring, pattern: Any) -> int:
 # --- the filters by themselves --------------------------------------------------------------
 
 
+@pytest.mark.moderate
 @given(NOTES, NOTES, st.sampled_from([0, 3, 20, 1000]))
 def test_an_entry_is_never_excluded_from_what_it_holds(
     notes: list[Any], later: list[Any], waiting_max: int
@@ -486,6 +487,7 @@ def taken_apart(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("parts", [*slow([1, 3]), 120])
 @pytest.mark.parametrize("differ", ["first", "last"])
 @pytest.mark.parametrize("each", [65_536, 1_000])

@@ -419,6 +419,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.moderate
 def test_another_process_follows_what_it_is_told_is_synced(tmp_path: Path) -> None:
     ring, _ = Ring.open(FileStorage(tmp_path), settings=FOUR, epoch=1)
     ring.hold(0)

@@ -27,6 +27,7 @@ def fill_until_full(ring: Ring, *, housekeeping: bool = True) -> str:
     raise AssertionError("the ring laps its hold")
 
 
+@pytest.mark.moderate
 def test_a_held_ring_refuses_rather_than_retire_and_goes_on_when_the_hold_is_raised(
     place: Place,
 ) -> None:
@@ -55,6 +56,7 @@ def test_a_held_ring_refuses_rather_than_retire_and_goes_on_when_the_hold_is_rai
     assert ring.start_lsn > S
 
 
+@pytest.mark.moderate
 def test_no_append_is_refused_for_the_hold_while_it_stays_within_the_capacity(
     place: Place,
 ) -> None:
@@ -239,6 +241,7 @@ def test_a_cut_below_the_hold_lowers_it_to_the_new_end(place: Place) -> None:
     assert ring.held_lsn == ring.start_lsn
 
 
+@pytest.mark.moderate
 def test_a_reuse_that_failed_before_the_hold_was_set_is_finished_after_it(place: Place) -> None:
     storage = Faulty(place.storage)
     ring, _ = Ring.open(storage, settings=FOUR, epoch=1)

@@ -121,6 +121,7 @@ def test_the_latest_of_each_subject_is_what_reading_everything_finds(
         assert dict(ring.last_per_subject(stream, end_offset=end)) == want
 
 
+@pytest.mark.moderate
 @given(BATCHES, BOUNDS, st.integers(0, 100), st.integers(0, 100), st.integers(1, 5000))
 def test_reading_in_pieces_is_reading_at_once(
     batches: list[Any], bounds: tuple[int, int], low: int, high: int, piece: int

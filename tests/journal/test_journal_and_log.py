@@ -162,6 +162,7 @@ def test_the_log_is_an_array_of_records(where: Storage) -> None:
         assert len(log) == 4
 
 
+@pytest.mark.moderate
 def test_the_log_can_be_limited_in_bytes_and_tells_its_bytes_on_disk(where: Storage) -> None:
     settings = RingSettings(segment_bytes=S, ring_bytes=20 * S, index_interval_bytes=0)
     with Log.open(where, settings) as log:

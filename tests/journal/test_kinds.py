@@ -100,6 +100,7 @@ def test_a_segment_that_is_no_file_is_named_and_never_written(tmp_path: Path, ki
         assert other.read_bytes() == bytes(S), "what the link led to was written"
 
 
+@pytest.mark.moderate
 @kinds
 @pytest.mark.parametrize("name", [CLOSED_FILE, PREPARING_FILE, index_name(0)])
 def test_no_kind_of_a_lesser_file_keeps_a_ring_from_serving(

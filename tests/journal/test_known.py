@@ -246,6 +246,7 @@ def test_few_selections_of_a_batch_are_remembered_and_count_within_the_bound(
     assert (again.found, known._bytes) == ({}, again.weight)
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("seed", seeds(1, 5))
 def test_searches_of_known_batches_bring_what_whole_batches_would(ring: Ring, seed: int) -> None:
     chance = random.Random(seed)

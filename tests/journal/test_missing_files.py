@@ -80,6 +80,7 @@ def lost(ring: Ring, stream: int) -> list[tuple[int, int]]:
     return named
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("closed", [True, False])
 def test_m1_the_oldest_segment_is_missed(data: Directory, closed: bool) -> None:
     """The journal once took a missing segment for retention: a reader at `earliest` got no gap."""
@@ -107,6 +108,7 @@ def test_m1_the_oldest_segment_is_missed(data: Directory, closed: bool) -> None:
     assert read_all(ring, 1).gaps == ()
 
 
+@pytest.mark.moderate
 def test_what_was_retired_is_not_missed(data: Directory) -> None:
     ring, _ = data.open()
     for _ in range(12):
@@ -181,6 +183,7 @@ def test_a_spare_that_was_never_used_is_not_missed(data: Directory) -> None:
     assert lost(ring, 1) == []
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("closed", [True, False])
 @pytest.mark.parametrize("what", ["the directory", "its segments", "all but the ring file"])
 def test_m3_a_ring_that_is_gone_goes_on_behind_all_it_had(
@@ -225,6 +228,7 @@ def test_m3_a_ring_that_is_gone_goes_on_behind_all_it_had(
     assert ring.next_offset(1) == base + 1
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("fate", ["missing", "empty", "damaged", "a slot torn", "of another ring"])
 def test_m4_a_ring_does_without_its_manifest(data: Directory, fate: str) -> None:
     ring, _ = data.open()
@@ -510,6 +514,7 @@ def test_f11_the_good_half_of_a_cut_segment_is_served(
     assert recovery.restored == ()
 
 
+@pytest.mark.moderate
 def test_f11_a_cut_of_the_newest_segment_is_damage_and_its_offsets_do_not_come_again(
     data: Directory,
 ) -> None:

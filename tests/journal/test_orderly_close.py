@@ -127,6 +127,7 @@ def walked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return numbers
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize(
     ("settings", "bundles", "seed"),
     [
@@ -248,6 +249,7 @@ def name_path(place: Place) -> Path:
     return Path(place.storage.describe())
 
 
+@pytest.mark.moderate
 def test_what_does_not_fit_is_ignored(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     ring = filled(place, SMALL, 20)
     last = put(ring, 1, b"last")

@@ -251,6 +251,7 @@ PATTERNS: list[Any] = [
 ]
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("seed", seeds(2, 12))
 def test_any_search_finds_what_reading_everything_does(place: Place, seed: int) -> None:
     chance = random.Random(seed)

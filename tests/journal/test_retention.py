@@ -40,6 +40,7 @@ def fill(ring: Ring, count: int, stream: int = 1, time_ms: int = 1000) -> None:
         put(ring, stream, bytes(20_000), time_ms=time_ms)
 
 
+@pytest.mark.moderate
 def test_a_ring_never_grows_beyond_its_size_and_reuses_its_files(place: Place) -> None:
     ring, _ = place.open(FOUR)
     for _ in range(15):
@@ -157,6 +158,7 @@ def test_a_ring_that_is_written_to_uses_empty_segments_again_before_it_gives_the
     assert len(segments(place)) <= 4
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("full", ["overwrite", "refuse"])
 def test_what_expires_amid_a_load_gives_its_space_back_at_once(
     place: Place, full: Literal["overwrite", "refuse"]

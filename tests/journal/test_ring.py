@@ -121,6 +121,7 @@ def test_a_batch_that_fits_no_segment_is_refused_with_nothing_written(place: Pla
     assert everything(ring, 1) == [(0, b"a")]
 
 
+@pytest.mark.moderate
 def test_the_end_of_a_segment_is_met_at_every_distance(place: Place) -> None:
     """Rests of 0 to 400 bytes: exact fits, rests too small for a stamp, paddings."""
     for rest in range(0, 400, 8):

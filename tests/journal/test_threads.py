@@ -17,6 +17,7 @@ from tests.seeds import slow
 MAIL = UNINDEXED_FROM + 254
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("bundles", [300, *slow([1500])])
 def test_loop_sync_reader_and_housekeeping_share_a_ring(place: Place, bundles: int) -> None:
     ring, _ = place.open(

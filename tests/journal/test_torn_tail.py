@@ -69,6 +69,7 @@ def test_a_tail_cut_at_every_byte_is_dropped_whole_and_the_ring_writes_on() -> N
     assert end - cut < 8
 
 
+@pytest.mark.moderate
 def test_the_same_on_files(tmp_path: object) -> None:
     from pathlib import Path
 
@@ -80,6 +81,7 @@ def test_the_same_on_files(tmp_path: object) -> None:
         check_dropped_and_writable(place, begin)
 
 
+@pytest.mark.moderate
 def test_every_byte_of_an_unconfirmed_tail_turned_over_drops_it_and_nothing_else() -> None:
     scenes = memory_scenes()
     _, begin, end = next(scenes)

@@ -54,6 +54,7 @@ def test_bodies_and_times_lie_in_the_mapping_and_offsets_and_codes_do_not(
     assert not mapped("properties", 1)
 
 
+@pytest.mark.moderate
 def test_columns_are_those_of_a_batch_that_came_by_a_link(log: Log, reader: LogReader) -> None:
     trades_of(log)
     for decode in (False, True):
@@ -112,6 +113,7 @@ def by_duckdb(arrow: pa.RecordBatchReader | pa.Table) -> list[Any]:
         return found
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("decode", [False, True])
 @pytest.mark.parametrize(
     "given", [lambda reading, decode: reading.arrow_reader(decode=decode),
@@ -128,6 +130,7 @@ def test_duckdb_queries_a_running_log_in_place(
     assert found == [("forex.eur", 40, 120), ("forex.gbp", 40, 40_000)]
 
 
+@pytest.mark.moderate
 def test_polars_queries_a_running_log_in_place(log: Log, reader: LogReader) -> None:
     pl = pytest.importorskip("polars")
     trades_of(log)
@@ -142,6 +145,7 @@ def test_polars_queries_a_running_log_in_place(log: Log, reader: LogReader) -> N
     assert rows == [("forex.eur", 40, 120), ("forex.gbp", 40, 40_000)]
 
 
+@pytest.mark.moderate
 def test_the_reader_does_without_arrow_until_a_table_is_asked_for() -> None:
     import subprocess
 

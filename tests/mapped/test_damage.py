@@ -245,6 +245,7 @@ def test_a_ring_of_which_all_segments_are_missing_is_damage(closed: Log) -> None
     assert notes.gone() == [(0, 3, "damaged")]
 
 
+@pytest.mark.moderate
 def test_a_missing_directory_of_a_ring_is_damage(closed: Log) -> None:
     number = closed.create("own", "own")
     closed.fill(number, 3)

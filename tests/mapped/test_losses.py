@@ -57,6 +57,7 @@ def test_a_reader_that_the_ring_overtakes_is_told_what_it_missed(
     assert end <= log.ring("main").first_offset(trades)
 
 
+@pytest.mark.moderate
 def test_a_strict_reader_is_told_of_a_gap_by_an_error_and_loses_nothing_behind_it(
     log: Log, reader: LogReader
 ) -> None:
@@ -73,6 +74,7 @@ def test_a_strict_reader_is_told_of_a_gap_by_an_error_and_loses_nothing_behind_i
     assert records(reading) == filled(notice.to_offset, 40 + LAP)
 
 
+@pytest.mark.moderate
 def test_a_view_that_was_overwritten_is_never_taken_for_good(log: Log, reader: LogReader) -> None:
     trades = log.create("trades")
     log.fill(trades, 20)
@@ -93,6 +95,7 @@ def test_a_view_that_was_overwritten_is_never_taken_for_good(log: Log, reader: L
     assert records(reading)[-1] == filled(LAP + 19, LAP + 20)[0]
 
 
+@pytest.mark.moderate
 def test_the_next_batch_is_not_given_before_the_last_one_was_looked_at_again(
     log: Log, reader: LogReader
 ) -> None:
@@ -159,6 +162,7 @@ def put_rows(log: Log, stream: int, rare: int) -> None:
     log.put(stream, *[b"x"] * 1000, subject=subjects)
 
 
+@pytest.mark.moderate
 @COPYING
 def test_rows_that_are_overwritten_while_they_are_copied_are_not_handed_out(
     log: Log, reader: LogReader, monkeypatch: pytest.MonkeyPatch, name: str, rare: int
@@ -274,6 +278,7 @@ def test_without_the_check_of_the_header_what_was_overwritten_would_pass(
         batch.copy()
 
 
+@pytest.mark.moderate
 def test_a_reader_beside_a_writer_gives_right_records_and_names_all_others(tmp_path: Path) -> None:
     """A writer that goes round and round, at every pace beside the reader's."""
     chance = random.Random(7)
@@ -558,6 +563,7 @@ def test_damage_beside_records_past_their_age_is_told_as_damage(
 # --- what it holds ------------------------------------------------------------------------------
 
 
+@pytest.mark.moderate
 def test_descriptors_and_mappings_are_bounded_and_given_back(tmp_path: Path) -> None:
     log = Log(tmp_path / "data", RingSettings(segment_bytes=S, ring_bytes=24 * S))
     trades = log.create("trades")

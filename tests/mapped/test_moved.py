@@ -45,6 +45,7 @@ def reader(client: SyncClient, path: Path) -> Iterator[LogReader]:
         yield opened
 
 
+@pytest.mark.moderate
 def test_what_has_moved_is_read_once_each_in_order_and_is_no_gap(
     client: SyncClient, reader: LogReader
 ) -> None:

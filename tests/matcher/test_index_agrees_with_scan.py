@@ -83,6 +83,7 @@ def test_every_header_matches_what_scan_says_while_patterns_come_and_go(
     run(Index(), script, headers)
 
 
+@pytest.mark.moderate
 @given(script=steps, headers=st.lists(worlds.headers, max_size=4))
 def test_an_index_without_a_memo_says_the_same(
     script: list[tuple[str, Any]], headers: list[Header]

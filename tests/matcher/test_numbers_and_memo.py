@@ -78,6 +78,7 @@ def test_a_number_is_not_given_again_while_a_remembered_header_may_contain_it() 
     assert number in index.match(("d",), ())
 
 
+@pytest.mark.moderate
 def test_numbers_are_given_again_so_they_do_not_grow_with_churn() -> None:
     index = Index()
     highest = 0
@@ -130,6 +131,7 @@ def test_the_memo_forgets_the_oldest_headers_beyond_its_count() -> None:
     assert index.match(("s.0",), ()) is not kept[0]
 
 
+@pytest.mark.moderate
 def test_the_memo_keeps_within_its_bytes_however_large_headers_and_results_are() -> None:
     index = Index(memo_bytes_max=200_000)
     for at in range(5000):

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 PREPARED = """
 import asyncio
 from perf.peers import driver
@@ -28,6 +30,7 @@ def said(call: str, words: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in told.stdout.splitlines()]
 
 
+@pytest.mark.moderate
 def test_a_driver_is_ready_before_the_word_and_tells_its_result_after_it() -> None:
     for call, result in (
         ("driver.begin('x')", set[str]()),
@@ -41,6 +44,7 @@ def test_a_driver_is_ready_before_the_word_and_tells_its_result_after_it() -> No
         assert [each["received"] for each in rest if "received" in each] in ([], [3]), call
 
 
+@pytest.mark.moderate
 def test_a_driver_without_an_event_loop_begins_the_same_way() -> None:
     (ready,) = said("driver.begin_in_thread('x')", "go\n")
     assert ready == {"ready": True, "client": "x"}

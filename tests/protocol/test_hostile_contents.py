@@ -243,6 +243,7 @@ def test_what_many_records_share_is_not_copied_for_each_without_a_bound() -> Non
     assert few.to_arrow(decode=True).column("properties").to_pylist() == [packed({"k": "v"})] * 100
 
 
+@pytest.mark.moderate
 def test_a_consumer_parses_the_properties_of_the_records_that_it_asks() -> None:
     # 16 MiB of maps as small as can be took 107 s and 4 GiB, all of them for the first record.
     count = 65_536

@@ -33,6 +33,7 @@ def test_a_plain_program_does_the_same() -> None:
         assert [r.body for r in client.subscribe("s", start="earliest", until="tail")] == [b"x"]
 
 
+@pytest.mark.moderate
 def test_what_is_on_disk_is_there_again(tmp_path: Path) -> None:
     for number in range(3):
         with EmbeddedBroker(tmp_path) as broker, broker.connect_sync() as client:
@@ -87,6 +88,7 @@ def test_a_client_that_sleeps_is_told_when_the_context_ends_with_its_broker() ->
                 next(subscription)
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("rounds", [4, *slow([20])])
 def test_clients_in_the_midst_of_their_work_end_when_the_broker_stops(rounds: int) -> None:
     for _ in range(rounds):

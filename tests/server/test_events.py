@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 import malamute_py
 from malamute_py.events import EVENTS
 
@@ -94,6 +96,7 @@ def told() -> dict[str, set[str]]:
     return found
 
 
+@pytest.mark.moderate
 def test_the_table_has_every_event_that_is_told_and_no_other() -> None:
     assert {event.name for event in EVENTS} == told().keys()
 

@@ -216,6 +216,7 @@ def world(folder: Path) -> Iterator[World]:
         yield made
 
 
+@pytest.mark.moderate
 def test_a_removed_user_loses_its_link_and_its_connection_lets_nobody_in(tmp_path: Path) -> None:
     with (
         world(tmp_path) as made,
@@ -239,6 +240,7 @@ def test_a_removed_user_loses_its_link_and_its_connection_lets_nobody_in(tmp_pat
     assert [(each["applied"], each["refused"]) for each in told] == [(2, 0)]
 
 
+@pytest.mark.moderate
 def test_a_user_of_whom_something_is_taken_back_opens_a_new_link(tmp_path: Path) -> None:
     with (
         world(tmp_path) as made,
@@ -293,6 +295,7 @@ def test_the_users_that_are_told_are_those_in_force(tmp_path: Path) -> None:
         assert (told["bob"].may, told["eve"].may) == (False, True)
 
 
+@pytest.mark.moderate
 def test_quotas_that_are_read_anew_bind_those_that_are_linked(tmp_path: Path) -> None:
     with (
         world(tmp_path) as made,
@@ -323,6 +326,7 @@ max_records = 7
 """
 
 
+@pytest.mark.moderate
 def test_a_namespace_that_comes_changes_and_goes_is_taken_up(tmp_path: Path) -> None:
     with (
         world(tmp_path) as made,
@@ -364,6 +368,7 @@ def test_a_namespace_that_comes_changes_and_goes_is_taken_up(tmp_path: Path) -> 
         ann.publish("orders", b"x")
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize(
     ("text", "key"),
     [
@@ -403,6 +408,7 @@ def test_who_belongs_to_a_namespace_is_narrowed_by_its_prefix_and_its_users() ->
     assert told == [True, False, False, True, True]
 
 
+@pytest.mark.moderate
 def test_an_embedded_broker_reads_its_users_anew(tmp_path: Path) -> None:
     with world(tmp_path) as made:
         made.server._reread = None

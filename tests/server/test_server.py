@@ -118,6 +118,7 @@ def test_a_batch_goes_in_is_confirmed_and_comes_out_as_it_was(
             assert len(frames) == 2
 
 
+@pytest.mark.moderate
 def test_everything_confirmed_is_there_after_a_stop_and_a_start(tmp_path: Path) -> None:
     for round_ in range(3):
         with serving(config(tmp_path)) as (_, at, log), connect_sync(at) as client:
@@ -312,6 +313,7 @@ def test_random_bytes_of_every_kind_do_not_stop_the_broker() -> None:
         assert server.metrics()["shell"]["malformed_total"] > 100
 
 
+@pytest.mark.moderate
 def test_a_kicked_client_is_told_and_loses_its_connection() -> None:
     with serving(config()) as (server, at, _), RawPeer(at) as admin, RawPeer(at) as other:
         admin.send(Kick(1, 2, "misbehaving"))
@@ -397,6 +399,7 @@ def test_a_failed_sync_is_never_confirmed_and_seals_the_ring_aloud(tmp_path: Pat
         assert answer.offset >= 1
 
 
+@pytest.mark.moderate
 def test_damage_in_the_journal_is_reported_by_name_and_the_rest_is_served(tmp_path: Path) -> None:
     wanted = config(tmp_path, memory__hot_bytes=1 << 16)
     body = os.urandom(100_000)
@@ -511,6 +514,7 @@ def test_a_bug_in_a_thread_ends_every_link_by_name_and_the_broker(
     assert [facts["thread"] for facts in log.of("thread_died")] == ["reader"]
 
 
+@pytest.mark.moderate
 def test_a_user_with_too_many_connections_is_told_so_and_others_are_not_concerned() -> None:
     wanted = config(
         authentication__mechanism="plain",
@@ -545,6 +549,7 @@ def test_the_log_says_once_in_which_way_history_is_read(
         assert said.items() >= facts.items()
 
 
+@pytest.mark.moderate
 def test_few_descriptors_mean_few_connections_so_that_the_journal_has_its_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -75,6 +75,7 @@ def test_the_socket_file_of_a_dead_broker_is_taken_over_and_any_other_file_is_no
     assert precious.read_text() == "data"
 
 
+@pytest.mark.moderate
 def test_a_second_broker_on_the_same_directory_is_refused(tmp_path: Path) -> None:
     with Server(config(tmp_path), log=Lines()):
         text = refusal(config(tmp_path))
@@ -161,6 +162,7 @@ def test_a_directory_without_permission_is_named(
     assert "owner of the directory" in text
 
 
+@pytest.mark.moderate
 def test_a_full_disk_refuses_the_start_and_leaves_nothing_half(tmp_path: Path) -> None:
     troubles = Troubles()
     storage = TroubledStorage(tmp_path, troubles)
@@ -196,6 +198,7 @@ def test_a_disk_too_small_for_the_first_segment_refuses_the_start(small_disk: Pa
     assert not any((small_disk / "data").rglob("*.segment"))
 
 
+@pytest.mark.moderate
 def test_a_damaged_epoch_is_made_anew_and_said(tmp_path: Path) -> None:
     with Server(config(tmp_path), log=Lines()) as server:
         before = server._journal.epoch
@@ -217,6 +220,7 @@ def test_a_damaged_identity_of_which_nothing_tells_refuses_the_start(tmp_path: P
     assert (tmp_path / "journal").read_bytes() == b"damaged"
 
 
+@pytest.mark.moderate
 def test_a_file_that_is_not_ours_is_left_alone_and_named(tmp_path: Path) -> None:
     Server(config(tmp_path), log=Lines()).start().stop()
     (tmp_path / "notes.txt").write_text("mine")
@@ -226,6 +230,7 @@ def test_a_file_that_is_not_ours_is_left_alone_and_named(tmp_path: Path) -> None
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
+@pytest.mark.moderate
 def test_the_epoch_rises_with_each_start_and_the_uuid_stays(tmp_path: Path) -> None:
     seen = []
     for _ in range(2):
@@ -236,6 +241,7 @@ def test_the_epoch_rises_with_each_start_and_the_uuid_stays(tmp_path: Path) -> N
     assert seen[1][1] == seen[0][1] + 1
 
 
+@pytest.mark.moderate
 def test_a_start_that_failed_leaves_the_directory_free(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

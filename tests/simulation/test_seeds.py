@@ -43,6 +43,7 @@ def test_the_promises_of_a_scenario_are_kept_under_every_fault(scenario: str, fi
     check(scenario, range(first, first + CHUNK))
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("seed", [1001, *slow([1000, 1002, 1003, 1004])])
 @pytest.mark.parametrize(
     "scenario", [*(name for name in SCENARIOS if name != "thread-cuts"), *slow(["thread-cuts"])]
@@ -75,6 +76,7 @@ def test_seeds_in_several_processes_tell_what_they_tell_in_one(
     assert any("replay: make simulate SEED=" in line for line in told[0])
 
 
+@pytest.mark.moderate
 def test_different_seeds_do_different_things() -> None:
     digests = {run_seed("journal", seed).trace.digest() for seed in range(5)}
     assert len(digests) == 5

@@ -18,6 +18,7 @@ from tests.spark.killed_copy import copied, faults, publish
 ROWS = 100_000
 
 
+@pytest.mark.moderate
 def test_the_zip_has_the_sources_of_the_three_packages_and_the_same_bytes_each_time(
     tmp_path: Path,
 ) -> None:

@@ -360,6 +360,7 @@ def test_tasks_of_a_process_share_a_link_that_is_made_anew_after_it_was_dropped(
         links.drop(chosen)
 
 
+@pytest.mark.moderate
 def test_who_stops_early_leaves_no_subscription_behind_and_the_link_in_order(
     endpoint: str,
 ) -> None:
@@ -376,6 +377,7 @@ def test_who_stops_early_leaves_no_subscription_behind_and_the_link_in_order(
         links.drop(chosen)
 
 
+@pytest.mark.moderate
 def test_records_that_were_in_memory_only_are_told_as_lost_after_a_restart(
     tmp_path: Path, address: str
 ) -> None:
@@ -393,6 +395,7 @@ def test_records_that_were_in_memory_only_are_told_as_lost_after_a_restart(
             reader.stop()
 
 
+@pytest.mark.moderate
 def test_a_broker_restarted_amid_a_range_costs_no_record_and_repeats_none(
     tmp_path: Path, address: str
 ) -> None:

@@ -143,6 +143,7 @@ def sockets(process: int | str = "self") -> int:
     return found
 
 
+@pytest.mark.moderate
 def test_fifty_tasks_leave_as_many_sockets_as_one(
     endpoint: str, client: SyncClient, stream: str
 ) -> None:

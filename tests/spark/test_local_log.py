@@ -211,6 +211,7 @@ def test_what_is_lost_the_broker_decides(
     assert subscriptions == 1
 
 
+@pytest.mark.moderate
 def test_damage_amid_a_range_is_told_as_the_broker_tells_it(
     machine: Machine, stream: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -23,6 +23,7 @@ def reader_of(endpoint: str, stream: str, **more: str) -> MalamuteStreamReader:
     return MalamuteStreamReader(parse_options(given))
 
 
+@pytest.mark.moderate
 def test_available_now_refuses_a_stream_that_was_recreated_and_is_empty(
     endpoint: str, client: SyncClient, stream: str
 ) -> None:

@@ -136,6 +136,7 @@ def test_where_chunks_are_published_the_cuts_are_theirs(fixed: list[int], at_onc
     assert [chunk.first for chunk in found] == [sum(fixed[:n]) for n in range(len(found))]
 
 
+@pytest.mark.moderate
 def test_a_chunk_has_a_bound_of_rows_and_of_distinct_fields() -> None:
     many = table(body=[b""] * (ROWS_MAX + 1))
     assert [chunk.rows.num_rows for chunk in chunks(options(), many.to_batches(), nothing)] == [

@@ -64,6 +64,7 @@ def write(endpoint: str, stream: str, batch: BatchName) -> Callable[..., Written
     return write
 
 
+@pytest.mark.moderate
 def test_a_partition_that_is_written_again_is_published_once(
     client: SyncClient, stream: str, write: Callable[..., Written]
 ) -> None:
@@ -296,6 +297,7 @@ def test_links_that_asked_for_a_name_are_closed_when_the_task_ends(
     assert not [key for key in KEPT._links if "spark-writer" in str(key)]
 
 
+@pytest.mark.moderate
 def test_links_of_a_credential_share_its_identity_and_are_kept(
     tmp_path: Path, stream: str, batch: BatchName
 ) -> None:

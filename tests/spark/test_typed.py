@@ -49,6 +49,7 @@ def rows_of(endpoint: str, stream: str, schema: StructType | None = None, **more
     return [row for rows in found for row in listed(rows)]
 
 
+@pytest.mark.moderate
 def test_the_schema_is_the_streams_and_columns_name_what_is_made(endpoint: str, typed: str) -> None:
     assert source(endpoint, typed).schema().simpleString() == "struct<carrier:string,delay:int>"
     assert [field.nullable for field in source(endpoint, typed).schema()] == [False, True]

@@ -12,7 +12,7 @@ from malamute_protocol.content import Content
 from malamute_protocol.encode import encode
 from malamute_protocol.stamp import CHANGE, STAMP_BYTES
 from malamute_py.changelog import records as r
-from malamute_py.changelog.applying import TABLE_CHANGES, apply
+from malamute_py.changelog.applying import STREAM_CHANGES, apply
 from malamute_py.changelog.records import rows_of
 from malamute_py.changelog.settings import (
     CursorSettings,
@@ -84,7 +84,7 @@ class LoggedQueues:
         for change in changes:
             # As the checkpoint sees them: nothing is shared with what was given.
             taken = r.decode_change(r.encode_change(change))
-            if not isinstance(taken, TABLE_CHANGES):
+            if not isinstance(taken, STREAM_CHANGES):
                 apply(self.tables, self.queues, taken)
         return end
 

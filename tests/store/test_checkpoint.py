@@ -15,7 +15,7 @@ import pytest
 
 from malamute_py.changelog import records as r
 from malamute_py.changelog import tables
-from malamute_py.changelog.applying import TABLE_CHANGES, apply
+from malamute_py.changelog.applying import STREAM_CHANGES, apply
 from malamute_py.changelog.records import decode_change
 from malamute_py.changelog.tables import Queues, Tables
 from malamute_py.journal import Follower
@@ -52,7 +52,7 @@ def recovered(logged: LoggedQueues, connection: sqlite3.Connection) -> Queues:
     changes = Changes(follower_of(logged).read, position.change_next)
     for _, record in changes.read([(position.lsn, logged.ring.end_lsn)]):
         change = decode_change(record)
-        if not isinstance(change, TABLE_CHANGES):
+        if not isinstance(change, STREAM_CHANGES):
             apply(Tables(), queues, change)
     return queues
 
@@ -263,7 +263,7 @@ def test_the_random_changes_are_of_every_kind() -> None:
         bundle = changes.bundle()
         seen |= set(map(type, bundle))
         logged.log(*bundle)
-    tables_only = set(TABLE_CHANGES)
+    tables_only = set(STREAM_CHANGES)
     assert seen - tables_only == set(get_args(r.Change)) - tables_only
     assert seen & tables_only
 

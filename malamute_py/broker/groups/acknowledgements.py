@@ -98,10 +98,12 @@ class Acknowledgements:
         group = self._members.get(member)
         picked = None
         if group is not None:
-            # A returned holder may acknowledge records that it had before it was lost.
+            # The holder of an exclusive group that is back after a lost link may acknowledge what
+            # it had: that waits again, and counts as held.
             picked = group.holdings.pick(member, command.ranges, member is group.holder)
             if member.aside:
-                # Only now: it may get the same records again, which this does not acknowledge.
+                # Its leases had ended, and it is alive. This comes last: it may get the same
+                # records again, which this does not acknowledge.
                 self._leases.bring_back(group, member)
         if group is None or picked is None:
             raise BrokerRefused(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from malamute_py.broker.ready import MAIN, RecoveredState
 from malamute_py.broker.streams.arrivals import Arrivals
 from malamute_py.broker.streams.producers import Producers
-from malamute_py.changelog.applying import TABLE_CHANGES, apply
+from malamute_py.changelog.applying import STREAM_CHANGES, apply
 from malamute_py.changelog.records import decode_change
 from malamute_py.changelog.snapshots import decode_snapshot
 from malamute_py.changelog.tables import Queues, Tables
@@ -25,7 +25,7 @@ def recover_queues(state: RecoveredState) -> Queues:
     queues, tables = state.queues, Tables()
     for _, body in state.queue_changes:
         change = decode_change(body)
-        if not isinstance(change, TABLE_CHANGES):
+        if not isinstance(change, STREAM_CHANGES):
             apply(tables, queues, change)
     return queues
 
@@ -52,7 +52,7 @@ def recover(
         for offset, body in main.changes:
             if offset >= position:
                 change = decode_change(body)
-                if isinstance(change, TABLE_CHANGES):
+                if isinstance(change, STREAM_CHANGES):
                     apply(tables, queues, change)
         # A stream whose creation cannot be read keeps its number for ever: another stream under it
         # would be given its records.

@@ -357,7 +357,7 @@ class SharedWindow:
         return False
 
     def share_out(self, bytes_max: int, selector_bytes_max: int) -> Outcome:
-        """Give subscriptions their rows.
+        """Give subscriptions their rows, and say who reads alone and who waits for a later turn.
 
         bytes_max: about so many for all selectors; selector_bytes_max: at most so many for one.
         """

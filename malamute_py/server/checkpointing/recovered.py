@@ -19,7 +19,7 @@ import msgspec
 
 from malamute_protocol.stamp import CHANGE
 from malamute_py.broker.ready import CHANGE_STREAM, MAIL_STREAM, MAIN, RingFacts, StreamFacts
-from malamute_py.changelog.applying import TABLE_CHANGES, apply
+from malamute_py.changelog.applying import STREAM_CHANGES, apply
 from malamute_py.changelog.records import decode_change
 from malamute_py.changelog.snapshots import ProducerFact, decode_snapshot
 from malamute_py.changelog.tables import Queues, Tables
@@ -103,7 +103,7 @@ def rings_asked(main: RingFacts) -> dict[str, dict[str, Any]]:
     for offset, record in main.changes:
         if offset >= position:
             change = decode_change(record)
-            if isinstance(change, TABLE_CHANGES):
+            if isinstance(change, STREAM_CHANGES):
                 apply(tables, Queues(), change)
     return {
         row.ring: {

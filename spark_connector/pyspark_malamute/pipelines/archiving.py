@@ -166,7 +166,10 @@ class _Run:
         self._checkpoint = checkpoint
 
     def archive_batch(self, rows: DataFrame, batch_id: int) -> None:
-        """Write the files of a batch, and make them the archive's."""
+        """Write the files of a batch, and make them the archive's.
+
+        Raises ArchiveError: another run has added files since this one last did.
+        """
         position = position_after(self._checkpoint, batch_id)
         files = write_files(self._folder, rows, self._settings)
         self._log.commit(lambda state: self._entry(state, files, position))

@@ -73,6 +73,7 @@ class Crowd:
         return deliveries
 
 
+@pytest.mark.moderate
 def test_many_quick_members_are_given_some_records_at_a_time() -> None:
     crowd = Crowd(150)
     deliveries = crowd.rounds(30, 150)
@@ -92,6 +93,7 @@ def test_what_many_quick_members_get_evens_out() -> None:
     assert max(shares) < 110
 
 
+@pytest.mark.moderate
 def test_many_slow_members_are_given_one_record_each() -> None:
     crowd = Crowd(150)
     assert set(crowd.rounds(10, 150, took_ms=50)) == {150}
@@ -104,6 +106,7 @@ def test_a_lone_batch_goes_to_each_of_a_few_members_however_quick_they_are() -> 
     assert crowd.publish(20) == 10
 
 
+@pytest.mark.moderate
 def test_a_backlog_goes_out_by_shares_however_quick_the_members_are() -> None:
     crowd = Crowd(150)
     crowd.rounds(30, 150)
@@ -128,6 +131,7 @@ def test_a_quick_member_that_becomes_slow_holds_a_lot_and_no_more() -> None:
     assert crowd.held(slow) == []
 
 
+@pytest.mark.moderate
 def test_slow_members_among_quick_ones_are_given_one_record_at_a_time() -> None:
     crowd = Crowd(150)
     slow = crowd.links[:20]

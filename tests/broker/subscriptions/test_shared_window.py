@@ -226,6 +226,7 @@ def test_reads_for_many_that_bring_them_nowhere_end_them_by_name() -> None:
     assert ended == {(number, "internal") for number in range(MANY + 1)}
 
 
+@pytest.mark.moderate
 def test_rows_of_those_who_take_most_of_what_comes_are_not_kept() -> None:
     shell = Shell(share_min_bytes=1 << 28, share_max_bytes=1 << 28)
     shell.hello(1)

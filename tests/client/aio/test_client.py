@@ -165,6 +165,7 @@ async def test_a_request_that_comes_with_the_acceptance_wakes_who_waits_for_it(
         assert found.body == b"q"
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("call", ["publish", "send"])
 async def test_calls_without_a_confirm_wait_while_the_broker_does_not_read(
     broker: FakeBroker, call: str

@@ -56,6 +56,7 @@ def raw(browser: Browser, request: bytes) -> bytes:
         return found
 
 
+@pytest.mark.moderate
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(page=st.sampled_from(PAGES), query=st.dictionaries(st.sampled_from(FIELDS), NASTY))
 def test_no_query_breaks_a_page(root: Browser, page: str, query: dict[str, str]) -> None:
@@ -151,6 +152,7 @@ def test_a_name_that_cannot_be_one_is_refused(http: RunningHttp) -> None:
         assert Browser(http.address).log_in(user, password).status == 401
 
 
+@pytest.mark.moderate
 def test_wrong_passwords_are_not_tried_without_end(broker: EmbeddedBroker) -> None:
     with at(broker) as http:
         browser = Browser(http.address)
@@ -162,6 +164,7 @@ def test_wrong_passwords_are_not_tried_without_end(broker: EmbeddedBroker) -> No
         assert browser.log_in("reader", PASSWORDS["reader"]).status == 200
 
 
+@pytest.mark.moderate
 def test_a_user_has_so_many_sessions_and_links_at_most(
     broker: EmbeddedBroker, client: SyncClient
 ) -> None:
@@ -203,6 +206,7 @@ def crowded(crowded_http: RunningHttp) -> Browser:
     return browser
 
 
+@pytest.mark.moderate
 def test_a_session_has_so_many_event_streams_at_most(crowded: Browser, client: SyncClient) -> None:
     client.publish("crowd", b"x")
     with ExitStack() as stack:
@@ -225,6 +229,7 @@ def test_a_session_has_so_many_event_streams_at_most(crowded: Browser, client: S
     until(again)
 
 
+@pytest.mark.moderate
 def test_event_streams_end_with_their_session(
     crowded: Browser, crowded_http: RunningHttp, client: SyncClient
 ) -> None:
@@ -237,6 +242,7 @@ def test_event_streams_end_with_their_session(
     until(lambda: len(crowded_http.serving.bounds) == 0)
 
 
+@pytest.mark.moderate
 def test_an_open_event_stream_ends_with_the_http_side_in_order(
     broker: EmbeddedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -255,6 +261,7 @@ def test_without_a_session_there_are_no_event_streams(http: RunningHttp) -> None
         assert Browser(http.address).get(path, name="crowd").status == 204
 
 
+@pytest.mark.moderate
 def test_a_browser_that_reads_nothing_costs_the_broker_little(
     crowded: Browser, client: SyncClient, broker: EmbeddedBroker
 ) -> None:
@@ -280,6 +287,7 @@ def test_a_browser_that_reads_nothing_costs_the_broker_little(
     until(lambda: client.stream_info("unread").subscriptions == 0)
 
 
+@pytest.mark.moderate
 async def test_an_event_stream_whose_browser_takes_nothing_ends_in_its_time() -> None:
     lengthened: list[float] = []
     streams = EventStreams(lambda scope, seconds: lengthened.append(seconds), lasting_s=0.05)
@@ -304,6 +312,7 @@ async def test_an_event_stream_whose_browser_takes_nothing_ends_in_its_time() ->
     assert lengthened == [1.05]
 
 
+@pytest.mark.moderate
 def test_an_event_stream_outlives_the_time_of_a_request(
     broker: EmbeddedBroker, client: SyncClient
 ) -> None:

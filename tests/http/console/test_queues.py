@@ -56,6 +56,7 @@ def held(broker: EmbeddedBroker) -> Iterator[SyncClient]:
         yield holding
 
 
+@pytest.mark.moderate
 def test_the_overview_names_what_is_stuck_first(root: Browser) -> None:
     words = root.get().words
     assert "service up : 1 request waiting for" in words
@@ -147,6 +148,7 @@ def test_dead_letters_go_back_into_the_queue(root: Browser, client: SyncClient) 
     assert client.service_info("up").dead == 0
 
 
+@pytest.mark.moderate
 def test_dead_letters_of_a_group_come_again(root: Browser, client: SyncClient) -> None:
     client.publish_many("poison", [b"bad %d" % number for number in range(2)])
     with client.group("poison", "pack", ack="manual", settings={"attempts_max": 1}) as member:

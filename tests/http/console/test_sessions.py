@@ -62,6 +62,7 @@ def test_a_wrong_password_brings_no_session(http: RunningHttp) -> None:
     assert Browser(http.address).log_in("root", PASSWORDS["root"]).status == 200
 
 
+@pytest.mark.moderate
 def test_a_broker_with_authentication_takes_nobody_in_without_a_name(http: RunningHttp) -> None:
     assert Browser(http.address).log_in("", "").status == 401
 
@@ -72,6 +73,7 @@ def test_a_broker_without_authentication_takes_people_in_without_a_name(
     assert Browser(open_http.address).log_in().status == 200
 
 
+@pytest.mark.moderate
 def test_a_broker_with_curve_takes_people_in_by_their_secret_key(tmp_path: Path) -> None:
     public, secret = (key.decode() for key in zmq.curve_keypair())
     server_public, server_secret = (key.decode() for key in zmq.curve_keypair())
@@ -97,6 +99,7 @@ def test_a_broker_with_curve_takes_people_in_by_their_secret_key(tmp_path: Path)
             assert "ann" in page.words
 
 
+@pytest.mark.moderate
 def test_a_socket_file_with_permissions_is_not_opened_to_people_without_a_name(
     tmp_path: Path,
 ) -> None:
@@ -124,6 +127,7 @@ def test_no_console_is_served_where_it_is_off(open_broker: EmbeddedBroker) -> No
         assert Browser(http.address).get("login").status == 404
 
 
+@pytest.mark.moderate
 def test_other_machines_reach_the_console_only_where_the_settings_say_so(
     open_broker: EmbeddedBroker, tmp_path: Any
 ) -> None:
@@ -320,6 +324,7 @@ def test_an_address_waits_after_wrong_attempts_and_longer_each_time() -> None:
     assert attempts.wait_s("here") == 0
 
 
+@pytest.mark.moderate
 def test_a_session_whose_link_an_operator_ended_is_over(
     enter: Callable[[str], Browser], client: SyncClient
 ) -> None:

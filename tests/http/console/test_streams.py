@@ -109,6 +109,7 @@ def test_what_cannot_be_read_is_told(root: Browser, query: dict[str, object], wo
     assert words in root.get("stream", name="open.trades", **query).words
 
 
+@pytest.mark.moderate
 def test_a_ring_of_a_streams_own_has_the_streams_name(root: Browser, client: SyncClient) -> None:
     client.create_stream("ledger", ring_bytes=192 << 20)
     deadline = time.monotonic() + WAIT_S
@@ -177,6 +178,7 @@ def test_a_tail_passes_over_what_nobody_can_read_and_counts_it(
     assert skipped > 0
 
 
+@pytest.mark.moderate
 def test_rates_are_sent_while_the_page_is_open(root: Browser, client: SyncClient) -> None:
     with root.events("rates") as events:
         for number in itertools.count():

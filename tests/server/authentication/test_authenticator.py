@@ -111,6 +111,7 @@ def test_plain_lets_a_user_in_under_its_name() -> None:
         assert denials == []
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize(("user", "password"), [(b"alice", b"wrong"), (b"bob", b"secret")])
 def test_plain_with_a_wrong_password_or_name_is_refused(user: bytes, password: bytes) -> None:
     settings = Authentication(mechanism="plain", users={"alice": hash_password("secret")})
@@ -123,12 +124,14 @@ def test_plain_with_a_wrong_password_or_name_is_refused(user: bytes, password: b
         assert not listener.socket.poll(REFUSED_MS)
 
 
+@pytest.mark.moderate
 def test_an_anonymous_client_is_refused_where_a_password_is_asked() -> None:
     settings = Authentication(mechanism="plain", users={"alice": hash_password("secret")})
     with listening(settings) as (listener, _, _), dealer(listener.name) as client:
         assert identity_seen(listener, client, REFUSED_MS) is None
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("known", [True, False])
 def test_curve_lets_a_known_key_in_under_its_identity_and_no_other(
     tmp_path: Path, known: bool
@@ -155,6 +158,7 @@ def test_curve_lets_a_known_key_in_under_its_identity_and_no_other(
             assert not listener.socket.poll(REFUSED_MS)
 
 
+@pytest.mark.moderate
 def test_an_anonymous_or_plain_client_is_refused_where_a_key_is_asked(tmp_path: Path) -> None:
     settings = Authentication(
         mechanism="curve",
@@ -168,6 +172,7 @@ def test_an_anonymous_or_plain_client_is_refused_where_a_key_is_asked(tmp_path: 
             assert identity_seen(listener, client, REFUSED_MS) is None
 
 
+@pytest.mark.moderate
 def test_ipc_asks_for_a_credential_too(tmp_path: Path) -> None:
     settings = Authentication(mechanism="plain", users={"alice": hash_password("secret")})
     with (
@@ -445,6 +450,7 @@ def test_an_error_in_one_attempt_denies_that_attempt_only(monkeypatch: pytest.Mo
         assert asking.code("alice", b"secret") == b"200"
 
 
+@pytest.mark.moderate
 def test_a_user_who_was_right_before_needs_no_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Authentication(mechanism="plain", users={"alice": hash_password("secret")})
     hashed: list[bytes] = []

@@ -93,6 +93,7 @@ def comes_in(away: socket.socket, server: socket.socket) -> None:
     assert next_of(server) == away.getsockname()
 
 
+@pytest.mark.moderate
 def test_a_peer_that_was_turned_away_comes_in_when_its_address_may() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as away:
         try:
@@ -104,6 +105,7 @@ def test_a_peer_that_was_turned_away_comes_in_when_its_address_may() -> None:
         comes_in(away, server)
 
 
+@pytest.mark.moderate
 def test_the_guard_has_the_listening_sockets_turn_an_address_away_and_back() -> None:
     with RunningLoop(Config(listen=["tcp://127.0.0.1:0"])) as running:
         guard: Guard = running.guard

@@ -119,6 +119,7 @@ def standing() -> Iterator[Standing]:
         yield running
 
 
+@pytest.mark.moderate
 def test_a_flood_is_held_back_while_a_turn_stands_still_and_nothing_of_it_is_lost(
     standing: Standing,
 ) -> None:
@@ -137,6 +138,7 @@ def test_a_flood_is_held_back_while_a_turn_stands_still_and_nothing_of_it_is_los
     assert standing.counters["cut_total"] == 0
 
 
+@pytest.mark.moderate
 def test_who_has_little_unread_is_not_held_back(standing: Standing) -> None:
     with Zmtp(standing.endpoint) as neighbour, Flood(standing.endpoint) as flood:
         standing.until(lambda: len(standing.guard.connections) == 2 or standing.stands.is_set())
@@ -160,6 +162,7 @@ def unacknowledged(peer: socket.socket) -> int:
     return count[0]
 
 
+@pytest.mark.moderate
 def test_connections_that_come_meanwhile_wait_until_the_turn_has_ended(
     standing: Standing,
 ) -> None:
@@ -178,6 +181,7 @@ def test_connections_that_come_meanwhile_wait_until_the_turn_has_ended(
         standing.until(lambda: 5 in standing.taken)
 
 
+@pytest.mark.moderate
 def test_who_floods_by_a_connection_that_the_loop_has_not_seen_yet_is_held_back(
     standing: Standing,
 ) -> None:
@@ -196,6 +200,7 @@ def test_who_floods_by_a_connection_that_the_loop_has_not_seen_yet_is_held_back(
     assert flood.error is None
 
 
+@pytest.mark.moderate
 def test_a_long_turn_that_fills_no_memory_holds_nobody_back(standing: Standing) -> None:
     standing.watchdog._grown_bytes = 512 * MIB
     with Zmtp(standing.endpoint) as peer:
@@ -214,6 +219,7 @@ def test_a_turn_that_ended_before_it_was_looked_at_holds_nobody_back(standing: S
     assert not standing.watchdog.holds
 
 
+@pytest.mark.moderate
 def test_a_held_connection_gets_what_was_sent_meanwhile_once_it_is_let_go() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as server,

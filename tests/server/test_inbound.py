@@ -1,0 +1,108 @@
+"""How long a turn takes up messages, by a socket and a meter that the test holds."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import zmq
+
+from malamute_protocol.commands import Ping, Publish
+from malamute_protocol.framing import encode_message
+from malamute_protocol.limits import Limits
+from malamute_py.config import Config
+from malamute_py.server.inbound import Inbound
+
+_FRAME_NS = 1_000
+_TAKE_NS = 50_000
+
+
+class Taken:
+    """A listener whose socket has messages, each frame of which takes a microsecond to take up."""
+
+    frame_bytes = 2
+
+    def __init__(self, messages: list[list[Any]]) -> None:
+        self.ns = 0
+        self.received: list[int] = []
+        self._frames = deque(
+            SimpleFrame(bytes(frame), at < len(message))
+            for message in messages
+            for at, frame in enumerate([b"one" if message is SMALL else b"other", *message])
+        )
+        self.socket = self
+        parts: Any = {"core": self, "guard": None, "peers": self}
+        self.inbound: Any = Inbound(
+            Config(), limits=Limits(), counters=defaultdict(int), meter=lambda: self.ns,
+            report=lambda *_: None, **parts,
+        )  # fmt: skip
+        self.inbound.take_ns = _TAKE_NS
+        self._peers = {
+            name: SimpleNamespace(
+                strict=False, connection=None, fd=-1, queued=None, number=number, identity="one"
+            )
+            for number, name in enumerate([b"one", b"other"])
+        }
+
+    def routes(self, _: object) -> Any:
+        return self._peers
+
+    @property
+    def ahead_bytes(self) -> int:
+        return 1 << 20
+
+    def recv(self, *_: object) -> SimpleFrame:
+        if not self._frames:
+            raise zmq.Again
+        self.ns += _FRAME_NS
+        return self._frames.popleft()
+
+    def receive(self, link: int, identity: str, commands: Any, *_: object) -> None:
+        self.received.append(len(commands))
+
+    def turn(self) -> int:
+        """Return how many messages of few commands a turn does."""
+        self.received.clear()
+        self.inbound.until = self.ns + _TAKE_NS
+        for peer in self._peers.values():
+            peer.queued = None
+        self.inbound.drain(self, 0)
+        return len(self.received)
+
+
+class SimpleFrame:
+    """A frame as pyzmq gives it."""
+
+    def __init__(self, data: bytes, more: bool) -> None:
+        self.bytes, self.more = data, more
+
+    def __len__(self) -> int:
+        return len(self.bytes)
+
+
+@pytest.fixture(autouse=True)
+def _more_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zmq, "zmq_poll", lambda *_: [1])
+
+
+SMALL = list(encode_message([Ping(1)]))
+LARGE = list(encode_message([Publish("s", at) for at in range(200)], [b"content"] * 200))
+
+
+def test_small_messages_are_taken_up_for_a_time() -> None:
+    taken = Taken([SMALL] * 100)
+    assert [taken.turn() for _ in range(4)] == [25, 25, 25, 25]
+
+
+@pytest.mark.parametrize("before", [0, 10])
+def test_a_message_of_many_frames_takes_no_time_from_those_of_others(before: int) -> None:
+    taken = Taken([*[SMALL] * before, LARGE, *[SMALL] * 100])
+    # 202 microseconds for it are more than the turn has.
+    assert taken.turn() == before + 25
+
+
+def test_one_message_of_many_frames_is_taken_up_in_a_turn_beside_others() -> None:
+    taken = Taken([*[LARGE] * 2, *[SMALL] * 100])
+    assert [taken.turn(), taken.turn()] == [0, 25]
