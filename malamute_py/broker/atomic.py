@@ -170,7 +170,7 @@ class Intake:
         Raises BrokerRefused: `conflict`, it was accepted for another command or content; or what is
         wrong with a content.
         """
-        use, digest = self._steps.use(key)
+        use, digest = self._steps.accepted_for(key)
         if use is None:
             return False
         if not is_use(use, command, self._shard.queues):

@@ -116,8 +116,11 @@ class Shard:
         self.asking: dict[Asker | None, deque[IndexQuery]] = {}
         """Questions that the shell has not been given, by link, in the order of their turns."""
         self._under_way: set[int] = set()
+        """Tokens of questions that the shell has."""
         self._waiting: dict[int, tuple[Answered, Asker | None]] = {}
+        """Token of a question -> who is called with the answer, and the link that asked."""
         self._tokens = 0
+        """The newest token."""
         self.contents: dict[int, Content] = {}
         """Contents whose header tables were read in steps, by the identity of their frame."""
         self.verdicts: dict[int, Verdict] = {}

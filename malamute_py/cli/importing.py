@@ -310,7 +310,10 @@ class _Import:
         return 0
 
     def _put(self, chunk: _Chunk) -> None:
-        """Put one step on its way; without keys, records as they are published."""
+        """Send a chunk as a step of its own, or, when steps have no keys, by an ordinary publish.
+
+        A step's key depends on all chunks up to it: an import that is repeated repeats its keys.
+        """
         if not self._key:
             self._publish(chunk)
             return

@@ -129,8 +129,11 @@ class HeaderTable:
         # Many small entries get their filters together; until then they are read for nothing.
         self._waiting_max = distinct_max // 4
         self._distinct = 0
+        """Headers of all streams that are kept exactly."""
         self._last: dict[int, tuple[Any, int, _Resolved]] = {}
+        """Stream -> header table of its last batch, the entry, and places of the headers there."""
         self._memo: dict[tuple[int, int], tuple[Any, _Resolved]] = {}
+        """(stream, id() of a header table) -> the table and the places of its headers."""
         self._memo_headers = 0
 
     def restore(

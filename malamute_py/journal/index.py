@@ -153,9 +153,13 @@ class LiveIndex:
         self._interval = interval_bytes
         self._headers = HeaderTable(distinct_max)
         self._chunks: list[bytearray] = []
+        """Table of the closed entries, as the file has it, in pieces of _CHUNK entries."""
         self._ordinals: dict[int, array[int]] = {}
+        """Stream -> numbers of its entries."""
         self._view: tuple[int, Entry | None] = (0, None)
+        """(entries, the last one, which may still grow); swapped whole, for readers."""
         self._sparse: dict[int, _SparseRuns] = {}
+        """Streams without headers, as those of mail and changes -> where their batches lie."""
         self._spots: dict[int, StreamSpots] = {}
         self.spans: dict[int, Span] = {}
         self.expires_at_ms = 0

@@ -328,6 +328,7 @@ def scan_ring(storage: Storage, name: str, *, trust_indexes: bool) -> Scan:
         raise JournalCorrupt("ring", f"missing in {ring.describe()}")
     settings = RingSettings(segment_bytes=meta.segment_bytes)
     marks, failed_name = ring, FAILED_FILE
+    # A journal has the marks of its failed rings in a directory; a ring by itself has its own.
     if FAILED in storage.children():
         marks, failed_name = storage.child(FAILED), directory_name(name)
     failed = read_mark(marks, failed_name, Failed)

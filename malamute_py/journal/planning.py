@@ -129,13 +129,18 @@ class _Cutter:
     """Cuts a walk over entries into splits."""
 
     def __init__(self, start: int, bytes_max: int) -> None:
+        """bytes_max: the walk ends with the entry that reaches so many; 0: no bound."""
         self.position = start
+        """Offset after the newest entry."""
         self.total = 0
+        """Bytes of the entries in which something is selected."""
         self._start = start
         self._bytes_max = bytes_max if bytes_max > 0 else 1 << 62
         self._entries: list[tuple[int, int]] = []
+        """(bytes, offset after it) of each entry, in order."""
 
     def full(self) -> bool:
+        """Whether the walk is to end here."""
         return self.total >= self._bytes_max
 
     def add(self, weight: int, after: int) -> None:

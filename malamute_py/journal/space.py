@@ -110,11 +110,15 @@ class Space:
         self._expect = expect
         self._detach = detach
         self._snapshots: deque[tuple[int, int]] = deque()
+        """(end, position as of which it holds) of snapshots that are not known to be synced."""
         self._pins: dict[str, tuple[int, int]] = {}
+        """Name of a pin -> (stream, offset) from which on it keeps records."""
         self._work: _Work | None = None
+        """The spare that is being zeroed, a piece each time."""
         self._leaving: Segment | None = None
         """Retired segment whose file is not yet used again or removed; kept when that failed."""
         self._written_floors: dict[int, int] = {}
+        """Stream -> first offset after trims, as the file TRIMS_FILE has it."""
         self._seen_number: int | None = None
         """Value of `next_number` when housekeeping looked last."""
         self._begun_ms: int | None = None

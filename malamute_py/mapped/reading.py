@@ -139,6 +139,7 @@ class Reading:
                 break  # at the second look in vain later batches were asked, too
         self._turns = tail.turns
         self._floor = self._read_floor()
+        """Offset below which no record is handed out: retention or a trim has removed it."""
         self._missing = missing(tail.stopped_lsn)
         stop = 0
         bounded = request.until or entry.settings.max_records
@@ -257,7 +258,10 @@ class Reading:
         return stop
 
     def _walk(self, choose: Choose, *, contents: bool) -> Walk:
-        """Return a walk through the stream from its beginning."""
+        """Return a walk through the stream from its oldest record on, for look-ups by time.
+
+        choose: picks entries of an index by their times. contents: batches are read, too.
+        """
         lsn, first = begin_of(self._segments, self._entry.number, self._floor)
         return Walk(
             self._segments, self._entry.number, lsn, first, choose=choose, contents=contents

@@ -45,13 +45,16 @@ class Selection:
         self._matches = compiled.matches
         self._by_subject = rows_by_subject(pattern)
         self._search = partial(candidates, pattern)
-        self._rare_rows = None
+        self._rare_rows: WantedRows | None = None
+        """Finds wanted rows in batches that were searched before; None: not by subjects alone."""
         if self._by_subject is not None:
             self._rare_rows = WantedRows(self._by_subject, client_time, 0, 1 << 63)
         self._client_time = client_time
         self._matched: dict[Header, bool] = {}
+        """Headers that were asked about, and whether the pattern selects each."""
         self._purges: Sequence[PurgeMark] = ()
         self._purgers: list[tuple[int, Callable[..., bool]]] = []
+        """Of each purge: the offset before which it removed records, and the test of a header."""
 
     def purge(self, purges: Sequence[PurgeMark]) -> None:
         """Leave out records that were removed by subject."""

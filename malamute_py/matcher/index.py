@@ -102,10 +102,15 @@ class Index:
         self._memo = Memo(memo_headers_max, memo_bytes_max)
         self._patterns: dict[int, _Pattern] = {}
         self._numbers: dict[Canonical, int] = {}
+        """Pattern in canonical form -> its number: equal patterns share one."""
         self._next = 0
+        """The least number that no pattern ever had."""
         self._free: list[int] = []
+        """A heap of numbers that patterns have left."""
         self._tables: dict[str, Table] = {}
+        """Kind of pattern -> the table in which its patterns are filed."""
         self._leaves_in: dict[str, int] = {}
+        """Kind -> how many patterns its table has; one without any is dropped."""
         self._conjunctions = Conjunctions()
         self._leaf_facts: dict[int, int] = {}
         """Leaf -> how many conjunctions ask for it."""

@@ -20,7 +20,9 @@ class PrefixTable:
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
         self._of_length: dict[int, int] = {}
+        """Length -> how many prefixes have it."""
         self._lengths: list[int] = []
+        """These lengths, ascending."""
 
     def add(self, number: int, canonical: Canonical) -> None:
         """File the prefix by its text."""

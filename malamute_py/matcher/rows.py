@@ -34,7 +34,9 @@ class SubjectRows:
         self.selection = selection
         self._matches = matches
         self._known: dict[int, tuple[HeaderTable, Array, Array]] = {}
-        self._kept = 0
+        """id() of a header table -> the table, and what _chosen() returns for it."""
+        self._known_subjects = 0
+        """Subjects in all these tables."""
 
     def __call__(self, content: Content) -> Array | None:
         """Return the selected rows, ascending; None: the header table is too large.
@@ -69,11 +71,11 @@ class SubjectRows:
             return found[1:]
         matches, keys = self._matches, table.keys
         chosen = np.fromiter((matches(each, ()) for each in keys), np.bool_, len(keys))
-        if self._kept + len(keys) > _SUBJECTS_KEPT:
-            self._known, self._kept = {}, 0
+        if self._known_subjects + len(keys) > _SUBJECTS_KEPT:
+            self._known, self._known_subjects = {}, 0
         places = np.flatnonzero(chosen)
         self._known[id(table)] = (table, chosen, places)
-        self._kept += len(keys)
+        self._known_subjects += len(keys)
         return chosen, places
 
 

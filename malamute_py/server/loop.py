@@ -149,17 +149,22 @@ class Loop:
         self._now_ms = sys.maxsize
         """Time of the last turn; before the first there is none."""
         self._guard_at_ms = 0
+        """Time of the next check of the connections."""
         self._waiting: dict[int, Peer] = {}
         """Link -> peer for whom messages are held because its socket was full."""
         self._drained_ms = 0
+        """Time of the last look at the connections after a drain, made once a second at least."""
         self._active_ms = 0
         """Time at which the last message came."""
         self._graces: list[tuple[int, Connection]] = []
+        """(time, connection that is cut off then): until then its peer may leave by itself."""
         self._offences: defaultdict[int, Counter[bytes]] = defaultdict(Counter)
         """Links that ended by an offence: inode of the connection -> routing id -> how many. An id
         is one connection's. A descriptor may be another's by the time its inode is asked for."""
         self._busy = False
+        """The next turn begins at once, as work is left."""
         self._finishing = False
+        """The broker ends in order: the core does all that is left."""
         self._told = False
         """True: in the middle of a Ready the core was told that a link is lost."""
 

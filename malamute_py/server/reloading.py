@@ -170,7 +170,7 @@ def value_of(config: Config, key: str) -> Any:
 
 
 def with_values(config: Config, values: Mapping[str, Any]) -> Config:
-    """Return a configuration with other values of some settings."""
+    """Return a configuration with these values, by dotted name: a reload takes up only some."""
     sections: dict[str, dict[str, Any]] = {}
     for key, value in values.items():
         section, _, name = key.rpartition(".")

@@ -74,7 +74,7 @@ def _rows(connection: sqlite3.Connection, form: Form[Any, Any]) -> dict[Any, Any
 
 
 def _has(connection: sqlite3.Connection, form: Form[Any, Any]) -> bool:
-    """Whether a database, which may be of an earlier version and read only, has this table."""
+    """Whether a database has the table of a form: one of an earlier version may lack it."""
     if form not in ADDED:
         return True
     found = connection.execute("SELECT 1 FROM sqlite_schema WHERE name = ?", (form.table,))

@@ -214,8 +214,10 @@ class _RingRepair:
         self._storage = storage.child(RINGS).child(directory_name(name))
         self._manifests = storage.child(MANIFESTS)
         self._files: dict[int, File] = {}
+        """Number -> file of each segment of the copy."""
         self._number = -1
         self._data = bytearray()
+        """The segment that is being filled, whose number is `_number`."""
         self._last: _PendingStamp | None = None
         """The batch before, when its bundle goes on."""
         self._hole: _PendingStamp | None = None
@@ -223,10 +225,13 @@ class _RingRepair:
         self._bundle: int | None = None
         """New beginning of a bundle whose beginning is lost."""
         self._holes = 0
+        """Damaged and missing parts that were passed so far."""
         self._seen: dict[int, tuple[int, int]] = {}
         """Stream -> (next offset, holes until then)."""
         self._lost: list[Lost] = []
+        """Offsets of records that no batch of the copy has."""
         self._change_next: tuple[int, int] | None = None
+        """(next offset, holes until then) of the change log."""
         self._newest = 0, 0
         """(epoch, append time) of the last batch."""
 

@@ -83,9 +83,10 @@ class Changes:
         self._unproven = ""
 
     def _range(self, lsn: int, stop: int) -> Iterator[tuple[int, bytes]]:
-        """Yield (number, change) of one range of the log, and note where bodies of mail lie.
+        """Yield (offset, record) of the changes from position `lsn` to `stop`.
 
-        Damage in the range is passed over if losses are accepted.
+        Notes where bodies of mail lie on the way. Damage is noted and passed over: whether that
+        may be, read() decides at the end, and _batch() once a later change shows a hole.
         """
         last: BodySpan | None = None
         relevant, begin = self._relevant, lsn

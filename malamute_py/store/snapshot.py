@@ -507,7 +507,7 @@ def _name_fault(content: Path, name: str) -> str:
     A snapshot may come from anywhere. Its manifest may name files of a data directory below the
     content and no others, and no symbolic link may lead elsewhere.
     """
-    if not _belongs(name):
+    if not _may_be_named(name):
         return f"{name!r}: no file of a data directory has this name"
     path = content
     parts = name.split("/")
@@ -520,8 +520,8 @@ def _name_fault(content: Path, name: str) -> str:
     return f"{name}: is {kind} and no file" if kind else ""
 
 
-def _belongs(name: str) -> bool:
-    """True for the name of a file that take() copies."""
+def _may_be_named(name: str) -> bool:
+    """Whether a manifest may name this file: only files with such names does take() copy."""
     match name.split("/"):
         case [file]:
             return file in _OF_DIRECTORY

@@ -234,10 +234,14 @@ class SharedGathering:
         self._offsets: list[Array] = []
         self._times: list[int] = []
         self._counts: list[int] = []
+        """Rows of each batch."""
         self._client_times: list[Array | None] = []
         self._headers: list[Header] = []
+        """Distinct headers of all batches, one batch after the other."""
         self._codes: list[Array] = []
+        """Place of each row's header in `_headers`."""
         self._blobs: list[Any] = []
+        """Bodies of each batch; `_bounds` says where each ends, counted over all."""
         self._bounds: list[Array] = []
         self._blob_bytes = 0
         self.base = 0

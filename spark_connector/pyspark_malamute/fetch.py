@@ -139,7 +139,7 @@ def fetch(
             if position > before:
                 failures, progress_s = 0, time.monotonic()
             # The absence of a broker that was reached counts by its length, all else by times.
-            if links.is_away(options, proven=part.proven):
+            if links.is_away(options, reached_broker=part.reached_broker):
                 tired = time.monotonic() - progress_s >= options.broker_outage_ms / 1000
             else:
                 failures += 1
@@ -164,7 +164,7 @@ def _columns(options: SourceOptions) -> Columns:
 
 def _subscribe(options: SourceOptions, part: Range, position: int) -> SyncSubscription:
     """Return the subscription to one range, from a position in it on."""
-    return links.link(options, proven=part.proven).subscribe(
+    return links.link(options, reached_broker=part.reached_broker).subscribe(
         options.stream,
         options.pattern,
         start=Position(bytes.fromhex(part.stream), part.epoch, position),

@@ -61,15 +61,15 @@ def in_use(options: LinkOptions) -> contextlib.AbstractContextManager[None]:
     return KEPT.in_use(_key(options))
 
 
-def link(options: LinkOptions, *, proven: bool = False) -> SyncClient:
-    """This process's link to the broker; proven: the query has reached it from elsewhere.
+def link(options: LinkOptions, *, reached_broker: bool = False) -> SyncClient:
+    """This process's link to the broker; reached_broker: the query has reached it from elsewhere.
 
     Raises SourceUnavailable.
     """
     key = _key(options)
     found = KEPT.get(key)
     if found is None:
-        reached = proven or key in _REACHED
+        reached = reached_broker or key in _REACHED
         patience_ms = options.broker_outage_ms if reached else 0
         with explained(options, "connect"):
             found = open_link(
@@ -120,11 +120,11 @@ def open_link(options: LinkOptions, timeout_ms: int, *, reached: bool = False) -
         pause_s = min(2 * pause_s, _PAUSES_S[1])
 
 
-def is_away(options: LinkOptions, *, proven: bool = False) -> bool:
+def is_away(options: LinkOptions, *, reached_broker: bool = False) -> bool:
     """Whether a broker that was reached has no link to this process now."""
     key = _key(options)
     found = KEPT.get(key)
-    return (proven or key in _REACHED) and (found is None or not found.linked)
+    return (reached_broker or key in _REACHED) and (found is None or not found.linked)
 
 
 def drop(options: LinkOptions) -> None:

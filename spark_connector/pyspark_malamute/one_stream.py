@@ -74,7 +74,9 @@ class OneStream:
         """Whether a stream with this uuid and tail has nothing that was not looked at."""
         return stream == begin.stream and tail == self._start(begin)
 
-    def tasks(self, begin: StreamOffset, stop: StreamOffset, *, proven: bool) -> list[Range]:
+    def tasks(
+        self, begin: StreamOffset, stop: StreamOffset, *, reached_broker: bool
+    ) -> list[Range]:
         """The tasks of a batch; after a restart of one that the checkpoint knows of."""
         if begin.offset >= stop.offset:
             return []
@@ -88,7 +90,7 @@ class OneStream:
             check_plan(broker, options, plan, begin.offset, begin.epoch)
             self.plan = plan
         first = max(plan.from_offset, plan.first)
-        return ranges(broker, options, plan, first, stop.offset, proven=proven)
+        return ranges(broker, options, plan, first, stop.offset, reached_broker=reached_broker)
 
     def _start(self, begin: StreamOffset) -> int:
         """Return the offset to plan from: after records that are known not to match."""

@@ -35,13 +35,13 @@ class Range(InputPartition):
         *,
         first: int = 0,
         size: int = 0,
-        proven: bool = False,
+        reached_broker: bool = False,
     ) -> None:
         """name: of the stream. stream: its UUID, hexadecimal. epoch: in which the plan was made.
 
         first: the stream's first offset when the plan was made. size: bytes of the journal, at
-        most. proven: tasks of this query have reached the broker before, so that a broker that is
-        away is waited for.
+        most. reached_broker: tasks of this query have reached the broker before, so that a broker
+        that is away is waited for.
         """
         self.name = name
         self.stream = stream
@@ -50,7 +50,7 @@ class Range(InputPartition):
         self.end = end
         self.first = first
         self.size = size
-        self.proven = proven
+        self.reached_broker = reached_broker
 
 
 class Ranges(InputPartition):
@@ -194,11 +194,11 @@ def ranges(
     start: int,
     end: int,
     *,
-    proven: bool = False,
+    reached_broker: bool = False,
 ) -> list[Range]:
     """The tasks of a plan, within [start, end): more than planned where minPartitions asks.
 
-    proven: see Range.
+    reached_broker: see Range.
     """
     if options.is_alone and len(plan.splits) < options.min_partitions and plan.bytes:
         # What is wanted of the splits, which may be less than the batches that are looked through.
@@ -218,7 +218,15 @@ def ranges(
         ]
     name, stream = options.stream, plan.stream.hex()
     return [
-        Range(name, stream, plan.epoch, *cut, first=plan.first, size=size, proven=proven)
+        Range(
+            name,
+            stream,
+            plan.epoch,
+            *cut,
+            first=plan.first,
+            size=size,
+            reached_broker=reached_broker,
+        )
         for *cut, size in pieces
     ]
 
@@ -258,12 +266,12 @@ def restored(
     stop: Mapping[str, StreamOffset],
     firsts: Mapping[str, int],
     *,
-    proven: bool = False,
+    reached_broker: bool = False,
 ) -> list[InputPartition]:
     """Tasks of a batch from a checkpoint, each at its place.
 
     stop: position at the end of the batch in each stream that is there: ranges of other streams are
-    left out. firsts: offset with which each stream begins now. proven: see Range.
+    left out. firsts: offset with which each stream begins now. reached_broker: see Range.
     """
     found: list[InputPartition] = []
     for task in tasks:
@@ -275,7 +283,7 @@ def restored(
                 start,
                 end,
                 first=firsts.get(name, 0),
-                proven=proven,
+                reached_broker=reached_broker,
             )
             for name, start, end in task
             if name in stop

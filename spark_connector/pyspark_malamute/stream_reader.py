@@ -68,7 +68,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._streams: dict[str, OneStream] = {}
         self._gone: set[str] = set()
         """Streams of the checkpoint whose removal has been reported."""
-        self._proven = False
+        self._reached_broker = False
         """Tasks of this query have reached the broker."""
         self._targets: dict[str, int] | None = None
         """Stream -> offset at which a query with availableNow ends."""
@@ -140,7 +140,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         """Take note that the batch that ended here is in Spark's sink."""
         self._idle.batch_began()
-        self._proven = True
+        self._reached_broker = True
         self._cursor.move(read_offsets(end, self._options))
 
     def _next_end(
@@ -279,7 +279,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if end == self._made:
             for part in self._parts:
                 for each in ranges_of(part):
-                    each.proven = self._proven
+                    each.reached_broker = self._reached_broker
             return self._parts
         # Asked for, even where the checkpoint has the tasks: a stream may have been recreated,
         # removed or trimmed since.
@@ -288,7 +288,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             there = {name: at for name, at in stop.items() if name in found}
             plans = {name: self._stream(name).plan for name in there}
             firsts = {name: plan.first for name, plan in plans.items() if plan is not None}
-            return restored(end["tasks"], there, firsts, proven=self._proven)
+            return restored(end["tasks"], there, firsts, reached_broker=self._reached_broker)
         return grouped([part for parts in found.values() for part in parts], self._options)
 
     def _planned(
@@ -302,7 +302,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             fresh = StreamOffset(stop[name].stream, *NEVER_READ)
             try:
                 return self._stream(name).tasks(
-                    begin.get(name, fresh), stop[name], proven=self._proven
+                    begin.get(name, fresh), stop[name], reached_broker=self._reached_broker
                 )
             except StreamMissing:
                 if self._options.stream:

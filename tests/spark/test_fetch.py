@@ -118,10 +118,10 @@ class ScriptedLinks:
         self.dropped = 0
         self.away = False
 
-    def is_away(self, _: SourceOptions, *, proven: bool = False) -> bool:
+    def is_away(self, _: SourceOptions, *, reached_broker: bool = False) -> bool:
         return self.away
 
-    def link(self, _: SourceOptions, *, proven: bool = False) -> ScriptedLinks:
+    def link(self, _: SourceOptions, *, reached_broker: bool = False) -> ScriptedLinks:
         return self
 
     def drop(self, _: SourceOptions) -> None:

@@ -128,9 +128,9 @@ def test_a_broker_that_was_reached_is_waited_for_whatever_its_absence_looks_like
         began_s = clock.now_s
         attempts(code)
         with pytest.raises(SourceUnavailable):
-            links.link(chosen, proven=reach == "by another")
+            links.link(chosen, reached_broker=reach == "by another")
         assert 88 < clock.now_s - began_s <= 90
-        assert links.is_away(chosen, proven=reach == "by another")
+        assert links.is_away(chosen, reached_broker=reach == "by another")
         links._REACHED.clear()
     assert not links.is_away(chosen)
 

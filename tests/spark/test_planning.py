@@ -521,11 +521,11 @@ def test_tasks_know_whether_the_query_has_read_from_the_broker_before() -> None:
     end = step(reader, begin)
     (task,) = reader.partitions(begin, end)
     assert isinstance(task, Range)
-    assert not task.proven
+    assert not task.reached_broker
     reader.commit(end)
     (task,) = reader.partitions(begin, end)
     assert isinstance(task, Range)
-    assert task.proven
+    assert task.reached_broker
 
 
 # --- tasks -----------------------------------------------------------------------------------

@@ -63,11 +63,13 @@ class Marks:
         self.cursors: dict[Cursor, None] = {}
         """Cursors of the stream whose setting is to pin."""
         self._pushes = count()
+        """Order of the heap's entries, as cursors cannot be compared."""
         self._least: list[tuple[int, int, Cursor]] = []
         """Heap of (offset, order, cursor), with offsets of before: a search for the least among
         10,000 cursors at each move would cost too much."""
         self._offsets = [stream.next]
         self._lsns = [stream.ring.end_lsn]
+        """Marks: the ring ended at this LSN when the stream ended at the offset of that place."""
         self._first_offset = stream.first
         self._bytes_before = stream.ledger.bytes
         """The stream's own bytes before the first mark: the LSNs there are not known."""
@@ -122,10 +124,12 @@ class Pins:
         self._pinning: dict[Cursor, None] = {}
         """Cursors of all streams whose setting is to pin."""
         self._marks: dict[Stream, Marks] = {}
+        """Of each stream with a cursor that pins."""
         self.changed: list[tuple[str, str, int, int | None]] = []
         """(ring, pin, stream, offset; None: no pin): changes for the shell to pass on."""
         self._due_ms = 0
         self._begun_ms = 0
+        """Time at which the round began."""
         self._turn: list[Cursor] = []
         """Cursors that are still to be looked at in this round."""
 

@@ -55,7 +55,7 @@ class DeadLetters:
             part = self._part(group, batch, entry, rows)
         except BrokerRefused as error:
             if error.code != "limit" or count == 1:
-                burying.give_up(error.code, error.reason)
+                burying.wait_again(error.code, error.reason)
                 return
             # More than an empty mailbox takes at once.
             group.back(picked, late=False)
@@ -153,9 +153,9 @@ class _Burying(Effect):
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
         """Let the records wait again, since no dead-letter mailbox took their copies."""
-        self.give_up(code, reason)
+        self.wait_again(code, reason)
 
-    def give_up(self, code: str, reason: str) -> None:
+    def wait_again(self, code: str, reason: str) -> None:
         """Let the records wait again for a while, and tell the operator once."""
         group, shard = self.group, self.letters.shard
         if not group.refusing:

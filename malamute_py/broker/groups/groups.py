@@ -123,7 +123,8 @@ class Groups:
         )
         self._resetting = Resetting(
             shard, links, steps, starts, answers, self._groups,
-            set_aside=self._set_aside, renewed=self._renewed, administration=self._administration,
+            end_members=self._end_members, renewed=self._renewed,
+            administration=self._administration,
         )  # fmt: skip
 
     # --- facts ------------------------------------------------------------------------------
@@ -442,7 +443,7 @@ class Groups:
         before = group.holder
         held = group.enter(member)
         if before is not None and group.holder is not before:
-            self._holders.pass_over(group, before)
+            self._holders.tell_place_lost(group, before)
         low = group.holdings.low
         links.say(
             member.link,
@@ -593,7 +594,7 @@ class Groups:
 
     # --- a reset --------------------------------------------------------------------------------
 
-    def _set_aside(self, group: Group) -> None:
+    def _end_members(self, group: Group) -> None:
         """End the memberships of a group that is being reset; members that join now wait."""
         self._groups.coming.setdefault((group.stream.number, group.name), [])
         # What members, timers and the log still say of this run of the group has no effect.

@@ -60,7 +60,7 @@ class Holders:
             logging = Then(partial(self._logged, group, place), partial(self._refused, group))
             self._steps.put([change], logging, memory=group.stream.ring.memory)
 
-    def pass_over(self, group: Group, member: Member) -> None:
+    def tell_place_lost(self, group: Group, member: Member) -> None:
         """Tell a member that it is the holder no more."""
         if group.told is member:
             group.told = None

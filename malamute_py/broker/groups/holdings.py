@@ -481,7 +481,10 @@ def _few_closed_runs(open_rows: int, mask: int, limit: int) -> list[tuple[int, i
 
 
 def _closed_runs(open_rows: int, mask: int, limit: int) -> list[tuple[int, int]]:
-    """Runs of offsets before `limit` that are not open, each with an offset of the mask in it."""
+    """Maximal runs (first, end) of offsets that are not open, without those that miss the mask.
+
+    Offsets count from the page's base, up to `limit`. open_rows, mask: a bit for each offset.
+    """
     closed = np.zeros(limit + 2, np.int8)
     closed[1:-1] = ~rows_of_bits(open_rows & ones(limit), limit)
     edges = np.flatnonzero(np.diff(closed))

@@ -94,7 +94,7 @@ class Leases:
         """Take records from a member whose lease is over, and pass the member over."""
         before = group.holder
         if group.kind == "exclusive":
-            self._holders.pass_over(group, member)
+            self._holders.tell_place_lost(group, member)
         elif not member.aside:
             self._say(group, member, gets=False)
         group.set_aside(member)

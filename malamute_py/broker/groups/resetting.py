@@ -38,11 +38,11 @@ class Resetting:
         answers: Answers,
         groups: Named[Group, Any],
         *,
-        set_aside: Callable[[Group], None],
+        end_members: Callable[[Group], None],
         renewed: Callable[[Group, int], None],
         administration: GroupAdministration,
     ) -> None:
-        """set_aside: ends the memberships of a group, and has members that join wait.
+        """end_members: ends the memberships of a group, and has members that join wait.
 
         renewed: has a group go on as the log has it, which is durable at an LSN (0: in memory).
         """
@@ -52,7 +52,7 @@ class Resetting:
         self._starts = starts
         self._answers = answers
         self._groups = groups
-        self._set_aside = set_aside
+        self._end_members = end_members
         self._renewed = renewed
         self._administration = administration
 
@@ -106,7 +106,7 @@ class Resetting:
         )  # fmt: skip
         renewing = Then(partial(self._renewed, group), partial(self._stays, group))
         answer = Answer(self._answers, link, command, partial(self._told, group, before))
-        self._set_aside(group)
+        self._end_members(group)
         changes: list[Change] = [change]
         if row.kind == "exclusive":
             # The place is free: its holder has to join again as everyone has.

@@ -98,6 +98,7 @@ class Bodies:
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self._hot: OrderedDict[int, Body] = OrderedDict()
+        """Newest batches that were appended, by number."""
         self.hot_bytes = 0
         self._kept: dict[int, Body] = {}
         """Batches that are in memory only."""
@@ -112,6 +113,7 @@ class Bodies:
         self.queue: deque[tuple[int, int]] = deque()
         """(number, bytes) of batches that are wanted and that no read was begun for."""
         self._reads: dict[int, tuple[tuple[int, ...], int]] = {}
+        """Token of a read under way -> (numbers, bytes)."""
         self._reading_bytes = 0
         self.failed = ""
         """Reason why a read failed, during the calls that wait for it; empty: a batch is lost."""

@@ -94,7 +94,7 @@ class Ledger:
             self.bytes = 0
 
     def bytes_before(self, offset: int) -> int:
-        """Bytes of the pieces that end at or before an offset."""
+        """Bytes before an offset, without the piece that it lies in: aged_bytes of STREAM_INFO."""
         size = 0
         for next, part, _ in self._pieces:
             if next > offset:

@@ -370,7 +370,7 @@ class Keys:
             self._coming[subject] = 0 if deletion else base + row
 
     def appended(self, time_ms: int) -> None:
-        """Enter the oldest batch that was taken into the index: the journal has it."""
+        """Enter the records of the oldest batch that was taken, since the journal now has it."""
         base, rows, batch_bytes = self._taken.popleft()
         self.taken_bytes -= batch_bytes
         for subject, row, deletion, size in rows:

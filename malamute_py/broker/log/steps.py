@@ -230,11 +230,15 @@ class Steps:
         self.mail_next = mail_next
         """The next number of the mail stream."""
         self._memory_next = shard.epoch << EPOCH_SHIFT
+        """The next number of a message or request in memory alone."""
         self._apply = apply
         self._queue: list[Step] = []
         self._urgent: list[Step] = []
+        """Steps of the broker's own that go before the queue."""
         self._handed: dict[int, list[Step]] = {}
+        """Token of a bundle that the journal has not answered -> the steps in it."""
         self._under_way: dict[Key, Step] = {}
+        """Key -> the step that named it and that the log does not have yet."""
         self._memory_keys = Keys()
         self.unsettled_bytes = 0
         """Bytes of steps that are queued, handed to the journal, or appended and not visible."""
@@ -299,7 +303,7 @@ class Steps:
                 self._confirms.settle_by(self._main, waiter, self._main.end_lsn)
         return True
 
-    def use(self, key: Key) -> tuple[Command | KeyRow | None, int]:
+    def accepted_for(self, key: Key) -> tuple[Command | KeyRow | None, int]:
         """Return what a key was accepted for, and the digest of the contents.
 
         The command while it is on its way, then its row; None: the key is not kept.

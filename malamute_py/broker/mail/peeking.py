@@ -52,9 +52,13 @@ class Peeking:
         self._mailbox = mailbox
         self._limit = max(1, min(command.limit, shard.settings.page_max))
         self._rows: list[MessageRow] = []
+        """The chosen messages."""
         self._found: dict[int, Body | None] = {}
+        """Number of a batch -> its body; None: it is lost."""
         self._waiting = 1
+        """Bodies that have not come, and one for begin()."""
         self._more = False
+        """Further messages do not fit into this answer."""
 
     def begin(self) -> None:
         """Choose the messages, and ask for their bodies."""

@@ -34,7 +34,10 @@ class Claims:
     def ranges(
         self, offer: Offer, ranges: Iterable[tuple[int, int]], left: AbsentHolder | None = None
     ) -> list[BatchRows]:
-        """Return the rows that ranges of numbers name. Raises BrokerRefused unless all are held."""
+        """Return the rows that ranges of numbers name. Raises BrokerRefused unless all are held.
+
+        left: see _find().
+        """
         claimed: dict[RequestBatch, int] = {}
         for first, end in ranges:
             number = first

@@ -138,7 +138,7 @@ class Returns:
                 self._give_back_some()
 
     def _give_back_some(self) -> None:
-        """Give back one portion; the next turn goes on."""
+        """Give back requests of ended offers, at most timers_max a turn; the next turn goes on."""
         budget = self._shard.settings.timers_max
         while self._leaving and budget > 0:
             leases, why = self._leaving[0]

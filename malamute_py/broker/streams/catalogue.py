@@ -82,8 +82,11 @@ class Catalogue:
         self._numbers: dict[int, Stream] = {}
         self._names: dict[str, Stream] = {}
         self._sorted: list[str] | None = None
+        """All names in order; None: to be sorted at the next question."""
         self._waiting: dict[str, list[tuple[Use, Refusal]]] = {}
+        """Name of a stream that is being created -> what is to be done with it, or in its place."""
         self._waiting_count = 0
+        """Calls in all these lists."""
         self._next_number = tables.next_number
         self.bounded: set[Stream] = set()
         """Streams with a bound of bytes, age or records of their own."""

@@ -263,7 +263,7 @@ class Compaction:
     def _durable(self, copies: Copies, failure: tuple[str, str] | None) -> None:
         """Note where the copied records are from now on, and go on.
 
-        failure: they are not durable.
+        failure: why the copies are not durable; then nothing moves, and the ring may ask again.
         """
         if failure is not None or copies.stream.removed:
             copies.keys.room.asked = False

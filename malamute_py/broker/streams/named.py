@@ -35,8 +35,11 @@ class Named(Generic[_T, _Coming]):
         self._quotas = quotas
         self._resource = resource
         self._owners: dict[Place, str] = {}
+        """Whom each object counts for."""
         self._of: dict[int, dict[str, _T]] = {}
+        """Number of a stream -> name -> object."""
         self._sorted: dict[int, list[str]] = {}
+        """Number of a stream -> its names in order, once they were asked for."""
         self._count = 0
         self.coming: dict[Place, list[_Coming]] = {}
         """Changes on their way into the log, or callers that wait for one, by place."""

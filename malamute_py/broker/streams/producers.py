@@ -149,6 +149,7 @@ class Producer:
         self.identity = identity
         self.epoch = epoch
         self.streams: dict[int, ProducerStream] = {}
+        """Number of a stream -> the producer's position there."""
         self.faults: tuple[str, ...] = ()
         """Reasons why batches that came again were no duplicates, as far as the operator was
         told."""

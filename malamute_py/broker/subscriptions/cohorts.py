@@ -59,7 +59,10 @@ class Cohorts:
         until the cohort has been given its rows."""
 
     def turn(self, cohort: Cohort) -> int:
-        """Serve a cohort from the hot window, or begin a read for it; returns the bytes given."""
+        """Serve a cohort from the hot window, or begin a read for it; returns the bytes given.
+
+        Members too few to share, or that stand too far from the first, get other turns.
+        """
         stream, settings = cohort.stream, self._shard.settings
         key = stream, cohort.durable
         if self._lagging.cohorts.get(key) is cohort:

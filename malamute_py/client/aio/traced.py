@@ -196,7 +196,10 @@ def _confirmed(span: Span, future: asyncio.Future[Any]) -> None:  # asyncio only
 
 
 def of_stream(verb: Verb, *, many: bool = False) -> Verb:
-    """Make of a call on an object that stands for one stream one that runs within a span."""
+    """Make of a call on an object that stands for one stream one that runs within a span.
+
+    The stream is put before the arguments while the span begins, which may change the others.
+    """
     of_call = _Call("publish", verb, _PRODUCER, many=many, named=False)
 
     @wraps(verb)

@@ -174,7 +174,9 @@ class Bulk:
         self._bounds = np.zeros(1, np.int64)
         """Beginning of each body from `start` on, and the end of the last one."""
         self._whole: dict[str, Any] = {}
+        """Options with one value for all records."""
         self._columns: dict[str, Any] = {}
+        """Options with a value for each record."""
         if subjects is not None:
             if subject is not None:
                 raise LocalProtocolError("bad_batch", "give subject or subjects, not both")

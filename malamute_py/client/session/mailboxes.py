@@ -489,6 +489,7 @@ class OpenedMailboxes(Acknowledging):
         self._end = end
         self._arrived = arrived
         self._mailboxes: dict[str, OpenedMailbox] = {}
+        """By the name that a caller gave; the client's own mailbox has none."""
         self.have_read: Final[dict[MailboxView, None]] = {}
         """Readers that have something to acknowledge with the next turn."""
         self.may_hold = False
@@ -497,10 +498,13 @@ class OpenedMailboxes(Acknowledging):
         self.holding = False
         """Whether acknowledgements wait now: another turn is wanted soon."""
         self._routed = False
+        """Replies went to their callers in this turn."""
         self._looked_at: Final[dict[OpenedMailbox, None]] = {}
+        """Mailboxes in which something may be due: mail to return, or their end."""
         self.queues: Final = (self.have_read, self._looked_at, *self.acks.queues)
         """While all of them are empty, take() has nothing to do."""
         self._fatal: MalamuteError | None = None
+        """Why the session has ended."""
 
     # --- what callers do -----------------------------------------------------------------------
 

@@ -31,9 +31,12 @@ class OutgoingMessages:
         """The commands that no message can carry, each with the parts of its step, and why."""
         self._suspect: Callable[[list[Command]], Command] | None = None
         self._commands: list[Command] = []
+        """Commands of the message that is being filled."""
         self._frames: list[Any] = []
+        """Contents of these commands, with `_bytes` in all."""
         self._bytes = 0
         self._messages: list[list[Any]] = []
+        """Frames of each message that is ready."""
 
     def bound(self, commands_max: int) -> None:
         """Take the broker's bound; the commands take a frame of their own, beside one for each."""

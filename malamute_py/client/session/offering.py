@@ -232,6 +232,7 @@ class Offering(Opened):
         self._kind = kind
         self._lease_ms = 0
         self._late: dict[int, OutgoingRow] = {}
+        """Replies to requests that another worker has by now."""
         self._still: dict[int, RequestBase] = {}
         """Taken from us, while their handlers are at it."""
         self._behind: dict[int, RequestBase] = {}

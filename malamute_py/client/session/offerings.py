@@ -69,9 +69,11 @@ class Offerings(Acknowledging):
         self._draining: Final[dict[Offering, None]] = {}
         """Offerings that take no more requests and have some in hand."""
         self._closing: Final[dict[Offering, None]] = {}
+        """Offers that end once every answer is confirmed."""
         self.queues: Final = (self._holding, self._draining, self._closing, *self.acks.queues)
         """While all of them are empty, take() has nothing to do."""
         self._lanes: dict[Any, Lane[KeyedBatch]] = {}
+        """Replies on their way, by offer and mailbox."""
         outbox.homes.append(self._lanes)
 
     # --- what callers do -----------------------------------------------------------------------

@@ -182,7 +182,10 @@ class TracedPending(Pending[Any]):
 
 
 def of_stream(verb: Verb, *, many: bool = False) -> Verb:
-    """Make of a call on an object that stands for one stream one that runs within a span."""
+    """Make of a call on an object that stands for one stream one that runs within a span.
+
+    The stream is put before the arguments while the span begins, which may change the others.
+    """
     of_call = _Call("publish", verb, _PRODUCER, many=many, named=False)
 
     @wraps(verb)

@@ -102,8 +102,11 @@ class Turns(Generic[Job]):
         self._bounds = all_max, address_max, place_max
         self._strangers_max = strangers_max
         self._addresses: OrderedDict[str, _Waiting[Job]] = OrderedDict()
+        """What waits of each address; the first has the next turn."""
         self._known = 0
+        """Attempts for users that wait."""
         self._serial = 0
+        """Number of the newest attempt."""
         self._strangers: OrderedDict[int, Origin] = OrderedDict()
         """Place of each attempt for a name that no user has, the oldest first."""
 

@@ -133,22 +133,32 @@ class Checkpoints:
         self._press = press
         self._visible = ring.synced_lsn
         self._asked = False
+        """The process is at work on an advance."""
         self._asked_ms = 0
+        """Time at which the advance was asked for."""
         self._slow = False
+        """The advance has been reported as slow."""
         self._progress: tuple[int, ...] | None = None
         """Progress of the process at the last look."""
         self._look_ms = 0
+        """Time of the next look whether the process still gets on."""
         self._idle_looks = 0
+        """Looks in a row that saw no progress."""
         self.hangs = 0
         self._clock_ms: int | None = None
+        """The wall clock at the last look; `_now_ms` adds up its steps forward alone."""
         self._now_ms = 0
         self._since_ms: int | None = None
         """Time at which the first part was seen that the tables lack."""
         self._done_ms: int | None = None
+        """Time of the last advance; an idle broker makes the next one idle_ms later."""
         self._not_before_ms = 0
+        """Time before which no advance is asked for, as the last one failed."""
         self._backoff_ms = 0
         self._forced = False
+        """The log is so full that an advance does not wait for its time."""
         self._held = 0
+        """Position from which on ring main is held back for the tables."""
         self._process = CheckpointProcess(directory, config, results)
         self._directory = directory
         self._hold()

@@ -90,8 +90,8 @@ class Guard:
         )
         self.listening = ListeningSockets(count, report)
         self.memory = Memory(count, report)
-        self.left = LeftBehind(self.memory, limits.unread_share_bytes_max)
-        self.unread = UnreadBytes(limits, links.hello_ms, self.memory, self.left)
+        self.left_behind = LeftBehind(self.memory, limits.unread_share_bytes_max)
+        self.unread = UnreadBytes(limits, links.hello_ms, self.memory, self.left_behind)
         self._turn: list[int] = []
         """Descriptors of the connections that are still to be looked at in their turn."""
         self._alarmed = False
@@ -177,7 +177,7 @@ class Guard:
         connection = Connection(fd, facts.st_ino, is_tcp, address, now_ms, self.memory.rss)
         self.connections.add(connection)
         surplus, reason = self.connections.surplus(connection)
-        if not reason and address in self.left.to_blame():
+        if not reason and address in self.left_behind.to_blame():
             surplus = connection
             reason = "messages of ended connections of its address fill the memory"
         if surplus is not None:
@@ -187,7 +187,7 @@ class Guard:
     def _forget(self, connection: Connection) -> None:
         """Count a connection that ended no more; what it left unread is remembered."""
         self.connections.remove(connection)
-        self.left.add(connection)
+        self.left_behind.add(connection)
 
     # --- the check -----------------------------------------------------------------
 
@@ -197,7 +197,7 @@ class Guard:
         Memory shows a message under way that grows; over tcp the kernel keeps the rest.
         """
         memory = self.memory
-        if self._alarmed or memory.has_filled or not self.left.is_empty:
+        if self._alarmed or memory.has_filled or not self.left_behind.is_empty:
             return False
         if not 0 <= now_ms - self._now_ms < _CALM_MS:
             return False
@@ -211,15 +211,15 @@ class Guard:
         """
         self._now_ms = now_ms
         self._rss_at_check = self.memory.measure()
-        self.left.begin(now_ms, drained)
+        self.left_behind.begin(now_ms, drained)
         ended = self._look(self._due(now_ms), now_ms, drained)
         if drained:
-            self.left.clear()
+            self.left_behind.clear()
         for connection, verdict in self.unread.too_much(self._suspected()):
             ended.append(connection)
             self._end(connection, verdict)
         self.unread.sum_up(self._suspected())
-        self.listening.keep_out(self.left.to_blame())
+        self.listening.keep_out(self.left_behind.to_blame())
         if self._suspects or not drained:
             self.memory.give_back(self._share_bytes_max // 4, now_ms)
         else:

@@ -167,9 +167,12 @@ class Rings:
         self._results = results
         self._rings = journal.rings
         self._removals: deque[tuple[str, Storage]] = deque()
+        """Directories of removed rings, whose files go one after the other."""
         self._unready: dict[str, Unready] = {}
+        """Rings that are being opened, or could not be."""
         self._stopping = False
         self._dirty: dict[str, Ring] = {}
+        """Rings with appends that no sync covers."""
         self.sync_at_ms: int | None = None
         """Latest time of the next call of sync(), for bytes that no peer waits for."""
         self._snapshot = snapshot
@@ -191,6 +194,7 @@ class Rings:
             self._keep, results, idle_s=_IDLE_S, pause_s=_PREPARE_PAUSE_S
         )
         self._complaints: dict[str, str] = {}
+        """Ring -> why no segment could be prepared, as the event said."""
         self._in_memory: set[str] = set()
         """Rings whose syncs reach no disk, and are not measured."""
         self._damaged = damaged

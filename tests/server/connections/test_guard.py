@@ -213,7 +213,7 @@ def test_what_cut_connections_left_counts_until_it_is_taken_up_and_given_back() 
         assert "its share" in cut_at(4 * most + 1)[0]
         watched.guard.memory._trimmed_ms = watched.now_ms + 1
         assert cut_at(4 * most) == []
-        assert watched.guard.left._connections == []
+        assert watched.guard.left_behind._connections == []
 
 
 def leaves(watched: Watched, share: str, size: int) -> Connection:
@@ -277,11 +277,11 @@ def test_what_an_ended_connection_left_ends_when_nothing_of_it_is_taken_up() -> 
         for _ in range(5):
             ended.delivered += 10 << 20
             watched.look(drained=False)
-            assert watched.guard.left._connections == [ended], "messages of it are taken up"
+            assert watched.guard.left_behind._connections == [ended], "messages of it are taken up"
         assert ended.unread == 50 << 20
         watched.guard.memory._trimmed_ms = watched.now_ms + 1
         watched.look(drained=False)
-        assert watched.guard.left._connections == []
+        assert watched.guard.left_behind._connections == []
 
 
 def test_ended_connections_that_count_are_bounded_and_the_largest_stay(
@@ -293,8 +293,11 @@ def test_ended_connections_that_count_are_bounded_and_the_largest_stay(
         sizes = [n << 20 for n in (3, 1, 5, 2, 4)]
         for size in sizes:
             leaves(watched, "one", size)
-        assert watched.guard.left.by_share()[0]["user one"] == sum(sizes)
-        assert sorted(each.memory for each in watched.guard.left._connections) == sorted(sizes)[2:]
+        assert watched.guard.left_behind.by_share()[0]["user one"] == sum(sizes)
+        assert (
+            sorted(each.memory for each in watched.guard.left_behind._connections)
+            == sorted(sizes)[2:]
+        )
 
 
 def test_connections_count_the_growth_of_memory_once_and_not_each_for_itself() -> None:
@@ -476,7 +479,7 @@ def test_who_leaves_much_behind_again_and_again_comes_in_when_it_was_taken_up() 
         assert comes(), "no more than its share was left behind"
         guard.memory.resident = lambda: before + (300 << 20)  # type: ignore[method-assign]
         watched.look(drained=False)
-        while guard.left._ended_by_address["127.0.0.1"] < 2:
+        while guard.left_behind._ended_by_address["127.0.0.1"] < 2:
             assert guard.listening._turned_away == set(), "memory may have grown for another reason"
             assert comes()
             watched.look(drained=False)
@@ -486,11 +489,11 @@ def test_who_leaves_much_behind_again_and_again_comes_in_when_it_was_taken_up() 
         assert refused in watched.cuts[-1]
         watched.look(drained=False)
         assert guard.listening._turned_away == {"127.0.0.1"}
-        guard.left._ended_by_address["another"] = 99
+        guard.left_behind._ended_by_address["another"] = 99
         assert comes(), "the other has left more"
         watched.look(drained=False)
         assert guard.listening._turned_away == set(), "no address of IP has that name"
-        del guard.left._ended_by_address["another"]
+        del guard.left_behind._ended_by_address["another"]
         assert not comes()
         watched.look(drained=False)
         assert guard.listening._turned_away == {"127.0.0.1"}

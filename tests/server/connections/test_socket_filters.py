@@ -112,18 +112,18 @@ def test_the_guard_has_the_listening_sockets_turn_an_address_away_and_back() -> 
         running.until(lambda: len(guard.listening._fds) == 1)
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as away:
         guard.listening._fds = [server.fileno()]
-        guard.left._ended_by_address["127.0.0.2"] = 8
+        guard.left_behind._ended_by_address["127.0.0.2"] = 8
         guard.memory.rss = guard.memory.before + (300 << 20)
-        guard.listening.keep_out(guard.left.to_blame())
+        guard.listening.keep_out(guard.left_behind.to_blame())
         assert running.log.of("address_turned_away")[0]["peer"] == "127.0.0.2"
         if running.log.of("filter_refused"):
             pytest.skip("this kernel has no filters of sockets")
         assert running.counters["addresses_turned_away_total"] == 1
-        guard.listening.keep_out(guard.left.to_blame())
+        guard.listening.keep_out(guard.left_behind.to_blame())
         assert running.counters["addresses_turned_away_total"] == 1, "it is told of once"
         is_kept_out(away, "127.0.0.2", server)
-        guard.left._ended_by_address.clear()
-        guard.listening.keep_out(guard.left.to_blame())
+        guard.left_behind._ended_by_address.clear()
+        guard.listening.keep_out(guard.left_behind.to_blame())
         assert guard.listening._turned_away == set()
         comes_in(away, server)
 
@@ -133,9 +133,9 @@ def test_no_more_addresses_are_told_of_than_the_kernel_turns_away() -> None:
         guard: Guard = running.guard
         running.until(lambda: len(guard.listening._fds) == 1)
     guard.listening._fds.clear()
-    guard.left._ended_by_address.update({f"10.0.0.{n}": 8 for n in range(ADDRESSES_MAX + 8)})
+    guard.left_behind._ended_by_address.update({f"10.0.0.{n}": 8 for n in range(ADDRESSES_MAX + 8)})
     guard.memory.rss = guard.memory.before + (300 << 20)
-    guard.listening.keep_out(guard.left.to_blame())
+    guard.listening.keep_out(guard.left_behind.to_blame())
     assert len(guard.listening._turned_away) == ADDRESSES_MAX
     assert running.counters["addresses_turned_away_total"] == ADDRESSES_MAX
 
@@ -148,9 +148,9 @@ def test_a_kernel_without_filters_is_told_of_once() -> None:
     left.close()
     guard.listening._fds = [right.detach()]
     socket.close(guard.listening._fds[0])
-    guard.left._ended_by_address["127.0.0.2"] = 8
+    guard.left_behind._ended_by_address["127.0.0.2"] = 8
     guard.memory.rss = guard.memory.before + (300 << 20)
-    guard.listening.keep_out(guard.left.to_blame())
-    guard.left._ended_by_address.clear()
-    guard.listening.keep_out(guard.left.to_blame())
+    guard.listening.keep_out(guard.left_behind.to_blame())
+    guard.left_behind._ended_by_address.clear()
+    guard.listening.keep_out(guard.left_behind.to_blame())
     assert len(running.log.of("filter_refused")) == 1
