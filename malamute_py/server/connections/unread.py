@@ -25,7 +25,7 @@ from collections.abc import Iterable
 
 from malamute_py.config import LimitsSection
 from malamute_py.server.connections.connection import SMALL_BYTES, Connection
-from malamute_py.server.connections.left_behind import LeftBehind
+from malamute_py.server.connections.left_behind import LeftBehind, charged_most
 from malamute_py.server.connections.memory import Memory
 
 _AMPLIFICATION = 6
@@ -157,9 +157,9 @@ class UnreadBytes:
         # A part of each bound is left to the connections of now: they may not be to blame, and to
         # cut them would not lower what ended ones have left.
         total = sums.total()
-        total += min(left.total(), growth, bounds.unread_bytes_max // 4 * 3)
+        total += min(left.total(), growth, charged_most(bounds.unread_bytes_max))
         for share in left.keys() & sums.keys():
-            sums[share] += min(left[share], growth, bounds.unread_share_bytes_max // 4 * 3)
+            sums[share] += min(left[share], growth, charged_most(bounds.unread_share_bytes_max))
         chosen: list[tuple[Connection, str]] = []
         while sums:
             share = max(sums, key=sums.__getitem__)

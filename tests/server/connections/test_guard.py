@@ -241,6 +241,57 @@ def test_what_ended_connections_left_costs_nobody_else_its_connection() -> None:
         live.user = ""
 
 
+def test_an_address_whose_first_ended_connection_left_much_is_turned_away() -> None:
+    """Each connection of a peer that came again was charged for three quarters of what was left."""
+    with Watched() as watched:
+        guard, most = watched.guard, LOCAL.limits.unread_share_bytes_max // 4 * 3
+        watched.look(drained=False)
+        ended = leaves(watched, "one", most)
+        watched.grows(most)
+        ended.taken_ms = 1 << 40  # It never counts as left alone.
+        watched.look(drained=False)
+        assert guard.left.to_blame() == set(), "connected ones are charged for all of it"
+        ended.memory += 1
+        watched.look(drained=False)
+        assert guard.left.to_blame() == set(), "memory has not grown by so much"
+        watched.grows(most + 1)
+        watched.look(drained=False)
+        assert guard.listening._turned_away == {"127.0.0.1"}
+        assert not guard.listening._is_shut
+        ended.delivered += 1
+        watched.look(drained=False)
+        assert guard.listening._turned_away == set(), "some of it was taken up"
+
+
+def test_nobody_connects_while_ended_connections_of_many_addresses_fill_the_memory() -> None:
+    """200 addresses that came again, each after another, took 1.6 GiB: each had ended once."""
+    with Watched() as watched:
+        guard, most = watched.guard, LOCAL.limits.unread_bytes_max // 4 * 3
+
+        def is_shut() -> bool:
+            return guard.listening._is_shut
+
+        watched.look(drained=False)
+        left = [leaves(watched, f"{n}", most // 4) for n in range(4)]
+        watched.grows(most + 1)
+        for each in left:
+            each.taken_ms = 1 << 40  # It never counts as left alone.
+        watched.look(drained=False)
+        assert not is_shut()
+        left[0].memory += 1
+        watched.look(drained=False)
+        assert is_shut()
+        assert watched.counts["newcomers_turned_away_total"] == 1
+        left[0].delivered += 1
+        watched.look(drained=False)
+        assert not is_shut(), "some of it was taken up"
+        watched.grows(LOCAL.limits.unread_bytes_max + 1)
+        watched.look(drained=False)
+        assert is_shut(), "connections that no look saw have left it"
+        watched.look()
+        assert not is_shut(), "nothing is left in the sockets"
+
+
 def test_what_an_ended_connection_left_ends_when_nothing_of_it_is_taken_up() -> None:
     """The beginning of a message, which libzmq drops, counted until the sockets were empty."""
     with Watched() as watched:
