@@ -3,10 +3,11 @@
 Owns the ended connections whose bytes still fill memory. libzmq keeps what it has read of a
 connection until it is taken up, also when the connection has gone: no look sees it, and a peer that
 connects again and again would have no bound. The rules: what is left counts for its share until the
-loop has taken it up, or has taken up nothing of it for a second; an address is to blame when its
-ended connections left more than connected ones are charged for, or when memory has grown by more
-than a share and its connections ended most often; when ended connections of all addresses left too
-much for the whole broker, no peer may connect. Source: ARCHITECTURE.md, "What a peer may cost".
+loop has taken it up, or has taken up nothing of it for a second, and memory was given back since
+(its free buffers lie between others, and new ones fill other pages); an address is to blame when
+memory has grown by more than a share and its connections ended most often; when ended connections
+of all addresses left too much for the whole broker, no peer may connect. Source: ARCHITECTURE.md,
+"What a peer may cost".
 """
 
 from __future__ import annotations
@@ -29,11 +30,6 @@ clients lose one too. Measured: with 8, tiny messages of one address took 398 Mi
 messages took 381."""
 
 
-def charged_most(bound: int) -> int:
-    """Return the most that ended connections count for against a bound of the connected ones."""
-    return bound // 4 * 3
-
-
 class LeftBehind:
     """Ended connections since the sockets were empty; used by the loop thread only."""
 
@@ -48,8 +44,6 @@ class LeftBehind:
         self._connections: list[Connection] = []
         """Ended connections among them that had much unread at the last look, while it fills
         memory."""
-        self._shares: Counter[str] = Counter()
-        """Memory of these connections by share, as it was counted last."""
         self._now_ms = 0
         self._drained = False
 
@@ -68,30 +62,22 @@ class LeftBehind:
         if ended.memory > SMALL_BYTES and not self._drained:
             ended.taken_ms = self._now_ms
             self._connections.append(ended)
-            self._shares[ended.share] += ended.memory
             self._memory.has_filled = True
 
     def clear(self) -> None:
         """Forget all ended connections: the sockets are empty."""
         self._ended_by_address.clear()
         self._connections.clear()
-        self._shares.clear()
 
     def to_blame(self) -> set[str]:
-        """Return the addresses that may not connect, if memory has grown.
-
-        What a share left beyond charged_most() is charged to no connection. Without this, each new
-        connection of a peer that comes again could add the rest of the bound once more.
-        """
-        grown = self._memory.grown()
-        most = charged_most(self._share_bytes_max)
-        full = {share for share, size in self._shares.items() if min(size, grown) > most}
-        blamed = {gone.address for gone in self._connections if gone.share in full}
-        if grown <= self._share_bytes_max:
-            return blamed
+        """Return the addresses whose connections ended most often, if memory has grown."""
         ended = self._ended_by_address
-        often = max(_ENDED_LEAST, *ended.values(), 0)
-        return blamed | {address for address, count in ended.items() if count == often}
+        if not ended or self._memory.grown() <= self._share_bytes_max:
+            return set()
+        most = max(ended.values())
+        if most < _ENDED_LEAST:
+            return set()
+        return {address for address, count in ended.items() if count == most}
 
     def fills_all(self) -> bool:
         """Whether ended connections left so much that no peer may connect.
@@ -102,24 +88,29 @@ class LeftBehind:
         if not self._ended_by_address:
             return False
         grown = self._memory.grown()
-        left = min(self._shares.total(), grown)
-        return left > charged_most(self._bytes_max) or grown > self._bytes_max
+        left = min(sum(gone.memory for gone in self._connections), grown)
+        return left > self._bytes_max // 4 * 3 or grown > self._bytes_max
 
-    def by_share(self) -> Counter[str]:
-        """Return the memory that ended connections still fill in libzmq's queues, by share."""
+    def by_share(self) -> tuple[Counter[str], Counter[str]]:
+        """Return the memory that ended connections still fill in libzmq's queues, by share.
+
+        The second value: how many they are, by share.
+        """
         kept: list[Connection] = []
         shares: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for gone in self._connections:
             taken = gone.delivered - gone.seen
             if taken:
                 rest = max(0, gone.unread - taken)
-                gone.memory = gone.memory * rest // gone.unread
                 gone.unread, gone.seen, gone.taken_ms = rest, gone.delivered, self._now_ms
-            if gone.memory > SMALL_BYTES and self._now_ms - gone.taken_ms < _LEFT_MS:
+            elif self._now_ms - gone.taken_ms >= _LEFT_MS:
+                gone.unread = 0
+            if gone.unread or not self._memory.given_back_since(gone.taken_ms):
                 kept.append(gone)
                 shares[gone.share] += gone.memory
+                counts[gone.share] += 1
         if len(kept) > _LEFT_MAX:
             kept = heapq.nlargest(_LEFT_MAX, kept, key=lambda gone: gone.memory)
         self._connections = kept
-        self._shares = shares
-        return shares
+        return shares, counts
