@@ -209,7 +209,7 @@ def in_force(config: Config, before: Iterable[Setting], read: Iterable[Setting])
 def _shown(config: Config) -> Iterator[tuple[Keys, Any]]:
     """Return the values of a configuration, with MASK in place of secrets."""
     for keys, value in _items(msgspec.to_builtins(config)):
-        yield keys, MASK if ".".join(keys[:-1]) in _SECRETS else value
+        yield keys, MASK if len(keys) > 2 and ".".join(keys[:2]) in _SECRETS else value
 
 
 def _items(table: Mapping[str, Any], prefix: Keys = ()) -> Iterator[tuple[Keys, Any]]:
