@@ -41,7 +41,13 @@ class Taken:
         self.inbound.take_ns = _TAKE_NS
         self._peers = {
             name: SimpleNamespace(
-                strict=False, connection=None, fd=-1, queued=None, number=number, identity="one"
+                strict=False,
+                connection=None,
+                fd=-1,
+                queued=None,
+                number=number,
+                identity="one",
+                queue=lambda arrived: None,
             )
             for number, name in enumerate([b"one", b"other"])
         }
