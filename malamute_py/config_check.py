@@ -31,6 +31,8 @@ from malamute_py.sections import ConfigError
 
 DEFAULT: Final = "default"
 COMMAND_LINE: Final = "command line"
+PROGRAM: Final = "program"
+"""Origin of a value that the program which embeds the broker gave."""
 MASK: Final = "********"
 """Text in place of a secret."""
 _SECRETS: Final = ("authentication.users",)
@@ -58,7 +60,7 @@ class Setting(NamedTuple):
     key: str
     value: Any
     origin: str
-    """As Problem.place; `default`: the value is not written anywhere."""
+    """As Problem.place; `default`: the value is not written anywhere; `program`: see PROGRAM."""
 
 
 class Examined(NamedTuple):
@@ -117,7 +119,8 @@ class _Examination:
             except ConfigError as error:
                 self._problems.append(Problem(COMMAND_LINE, error.key, error.why))
         config = typed(self._table)
-        examined = Examined(config, list(self._settings(config)), self._problems, self.place_of)
+        settings = [Setting(".".join(k), v, self._origin(k)) for k, v in _shown(config)]
+        examined = Examined(config, settings, self._problems, self.place_of)
         return examined._replace(problems=examined.all_problems(wrong_in_combination(config)))
 
     def _read(self, path: Path) -> None:
@@ -169,12 +172,6 @@ class _Examination:
             return self._file_place((section,))
         return str(self._path) if self._path is not None else DEFAULT
 
-    def _settings(self, config: Config) -> Iterator[Setting]:
-        for keys, value in _items(msgspec.to_builtins(config)):
-            key = ".".join(keys)
-            secret = any(key.startswith(f"{each}.") for each in _SECRETS)
-            yield Setting(key, MASK if secret else value, self._origin(keys))
-
     def _origin(self, keys: Keys) -> str:
         """Return where the value of a key comes from, or that of the nearest table around it."""
         for length in range(len(keys), 0, -1):
@@ -182,6 +179,37 @@ class _Examination:
             if origin is not None:
                 return origin
         return DEFAULT
+
+
+def of_program(config: Config) -> list[Setting]:
+    """Return the settings of a configuration that a program made, without a file."""
+    default = dict(_shown(Config()))
+    return [
+        Setting(".".join(keys), value, DEFAULT if default.get(keys) == value else PROGRAM)
+        for keys, value in _shown(config)
+    ]
+
+
+def in_force(config: Config, before: Iterable[Setting], read: Iterable[Setting]) -> list[Setting]:
+    """Return the settings of a configuration that is in force, each with its origin.
+
+    read: what was read anew, of which `config` took up some; any other value is one of `before`.
+    """
+    former = {setting.key: setting.origin for setting in before}
+    fresh = {setting.key: setting for setting in read}
+    found = []
+    for keys, value in _shown(config):
+        key = ".".join(keys)
+        new = fresh.get(key)
+        origin = former.get(key, DEFAULT) if new is None or new.value != value else new.origin
+        found.append(Setting(key, value, origin))
+    return found
+
+
+def _shown(config: Config) -> Iterator[tuple[Keys, Any]]:
+    """Return the values of a configuration, with MASK in place of secrets."""
+    for keys, value in _items(msgspec.to_builtins(config)):
+        yield keys, MASK if len(keys) > 2 and ".".join(keys[:2]) in _SECRETS else value
 
 
 def _items(table: Mapping[str, Any], prefix: Keys = ()) -> Iterator[tuple[Keys, Any]]:

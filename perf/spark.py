@@ -12,9 +12,10 @@ Read into `noop`: all columns; without the map of fields, over the wire and in p
 column for each of two fields; the same columns from Spark's rate source and from Parquet files of
 the same rows. Written: what the rate source makes, exactly once and synced. Batch reads: count(),
 beside a Python source that makes as many rows without a column and reads nothing, which is the
-least that Spark takes for any; one record in 1,000 of `--records` by the broker's pattern and by
-Spark's filter, of a stream of 1,000 subjects and of one of 20 and a rare one, beside a job without
-a row. Each batch read is repeated, so that what counts is a selection that was asked for before.
+least that Spark takes for any; count_records(), which hands Spark a row for each range; one record
+in 1,000 of `--records` by the broker's pattern and by Spark's filter, of a stream of 1,000 subjects
+and of one of 20 and a rare one, beside a job without a row. Each batch read is repeated, so that
+what counts is a selection that was asked for before.
 Tiny triggers: one record each, beside the rate source, and in a union with 8 idle streams.
 The ratios that the program is for stand below the table.
 """
@@ -29,6 +30,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,6 +96,9 @@ RATIOS = [
     ("count(): no column, in place / as many rows made",
      "count(), no column, in place", "count(), rows made"),
     ("count(): rows made / Parquet", "count(), rows made", "count(), Parquet"),
+    ("count_records() / count() of Parquet", "count_records()", "count(), Parquet"),
+    ("count_records() / count() of Parquet, in place",
+     "count_records(), in place", "count(), Parquet"),
     ("tiny trigger / rate source", "tiny trigger", "tiny trigger, rate source"),
     (f"tiny trigger with {IDLE} idle streams / alone",
      f"tiny trigger, {IDLE} idle streams", "tiny trigger"),
@@ -307,7 +312,9 @@ class Runs:
         self._timed({way: _into_noop(frame) for way, frame in ways.items()}, size, rows)
 
     def _counts(self, stream: str, size: int, rows: int, files: str) -> None:
-        ways = {
+        from pyspark_malamute import count_records
+
+        frames = {
             "count(), all columns": self._batch(stream),
             "count(), one column": self._batch(stream, columns="offset"),
             "count(), no column": self._batch(stream, columns=""),
@@ -315,7 +322,13 @@ class Runs:
             "count(), rows made": made(self._spark, rows),
             "count(), Parquet": self._spark.read.parquet(files),
         }
-        self._timed({way: frame.count for way, frame in ways.items()}, size, rows)
+        ways = {way: frame.count for way, frame in frames.items()}
+        given = {"endpoint": self._endpoint, "stream": stream}
+        ways["count_records()"] = partial(count_records, self._spark, **given)
+        ways["count_records(), in place"] = partial(
+            count_records, self._spark, **given, **self._log
+        )
+        self._timed(ways, size, rows)
 
     def _timed(self, ways: dict[str, Callable[[], Any]], size: int, rows: int) -> None:
         """Take the medians of rounds in which each way has its turn, but for a first one."""

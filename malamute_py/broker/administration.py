@@ -58,12 +58,17 @@ class Administration:
             "now_ms": shard.now_ms,
         }  # fmt: skip
         namespace = shard.settings.namespace_of(link.owner)
+        administers = shard.settings.permit(link.owner, "admin", "broker")
+        if command.settings is not None:
+            if namespace is not None or not administers:
+                raise BrokerRefused("forbidden", "you may not see the settings")
+            told |= self._settings_after(command.settings)
         if namespace is not None:
             # Counts of all clients tell what other namespaces do.
             self._answers.result(link, command, {**told, "namespace": namespace.name})
             return
         facts = dict(shard.settings.facts())
-        if not shard.settings.permit(link.owner, "admin", "broker"):
+        if not administers:
             facts.pop("data", None)
         rings = {
             ring.name: self._ring_facts(ring, link.owner)
@@ -78,6 +83,14 @@ class Administration:
                 "counters": dict(shard.counters), **facts,
             },
         )  # fmt: skip
+
+    def _settings_after(self, after: str) -> dict[str, Any]:
+        """Return a page of the settings in force, and what the last reload did."""
+        told = dict(self._shard.settings.in_force())
+        settings = told.get("settings", [])
+        following = settings[bisect_right(settings, after, key=itemgetter(0)) :]
+        page = following[: self._shard.settings.page_max]
+        return {**told, "settings": page, "settings_more": len(following) > len(page)}
 
     def _ring_facts(self, ring: RingState, owner: str) -> dict[str, Any]:
         """Facts about a ring; `stream`: whose own it is, for those who may read that stream."""

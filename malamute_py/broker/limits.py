@@ -156,6 +156,8 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Returns the users by name, and whether each may do (verb, name); see SPEC.md, LIST_USERS."""
     facts: Callable[[], dict[str, Any]] = no_facts
     """Returns the shell's part of BROKER_INFO: rings, disk, endpoints."""
+    in_force: Callable[[], dict[str, Any]] = no_facts
+    """Returns the settings in force by name, and the last reload; see SPEC.md, BROKER_INFO."""
     validates: bool = False
     """Whether the shell can validate typed batches in full."""
     meter: Callable[[], int] | None = None

@@ -39,3 +39,25 @@ def absent(
     near = difflib.get_close_matches(name, list(names()), n=1)
     hint = f"did you mean {near[0]}?" if near else f"`malamute {kind} ls` lists them; {following}"
     raise CommandFailed(f"there is no {kind} {name}{where}; {hint}")
+
+
+def changed(
+    ask: Callable[[], object],
+    kind: str,
+    named: str,
+    asked: Iterable[str],
+    change: Callable[[], Facts],
+) -> tuple[Facts, str]:
+    """Make or change a thing; return its facts, and the sentence that tells what was done.
+
+    ask: asks about the thing, which `change` makes when there is none. asked: names of the
+    settings.
+    """
+    settings = ", ".join(asked)
+    try:
+        ask()
+    except BrokerRefused as error:
+        if error.code == f"unknown_{kind}":
+            return change(), f"made {named}{settings and ': '}{settings}"
+        # What may be changed may be nothing to look at for this user: the change decides.
+    return change(), f"edited {named}: {settings or 'as it was'}"

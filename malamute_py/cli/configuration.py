@@ -16,15 +16,19 @@ import typer
 
 from malamute_py.cli import output
 from malamute_py.cli.commands import group
-from malamute_py.cli.failures import FAILED, USAGE
+from malamute_py.cli.failures import FAILED, USAGE, CommandFailed
 from malamute_py.cli.output import Cell, Column
 from malamute_py.cli.values import count_text, duration_text, setting_pairs, size_text
 
 if TYPE_CHECKING:
+    from malamute_py.client.facts import ReloadedSetting
     from malamute_py.config_check import Problem
 
 app = group("config")
 
+_SHOWN: Final = (
+    Column("key", "Key", style="cyan"), Column("value", "Value"), Column("origin", "Origin"),
+)  # fmt: skip
 _ORIGIN_STYLES: Final = {"default": "dim"}
 _OUTCOME_STYLES: Final = {"applied": "green", "refused": "red", "restart": "yellow"}
 
@@ -81,12 +85,17 @@ def tell_problems(problems: Iterable[Problem], *, err: bool = False) -> None:
 Examples:
   malamute config show malamute.toml
   malamute config show malamute.toml --changed
+  malamute config show --running
   malamute config show --json
 
+--running asks the broker of the context what is in force there, which needs the permission admin,
+and tells what its last reload did with a setting.
+
 The origin of a value is a line of the file, a variable, the command line, or the default. In a pipe
-a line has, with tabs between: key, value, origin.""",
+a line has, with tabs between: key, value, origin, and with --running the outcome of the reload.""",
 )
 def show(
+    ctx: typer.Context,
     file: Annotated[
         Path | None,
         typer.Argument(metavar="[FILE]", help="The configuration; without it, the defaults."),
@@ -95,23 +104,26 @@ def show(
     changed: Annotated[
         bool, typer.Option("--changed", help="Only values that are not the default.")
     ] = False,
+    running: Annotated[
+        bool, typer.Option("--running", help="What is in force in a running broker.")
+    ] = False,
     as_json: output.Json = False,
 ) -> int:
     """Show each value in force, and where it comes from."""
     from malamute_py.config_check import DEFAULT, examine
 
+    if running:
+        if file is not None or settings:
+            raise CommandFailed("--running asks the broker: give no FILE and no --set", USAGE)
+        return _show_running(ctx, changed, as_json)
     examined = examine(file, environment=os.environ, overrides=setting_pairs(settings))
     if examined.problems:
         tell_problems(examined.problems, err=True)
         return USAGE
     output.listing(
+        list(_SHOWN),
         [
-            Column("key", "Key", style="cyan"),
-            Column("value", "Value"),
-            Column("origin", "Origin"),
-        ],
-        [
-            (key, _cell(key, value), Cell(origin, origin, _ORIGIN_STYLES.get(origin, "")))
+            (key, _cell(key, value), _origin_cell(origin))
             for key, value, origin in examined.settings
             if not changed or origin != DEFAULT
         ],
@@ -119,6 +131,41 @@ def show(
         empty="no value differs from its default",
     )
     return 0
+
+
+def _show_running(ctx: typer.Context, changed: bool, as_json: bool) -> int:
+    """Show what is in force in a running broker."""
+    from malamute_py.cli.linking import linked
+
+    with linked(ctx) as client:
+        found = client.settings_in_force()
+    if not found.settings:
+        raise CommandFailed("this broker does not tell its settings: it is an earlier one")
+    rows: list[tuple[Any, ...]] = []
+    for setting in found.settings:
+        key, value, origin = setting
+        change = found.change_of(key)
+        if not changed or not setting.is_default or change is not None:
+            rows.append((key, _cell(key, value), _origin_cell(origin), _outcome_cell(change)))
+    output.listing(
+        [*_SHOWN, Column("reload", "Last reload")],
+        rows,
+        as_json=as_json,
+        empty="no value differs from its default",
+    )
+    return 0
+
+
+def _origin_cell(origin: str) -> Cell:
+    return Cell(origin, origin, _ORIGIN_STYLES.get(origin, ""))
+
+
+def _outcome_cell(change: ReloadedSetting | None) -> Cell:
+    """Return what a reload did with a setting, and why if it was refused."""
+    if change is None:
+        return Cell("", "")
+    text = f"{change.outcome}: {change.why}" if change.why else change.outcome
+    return Cell(text, text, _OUTCOME_STYLES.get(change.outcome, ""))
 
 
 @app.command(

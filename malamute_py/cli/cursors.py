@@ -12,7 +12,7 @@ import typer
 
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.cli import complete, output
-from malamute_py.cli.absent import absent
+from malamute_py.cli.absent import absent, changed
 from malamute_py.cli.agreed import Yes, agreed
 from malamute_py.cli.columns import age, creator, figure, read, sized
 from malamute_py.cli.commands import group
@@ -246,15 +246,14 @@ def edit(
             known_stream(client, stream)
         else:
             known(client, stream, cursor, "--create makes it")
-        found = client.cursor(stream, cursor).edit(asked, start=begin, replace=replace)
+        found, done = changed(
+            lambda: client.cursor_info(stream, cursor), "cursor", f"{stream}/{cursor}", asked,
+            lambda: client.cursor(stream, cursor).edit(asked, start=begin, replace=replace),
+        )  # fmt: skip
     if as_json:
         _show(found, as_json)
     else:
-        output.done(
-            f"edited {stream}/{cursor}: {', '.join(asked) or 'as it was'}; it stands at"
-            f" {found.next:,}",
-            {}, as_json=False,
-        )  # fmt: skip
+        output.done(f"{done}; it stands at {found.next:,}", {}, as_json=False)
 
 
 @app.command(

@@ -23,7 +23,7 @@ Examples:
 Pages: / for people, who log in as users of the broker; /metrics for
 Prometheus; /livez and /readyz as JSON (200 or 503). For metrics the credential
 of the context needs read, receive and request of "*" to see everything.
-It stops on Ctrl-C or SIGTERM."""
+It stops in order on Ctrl-C or SIGTERM, with exit code 0, and at once on a second one."""
 
 
 def http(

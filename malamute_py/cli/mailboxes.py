@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from malamute_py.cli import complete, output
+from malamute_py.cli.absent import changed
 from malamute_py.cli.agreed import Yes, agreed
 from malamute_py.cli.columns import age, creator, figure, moment, sized
 from malamute_py.cli.commands import group, say
@@ -257,11 +258,14 @@ def edit(
     with linked(ctx) as client:
         if not create:
             known(client, mailbox, "--create makes it")
-        found = client.edit_mailbox(mailbox, asked, replace=replace)
+        found, done = changed(
+            lambda: client.mailbox_info(mailbox), "mailbox", mailbox, asked,
+            lambda: client.edit_mailbox(mailbox, asked, replace=replace),
+        )  # fmt: skip
     if as_json:
         _show(found, as_json)
     else:
-        output.done(f"edited {mailbox}: {', '.join(asked) or 'as it was'}", {}, as_json=False)
+        output.done(done, {}, as_json=False)
 
 
 @app.command(

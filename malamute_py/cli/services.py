@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from malamute_py.cli import complete, output
-from malamute_py.cli.absent import absent
+from malamute_py.cli.absent import absent, changed
 from malamute_py.cli.agreed import Yes, agreed
 from malamute_py.cli.columns import age, counted, figure, moment, read, red, sender, sized
 from malamute_py.cli.commands import group
@@ -330,11 +330,14 @@ def edit(
     with linked(ctx) as client:
         if not create:
             known(client, service, "--create makes it")
-        found = client.edit_service(service, asked, replace=replace)
+        found, done = changed(
+            lambda: client.service_info(service), "service", service, asked,
+            lambda: client.edit_service(service, asked, replace=replace),
+        )  # fmt: skip
     if as_json:
         _show(found, as_json)
     else:
-        output.done(f"edited {service}: {', '.join(asked) or 'as it was'}", {}, as_json=False)
+        output.done(done, {}, as_json=False)
 
 
 @app.command(

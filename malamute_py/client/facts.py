@@ -132,6 +132,39 @@ class ReloadedSetting(NamedTuple):
     why: str
 
 
+class SettingInForce(NamedTuple):
+    """A setting of a running broker."""
+
+    key: str
+    value: Any
+    origin: str
+    """Where the value comes from, as `malamute config show` says it; `program`: the program that
+    embeds the broker gave it."""
+
+    @property
+    def is_default(self) -> bool:
+        """Whether the value is the default, which is written nowhere."""
+        return self.origin == "default"
+
+
+class SettingsInForce(NamedTuple):
+    """The settings of a running broker, and what its last reload did."""
+
+    settings: list[SettingInForce]
+    """By name; none: the broker is an earlier one that does not tell them."""
+    reloaded_ms: int
+    """When the configuration was last read anew; 0: not since the start."""
+    changes: list[ReloadedSetting]
+    """Outcome of that reload for each setting that differed or was wrong."""
+
+    def change_of(self, key: str) -> ReloadedSetting | None:
+        """Return what the last reload did with a setting, or with the one that it is a part of."""
+        for change in self.changes:
+            if f"{key}.".startswith(f"{change.key}."):
+                return change
+        return None
+
+
 class Split(msgspec.Struct, frozen=True, array_like=True):
     """A piece of a planned read: offsets [from_offset, to_offset) and its bytes in the journal."""
 

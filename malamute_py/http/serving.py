@@ -11,6 +11,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any, Final
 
 import uvicorn
@@ -40,9 +41,27 @@ _STOP_S: Final = 1
 class _Server(uvicorn.Server):
     """uvicorn's server, which first ends what would hold up its own end."""
 
-    def __init__(self, config: uvicorn.Config, end_console: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, end_console: Callable[[], None], begun: Callable[[], None]
+    ) -> None:
+        """begun: called once it listens to signals and serves."""
         super().__init__(config)
         self._end_console = end_console
+        self._begun = begun
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """End in order at a signal, and at once at a second one.
+
+        uvicorn would have the signal end the process after that, which tells a supervisor of a
+        failure.
+        """
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to serve, and tell so."""
+        await super().startup(sockets)
+        self._begun()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End the sessions of people, and with them their event streams; then the connections."""
@@ -109,7 +128,7 @@ class Serving:
             timeout_graceful_shutdown=_STOP_S,
         )  # fmt: skip
         end_console = self.console.sessions.close if self.console is not None else lambda: None
-        self._server = _Server(config, end_console)
+        self._server = _Server(config, end_console, lambda: announce(self.url))
         self._server.should_exit = self._stopping
         linking = asyncio.create_task(keep_linked(source, self._endpoints, self._credential))
         # It ends by an error of our own only, and nothing can be told without it.
@@ -118,7 +137,6 @@ class Serving:
         if self.console is not None:
             tasks.append(asyncio.create_task(self.console.keep()))
         try:
-            announce(self.url)
             await self._server.serve(sockets=[self._socket])
         finally:
             self._socket.close()

@@ -44,6 +44,7 @@ from malamute_py.journal.layout import (
 )
 from malamute_py.journal.marks import find_meta, read_mark
 from malamute_py.journal.recovery import MISSING, Scan
+from malamute_py.journal.segment import Segment
 from malamute_py.journal.storage import FileStorage, MemoryStorage, Storage, read_file
 from malamute_py.journal.types import (
     SEGMENT_HEADER_BYTES,
@@ -142,16 +143,33 @@ def _facts(scan: Scan) -> dict[int, StreamFacts]:
     """Return what a scan found of each stream."""
     facts = {}
     for number, state in scan.streams.states.items():
-        spans = [s.spans[number] for s in scan.segments if number in s.spans]
+        # A segment may hold records that were removed, before those that are kept or alone.
+        kept = [s for s in scan.segments if number in s.spans]
+        kept = [s for s in kept if s.spans[number].next > state.first]
         facts[number] = StreamFacts(
             state.first,
             state.next,
             state.held_bytes - state.retired_bytes,
-            spans[0].first_time_ms if spans else 0,
-            spans[-1].last_time_ms if spans else 0,
+            _first_time_ms(scan, kept[0], number, state.first) if kept else 0,
+            kept[-1].spans[number].last_time_ms if kept else 0,
             state.epochs,
         )
     return facts
+
+
+def _first_time_ms(scan: Scan, segment: Segment, number: int, first: int) -> int:
+    """Return when the batch with a stream's offset `first` was appended, or the one after it.
+
+    segment: the first one that holds such a batch; it is read if it also holds earlier ones.
+    """
+    span = segment.spans[number]
+    if span.first < first:
+        meta = RingMeta(scan.ring, scan.segment_bytes)
+        for dumped in _dump_segment(scan.storage, meta, segment.number):
+            stamp = dumped.stamp
+            if stamp is not None and stamp.stream == number and stamp.next_offset > first:
+                return stamp.append_time_ms
+    return span.first_time_ms
 
 
 def in_use(storage: Storage) -> bool:

@@ -23,9 +23,12 @@ from malamute_py.server.validating import can_validate
 
 
 def core_settings(
-    config: Config, reload: Callable[[int, int], str], facts: Callable[[], dict[str, Any]]
+    config: Config,
+    reload: Callable[[int, int], str],
+    facts: Callable[[], dict[str, Any]],
+    in_force: Callable[[], dict[str, Any]],
 ) -> BrokerSettings:
-    """Return the core's settings. reload, facts: as in BrokerSettings."""
+    """Return the core's settings. reload, facts, in_force: as in BrokerSettings."""
     links, streams = config.links, config.streams
     mailboxes, services, groups = config.mailboxes, config.services, config.groups
     transactions = config.transactions
@@ -51,6 +54,7 @@ def core_settings(
         namespace_of=namespaces.of,
         carrier=carriers,
         facts=facts,
+        in_force=in_force,
         validates=can_validate(),
         meter=time.perf_counter_ns,
         matching_share=1_000 * config.loop.matching_us,

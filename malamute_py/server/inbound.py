@@ -185,7 +185,7 @@ class Inbound:
                 if peer.connection is None and peer.fd >= 0:
                     self._peers.attach(peer, self._unsure())
                 if peer.queued is not None:
-                    peer.queued.append(Arrived(frames, size, parts))
+                    peer.queue(Arrived(frames, size, parts))
                     continue
                 if peer.connection is not None:
                     peer.connection.delivered += size
@@ -236,7 +236,7 @@ class Inbound:
         left = self._share_commands
         while left:
             if not peer.commands and not (peer.queued and self._next_message(peer, now_ms)):
-                peer.drop_queued()
+                self._peers.drop_queued(peer)
                 return False
             count = _whole(peer.commands, left)
             commands = peer.commands[:count]
@@ -261,9 +261,7 @@ class Inbound:
 
     def _next_message(self, peer: Peer, now_ms: int) -> bool:
         """Take apart the next message that waits; False: it is malformed, and none follows."""
-        assert peer.queued
-        arrived = peer.queued.popleft()
-        peer.delivered(arrived.bytes, arrived.parts)
+        arrived = peer.next_queued()
         try:
             messages = decode_message(arrived.frames, self._limits)
         except RemoteProtocolError as error:

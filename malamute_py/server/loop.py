@@ -234,6 +234,9 @@ class Loop:
             self._checkpoints.tick(now_ms)
         if self._waiting:
             self._retry(now_ms)
+        if self._peers.freeing:
+            self._peers.free()
+            self._busy = True
         if ready:
             self._active_ms = now_ms
         if self._collector is not None:

@@ -8,7 +8,7 @@ taken up together or not at all; nothing of the broker is touched here. Source: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -22,7 +22,7 @@ from malamute_py.config import (
     NamespaceSection,
     wrong_in_combination,
 )
-from malamute_py.config_check import Examined
+from malamute_py.config_check import Examined, Setting, in_force
 from malamute_py.sections import ConfigError
 from malamute_py.server.authentication.credentials import check_credentials
 from malamute_py.server.authentication.namespaces import Namespaces, check_namespaces
@@ -58,6 +58,10 @@ RELOADED: Final = frozenset(
 """Settings that the core reads whenever it needs them; a running broker takes them up."""
 
 
+CHANGES_SHOWN: Final = 1_000
+"""Changes of a configuration that are logged and told, of one reading."""
+
+
 class Change(NamedTuple):
     """A setting that differs from the one in force, or is wrong."""
 
@@ -84,6 +88,22 @@ class Reading(NamedTuple):
     complete: Config
     """This configuration with the users file and the broker's own users."""
     changes: list[Change]
+    settings: Sequence[Setting] = ()
+    """Settings in force, each with its origin."""
+    at_ms: int = 0
+    """When the configuration was read anew and taken up; 0: not since the start."""
+
+    def told(self) -> dict[str, Any]:
+        """Return what BROKER_INFO tells of settings: see SPEC.md, section 4.7."""
+        told: dict[str, Any] = {"settings": sorted(map(list, self.settings))}
+        if self.at_ms:
+            told["reload"] = {"at_ms": self.at_ms, **self.changes_told()}
+        return told
+
+    def changes_told(self) -> dict[str, Any]:
+        """Return what RELOAD_CONFIG tells of the changes."""
+        shown = [list(change) for change in self.changes[:CHANGES_SHOWN]]
+        return {"changes": shown, "more": len(self.changes) > CHANGES_SHOWN}
 
 
 def take_up(before: Reading, examined: Examined, complete: Callable[[Config], Config]) -> Reading:
@@ -128,7 +148,8 @@ def take_up(before: Reading, examined: Examined, complete: Callable[[Config], Co
         )
     changes += [Change(key, APPLIED) for key in values if key not in _BY_NAME]
     changes += _by_name(before.complete, completed)
-    return Reading(config, completed, changes)
+    settings = in_force(config, before.settings, examined.settings)
+    return Reading(config, completed, changes, settings)
 
 
 def _setting_of(key: str) -> str:

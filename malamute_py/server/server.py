@@ -28,7 +28,7 @@ import zmq
 from malamute_py.broker import Broker
 from malamute_py.broker.ready import MAIN, RecoveredState, RingFacts
 from malamute_py.config import Config
-from malamute_py.config_check import Examined
+from malamute_py.config_check import Examined, in_force, of_program
 from malamute_py.form import form, version
 from malamute_py.journal import FileStorage, JournalFailed, Storage
 from malamute_py.journal.directory import Journal
@@ -50,6 +50,7 @@ from malamute_py.server.journaling.rings import Rings
 from malamute_py.server.loop import Loop
 from malamute_py.server.reloading import (
     APPLIED,
+    CHANGES_SHOWN,
     REFUSED,
     RESTART,
     Change,
@@ -73,8 +74,6 @@ EXIT_BUG = 70
 """Exit code EX_SOFTWARE of sysexits.h, an internal software error: a supervisor starts the broker
 again."""
 _KEPT_BYTES = 4 << 20
-_CHANGES_SHOWN = 1_000
-"""Changes of a configuration that are logged and told, of one reading."""
 _FILES_KEPT, _FILES_MIN = 256, 16
 """Descriptors that connections leave to the journal, at least; and that connections get at
 least."""
@@ -246,12 +245,10 @@ class Server:
         after = reading.complete
         if reread.link:
             # First: the link that asked may be one of those that end.
-            told = [list(change) for change in reading.changes[:_CHANGES_SHOWN]]
-            value = {"changes": told, "more": len(reading.changes) > _CHANGES_SHOWN}
-            self._core.reloaded(reread.link, reread.request, value)
+            self._core.reloaded(reread.link, reread.request, reading.changes_told())
         gone = lost_credentials(before.complete, after)
+        self._reading, self.config = reading._replace(at_ms=now_ms), reading.config
         if after != before.complete:
-            self._reading, self.config = reading._replace(changes=[]), reading.config
             if self._authenticator is not None:
                 self._authenticator.renew(after.authentication)
             verdicts: dict[tuple[str, str], tuple[str, str] | None] = {}
@@ -270,14 +267,14 @@ class Server:
                         verdicts[who] = "permissions_changed", "open a link with what you may do"
                 return verdicts[who]
 
-            settings = core_settings(after, self.request_reload, self._facts)
+            settings = core_settings(after, self.request_reload, self._facts, self._settings)
             self._core.reconfigure(settings, ending)
             if gone:
                 self._loop.revoke(gone, now_ms)
         self._rereading.release()
         changes = reading.changes
         counts = Counter(change.outcome for change in changes)
-        for change in changes[:_CHANGES_SHOWN]:
+        for change in changes[:CHANGES_SHOWN]:
             if change.outcome == REFUSED:
                 self.log.warning("setting_reloaded", **change._asdict())
             else:
@@ -336,6 +333,10 @@ class Server:
             **self._checkpoint_facts(),
             **({} if self._collector is None else self._collector.facts()),
         }
+
+    def _settings(self) -> dict[str, Any]:
+        """Return the settings in force, for BROKER_INFO."""
+        return self._reading.told()
 
     def _gauges(self) -> dict[str, int]:
         """Return the core's gauges; also from a thread beside the loop."""
@@ -403,7 +404,10 @@ class Server:
     def _open(self) -> None:
         """Open and start every part, in order; a part that fails closes those before it."""
         config, credential = admit(with_users(self.config))
-        self._reading = Reading(self.config, config, [])
+        settings = of_program(self.config)
+        if self._reread is not None:
+            settings = in_force(self.config, settings, self._reread().settings)
+        self._reading = Reading(self.config, config, [], settings)
         self._http_credential = credential
         endpoints = [parse_endpoint(text) for text in config.listen]
         check_public(endpoints, config)
@@ -558,7 +562,7 @@ class Server:
     def _make_core(self, config: Config, state: RecoveredState) -> Broker:
         """Make the core. Raises QueuesLost: while the log after the tables was read."""
         return Broker(
-            core_settings(config, self.request_reload, self._facts),
+            core_settings(config, self.request_reload, self._facts, self._settings),
             uuid=self._journal.uuid,
             epoch=self._journal.epoch,
             state=state,

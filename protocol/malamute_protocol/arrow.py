@@ -274,8 +274,12 @@ def _header(
     keep = _as_it_is if unchanged is None else _copied
     n = content.head.count
     deltas = content.offset_deltas
-    offsets = np.arange(n, dtype=np.int64) if deltas is None else deltas.astype(np.int64)
-    offsets += batch.stamp.base_offset
+    first = batch.stamp.base_offset
+    if deltas is None:
+        offsets = np.arange(first, first + n, dtype=np.int64)
+    else:
+        offsets = deltas.astype(np.int64)
+        offsets += first
     subject_codes, field_codes = keep(content.subject_codes), keep(content.field_codes)
     subjects, keys, fields = _header_columns(content.table)
     appended = content.append_times
@@ -290,16 +294,24 @@ def _header(
         _check_spread(property_codes, n, list(map(len, maps)), "properties")
         if content.table.fieldmaps:
             _check_spread(field_codes, n, content.table.map_bytes(), "fields")
-    by_subject = _indices(subject_codes, n, subjects)
+    if subject_codes is None and field_codes is None and not decode:
+        shared = _all_alike(content.table, n)
+    else:
+        by_subject = _indices(subject_codes, n, subjects)
+        shared = (
+            _column(by_subject, subjects, decode),
+            _column(by_subject, keys, decode),
+            _column(_indices(field_codes, n, fields), fields, decode),
+        )
     return [
         _arrow.Array.from_buffers(_arrow.int64(), n, [None, _arrow.py_buffer(offsets)]),
         _arrow.Array.from_buffers(_TIME, n, [None, _arrow.py_buffer(appended)]),
         _times(content.client_times, n, NO_TIME),
         _times(content.expiries, n, 0),
-        _column(by_subject, subjects, decode),
-        _column(by_subject, keys, decode),
-        _column(_indices(field_codes, n, fields), fields, decode),
-        _column(_indices(property_codes, n, properties), properties, decode),
+        *shared,
+        _column(_indices(property_codes, n, properties), properties, decode)
+        if maps or decode
+        else _no_properties(n),
     ]
 
 
@@ -374,7 +386,7 @@ def _is_list(kind: Any) -> bool:
 
 def aligned(content: Content) -> Content:
     """Return the content itself, or a copy where its bytes do not start at a multiple of 8."""
-    address = np.frombuffer(content.view, np.uint8, 1).ctypes.data
+    address = _arrow.py_buffer(content.view).address
     return content if address % 8 == 0 else Content(content.view.tobytes())
 
 
@@ -390,6 +402,21 @@ def _header_columns(table: HeaderTable) -> tuple[Any, Any, Any]:
     return columns
 
 
+@lru_cache(maxsize=_ALIKE_MAX)
+def _all_alike(table: HeaderTable, count: int) -> tuple[Any, Any, Any]:
+    """Return the coded columns of `count` rows that all have the first entries of a header table.
+
+    Batches that follow each other often have the same table, and as many rows.
+    """
+    subjects, keys, fields = _header_columns(table)
+    firsts = _indices(None, count, subjects)
+    return (
+        _column(firsts, subjects, False),
+        _column(firsts, keys, False),
+        _column(_indices(None, count, fields), fields, False),
+    )
+
+
 def _binary(offsets: Array, blob: Any) -> Any:
     buffers = [None, _arrow.py_buffer(offsets), blob]
     return _arrow.Array.from_buffers(_arrow.binary(), len(offsets) - 1, buffers)
@@ -402,6 +429,24 @@ def _nulls(count: int, kind: Any) -> Any:
 
 
 @lru_cache(maxsize=_ALIKE_MAX)
+def _no_times(count: int) -> Any:
+    """A column of no times, as `_nulls` has it: to hash a type takes ten times a look-up."""
+    return _nulls(count, _TIME)
+
+
+@lru_cache(maxsize=_ALIKE_MAX)
+def _no_codes(count: int) -> Any:
+    """Indices of no entry, as `_nulls` has them."""
+    return _nulls(count, _arrow.int32())
+
+
+@lru_cache(maxsize=_ALIKE_MAX)
+def _no_properties(count: int) -> Any:
+    """A coded column of no properties, which all batches of so many records share."""
+    return _column(_no_codes(count), _NO_PROPERTIES, False)
+
+
+@lru_cache(maxsize=_ALIKE_MAX)
 def _firsts(count: int) -> Any:
     """Indices of the first entry, which all batches of so many records share."""
     return _arrow.array(np.zeros(count, np.int32))
@@ -410,7 +455,7 @@ def _firsts(count: int) -> Any:
 def _times(times: Array | None, count: int, none: int) -> Any:
     """Return a column of times for Arrow. none: the value that stands for no time."""
     if times is None:
-        return _nulls(count, _TIME)
+        return _no_times(count)
     present = times != none
     validity = None
     if not present.all():
@@ -421,7 +466,7 @@ def _times(times: Array | None, count: int, none: int) -> Any:
 def _indices(codes: Array | None, count: int, values: Any) -> Any:
     """Return int32 indices of a dictionary column; null for code -1, or without a dictionary."""
     if not len(values):
-        return _nulls(count, _arrow.int32())
+        return _no_codes(count)
     if codes is None:
         return _firsts(count)
     present = codes >= 0

@@ -423,6 +423,8 @@ class BrokerInfo(Command, tag=37, frozen=True):
     """Facts about the broker: version, uuid, epoch, rings, links, counters."""
 
     request: int
+    settings: str | None = None
+    """Also the settings in force after this one, by name, for administrators only."""
 
 
 class ListLinks(Command, tag=38, frozen=True):

@@ -264,10 +264,10 @@ class Remains:
 
     def __init__(self) -> None:
         """Begin with nothing."""
-        self.parts: deque[list[Any] | dict[Any, Any]] = deque()
+        self.parts: deque[list[Any] | dict[Any, Any] | deque[Any]] = deque()
 
-    def free(self, most: int) -> None:
-        """Free so many entries at most."""
+    def free(self, most: int) -> int:
+        """Free so many entries at most; returns how many more might have been freed."""
         parts = self.parts
         while parts and most > 0:
             part = parts[-1]
@@ -275,11 +275,13 @@ class Remains:
             if isinstance(part, list):
                 del part[len(part) - some :]
             else:
+                take = part.popitem if isinstance(part, dict) else part.pop
                 for _ in range(some):
-                    part.popitem()
+                    take()
             if not part:
                 parts.pop()
             most -= some
+        return most
 
 
 class LargeTable(HeaderTable):

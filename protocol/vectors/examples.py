@@ -77,6 +77,7 @@ EXAMPLES: list[Command] = [
     c.FindOffset(1, "flights", [3, 1_700_000_000_000, False]),
     c.PlanRead(1, "flights", ["all"], [0], 1000, 1 << 20, 1 << 16, -1, 1, None),
     c.BrokerInfo(1),
+    c.BrokerInfo(2, "journal.ring_bytes"),
     c.ListLinks(1, 10, 11),
     c.Kick(1, 12, "enough"),
     c.ReloadConfig(1),

@@ -27,7 +27,7 @@ from malamute_protocol.header import HeaderTable
 from malamute_protocol.properties import parse_properties
 from malamute_py.client.session.subscription import cut
 from pyspark_malamute.errors import MalamuteSourceError
-from pyspark_malamute.options import SourceOptions
+from pyspark_malamute.options import RECORDS, SourceOptions
 from pyspark_malamute.schema import spark_schema
 
 if TYPE_CHECKING:
@@ -99,6 +99,26 @@ class RowCount:
             nothing = _arrow.struct([])
             rows = _arrow.StructArray.from_buffers(nothing, self._rows, [None])
             yield _arrow.RecordBatch.from_struct_array(rows)
+        self._rows = 0
+
+
+class RecordCount(RowCount):
+    """One row for all that was counted of a range, in the column `records`."""
+
+    full = False
+    """A range has one row, however many records it has."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        """options: those for the stream of the range."""
+        super().__init__()
+        self._stream = options.stream
+        self._schema: Any = to_arrow_schema(spark_schema(options))
+
+    def take(self) -> Iterator[Any]:
+        """Yield a record batch of one row, if anything was counted; then begin anew."""
+        if self._rows:
+            row = {"stream": self._stream, RECORDS: self._rows}
+            yield _arrow.RecordBatch.from_pylist([row], self._schema)
         self._rows = 0
 
 

@@ -27,7 +27,7 @@ from malamute_py.client.position import Position
 from malamute_py.client.session.subscription import GapNotice, Notice, RewoundNotice
 from malamute_py.client.sync.client import SyncSubscription
 from pyspark_malamute import links
-from pyspark_malamute.columns import Columns, Gather, RowCount, taken
+from pyspark_malamute.columns import Columns, Gather, RecordCount, RowCount, taken
 from pyspark_malamute.errors import SourceUnavailable
 from pyspark_malamute.local_log import LocalLog
 from pyspark_malamute.loss import lost, rewound, trimmed
@@ -157,6 +157,8 @@ def fetch(
 def _columns(options: SourceOptions) -> Columns:
     if options.body_type == "typed":
         return TypedGather(options)
+    if options.counts_by_range:
+        return RecordCount(options)
     return RowCount() if options.counts_only else Gather(options)
 
 

@@ -159,8 +159,14 @@ class SourceOptions(LinkOptions, frozen=True, kw_only=True):
 
     @property
     def counts_only(self) -> bool:
-        """Whether rows have no column, so that only their number is of interest."""
-        return not self.columns and self.body_type != "typed"
+        """Whether nothing of a record is in a row, so that only their number is of interest."""
+        return self.body_type != "typed" and (not self.columns or self.counts_by_range)
+
+    @property
+    def counts_by_range(self) -> bool:
+        """Whether a row tells how many records a range has: column `records`."""
+        own = self.body_type == "typed" or RECORDS in self.field_columns
+        return RECORDS in self.columns and not own
 
     @property
     def task_bytes(self) -> int:
@@ -258,6 +264,8 @@ COLUMNS: Final = (
     "stream", "offset", "append_time", "client_time", "subject", "keys", "fields", "properties",
     "body",
 )  # fmt: skip
+RECORDS: Final = "records"
+"""Column of a row that stands for all selected records of a range; `stream` may be beside it."""
 """Columns that there can be, in the order in which they stand unless `columns` says another."""
 
 OPTIONS: Final[tuple[Option, ...]] = (
@@ -312,7 +320,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
            "reads them in place"),
     Option("columns", _column_names, None,
            "names of the columns, in order; what is not named is not made; empty: none, for "
-           "`count()`"),
+           "`count()`; `records`, beside `stream` or alone: how many records each range has"),
     Option("fieldColumns", as_names, None,
            "fields that get a string column each, in place of the map of all"),
     Option("includeFields", as_flag, None,
@@ -530,6 +538,14 @@ def _columns(given: Mapping[str, str], values: Mapping[str, Any]) -> tuple[str, 
     for name in ("includeFields", "includeKeys", "includeProperties"):
         if name in given:
             raise OptionError(name, "and 'columns' say the same; give only one of them")
+    if RECORDS in columns and RECORDS not in fields:
+        beside = next((name for name in columns if name not in (RECORDS, "stream")), None)
+        if beside is not None:
+            raise OptionError(
+                "columns", f"'{RECORDS}' counts many records in a row, which has no '{beside}'; "
+                f"beside it there may be 'stream' only"
+            )  # fmt: skip
+        return columns
     for name in columns:
         if name not in COLUMNS and name not in fields:
             close = difflib.get_close_matches(name, (*COLUMNS, *fields), 1, 0.6)

@@ -19,7 +19,7 @@ from pyspark.sql.types import (
 )
 
 from pyspark_malamute.errors import MalamuteSourceError
-from pyspark_malamute.options import SourceOptions
+from pyspark_malamute.options import RECORDS, SourceOptions
 
 
 def spark_schema(options: SourceOptions) -> StructType:
@@ -39,6 +39,7 @@ def spark_schema(options: SourceOptions) -> StructType:
         "fields": texts,
         "properties": texts,
         "body": body,
+        **({RECORDS: LongType()} if options.counts_by_range else {}),
     }
     nullable = {"client_time", *options.field_columns}
     return StructType(

@@ -156,6 +156,8 @@ def test_what_is_about_the_whole_broker_is_not_a_namespaces() -> None:
     told = post.ask(3, wire.BrokerInfo)
     assert set(told) == {"software", "uuid", "epoch", "now_ms", "namespace"}
     assert "counters" in post.ask(1, wire.BrokerInfo)
+    assert post.ask(3, wire.BrokerInfo, "").code == "forbidden"
+    assert "settings" in post.ask(1, wire.BrokerInfo, "")
 
 
 def test_mail_goes_between_the_users_of_a_namespace_and_replies_come_to_their_own_mailbox() -> None:

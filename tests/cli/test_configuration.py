@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from malamute_py.config_check import MASK, lines_of
+from malamute_py.config import load
+from malamute_py.config_check import MASK, examine, lines_of
+from malamute_py.server import Server
 from malamute_py.server.authentication.credentials import hash_password
 from tests.cli.running import Run, run_cli
+from tests.server.fakes import Lines
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "malamute.toml"
 
@@ -146,6 +150,36 @@ def test_each_value_is_shown_with_its_origin(tmp_path: Path) -> None:
     assert every["journal.full"] == {
         "key": "journal.full", "value": "overwrite", "origin": "default",
     }  # fmt: skip
+
+
+def test_a_running_broker_tells_what_is_in_force_and_what_a_reload_left(tmp_path: Path) -> None:
+    file = tmp_path / "malamute.toml"
+    text = 'listen = ["tcp://127.0.0.1:0"]\ndata_directory = ""\n[streams]\nstreams_max = 5\n'
+    file.write_text(text)
+    server = Server(load(file), log=Lines(), reread=partial(examine, file))
+    with server:
+        m = partial(run_cli, "--endpoint", server.endpoints[0])
+        assert m("config", "show", "--running", "--changed").ok().rows == [
+            ["data_directory", "", f"{file}:2", ""],
+            ["listen", "tcp://127.0.0.1:0", f"{file}:1", ""],
+            ["streams.streams_max", "5", f"{file}:4", ""],
+        ]
+        new = "\n[loop]\ndrain_ms = 7\n[links]\nlinks_max = 0\n"
+        file.write_text("# A line.\n" + text.replace("= 5", "= 6") + new)
+        assert m("config", "reload").code == 1
+        rows = m("config", "show", "--running", "--changed").ok().rows
+        assert ["streams.streams_max", "6", f"{file}:5", "applied"] in rows, "the new line"
+        assert ["listen", "tcp://127.0.0.1:0", f"{file}:2", ""] in rows, "the line has moved"
+        [links] = [row for row in rows if row[0] == "links.links_max"]
+        assert links[1:3] == ["12000", "default"], "the old value, with its origin"
+        assert links[3].startswith("refused: ")
+        [drain] = [row for row in rows if row[0] == "loop.drain_ms"]
+        assert drain[2:] == ["default", "restart"]
+        every = {each["key"]: each for each in m("config", "show", "--running", "--json").ok().json}
+        assert every["journal.full"]["origin"] == "default"
+        refused = m("config", "show", "--running", str(file))
+        assert refused.code == 2
+        assert "give no FILE" in refused.err
 
 
 def test_hashes_of_passwords_are_not_shown(tmp_path: Path) -> None:

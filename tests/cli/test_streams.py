@@ -195,10 +195,14 @@ def test_an_edit_may_set_all_settings(m: Run, stream: str) -> None:
     named = settings["max_age_ms"], settings["description"], settings["max_bytes"]
     assert named == (0, "", 1 << 20)
     for one in (("mailbox", f"{stream}.m"), ("service", f"{stream}.s")):
-        m(one[0], "edit", one[1], "--create", "--description", "old").ok()
+        made = m(one[0], "edit", one[1], "--create", "--description", "old").ok()
+        assert made.out == f"made {one[1]}: description\n"
         m(one[0], "edit", one[1], "--replace").ok()
         assert m(one[0], "info", one[1], "--json").ok().json["settings"]["description"] == ""
     m("cursor", "edit", stream, "c", "--create", "--description", "old").ok()
+    for name, said in (("c", "edited {}: as it was"), ("d", "made {}")):
+        told = m("cursor", "edit", stream, name, "--create").ok()
+        assert told.out == f"{said.format(f'{stream}/{name}')}; it stands at 0\n"
     m("cursor", "edit", stream, "c", "--replace").ok()
     found = m("cursor", "info", stream, "c", "--json").ok().json
     assert found["settings"]["description"] == ""

@@ -110,6 +110,7 @@ class Scene:
             "find_offset": lambda: do("find_offset", "s", "earliest"),
             "plan_read": lambda: do("plan_read", "s"),
             "broker_info": lambda: do("broker_info"),
+            "settings_in_force": lambda: do("settings_in_force"),
             "links": lambda: do("list_links"),
             "kick": lambda: do("kick", 12345),
             "reload_config": lambda: do("reload_config"),

@@ -19,10 +19,11 @@ import pytest
 from malamute_py import EmbeddedBroker, connect_sync
 from tests.examples.running import DOCS
 from tests.ports import Port
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_MS, WAIT_S
 
 CONSOLE = DOCS / "console.md"
 OPERATING = DOCS / "guides" / "operating.md"
+GUIDES = DOCS / "guides"
 TROUBLESHOOTING = DOCS / "guides" / "troubleshooting.md"
 SECURITY = DOCS / "guides" / "security.md"
 DEPLOYING = DOCS / "guides" / "deploying.md"
@@ -41,6 +42,18 @@ class Step(NamedTuple):
     text: str
     shown: list[str]
     python: bool = False
+
+
+def commands(page: str) -> list[Step]:
+    """Return the commands of a guide, whose programs tests/examples/test_pages.py runs."""
+    text = "".join(
+        re.findall(r"^```console\n(.*?)^```", (GUIDES / page).read_text(), re.MULTILINE | re.DOTALL)
+    )
+    return [
+        Step(line.removeprefix("$ "), [])
+        for line in text.splitlines()
+        if not line.removeprefix("$ ").startswith(NOT_HERE)
+    ]
 
 
 def steps(page: Path) -> Iterator[Step]:
@@ -221,3 +234,98 @@ def test_the_commands_of_the_troubleshooting_page_run(tmp_path: Path) -> None:
         # The one that looks at the files of a stopped broker comes last.
         for command in sorted(commands, key=lambda each: "journal" in each):
             shell.run(Step(re.sub(r"[A-Z]+", lambda word: meant[word[0]], command), []))
+
+
+@pytest.mark.system
+def test_the_commands_of_the_guide_on_tuning_measure_a_broker(tmp_path: Path) -> None:
+    with EmbeddedBroker(tcp=True) as broker, terminal(tmp_path, 0) as shell:
+        shell.environment["MALAMUTE_ENDPOINT"] = broker.tcp_endpoint
+        ran = commands("tuning.md")
+        assert {step.text.split()[1] for step in ran} == {"rtt", "bench"}
+        for step in ran:
+            # As few as there may be: the figures are of no use here.
+            shell.run(Step(f"{step.text} --count 2000", []))
+        with broker.connect_sync() as client:
+            assert [each.name for each in client.list_streams("malamute-bench")] == []
+
+
+@pytest.mark.system
+def test_the_commands_of_the_guide_on_groups_run(tmp_path: Path) -> None:
+    with (
+        EmbeddedBroker(tcp=True) as broker,
+        broker.connect_sync() as client,
+        terminal(tmp_path, 0) as shell,
+    ):
+        shell.environment["MALAMUTE_ENDPOINT"] = broker.tcp_endpoint
+        client.publish_many("jobs", [b"job"] * 5_000)
+        with client.group("jobs", "workers", ack="manual", start="earliest") as member:
+            held = member.next_batch(timeout_ms=WAIT_MS)
+            assert held is not None
+            member.fail(held, "no number")
+        assert client.group_info("jobs", "workers").dead
+        for step in commands("groups.md"):
+            shell.run(step)
+            if step.text.startswith("malamute group requeue"):
+                facts = client.group_info("jobs", "workers")
+                assert (facts.dead, facts.settings["attempts_max"]) == (0, 5)
+                assert facts.settings["lease_ms"] == 60_000
+        assert client.group_info("jobs", "workers").next == 4_711
+
+
+@pytest.mark.system
+def test_the_commands_of_the_guide_on_services_run(tmp_path: Path) -> None:
+    with (
+        EmbeddedBroker(tcp=True) as broker,
+        broker.connect_sync(identity="web") as client,
+        terminal(tmp_path, 0) as shell,
+    ):
+        shell.environment["MALAMUTE_ENDPOINT"] = broker.tcp_endpoint
+        client.submit("reports", b"2026-11")
+        with client.worker("reports") as worker:
+            request = worker.next(timeout_ms=WAIT_MS)
+            assert request is not None
+            request.fail("no template")
+        client.submit("reports", b"2026-12")
+        ran = commands("services.md")
+        assert len(ran) == 3
+        for step in ran:
+            shell.run(step)
+        facts = client.service_info("reports")
+        assert (facts.dead, facts.waiting) == (0, 2)
+
+
+@pytest.mark.system
+def test_the_commands_of_the_guide_on_keys_keep_a_value(tmp_path: Path) -> None:
+    with (
+        EmbeddedBroker(tcp=True) as broker,
+        broker.connect_sync() as client,
+        terminal(tmp_path, 0) as shell,
+    ):
+        shell.environment["MALAMUTE_ENDPOINT"] = broker.tcp_endpoint
+        *ran, watching = commands("keys.md")
+        assert len(ran) == 4
+        for step in ran:
+            shell.run(step)
+        found = client.kv("settings").get("colour")
+        assert found is not None
+        assert found.value == b"blue"
+        shell.beside = shell.started(watching.text)
+        assert "colour" in shell.said(shell.beside, "blue")
+
+
+@pytest.mark.system
+def test_a_traced_command_of_the_guide_publishes(tmp_path: Path) -> None:
+    """The exporter of the page is not installed here: spans go to standard error."""
+    exported, traced = commands("tracing.md")
+    with (
+        EmbeddedBroker(tcp=True) as broker,
+        broker.connect_sync() as client,
+        terminal(tmp_path, 0) as shell,
+    ):
+        shell.environment |= {
+            "MALAMUTE_ENDPOINT": broker.tcp_endpoint, "OTEL_TRACES_EXPORTER": "console",
+        }  # fmt: skip
+        shell.run(Step(f"{exported.text} && {traced.text}", []))
+        (record,) = client.subscribe("trades", "forex.*", start="earliest", until="tail")
+        assert record.body == b"101.5"
+        assert "traceparent" in record.properties

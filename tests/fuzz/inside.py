@@ -153,7 +153,7 @@ class Inside:
         # Work is counted and not timed: a seed makes equal messages on any machine, slices
         # included.
         bound = msgspec.structs.replace(
-            core_settings(config, no_reload, dict), meter=partial(next, count(0, _ASKED_NS))
+            core_settings(config, no_reload, dict, dict), meter=partial(next, count(0, _ASKED_NS))
         )
         self.limits = bound.limits
         self._results = ResultQueue()

@@ -60,6 +60,19 @@ def test_stat_tells_what_is_there(tmp_path: Path) -> None:
     assert image(tmp_path) == before
 
 
+def test_stat_tells_when_the_oldest_record_that_is_kept_was_appended(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path)
+    ring, _ = journal.ring("main", SMALL)
+    for number in range(12):
+        # A segment has room for six; records of a batch are appended together.
+        put(ring, 1, b"%d" % number * 10_000, b"", time_ms=1_000 + number)
+    ring.sync()
+    ring.remove_before(1, offset=17)
+    journal.close()
+    (facts,) = [ring.streams[1] for ring in stat(tmp_path).rings]
+    assert (facts.first, facts.first_time_ms, facts.last_time_ms) == (17, 1_008, 1_011)
+
+
 def test_verify_reads_everything_with_progress_and_finds_nothing_wrong(tmp_path: Path) -> None:
     make(tmp_path)
     before = image(tmp_path)

@@ -49,5 +49,5 @@ def test_keys_name_a_peer_whose_server_is_not_installed(
     tmp_path: Path,
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda _name: None)
-    keys.peer(server.name, server, mode, tmp_path, 1, None)
+    assert not list(keys.peer(server.name, server, mode, tmp_path, 1, None))
     assert f"{server.name}: not measured: {server.name}-server is not" in capsys.readouterr().out

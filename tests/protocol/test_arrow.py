@@ -138,3 +138,18 @@ def test_arrow_is_imported_by_nobody_who_does_not_ask_for_it() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert not loaded & {"pyarrow", "zstandard", "lz4", "cramjam", "zmq", "msgpack"}
+
+
+@pytest.mark.parametrize("decode", [False, True])
+def test_columns_that_batches_share_are_those_of_each_batch(decode: bool) -> None:
+    """Batches of one header table, and of as many rows, share columns."""
+    pieces: list[dict[str, Any]] = [{"subject": "a"}, {"subject": "b", "fields": {"f": "1"}}]
+    for count in (2, 3, 2):
+        for options in pieces * 2:
+            table = to_arrow(batch_of(encode([b"x"] * count, **options)), decode=decode)
+            fields = list(options["fields"].items()) if "fields" in options else None
+            rows = table.to_pydict()
+            assert rows["subject"] == [options["subject"]] * count
+            assert rows["keys"] == [[options["subject"]]] * count
+            assert rows["fields"] == [fields] * count
+            assert rows["properties"] == rows["client_time"] == rows["expires"] == [None] * count

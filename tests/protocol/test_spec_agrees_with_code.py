@@ -65,6 +65,7 @@ TYPES = {
     "[[bin, int, int]]": "list[tuple[bytes, int, int]]",
     "bin or nil": "bytes | None",
     "[int, int] or nil": "tuple[int, int] | None",
+    "str or nil": "str | None",
     "[int, int, bin] or nil": "tuple[int, int, bytes] | None",
     "[str, str, int, [int]] or nil": "tuple[str, str, int, list[int]] | None",
 }

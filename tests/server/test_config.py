@@ -41,6 +41,7 @@ SHELL_OWN = {
     "subjects",
     "known",
     "reload",
+    "in_force",
     "quota",
     "carrier",
     "facts",
@@ -52,7 +53,7 @@ SHELL_OWN = {
 
 
 def test_each_key_reaches_the_setting_of_the_core_whose_default_it_has() -> None:
-    given, own = core_settings(Config(), no_reload, dict), BrokerSettings()
+    given, own = core_settings(Config(), no_reload, dict, dict), BrokerSettings()
     for name in set(BrokerSettings.__struct_fields__) - SHELL_OWN:
         assert getattr(given, name) == getattr(own, name), name
 
@@ -64,7 +65,7 @@ def test_a_key_is_the_setting_of_its_name_only_in_its_section() -> None:
             "mailboxes.reads_max": "5", "links.queries_max": "9",
         }
     )  # fmt: skip
-    settings = core_settings(given, no_reload, dict)
+    settings = core_settings(given, no_reload, dict, dict)
     assert (settings.streams_max, settings.reads_max, settings.offers_max) == (7, 3, 4)
     assert (settings.mail_reads_max, settings.link_queries_max) == (5, 9)
     assert settings.queries_max == BrokerSettings().queries_max

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from malamute_py.client.sync.client import SyncClient
+from pyspark_malamute import count_records
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -84,6 +85,22 @@ def test_a_count_needs_no_column_and_is_the_same(
         assert lean.count() == read(**more).count()
     client.purge(stream, "flights.JFK.*")
     assert read(columns="").count() == read().count() < 3000
+
+
+def test_a_count_by_ranges_is_the_same(
+    read: Callable[..., DataFrame], client: SyncClient, stream: str, departures: Departures,
+    spark: SparkSession, endpoint: str,
+) -> None:  # fmt: skip
+    def counted(**more: object) -> int:
+        return count_records(spark, endpoint=endpoint, **{"stream": stream, **more})
+
+    ranges: dict[str, object] = {"maxRecordsPerPartition": 1000}
+    for more in ({}, {"pattern": "flights.JFK.*"}, {"pattern": "nothing.#"}, ranges):
+        assert counted(**more) == read(**{name: str(value) for name, value in more.items()}).count()
+    rows = read(columns="stream,records", maxRecordsPerPartition="1000").collect()
+    assert [row.asDict() for row in rows] == [{"stream": stream, "records": 1000}] * 3
+    client.purge(stream, "flights.JFK.*")
+    assert counted() == read().count() < 3000
 
 
 def test_the_broker_selects_by_every_kind_of_pattern(

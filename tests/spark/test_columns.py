@@ -11,7 +11,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from malamute_protocol.batch import Batch, Content, Stamp, encode, encode_arrow, encode_lists
 from pyspark_malamute import columns
-from pyspark_malamute.columns import RECORD_BATCH_BYTES_MAX, Gather, RowCount
+from pyspark_malamute.columns import RECORD_BATCH_BYTES_MAX, Gather, RecordCount, RowCount
 from pyspark_malamute.errors import MalamuteSourceError
 from pyspark_malamute.options import SourceOptions, parse_options
 from pyspark_malamute.schema import check_schema, spark_schema
@@ -152,6 +152,20 @@ def test_rows_without_columns_are_counted_and_nothing_of_them_is_looked_at() -> 
     first = next(iter(mixed()))
     while not count.full:
         count.add(first)
+
+
+def test_a_column_of_counts_has_one_row_for_a_range_and_nothing_of_a_record_is_looked_at() -> None:
+    for names in ("records", "stream,records", "records,stream"):
+        chosen = options(columns=names)
+        count = RecordCount(chosen)
+        for batch in mixed():
+            count.add(batch)
+        assert not count.full
+        (row,) = count.take()
+        assert row.schema == to_arrow_schema(spark_schema(chosen))
+        whole = {"records": sum(map(len, mixed())), "stream": chosen.stream}
+        assert row.to_pylist() == [{name: whole[name] for name in names.split(",")}]
+        assert list(count.take()) == []
 
 
 def test_a_field_with_a_column_of_its_own_is_a_string_or_null() -> None:

@@ -182,6 +182,9 @@ def test_rows_without_columns_are_as_many_as_rows_with_them(
         assert len(counted) == len(rows)
         assert not any(counted)
         assert subscriptions == 0
+        in_one, _, subscriptions = machine.over_both(stream, caplog, columns="records", **more)
+        assert in_one == ([{"records": len(rows)}] if rows else [])
+        assert subscriptions == 0
 
 
 def trimmed(client: SyncClient, stream: str) -> None:

@@ -112,6 +112,20 @@ def test_no_columns_are_an_empty_list_of_them_and_no_typed_stream() -> None:
     assert "leave out bodyType" in refusal(bodyType="typed", columns="")
 
 
+def test_counts_by_range_have_no_column_of_a_record_beside_them() -> None:
+    for columns in ("records", "stream,records"):
+        options = parse_options({**LEAST, "columns": columns})
+        assert options.counts_by_range
+        assert options.counts_only
+    assert "has no 'subject'" in refusal(columns="records,subject")
+    fields = parse_options({**LEAST, "columns": "records,body", "fieldColumns": "records"})
+    assert not fields.counts_by_range
+    assert not fields.counts_only
+    typed = parse_options({**LEAST, "columns": "records", "bodyType": "typed"})
+    assert not typed.counts_by_range
+    assert not typed.counts_only
+
+
 def test_several_streams_have_a_column_that_says_which() -> None:
     several = parse_options({"endpoint": "tcp://a:1", "streams": "flights, weather"})
     assert several.streams == ("flights", "weather")

@@ -9,8 +9,8 @@ the journal refuses a batch, nothing that was taken after it happened. Source: S
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -70,6 +70,12 @@ class NewestColumns(NamedTuple):
 
 def newest_rows(content: Content, size: int) -> list[NewestRow]:
     """Return the newest record of each subject of a batch of `size` bytes."""
+    if not content.head.fieldmaps_count and content.subject_codes is not None:
+        # Without fields nothing is a deletion, and no header has to be made.
+        subjects, found, own = _newest_without_fields(content, size)
+        names = dict(zip(subjects, range(len(subjects)), strict=True))
+        places = names.values() if len(names) < len(subjects) else range(len(subjects))
+        return [NewestRow(subjects[at], found[at], False, own[at]) for at in places]
     headers, codes = content.headers()
     count = content.head.count
     if codes is None:
@@ -98,8 +104,7 @@ def newest_columns(batches: Iterable[tuple[Content, int, int, int]]) -> NewestCo
     sizes: list[int] = []
     deleted: dict[str, int] = {}
     for content, size, base, time_ms in batches:
-        codes = None if content.head.fieldmaps_count else content.subject_codes
-        if codes is None:
+        if content.head.fieldmaps_count or content.subject_codes is None:
             for subject, row, deletion, own in sorted(newest_rows(content, size), key=_row):
                 subjects.append(subject)
                 offsets.append(base + row)
@@ -109,18 +114,13 @@ def newest_columns(batches: Iterable[tuple[Content, int, int, int]]) -> NewestCo
                 elif deleted:
                     deleted.pop(subject, None)
             continue
-        # Without fields nothing is a deletion, and no header has to be made.
-        content.check_codes()
-        used, rows = _last_rows(codes)
-        order = np.argsort(rows)
-        keys, rows = content.table.keys, rows[order]
-        here = [keys[code][0] for code in used[order].tolist()]
+        here, rows, own_sizes = _newest_without_fields(content, size)
         if deleted:
             for subject in here:
                 deleted.pop(subject, None)
         subjects += here
-        offsets += (rows + base).tolist()
-        sizes += _sizes(content, size)(rows)
+        offsets += [base + row for row in rows]
+        sizes += own_sizes
     last = dict(zip(subjects, range(len(subjects)), strict=True))
     if len(last) < len(subjects):
         places = sorted(last.values())
@@ -128,6 +128,19 @@ def newest_columns(batches: Iterable[tuple[Content, int, int, int]]) -> NewestCo
         offsets = [offsets[place] for place in places]
         sizes = [sizes[place] for place in places]
     return NewestColumns(subjects, offsets, sizes, deleted)
+
+
+def _newest_without_fields(content: Content, size: int) -> tuple[list[str], list[int], list[int]]:
+    """Return (subjects, rows, sizes) of a batch without fields, in the order of the rows.
+
+    Of a subject that has several headers the last one counts.
+    """
+    content.check_codes()
+    used, rows = _last_rows(content.subject_codes)
+    order = np.argsort(rows)
+    keys, rows = content.table.keys, rows[order]
+    subjects = [keys[code][0] for code in used[order].tolist()]
+    return subjects, rows.tolist(), _sizes(content, size)(rows)
 
 
 def _row(newest: NewestRow) -> int:
@@ -151,6 +164,10 @@ def _sizes(content: Content, size: int) -> Callable[[Any], list[int]]:
     bounds = content.bodies().offsets
     found = np.diff(bounds) + ROW_OVERHEAD
     return lambda rows: found[rows].tolist()
+
+
+CopiedRow: TypeAlias = tuple[str, int, int, int | None, int]
+"""(subject, offset, size, append time of a deletion marker or None, place of the copy)."""
 
 
 class Room:
@@ -380,9 +397,17 @@ class Keys:
 
     def enter(self, subject: str, offset: int, size: int, deleted_ms: int | None) -> None:
         """Note the newest record of a subject. deleted_ms: append time of a deletion marker."""
-        self._leave(subject)
         value = _pack(offset, size, deleted_ms is not None)
-        self._newest[subject] = value
+        newest = self._newest
+        known = newest.get(subject)
+        if known is not None and not (known | value) & _DELETED:
+            # Most changes are of a key that is there, and stays: its name is not looked for.
+            del newest[subject]
+            newest[subject] = value
+            self.bytes += _size(value) - _size(known)
+            return
+        self._leave(subject)
+        newest[subject] = value
         self._count(subject, value, deleted_ms)
 
     def enter_many(self, found: NewestColumns) -> None:
@@ -391,7 +416,7 @@ class Keys:
         for known in (self._newest, self._moved):
             for subject in list(filter(known.__contains__, subjects)) if known else ():
                 self._leave(subject)
-        units = np.minimum(np.array(found.sizes, np.int64) >> _UNIT_SHIFT, _SIZE_MAX) & ~_DELETED
+        units = _units(found.sizes)
         sized = zip(found.offsets, units.tolist(), strict=True)
         values = [offset << _SHIFT | size for offset, size in sized]
         self._newest.update(zip(subjects, values, strict=True))
@@ -402,16 +427,36 @@ class Keys:
         self.memory += KEY_OVERHEAD * len(subjects) + sum(map(len, subjects))
         self.bytes += int(units.sum()) << _UNIT_SHIFT
 
-    def enter_copy(
-        self, subject: str, offset: int, size: int, deleted_ms: int | None, copy: int
-    ) -> None:
-        """Note a copy that a start found, unless a newer record of the subject is known."""
-        known = self._value(subject)
-        if known is None or known >> _SHIFT <= offset:
-            self._leave(subject)
-            value = _pack(offset, size, deleted_ms is not None)
-            self._put_moved(subject, value, copy)
-            self._count(subject, value, deleted_ms)
+    def enter_copies(self, rows: list[CopiedRow]) -> None:
+        """Note copies that a start found, unless a newer record of the subject is known.
+
+        rows: of each subject one, in the order of the copies.
+        """
+        newest, moved = self._newest, self._moved
+        if any(row[0] in moved or row[0] in newest for row in rows):
+            rows = [row for row in rows if self._is_newer(row[0], row[1])]
+            for row in rows:
+                self._leave(row[0])
+        if not rows:
+            return
+        subjects, offsets, sizes, deleted, copies = zip(*rows, strict=True)
+        units = _units(sizes)
+        values = [
+            offset << _SHIFT | size | (time_ms is not None)
+            for offset, size, time_ms in zip(offsets, units.tolist(), deleted, strict=True)
+        ]
+        moved.update(zip(subjects, map(Place, values, copies), strict=True))
+        self._moved_offsets.add_many(offsets)
+        self._at.update(zip(offsets, subjects, strict=True))
+        self.deleted.update((row[0], row[3]) for row in rows if row[3] is not None)
+        self.names.add_many(subjects)
+        self.memory += KEY_OVERHEAD * len(subjects) + sum(map(len, subjects))
+        self.bytes += int(units.sum()) << _UNIT_SHIFT
+
+    def _is_newer(self, subject: str, offset: int) -> bool:
+        """Whether no record of a subject is known that is newer than this one."""
+        value = self._value(subject)
+        return value is None or value >> _SHIFT <= offset
 
     def moved(self, subject: str, offset: int, copy: int) -> None:
         """Note where the copy of a record lies, if the record is still its subject's newest."""
@@ -469,6 +514,11 @@ class Keys:
 def _pack(offset: int, size: int, deletion: bool) -> int:
     units = min(size >> _UNIT_SHIFT, _SIZE_MAX) & ~_DELETED
     return offset << _SHIFT | units | deletion
+
+
+def _units(sizes: Sequence[int]) -> Any:
+    """Return sizes as `_pack` has them, for many at once."""
+    return np.minimum(np.array(sizes, np.int64) >> _UNIT_SHIFT, _SIZE_MAX) & ~_DELETED
 
 
 def _size(value: int) -> int:

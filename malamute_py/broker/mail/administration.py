@@ -374,7 +374,7 @@ class MailboxAdmin:
         self._steps.take([self._messages.part(mailbox, change, leaving, piece)])
 
     def _piece(self, job: Emptying) -> list[RowsOfPut]:
-        """Return the rows of the next puts that no reader holds; the job goes on after these puts."""
+        """Return the rows of the next puts that no reader holds; the job goes on after them."""
         mailbox = job.mailbox
         rows: list[RowsOfPut] = []
         table, number, progress = mailbox.rows, mailbox.number, mailbox.progress

@@ -130,7 +130,7 @@ class Deadlines:
             # The rest is done in the next turns, unless the log refuses these, too.
             del self._ends.unsettled[batch]
         for batch in batches:
-            deadline_ms = batch.row.put.deadline_ms
+            deadline_ms = batch.deadline_ms
             if deadline_ms and deadline_ms <= now_ms and batch.alive:
                 self._expire(batch.service, [(batch, batch.alive)])
                 continue

@@ -69,7 +69,7 @@ class WorkDelivery:
         if offer.ended:
             return
         batch, rows = work.batch, 0
-        deadline_ms = batch.row.put.deadline_ms
+        deadline_ms = batch.deadline_ms
         over = deadline_ms and deadline_ms <= self._shard.now_ms
         for lease in offer.in_flight.leases.get(batch.base, ()):
             # Rows that came back and were handed out anew wait in later work. The number of
@@ -120,7 +120,7 @@ class WorkDelivery:
             self._links.say(
                 link,
                 Work(
-                    offer.number, change.sender, change.reply_to, change.deadline_ms, times,
+                    offer.number, change.sender, change.reply_to, batch.deadline_ms, times,
                     offer.lease_ms, len(frames), bitmap, change.key,
                 ),
             )  # fmt: skip

@@ -109,7 +109,7 @@ class HandOuts:
             _, rows, batch = queue.head()
             rows &= batch.free
             put = batch.row.put
-            if put.deadline_ms and put.deadline_ms <= now_ms:
+            if batch.deadline_ms and batch.deadline_ms <= now_ms:
                 rows = 0
             if rows:
                 # Rows with different numbers of attempts leave as a WORK each.

@@ -93,7 +93,7 @@ def _entry(batch: RequestBatch, row: int) -> dict[str, Any]:
         "subject": subjects[row if len(subjects) > 1 else 0] if subjects else "",
         "sender": put.sender,
         "at_ms": put.at_ms,
-        "deadline_ms": put.deadline_ms,
+        "deadline_ms": batch.deadline_ms,
         "priority": put.priority,
         "attempts": batch.attempts(bit)[0][0],
         "state": "delayed" if batch.delayed & bit else "waiting",

@@ -46,6 +46,10 @@ class Recovery:
     def _take_up(self, service: Service, batch: RequestBatch) -> None:
         """Add a batch to its queue: its rows wait, for a pause to end perhaps, or are held."""
         row = batch.row
+        put = row.put
+        if put.deadline_ms:
+            # From the time of the put on, as the clock may have been ahead then.
+            batch.deadline_ms = self._shard.resumed(put.deadline_ms, put.deadline_ms - put.at_ms)
         self._registry.add(service, batch)
         waiting = row.waiting
         for at_ms, rows in row.delayed.items():

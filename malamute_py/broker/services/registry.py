@@ -185,8 +185,8 @@ class Registry:
         self.rows += count
         if not weighed:
             self.weigh(service, row.put.sender, size)
-        if row.put.deadline_ms:
-            batch.slot = self.timers.add(row.put.deadline_ms, batch)
+        if batch.deadline_ms:
+            batch.slot = self.timers.add(batch.deadline_ms, batch)
 
     def add_load(self, offer: Offer, count: int) -> None:
         """Count requests that an offer holds: more, or fewer when `count` is below 0."""

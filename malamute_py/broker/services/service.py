@@ -39,6 +39,7 @@ class RequestBatch:
     __slots__ = (
         "base",
         "buried",
+        "deadline_ms",
         "delayed",
         "ending",
         "leases",
@@ -55,6 +56,9 @@ class RequestBatch:
         self.service = service
         self.row = row
         self.base = row.put.base
+        self.deadline_ms = row.put.deadline_ms
+        """Time at which its requests are given up; 0: never. It is sooner than the log has it after
+        a start with a clock that was set back."""
         self.masks: dict[str, int] | None = None
         """Subject -> its rows; None: nothing has asked for them yet."""
         self.leases: list[Lease] = []

@@ -14,7 +14,7 @@ from malamute_protocol.content import Content
 from malamute_protocol.errors import BrokerRefused, RevisionConflict
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.broker.context import Shard
-from malamute_py.broker.log.newest import Keys, NewestRow, newest_rows
+from malamute_py.broker.log.newest import KEY_OVERHEAD, Keys, NewestRow, newest_rows
 from malamute_py.broker.log.stream import Stream
 
 RING_PARTS = 32
@@ -62,7 +62,7 @@ class Conditions:
             if present != revision:
                 raise RevisionConflict(_found(stream, rows[0].subject, present), present)
         check_size(stream, size)
-        self._check_counts(stream, keys, rows)
+        self._check_counts(stream, keys, rows, size)
         self._check_room(stream, keys, rows, size)
         keys.take(rows, count, size)
 
@@ -80,6 +80,9 @@ class Conditions:
     def _check_room(self, stream: Stream, keys: Keys, rows: list[NewestRow], size: int) -> None:
         """Raise BrokerRefused `full` or `wait` where a batch finds no room in its ring."""
         room = keys.room
+        end_lsn = stream.ring.end_lsn + keys.taken_bytes + size
+        if keys.bytes + size <= room.newest_max and room.allows(end_lsn, False):
+            return
         deletion = all(row.deletion for row in rows)
         if keys.bytes + size > room.newest_max and not deletion:
             self.forget_deleted(keys)
@@ -90,18 +93,18 @@ class Conditions:
                     f"newest records would take {taken} bytes of the ring of stream "
                     f"'{stream.name}', at most half of it: delete keys",
                 )
-        if not room.allows(stream.ring.end_lsn + keys.taken_bytes + size, deletion):
+        if not room.allows(end_lsn, deletion):
             room.look_lsn = 0
             self._look(stream)
             code = "wait" if stream.pinned >= stream.next else "full"
             raise BrokerRefused(code, f"the ring of stream '{stream.name}' gives up old records")
 
-    def _check_counts(self, stream: Stream, keys: Keys, rows: list[NewestRow]) -> None:
-        """Raise BrokerRefused `limit` where a batch would bring too many keys."""
+    def _check_counts(self, stream: Stream, keys: Keys, rows: list[NewestRow], size: int) -> None:
+        """Raise BrokerRefused `limit` where a batch of `size` bytes would bring too many keys."""
         settings = self._shard.settings
-        if len(keys) + len(rows) <= settings.keys_max and (
-            self.memory + keys.weigh(rows) <= settings.all_keys_bytes_max
-        ):
+        # No name takes more of the batch than its own bytes.
+        most = self.memory + KEY_OVERHEAD * len(rows) + size
+        if len(keys) + len(rows) <= settings.keys_max and most <= settings.all_keys_bytes_max:
             return
         self.forget_deleted(keys)
         new = [row for row in rows if row.subject not in keys]

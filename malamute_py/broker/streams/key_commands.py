@@ -254,8 +254,7 @@ class KeyCommands:
         if kind == "keys":
             keys.enter_many(value["newest"])
         else:
-            for row in value["rows"]:
-                keys.enter_copy(*row)
+            keys.enter_copies(value["rows"])
         if value["next"] < end:
             self._read_on(stream, keys, kind, value["next"])
             return

@@ -6,6 +6,8 @@ they were.
 
 from __future__ import annotations
 
+from functools import partial
+
 from malamute_protocol import commands as c
 from malamute_py.client.aio.pages import PagedVerbs
 from malamute_py.client.facts import (
@@ -13,6 +15,8 @@ from malamute_py.client.facts import (
     LinkFacts,
     NamespaceFacts,
     ReloadedSetting,
+    SettingInForce,
+    SettingsInForce,
     UserFacts,
     facts,
 )
@@ -24,6 +28,23 @@ class AdministrationVerbs(PagedVerbs):
     async def broker_info(self) -> BrokerFacts:
         """Facts about the broker."""
         return facts(BrokerFacts, await self._link.ask(c.BrokerInfo))
+
+    async def settings_in_force(self) -> SettingsInForce:
+        """Ask for the settings in force, where each comes from, and what the last reload did.
+
+        Needs the permission admin. Raises BrokerRefused.
+        """
+        found: list[SettingInForce] = []
+        while True:
+            after = found[-1].key if found else ""
+            value = await self._link.ask(partial(_info, after))
+            page = value.get("settings", [])
+            found += [SettingInForce(*setting) for setting in page]
+            if not page or not value.get("settings_more"):
+                break
+        reload = value.get("reload", {})
+        changes = [ReloadedSetting(*change) for change in reload.get("changes", [])]
+        return SettingsInForce(found, reload.get("at_ms", 0), changes)
 
     async def list_links(self, limit: int = 1000) -> list[LinkFacts]:
         """The links that the broker has, the oldest first. Raises BrokerRefused `forbidden`.
@@ -70,3 +91,7 @@ class AdministrationVerbs(PagedVerbs):
         """
         value = await self._link.ask(c.ReloadConfig)
         return [ReloadedSetting(*change) for change in value["changes"]]
+
+
+def _info(settings_after: str, number: int) -> c.BrokerInfo:
+    return c.BrokerInfo(number, settings_after)

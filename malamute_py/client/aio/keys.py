@@ -81,7 +81,8 @@ class KeyView:
         Arguments and errors as of Client.publish(); also BrokerRefused `full` (newest values fill
         the stream's ring) and `limit` (too many keys).
         """
-        await self._known()
+        if self._empty is None:
+            await self._known()
         return await self._change(
             key, value, changed_fields(fields), codec, None, confirm, timeout_ms
         )

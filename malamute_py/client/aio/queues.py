@@ -354,8 +354,8 @@ class Member(MemberBase):
     async def renew(self, held: Held, timeout_ms: Wait = "default") -> bool:
         """Begin the leases of a record or batch anew, for one that takes long. As ack().
 
-        Records that were not handed over yet are renewed by themselves while records are asked for
-        or acknowledged. Only groups with `lease_ms` have leases.
+        Records that were not handed over yet are renewed by themselves while records are asked
+        for, acknowledged or renewed. Only groups with `lease_ms` have leases.
         """
         offsets = numbers_of(held, self._membership)
         future: asyncio.Future[bool] = self._link.loop.create_future()

@@ -139,7 +139,8 @@ class Membership(Opened):
         self.lease_ms = 0
         """Time for which it has a record without a word about it; 0: while its link lives."""
         self.progressed = False
-        """Whether its program has asked for records or acknowledged some since the last renewal."""
+        """Whether its program has asked for records, acknowledged or renewed some since the last
+        renewal of all."""
         self.renew_at_ms = 0
         self.schemas: Schemas | None = None
         """Versions of the stream's declared schema; None: it has none, or is not known yet."""
@@ -238,7 +239,11 @@ class Membership(Opened):
         self._memberships.give_credit(self)
 
     def renew(self, offsets: Sequence[int], token: Any) -> None:
-        """Begin the leases of records anew. token: gets True, or False if some are not held."""
+        """Begin the leases of records anew. token: gets True, or False if some are not held.
+
+        A program that does so goes on: what it is still to get keeps its leases, too.
+        """
+        self.progressed = True
         mine = [offset for offset in offsets if offset in self.in_hand]
         all_mine = bool(mine) and len(mine) == len(offsets)
         if mine:

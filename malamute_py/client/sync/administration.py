@@ -7,12 +7,16 @@ timeout, or by the client's close.
 
 from __future__ import annotations
 
+from functools import partial
+
 from malamute_protocol import commands as c
 from malamute_py.client.facts import (
     BrokerFacts,
     LinkFacts,
     NamespaceFacts,
     ReloadedSetting,
+    SettingInForce,
+    SettingsInForce,
     UserFacts,
     facts,
 )
@@ -25,6 +29,23 @@ class SyncAdministrationVerbs(SyncPagedVerbs):
     def broker_info(self) -> BrokerFacts:
         """Facts about the broker."""
         return facts(BrokerFacts, self._link.ask(c.BrokerInfo))
+
+    def settings_in_force(self) -> SettingsInForce:
+        """Ask for the settings in force, where each comes from, and what the last reload did.
+
+        Needs the permission admin. Raises BrokerRefused.
+        """
+        found: list[SettingInForce] = []
+        while True:
+            after = found[-1].key if found else ""
+            value = self._link.ask(partial(_info, after))
+            page = value.get("settings", [])
+            found += [SettingInForce(*setting) for setting in page]
+            if not page or not value.get("settings_more"):
+                break
+        reload = value.get("reload", {})
+        changes = [ReloadedSetting(*change) for change in reload.get("changes", [])]
+        return SettingsInForce(found, reload.get("at_ms", 0), changes)
 
     def list_links(self, limit: int = 1000) -> list[LinkFacts]:
         """The links that the broker has, the oldest first. Raises BrokerRefused `forbidden`.
@@ -71,3 +92,7 @@ class SyncAdministrationVerbs(SyncPagedVerbs):
         """
         value = self._link.ask(c.ReloadConfig)
         return [ReloadedSetting(*change) for change in value["changes"]]
+
+
+def _info(settings_after: str, number: int) -> c.BrokerInfo:
+    return c.BrokerInfo(number, settings_after)

@@ -80,7 +80,8 @@ class SyncKeyView:
         Arguments and errors as of Client.publish(); also BrokerRefused `full` (newest values fill
         the stream's ring) and `limit` (too many keys).
         """
-        self._known()
+        if self._empty is None:
+            self._known()
         return self._change(key, value, changed_fields(fields), codec, None, confirm, timeout_ms)
 
     def update(

@@ -7,6 +7,7 @@ second press of a button.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
@@ -230,6 +231,17 @@ async def kick(session: Session, form: Form) -> str:
     return f"Link {link} was ended; its client does not come back by itself."
 
 
+async def reload(session: Session, form: Form) -> str:
+    """Have the broker read its configuration and users anew."""
+    counts = Counter(change.outcome for change in await session.client.reload_config())
+    if not counts:
+        return "The configuration was read anew: nothing differs from what is in force."
+    return (
+        f"The configuration was read anew: {counts['applied']} applied, {counts['refused']}"
+        f" refused, {counts['restart']} left for a restart."
+    )
+
+
 ACTIONS: Final = {
     "copy": Action(copy, lambda form: url("stream", name=of(form, "name")), "begun"),
     "cancel-copy": Action(cancel_copy, lambda form: url("stream", name=of(form, "name"))),
@@ -250,6 +262,7 @@ ACTIONS: Final = {
         reset_group, lambda form: url("group", stream=of(form, "stream"), name=of(form, "name"))
     ),
     "remove-group": Action(remove_group, lambda form: url("groups")),
+    "reload": Action(reload, lambda form: url("settings")),
     "kick": Action(kick, lambda form: url("clients")),
 }
 """Changes by their address below /console/do/."""

@@ -19,6 +19,7 @@ from malamute_py.client.facts import (
     PeekedMail,
     PeekedRequest,
     ServiceFacts,
+    SettingsInForce,
 )
 from malamute_py.health import troubles
 from malamute_py.health.facts import ring_title
@@ -212,10 +213,25 @@ async def users(session: Session, query: Query) -> Values:
 
 
 async def settings(session: Session, query: Query) -> Values:
-    """Settings in force, as far as the broker tells them to a client."""
+    """Settings in force with their origin, and what the broker tells any client of its bounds."""
     facts = await session.source.facts()
     broker = facts.broker
+    told, untold = SettingsInForce([], 0, []), ""
+    try:
+        told = await session.client.settings_in_force()
+    except BrokerRefused as error:
+        untold = str(error)
+    rows = [(setting, told.change_of(setting.key)) for setting in told.settings]
+    begin, given = query.get("prefix", ""), query.get("all") != "yes"
     return {
+        "told": told,
+        "untold": untold,
+        "shown": [
+            (setting, change)
+            for setting, change in rows
+            if setting.key.startswith(begin)
+            and (begin or not given or change is not None or not setting.is_default)
+        ],
         "facts": broker,
         "reason": facts.reason,
         "welcome": session.client.welcome,

@@ -3,9 +3,10 @@
 Owns the ended connections whose bytes still fill memory. libzmq keeps what it has read of a
 connection until it is taken up, also when the connection has gone: no look sees it, and a peer that
 connects again and again would have no bound. The rules: what is left counts for its share until the
-loop has taken it up, or has taken up nothing of it for a second; an address is to blame when memory
-has grown by more than a share and its connections ended most often. Source: ARCHITECTURE.md, "What
-a peer may cost".
+loop has taken it up, or has taken up nothing of it for a second, and memory was given back since
+(its free buffers lie between others, and new ones fill other pages); an address is to blame when
+memory has grown by more than a share and its connections ended most often. Source: ARCHITECTURE.md,
+"What a peer may cost".
 """
 
 from __future__ import annotations
@@ -76,20 +77,26 @@ class LeftBehind:
             return set()
         return {address for address, count in ended.items() if count == most}
 
-    def by_share(self) -> Counter[str]:
-        """Return the memory that ended connections still fill in libzmq's queues, by share."""
+    def by_share(self) -> tuple[Counter[str], Counter[str]]:
+        """Return the memory that ended connections still fill in libzmq's queues, by share.
+
+        The second value: how many they are, by share.
+        """
         kept: list[Connection] = []
         shares: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for gone in self._connections:
             taken = gone.delivered - gone.seen
             if taken:
                 rest = max(0, gone.unread - taken)
-                gone.memory = gone.memory * rest // gone.unread
                 gone.unread, gone.seen, gone.taken_ms = rest, gone.delivered, self._now_ms
-            if gone.memory > SMALL_BYTES and self._now_ms - gone.taken_ms < _LEFT_MS:
+            elif self._now_ms - gone.taken_ms >= _LEFT_MS:
+                gone.unread = 0
+            if gone.unread or not self._memory.given_back_since(gone.taken_ms):
                 kept.append(gone)
                 shares[gone.share] += gone.memory
+                counts[gone.share] += 1
         if len(kept) > _LEFT_MAX:
             kept = heapq.nlargest(_LEFT_MAX, kept, key=lambda gone: gone.memory)
         self._connections = kept
-        return shares
+        return shares, counts

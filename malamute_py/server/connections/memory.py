@@ -109,6 +109,10 @@ class Memory:
             self._trim_each_ms = _TRIM_EACH_MS
             self.before = self.rss
 
+    def given_back_since(self, ms: int) -> bool:
+        """Whether memory was given back after a time, or none is to be given back."""
+        return not self.has_filled or (self._trimmed_ms > ms and not self._is_trimming)
+
     @property
     def _is_trimming(self) -> bool:
         return self._trimming is not None and self._trimming.is_alive()

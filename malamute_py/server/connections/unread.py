@@ -153,13 +153,14 @@ class UnreadBytes:
             shares.setdefault(each.share, []).append(each)
             sizes[each] = size
             sums[each.share] += size
-        left = self._left.by_share()
-        # A part of each bound is left to the connections of now: they may not be to blame, and to
-        # cut them would not lower what ended ones have left.
+        left, ended = self._left.by_share()
         total = sums.total()
-        total += min(left.total(), growth, bounds.unread_bytes_max // 4 * 3)
+        growth = max(0, growth - total)
+        total += _counted(left.total(), growth, bounds.unread_bytes_max, ended.total())
         for share in left.keys() & sums.keys():
-            sums[share] += min(left[share], growth, bounds.unread_share_bytes_max // 4 * 3)
+            sums[share] += _counted(
+                left[share], growth, bounds.unread_share_bytes_max, ended[share]
+            )
         chosen: list[tuple[Connection, str]] = []
         while sums:
             share = max(sums, key=sums.__getitem__)
@@ -178,6 +179,17 @@ class UnreadBytes:
                 del sums[share]
             chosen.append((largest, why))
         return chosen
+
+
+def _counted(left: int, growth: int, bound: int, ended: int) -> int:
+    """Return how much of what ended connections left counts against a bound.
+
+    growth: of memory, without what the connections of now explain. A part of the bound is left to
+    the connections of now: they may not be to blame, and to cut them would not lower what ended
+    ones have left. It is a quarter after one connection ended, and half as much with each other:
+    who connects again and again comes to half a bound more, and no further.
+    """
+    return min(left, growth, bound - (bound // 4 >> max(0, ended - 1)))
 
 
 def _memory_of(connection: Connection, growth: int) -> int:

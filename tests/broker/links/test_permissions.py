@@ -237,6 +237,25 @@ def test_users_are_told_to_those_who_manage_users_only() -> None:
     assert post.peers[2].last(wire.Refused).code == "forbidden"
 
 
+def test_settings_are_told_page_by_page_to_administrators_who_ask_for_them() -> None:
+    settings = [["a", 1, "default"], ["b", "x", "file:2"], ["c", True, "VARIABLE"]]
+    reload = {"at_ms": 5, "changes": [["a", "restart", ""]], "more": False}
+
+    def in_force() -> dict[str, Any]:
+        return {"settings": settings, "reload": reload}
+
+    post = Post(in_force=in_force, page_max=2)
+    first = post.ask(2, wire.BrokerInfo, "")
+    assert (first["settings"], first["settings_more"]) == (settings[:2], True)
+    assert first["reload"] == reload
+    second = post.ask(2, wire.BrokerInfo, "b")
+    assert (second["settings"], second["settings_more"]) == (settings[2:], False)
+    assert "settings" not in post.ask(2, wire.BrokerInfo)
+    post = Post(permit=Verbs("admin"), in_force=in_force)
+    assert post.ask(2, wire.BrokerInfo, "").code == "forbidden"
+    assert "counters" in post.ask(2, wire.BrokerInfo)
+
+
 def test_the_shell_is_asked_to_read_the_configuration_anew_and_answers_later() -> None:
     asked: list[tuple[int, int]] = []
     refusal = [""]

@@ -47,13 +47,38 @@ def facts(keys: Keys) -> Any:
 
 
 @pytest.mark.parametrize("seed", seeds(20, 200))
+def test_copies_that_are_entered_together_are_those_of_each_one_after_the_other(seed: int) -> None:
+    draw = random.Random(seed)
+    alone, together = Keys(1, ready=False), Keys(1, ready=False)
+    for keys in (alone, together):
+        keys.enter("k.1", 35, 500, None)
+    copy = 0
+    for _ in range(4):
+        rows = []
+        for name in draw.sample(NAMES, draw.randint(0, len(NAMES))):
+            copy += 1
+            time_ms = draw.choice([None, None, copy])
+            # A copy that was made again has the offset of the first one.
+            offset = draw.choice([copy * 10, alone.revision(name) or copy * 10])
+            rows.append((name, offset, draw.randint(0, 900), time_ms, copy))
+        for row in rows:
+            alone.enter_copies([row])
+        together.enter_copies(rows)
+        assert facts(alone) == facts(together)
+        assert [alone.find(name) for name in NAMES] == [together.find(name) for name in NAMES]
+        assert [alone.copy_of(name) for name in NAMES] == [together.copy_of(name) for name in NAMES]
+        found = [keys.moved_from(0, 1 << 40, 100) for keys in (alone, together)]
+        assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("seed", seeds(20, 200))
 def test_the_newest_records_of_many_batches_are_those_of_each_one_after_the_other(
     seed: int,
 ) -> None:
     draw = random.Random(seed)
     alone, together = Keys(1, ready=False), Keys(1, ready=False)
     for keys in (alone, together):
-        keys.enter_copy("k.0", 1, 500, None, 7)
+        keys.enter_copies([("k.0", 1, 500, None, 7)])
     base = 5
     for _ in range(4):
         batches = []

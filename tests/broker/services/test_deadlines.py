@@ -260,6 +260,29 @@ def test_a_delay_is_as_long_as_it_was_asked_when_the_clock_was_set_back() -> Non
     assert [task.body for task in world.work(2)] == [b"a"]
 
 
+@pytest.mark.parametrize("starts", [1, 2])
+def test_a_request_that_was_put_while_the_clock_was_a_day_ahead_has_no_day_longer(
+    starts: int,
+) -> None:
+    world, day_ms = pair(), 86_400_000
+    world.shell.now_ms += 2 * day_ms
+    world.shell.restart()
+    world.client(1)
+    world.request(1, b"a", key=b"k", timeout_ms=5_000)
+    world.shell.now_ms -= day_ms
+    # Times in the log never fall: after the first start they say nothing about a clock.
+    for _ in range(starts):
+        world.shell.restart()
+    world.client(1)
+    world.worker(2)
+    [seen] = world.ask(1, wire.PeekRequests(9, "s"))["requests"]
+    assert seen["deadline_ms"] <= world.shell.now_ms + 5_000
+    world.offer(2)
+    assert world.work(2)[0].work.deadline_ms == seen["deadline_ms"]
+    world.shell.wait(5_100)
+    assert world.queued() == 0
+
+
 def test_the_time_of_a_request_begins_after_its_delay() -> None:
     world = pair()
     world.offer(2)

@@ -446,6 +446,17 @@ def test_leases_are_renewed_while_the_program_asks_for_records() -> None:
     assert ranges == [(0, 1), (2, 6)]
 
 
+def test_a_program_that_renews_the_record_in_its_hands_keeps_those_that_wait_for_it() -> None:
+    script = Leased()
+    script.hand(1, 0)
+    script.hand(2, 1)
+    script.take()
+    assert script.renewals(400) == [[(0, 3)]]
+    assert script.renewals(500) == []  # The program takes nothing more: it may stand still.
+    script.member.renew([0], "mine")
+    assert script.renewals(1) == [[(0, 1)], [(0, 3)]]
+
+
 def test_a_record_is_renewed_by_name_and_one_that_others_have_is_ours_no_more() -> None:
     script = Leased()
     script.hand(2, 0)

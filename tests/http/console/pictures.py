@@ -109,7 +109,7 @@ def main() -> None:
                 window.until("return document.querySelectorAll('#tail-rows tr').length > 20")
                 window.picture(folder / "console-stream.png")
                 window.click("#tail-button")
-                window.resize(1160, 1500)
+                window.resize(1160, 1580)
                 window.run(OPENED)
                 window.picture(folder / "console-changes.png")
                 window.resize(1160, 860)
@@ -118,7 +118,9 @@ def main() -> None:
             with Chromium(Path(profiles) / "phone", width=380, height=760) as phone:
                 phone.go(url)
                 phone.click("button.first")
-                phone.until("return document.querySelector('[data-rate=mail]').textContent != '–'")
+                phone.until(
+                    "return /[0-9]/.test(document.querySelector('[data-rate=mail]')?.textContent)"
+                )
                 phone.go(f"{url}/services")
                 phone.picture(folder / "console-phone.png")
         finally:

@@ -118,6 +118,13 @@ def test_a_phone_shows_every_page_without_scrolling_sideways(
         ):  # fmt: skip
             phone.go(f"{http.serving.url}/console{page}")
             assert phone.run("return document.documentElement.scrollWidth") <= 380, page
+            # A form that is opened is no wider than the page.
+            phone.run("for (const each of document.querySelectorAll('details')) each.open = true")
+            assert phone.run("return document.documentElement.scrollWidth") <= 380, page
+            cut = phone.run("return [...document.querySelectorAll('section textarea')].filter("
+                            "each => each.getBoundingClientRect().right > 370).length")  # fmt: skip
+            assert cut == 0, page
+        assert phone.run("return document.querySelector('[name=all]').offsetHeight") < 30
         client.edit_service("marked", attempts_max=1)
         client.submit("marked", b"1")
         with client.worker("marked") as worker:

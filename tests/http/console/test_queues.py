@@ -84,6 +84,12 @@ def test_the_overview_names_what_is_stuck_first(root: Browser) -> None:
         ("users", {"verb": "work", "name": "up", "prefix": "rea"}, ["✕ no", "1 listed"]),
         ("users", {"verb": "work"}, ["Not asked: name the stream"]),
         ("settings", {}, ["links", "Limits of a link", "malamute-py"]),
+        ("settings", {}, ["authentication.mechanism plain program –", "was not read anew since"]),
+        ("settings", {}, ["authentication.users.root ******** program"]),
+        ("settings", {"all": "yes"}, ["journal.full overwrite default –"]),
+        ("settings", {"prefix": "journal.full"}, ["journal.full overwrite default"]),
+        ("settings", {"prefix": "links.heartbeat_min"}, ["links.heartbeat_min_ms 50 ms default"]),
+        ("settings", {"prefix": "nothing"}, ["No setting begins so"]),
     ],
 )
 def test_each_page_shows_its_things(

@@ -186,7 +186,8 @@ def test_a_connection_whose_tiny_frames_fill_the_memory_of_one_connection_is_cut
         assert len(watched.cuts) == 1, "of 48 MiB that one connection may have"
 
 
-def test_what_cut_connections_left_counts_until_it_is_taken_up() -> None:
+def test_what_cut_connections_left_counts_until_it_is_taken_up_and_given_back() -> None:
+    """511 MiB came in, of 256: new messages filled other pages than those that were taken up."""
     with Watched() as watched, watched.another() as live:
         gone, bounds = watched.connection, LOCAL.limits
         watched.grows(1 << 30)
@@ -203,11 +204,15 @@ def test_what_cut_connections_left_counts_until_it_is_taken_up() -> None:
         assert cut_at(most) == [], "a part is left to who is there"
         assert "its share" in cut_at(most + 1)[0]
         # The loop drops the messages that it had sent.
-        gone.delivered += gone.unread - bounds.unread_share_bytes_max // 2
-        assert cut_at(2 * most) == []
-        assert "its share" in cut_at(2 * most + 1)[0]
         gone.delivered += gone.unread
-        watched.look(drained=False)
+        assert "its share" in cut_at(most + 1)[0], "memory has not shrunk"
+        watched.guard.memory.rss = watched.guard.memory.before + 2 * most
+        assert cut_at(2 * most) == [], "it fills what was taken up"
+        watched.guard.memory.rss += 2 * most
+        assert cut_at(3 * most) == []
+        assert "its share" in cut_at(4 * most + 1)[0]
+        watched.guard.memory._trimmed_ms = watched.now_ms + 1
+        assert cut_at(4 * most) == []
         assert watched.guard.left_behind._connections == []
 
 
@@ -241,6 +246,29 @@ def test_what_ended_connections_left_costs_nobody_else_its_connection() -> None:
         live.user = ""
 
 
+def test_who_connects_again_and_again_leaves_less_each_time() -> None:
+    with Watched() as watched:
+        live, share_max = watched.connection, LOCAL.limits.unread_share_bytes_max
+        live.user = "one"
+        watched.look(drained=False)
+        room = []
+        for _ in range(5):
+            # Its address is not blamed: it has others.
+            watched.guard.memory.rss = watched.guard.memory.before
+            leaves(watched, "one", share_max)
+            watched.guard.memory.rss = watched.guard.memory.before + (2 << 30)
+            live.looks, size = 2, share_max
+            while size:
+                live.memory = live.unread = size
+                if not watched.guard.unread.too_much([live]):
+                    break
+                size //= 2
+            room.append(size)
+        assert room == [share_max >> by for by in range(2, 7)]
+        assert sum(room) < share_max // 2
+        live.user = ""
+
+
 def test_what_an_ended_connection_left_ends_when_nothing_of_it_is_taken_up() -> None:
     """The beginning of a message, which libzmq drops, counted until the sockets were empty."""
     with Watched() as watched:
@@ -250,7 +278,8 @@ def test_what_an_ended_connection_left_ends_when_nothing_of_it_is_taken_up() -> 
             ended.delivered += 10 << 20
             watched.look(drained=False)
             assert watched.guard.left_behind._connections == [ended], "messages of it are taken up"
-        assert ended.memory == 50 << 20
+        assert ended.unread == 50 << 20
+        watched.guard.memory._trimmed_ms = watched.now_ms + 1
         watched.look(drained=False)
         assert watched.guard.left_behind._connections == []
 
@@ -264,7 +293,7 @@ def test_ended_connections_that_count_are_bounded_and_the_largest_stay(
         sizes = [n << 20 for n in (3, 1, 5, 2, 4)]
         for size in sizes:
             leaves(watched, "one", size)
-        assert watched.guard.left_behind.by_share()["user one"] == sum(sizes)
+        assert watched.guard.left_behind.by_share()[0]["user one"] == sum(sizes)
         unread = sorted(each.memory for each in watched.guard.left_behind._connections)
         assert unread == sorted(sizes)[2:]
 

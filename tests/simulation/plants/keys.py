@@ -32,7 +32,7 @@ def _stale_update(stack: contextlib.ExitStack) -> None:
 
 
 def _copies_unread(stack: contextlib.ExitStack) -> None:
-    replace(stack, Keys, "enter_copy", lambda original: lambda self, *row: None)
+    replace(stack, Keys, "enter_copies", lambda original: lambda self, rows: None)
 
 
 PLANTS: dict[str, Planted] = {
