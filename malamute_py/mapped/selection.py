@@ -54,7 +54,7 @@ class Selection:
         """Headers that were asked about, and whether the pattern selects each."""
         self._purges: Sequence[PurgeMark] = ()
         self._purgers: list[tuple[int, Callable[..., bool]]] = []
-        """Of each purge: the offset before which it removed records, and the test of a header."""
+        """(offset, test of a header) of each purge: it removed such records before the offset."""
 
     def purge(self, purges: Sequence[PurgeMark]) -> None:
         """Leave out records that were removed by subject."""

@@ -22,7 +22,7 @@ class PrefixTable:
         self._of_length: dict[int, int] = {}
         """Length -> how many prefixes have it."""
         self._lengths: list[int] = []
-        """These lengths, ascending."""
+        """Lengths that some prefix has, ascending."""
 
     def add(self, number: int, canonical: Canonical) -> None:
         """File the prefix by its text."""

@@ -124,7 +124,7 @@ class Pins:
         self._pinning: dict[Cursor, None] = {}
         """Cursors of all streams whose setting is to pin."""
         self._marks: dict[Stream, Marks] = {}
-        """Of each stream with a cursor that pins."""
+        """Marks of each stream with a cursor that pins."""
         self.changed: list[tuple[str, str, int, int | None]] = []
         """(ring, pin, stream, offset; None: no pin): changes for the shell to pass on."""
         self._due_ms = 0

@@ -102,7 +102,7 @@ class Turns(Generic[Job]):
         self._bounds = all_max, address_max, place_max
         self._strangers_max = strangers_max
         self._addresses: OrderedDict[str, _Waiting[Job]] = OrderedDict()
-        """What waits of each address; the first has the next turn."""
+        """Attempts that wait, by address; the first has the next turn."""
         self._known = 0
         """Attempts for users that wait."""
         self._serial = 0
