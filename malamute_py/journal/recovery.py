@@ -137,16 +137,16 @@ class Scan:
             self._active = read_mark(storage, ACTIVE_FILE, Active)
         self._bundle = _ANY_BUNDLE
         self._pending: list[tuple[Segment, Found, memoryview]] = []
-        self._complete = 0
+        self._complete_lsn = 0
         self._headless: set[int] = set()
         self._stale: set[int] = set()
         self._indexed: set[int] = set()
         self._known: set[int] = set()
         """Numbers of segments that were not read: what they hold of state is still to come."""
         self._later: list[_Later] | None = None
-        self._all: list[Segment] = []
+        self._listed: list[Segment] = []
         self._bytes = SegmentBytes(storage, meta.segment_bytes, self.unknown)
-        self._floor = 0
+        self._proven_lsn = 0
 
     # --- the files ----------------------------------------------------------------
 
@@ -162,22 +162,22 @@ class Scan:
         listing.classify()
         if self._trust_indexes:
             listing.load_indexes()
-        self._all, self._indexed = listing.segments, listing.indexed
+        self._listed, self._indexed = listing.segments, listing.indexed
         self._known = set(listing.indexed)
         self._headless, self._stale = listing.headless, listing.stale
         self.unknown += listing.unknown
         self.temporaries = listing.temporaries
         self.orphans, self.short = listing.orphans, listing.short
-        self._present = {segment.number for segment in self._all}
-        self._floor = listing.proven_lsn()
+        self._present = {segment.number for segment in self._listed}
+        self._proven_lsn = listing.proven_lsn()
         if self._expected is not None and self._expected.clean:
-            self._floor = max(self._floor, self._expected.end_lsn)
+            self._proven_lsn = max(self._proven_lsn, self._expected.end_lsn)
         for mark in (self._closed, self._failed):
             if mark is not None:
                 proven = mark.end_lsn if isinstance(mark, Closed) else mark.synced_lsn
-                self._floor = max(self._floor, proven)
+                self._proven_lsn = max(self._proven_lsn, proven)
         for done in self._walk_segments():
-            yield done, len(self._all)
+            yield done, len(self._listed)
         self._finish()
 
     def bytes_of(self, segment: Segment) -> memoryview:
@@ -190,8 +190,8 @@ class Scan:
         """Check segment after segment up to where the log ends; yield how many are done."""
         size = self.segment_bytes
         self.first_number = expected = self._first()
-        self._complete = expected * size
-        for at, segment in enumerate(self._all):
+        self._complete_lsn = expected * size
+        for at, segment in enumerate(self._listed):
             if segment.number != expected:
                 missing = expected * size
                 if not (
@@ -212,18 +212,18 @@ class Scan:
             yield at + 1
         else:
             self._miss_the_newest(expected)
-        if self._complete < self._floor:
+        if self._complete_lsn < self._proven_lsn:
             self._flush()
             self._damage(
-                self._complete,
-                self._floor,
+                self._complete_lsn,
+                self._proven_lsn,
                 "the log was longer when it was closed or synced",
                 doubtful=True,
             )
 
     def _first(self) -> int:
         """Number of the segment with which the ring begins, be it there or not."""
-        lowest = self._all[0].number if self._all else None
+        lowest = self._listed[0].number if self._listed else None
         known = self._expected
         if known is None or not known.has(known.first):
             return lowest or 0
@@ -259,7 +259,7 @@ class Scan:
             self._doubts.note_sure(number)
         self.segments.append(segment)
         self._bundle = _ANY_BUNDLE
-        self._complete = segment.base_lsn + self.segment_bytes
+        self._complete_lsn = segment.base_lsn + self.segment_bytes
 
     def _walk(self, segment: Segment, at: int) -> bool:
         """Walk one segment's batches; True when the log goes on in the next one."""
@@ -293,7 +293,7 @@ class Scan:
             resume = self._resume(found, data, base, position)
             if resume is None:
                 stop = base + size
-                unknown = max(self._floor, lsn)
+                unknown = max(self._proven_lsn, lsn)
                 if not cut and unknown < stop and not self._proven(unknown, at):
                     # Only as far as was proven: what follows may be a torn tail.
                     stop = unknown
@@ -354,7 +354,7 @@ class Scan:
             self.streams.note_row(number, row)
             self._doubts.note_sure(number)
         self._bundle = _CLOSED_BUNDLE
-        self._complete = active.end_lsn
+        self._complete_lsn = active.end_lsn
         self.safe_lsn = max(self.safe_lsn, active.end_lsn)
         self.last_lsn = active.last_lsn
         return True
@@ -427,14 +427,14 @@ class Scan:
             self.last_lsn = stamp.lsn
             self._flush()
             self._bundle = _CLOSED_BUNDLE
-            self._complete = self._boundary(found.end)
+            self._complete_lsn = self._boundary(found.end)
         else:
             self._bundle = stamp.bundle_lsn
 
     def _close_segment(self, stop: int) -> None:
         """Note that the log has come to the end of a segment, unless a bundle goes on."""
         if not self._pending:
-            self._complete = max(self._complete, self._boundary(stop))
+            self._complete_lsn = max(self._complete_lsn, self._boundary(stop))
 
     def _boundary(self, lsn: int) -> int:
         """The end as append() counts it: a rest too small for a stamp belongs to no batch."""
@@ -489,7 +489,7 @@ class Scan:
 
     def _proven(self, lsn: int, at: int) -> bool:
         """Whether a position had been durable once: what cannot be read there is damage."""
-        if lsn < self._floor or lsn < self.safe_lsn:
+        if lsn < self._proven_lsn or lsn < self.safe_lsn:
             return True
         if self._closed_here(lsn):
             return False
@@ -502,14 +502,14 @@ class Scan:
         closed = self._closed
         if closed is None or not closed.clean or closed.epoch != self.epoch or self._pending:
             return False
-        return closed.end_lsn in (lsn, self._complete)
+        return closed.end_lsn in (lsn, self._complete_lsn)
 
     def _later_batches(self, lsn: int, at: int) -> list[_Later]:
         """Every valid batch after the position, found once for all damages."""
         if self._later is None:
             self._later = []
             kept = self._bytes.kept
-            for segment in self._all[at:]:
+            for segment in self._listed[at:]:
                 if segment.number in self._indexed:
                     continue
                 data = self.bytes_of(segment)
@@ -531,7 +531,7 @@ class Scan:
         later = self._later or []
         if any(batch.lsn >= lsn and batch.epoch >= self.epoch for batch in later):
             return True
-        return any(s.number in self._indexed and s.base_lsn >= lsn for s in self._all)
+        return any(s.number in self._indexed and s.base_lsn >= lsn for s in self._listed)
 
     def _resume(self, found: Found | str, data: memoryview, base: int, position: int) -> int | None:
         """Where in the segment reading goes on after damage; None: nowhere."""
@@ -564,7 +564,7 @@ class Scan:
             segment.damaged = True
         self._bundle = _ANY_BUNDLE
         self.last_lsn = -1
-        self._complete = self._boundary(to_lsn)
+        self._complete_lsn = self._boundary(to_lsn)
 
     def _note_tail(self, found: Found | str, lsn: int, fault: str, at: int) -> None:
         """Note the range that is dropped at the end of the log, if something was begun there.
@@ -580,7 +580,7 @@ class Scan:
             reason = f"a bundle without its end ({fault})"
             self.dropped.append(Dropped(first, max(lsn, to_lsn), reason))
         elif to_lsn or self._is_torn(found, lsn, at):
-            self.dropped.append(Dropped(self._complete, max(lsn, to_lsn), f"torn: {fault}"))
+            self.dropped.append(Dropped(self._complete_lsn, max(lsn, to_lsn), f"torn: {fault}"))
 
     def _is_torn(self, found: Found | str, lsn: int, at: int) -> bool:
         """Whether a write was cut off here: a stamp of this place is there, but no good batch.
@@ -589,7 +589,7 @@ class Scan:
         """
         if isinstance(found, Found):
             return found.stamp.epoch >= self.epoch
-        segment = self._all[at]
+        segment = self._listed[at]
         data = self.bytes_of(segment)
         place = lsn - segment.base_lsn
         magic = int.from_bytes(data[place : place + 4], "little")
@@ -608,11 +608,11 @@ class Scan:
                     Dropped(first, self._pending[-1][1].end, "a bundle without its end")
                 )
             self._pending.clear()
-        self.end_lsn = self._complete
-        self.safe_lsn = min(max(self.safe_lsn, self._floor), self.end_lsn)
+        self.end_lsn = self._complete_lsn
+        self.safe_lsn = min(max(self.safe_lsn, self._proven_lsn), self.end_lsn)
         kept = [s for s in self.segments if s.base_lsn < self.end_lsn]
         last = kept[-1].number if kept else -1
-        for segment in self._all:
+        for segment in self._listed:
             # A dropped tail may have begun a segment: that one is a spare again.
             if segment.number > last and segment.base_lsn >= self.end_lsn:
                 segment.live, segment.damaged = None, False

@@ -97,7 +97,9 @@ class Ring:
         self._failure: JournalFailed | None = None
         self._closed = False
         self._expected_at_close = False
+        """The ring was closed in order."""
         self._marked = 0
+        """Position that the newest mark of syncs names."""
         self._syncing = threading.Lock()
         self._synced_before = -1
         self._set_up(scan)

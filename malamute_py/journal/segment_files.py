@@ -50,6 +50,7 @@ class SegmentFiles:
         self._lock = threading.Lock()
         """Guards the two caches only; never held over a read."""
         self._indexes: OrderedDict[int, StoredIndex] = OrderedDict()
+        """Number of a segment -> its index; the one that was used longest ago goes first."""
         self._index_bytes = 0
         self._files: OrderedDict[int, File] = OrderedDict()
 

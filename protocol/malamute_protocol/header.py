@@ -315,6 +315,7 @@ class HeaderMemo:
     def __init__(self, bytes_max: int = _MEMO_BYTES) -> None:
         """bytes_max: of table bytes held as keys, over both generations."""
         self._young: dict[tuple[bytes, bytes], HeaderTable] = {}
+        """(subjects, field maps) -> table; once full, it becomes the old generation."""
         self._old: dict[tuple[bytes, bytes], HeaderTable] = {}
         self._young_bytes = 0
         self._bytes_max = bytes_max

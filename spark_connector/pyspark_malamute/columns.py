@@ -132,6 +132,7 @@ class _Column:
         self._parts: list[Array | int] = []
         self._counts: list[int] = []
         self._even = True
+        """Each batch so far had one value for all of its rows."""
 
     def add(self, values: Array | int, count: int) -> None:
         """The rows of a batch."""

@@ -407,7 +407,7 @@ class Dispatch(Generic[Batch, Worker]):
         self.new_subjects.clear()
 
     def refile(self, offer: Worker) -> bool:
-        """File an offer whose credit or load has changed; True: it is ready."""
+        """Sort an offer in anew whose credit or load has changed; True: it can take a request."""
         workers = self.offers.get(offer)
         if workers is None:
             return False

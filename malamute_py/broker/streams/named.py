@@ -35,7 +35,7 @@ class Named(Generic[_T, _Coming]):
         self._quotas = quotas
         self._resource = resource
         self._owners: dict[Place, str] = {}
-        """Whom each object counts for."""
+        """Owner that each object counts for."""
         self._of: dict[int, dict[str, _T]] = {}
         """Number of a stream -> name -> object."""
         self._sorted: dict[int, list[str]] = {}

@@ -88,6 +88,7 @@ class LoopLink:
         """Set when nothing is unconfirmed; a caller that waits for that clears it first."""
         self._on_link = on_link
         self._generation = 0
+        """Number of the transport whose descriptors, `_watched`, are watched."""
         self._watched: list[int] = []
         self._scheduled = False
         self._resting = False
@@ -97,8 +98,10 @@ class LoopLink:
         self._gathered = False
         """Whether those callers have said something, which leaves with what the others say."""
         self._finished = False
+        """The link was stopped, and does no further step."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
+        """Time at which the timer fires."""
         self.fresh: list[tuple[asyncio.Future[Any], int, str, str]] = []
         """Calls of the last moment whose wait is bounded, with how long (-1: the default); most are
         answered before they are looked at, and need no entry below. The answered ones in front go
@@ -111,11 +114,14 @@ class LoopLink:
         self._entries = 0
         self._sweep_at = _FRESH_MIN
         self._room: OrderedDict[asyncio.Future[None], int] = OrderedDict()
+        """Callers that wait for room in the window, in order, and for how many bytes."""
         self._arrivals: dict[object, Waker] = {
             self.engine: self.changed,
             self.session: self.quiet,
         }
+        """Object of which callers wait for news -> its waker; see until()."""
         self._dropped: deque[Watched] = deque()
+        """Readers that programs dropped, perhaps amid a step: the next step closes them."""
         self.wake_up()
 
     # --- turning ---------------------------------------------------------------------------

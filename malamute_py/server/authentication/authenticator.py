@@ -88,6 +88,7 @@ class Authenticator:
         self._erred = erred
         self._plain = PlainTable({})
         self._clients: dict[bytes, str] = {}
+        """Public key of CURVE -> user."""
         self._secret = b""
         if settings.mechanism == "plain":
             self._plain = PlainTable(plain_users(settings))
@@ -117,10 +118,12 @@ class Authenticator:
             strangers_max=_STRANGERS_MAX,
         )  # fmt: skip
         self._hashing = 0
+        """Attempts that the threads have and that were not judged."""
         self._took_s = 0.05
         """How long the last hash took."""
         self._work: queue.SimpleQueue[_Attempt | None] = queue.SimpleQueue()
         self._done: deque[tuple[_Attempt, bool]] = deque()
+        """Attempts that were hashed, and whether the password is right."""
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._stopping = False
         hashers = settings.hash_threads if settings.mechanism == "plain" else 0

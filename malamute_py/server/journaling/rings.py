@@ -189,6 +189,7 @@ class Rings:
         self._questions: deque[_Job] = deque()
         self._bodies_wanted: deque[_Job] = deque()
         self._turns = deque([self._bodies_wanted, self._reads, self._questions])
+        """Jobs of the reader thread by kind; the kinds take turns."""
         self._opener: Worker[Change] = Worker("opener", self._open_or_remove, results)
         self._housekeeper = Housekeeper(
             self._keep, results, idle_s=_IDLE_S, pause_s=_PREPARE_PAUSE_S
