@@ -26,7 +26,8 @@ from malamute_protocol.commands import (
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.limits import Namespace
-from malamute_py.broker.links.links import Link, Links
+from malamute_py.broker.links.link import Link
+from malamute_py.broker.links.links import Links
 from malamute_py.broker.log.answers import Answers
 from malamute_py.broker.log.ring import RingState
 from malamute_py.broker.streams.catalogue import Catalogue

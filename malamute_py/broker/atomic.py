@@ -19,7 +19,8 @@ from malamute_protocol.errors import BatchError, BrokerRefused
 from malamute_protocol.framing import NUMBERS
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.broker.context import Shard
-from malamute_py.broker.links.links import ERRED, Link, Links
+from malamute_py.broker.links.link import Link
+from malamute_py.broker.links.links import ERRED, Links
 from malamute_py.broker.log.answers import Answers
 from malamute_py.broker.log.confirms import LEVEL_NAMES, NONE, STORED, SYNCED
 from malamute_py.broker.log.keys import KEYED, differ, digest_of, digest_of_parts, is_use

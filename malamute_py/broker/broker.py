@@ -25,7 +25,8 @@ from malamute_py.broker.cursors.cursors import Cursors
 from malamute_py.broker.groups.group import Group
 from malamute_py.broker.groups.groups import Groups
 from malamute_py.broker.limits import BrokerSettings
-from malamute_py.broker.links.links import Link, Links
+from malamute_py.broker.links.link import Link
+from malamute_py.broker.links.links import Links
 from malamute_py.broker.log.answers import Answers, reference_of
 from malamute_py.broker.log.bodies import Bodies
 from malamute_py.broker.log.confirms import Confirms

@@ -19,7 +19,8 @@ from malamute_protocol.framing import NUMBERS
 from malamute_protocol.link import State
 from malamute_py.broker.atomic import Intake
 from malamute_py.broker.context import Shard
-from malamute_py.broker.links.links import RECEIVES, Link, Links
+from malamute_py.broker.links.link import Link
+from malamute_py.broker.links.links import RECEIVES, Links
 from malamute_py.broker.log.answers import Answers, reference_of
 from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.mail.mail import Mail

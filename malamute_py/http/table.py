@@ -176,6 +176,7 @@ accept_failed_total -> failed_accepts_total | Connections that could not be acce
 cut_total -> cut_connections_total | Connections that the broker cut.
 connections_refused_total -> refused_connections_total | Connections refused because there are too many, of all, of an address or of a user.
 addresses_turned_away_total | Times that the kernel was told to drop an address' connection requests.
+newcomers_turned_away_total | Times that the kernel was told to drop all connection requests, for what ended connections left.
 connections_held_total -> held_connections_total | Times that a connection was held back while the loop stood still.
 trims_failed_total | Times that memory of cut connections could not be given back to the system.
 claimed_ids_total | Routing ids that peers claimed though libzmq gives them.

@@ -22,7 +22,8 @@ import msgspec
 from malamute_protocol.commands import AnyCommand, Command, Hello, Ping, Pong, Welcome
 from malamute_protocol.framing import encode_message
 from malamute_py.demo.daemon import Daemon
-from tests.attacks.attacks import ATTACKS, Attack
+from tests.attacks.attack import Attack
+from tests.attacks.attacks import ATTACKS
 from tests.attacks.run import SETTINGS
 from tests.fuzz.zmtp import GREETING, Wire, message, ready
 

@@ -27,7 +27,8 @@ import msgspec
 from malamute_protocol.commands import BrokerInfo, Result
 from malamute_py.config import Config
 from malamute_py.demo.daemon import Daemon
-from tests.attacks.attacks import ATTACKS, MIB, Attack
+from tests.attacks.attack import MIB, Attack
+from tests.attacks.attacks import ATTACKS
 from tests.fuzz.live import BACK_S, Broker, own_errors
 from tests.server.peer import RawPeer
 

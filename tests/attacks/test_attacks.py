@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.attacks import run as runner
-from tests.attacks.attacks import ATTACKS, MIB, Attack
+from tests.attacks.attack import MIB, Attack
+from tests.attacks.attacks import ATTACKS
 from tests.attacks.run import Found, run
 
 LONG_S = 120.0

@@ -142,7 +142,8 @@ async def test_a_request_that_the_program_drops_is_given_back(
         # All that stays of it is its body.
         assert bytes((await call(worker.next)).body) == b"q"
         again = await call(worker.next)
-        assert again.attempts == 2
+        # On a machine that stands still a lease may end once more.
+        assert again.attempts >= 2
         await call(again.reply, b"r", wait=True)
         assert bytes((await asking).body) == b"r"
     await call(worker.close)

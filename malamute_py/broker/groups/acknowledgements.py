@@ -22,7 +22,7 @@ from malamute_py.broker.groups.member import Member
 from malamute_py.broker.groups.progress import Progress
 from malamute_py.broker.groups.reader import GroupReader
 from malamute_py.broker.groups.returns import Returns
-from malamute_py.broker.links.links import Link
+from malamute_py.broker.links.link import Link
 from malamute_py.broker.log.steps import Effect, Part, Then, changing
 from malamute_py.changelog.records import GroupDone
 

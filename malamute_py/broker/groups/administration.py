@@ -18,7 +18,7 @@ from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.groups.group import Group
 from malamute_py.broker.groups.member import Member
-from malamute_py.broker.links.links import Link
+from malamute_py.broker.links.link import Link
 from malamute_py.broker.log.answers import Answer, Answers
 from malamute_py.broker.log.steps import Steps, Then
 from malamute_py.broker.mail.mailboxes import Mailboxes

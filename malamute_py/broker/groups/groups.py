@@ -44,7 +44,8 @@ from malamute_py.broker.groups.reader import GroupReader
 from malamute_py.broker.groups.requeueing import Requeueing
 from malamute_py.broker.groups.resetting import Resetting
 from malamute_py.broker.groups.returns import NO_ATTEMPT, Returns
-from malamute_py.broker.links.links import ERRED, Link, Links
+from malamute_py.broker.links.link import Link
+from malamute_py.broker.links.links import ERRED, Links
 from malamute_py.broker.log.answers import Answers
 from malamute_py.broker.log.steps import Part, Steps, Then
 from malamute_py.broker.log.stream import Stream

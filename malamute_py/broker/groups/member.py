@@ -11,7 +11,7 @@ from math import sqrt
 from typing import TYPE_CHECKING, Final
 
 from malamute_py.broker.groups.slots import NOBODY
-from malamute_py.broker.links.links import Link, Owner, Receiver
+from malamute_py.broker.links.link import Link, Owner, Receiver
 from malamute_py.changelog.records import Holder
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from malamute_protocol.commands import Command, Result
 from malamute_protocol.errors import BrokerRefused
 from malamute_protocol.framing import NUMBERS
 from malamute_py.broker.context import Shard
-from malamute_py.broker.links.links import Link, Links
+from malamute_py.broker.links.link import Link
+from malamute_py.broker.links.links import Links
 from malamute_py.broker.log.ring import Settlement
 from malamute_py.broker.log.steps import Effect, Part
 

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from malamute_py.broker.links.links import Link
+from malamute_py.broker.links.link import Link
 from malamute_py.broker.ready import MAIN, RingFacts
 from malamute_py.changelog.settings import StreamSettings
 

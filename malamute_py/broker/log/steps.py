@@ -24,7 +24,7 @@ from malamute_protocol.encode import encode
 from malamute_protocol.errors import BrokerRefused
 from malamute_protocol.stamp import CHANGE, STAMP_BYTES
 from malamute_py.broker.context import Inconsistent, Shard
-from malamute_py.broker.links.links import Link
+from malamute_py.broker.links.link import Link
 from malamute_py.broker.log.confirms import NONE, STORED, SYNCED, Confirms
 from malamute_py.broker.log.keys import use_of
 from malamute_py.broker.log.ring import EPOCH_SHIFT, RingState, Unsettled, Waiter

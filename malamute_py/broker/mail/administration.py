@@ -26,7 +26,8 @@ from malamute_protocol.commands import (
 )
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
-from malamute_py.broker.links.links import Link, Links
+from malamute_py.broker.links.link import Link
+from malamute_py.broker.links.links import Links
 from malamute_py.broker.log.answers import Answer, Answers
 from malamute_py.broker.log.steps import Steps, Then
 from malamute_py.broker.mail.mailbox import STANDING, Mailbox, temporary_name
@@ -374,7 +375,7 @@ class MailboxAdmin:
         self._steps.take([self._messages.part(mailbox, change, leaving, piece)])
 
     def _piece(self, job: Emptying) -> list[RowsOfPut]:
-        """Return the rows of the next puts that no reader holds; the job goes on after them."""
+        """Return rows of the next puts that no reader holds; the job goes on after these puts."""
         mailbox = job.mailbox
         rows: list[RowsOfPut] = []
         table, number, progress = mailbox.rows, mailbox.number, mailbox.progress

@@ -20,7 +20,8 @@ import numpy as np
 from malamute_protocol.commands import AckMail, Command, Ended, Mail, OpenInbox, Subscribed
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
-from malamute_py.broker.links.links import Link, Links
+from malamute_py.broker.links.link import Link
+from malamute_py.broker.links.links import Links
 from malamute_py.broker.log.bodies import Body
 from malamute_py.broker.log.steps import Effect, Part, Steps, Then
 from malamute_py.broker.mail.mailbox import (

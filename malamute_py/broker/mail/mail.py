@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from malamute_protocol.commands import AckMail, Command, Send
 from malamute_py.broker.context import Shard
-from malamute_py.broker.links.links import Link, Links
+from malamute_py.broker.links.link import Link
+from malamute_py.broker.links.links import Links
 from malamute_py.broker.log.answers import Answers
 from malamute_py.broker.log.bodies import Bodies
 from malamute_py.broker.log.steps import Part, Steps

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from malamute_protocol.commands import Level, OpenInbox
-from malamute_py.broker.links.links import Link, Owner, Receiver
+from malamute_py.broker.links.link import Link, Owner, Receiver
 from malamute_py.broker.log.bodies import Body
 from malamute_py.broker.structures.bitmaps import bits_of_rows
 from malamute_py.broker.structures.sorted_values import Ordered

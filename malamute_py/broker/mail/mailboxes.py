@@ -15,7 +15,8 @@ from typing import Any, Final
 from malamute_protocol.address import name_fault
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
-from malamute_py.broker.links.links import Link, Links
+from malamute_py.broker.links.link import Link
+from malamute_py.broker.links.links import Links
 from malamute_py.broker.log.ring import EPOCH_SHIFT
 from malamute_py.broker.log.steps import Effect, Steps, Then
 from malamute_py.broker.mail.mailbox import (

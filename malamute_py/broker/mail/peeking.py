@@ -19,7 +19,8 @@ from malamute_protocol.commands import (
 from malamute_protocol.content_layout import ARROW
 from malamute_protocol.errors import BatchError, MalamuteError
 from malamute_py.broker.context import Shard
-from malamute_py.broker.links.links import Link, Links
+from malamute_py.broker.links.link import Link
+from malamute_py.broker.links.links import Links
 from malamute_py.broker.log.answers import Answers
 from malamute_py.broker.log.bodies import Bodies, Body
 from malamute_py.broker.mail.inboxes import why_of

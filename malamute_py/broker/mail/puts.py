@@ -18,7 +18,7 @@ from malamute_protocol.encode import encode
 from malamute_protocol.errors import BatchError, BrokerRefused
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.broker.context import Shard
-from malamute_py.broker.links.links import Link
+from malamute_py.broker.links.link import Link
 from malamute_py.broker.log.keys import digest_of
 from malamute_py.broker.log.steps import Counting, Part, Steps
 from malamute_py.broker.mail.mailbox import STANDING, Mailbox

@@ -26,7 +26,7 @@ from malamute_protocol.commands import (
 )
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
-from malamute_py.broker.links.links import Link
+from malamute_py.broker.links.link import Link
 from malamute_py.broker.log.answers import Answer, Answers
 from malamute_py.broker.log.bodies import Bodies, Body
 from malamute_py.broker.log.steps import Counting, Steps, Then

@@ -23,7 +23,7 @@ from heapq import heappop, heappush, heapreplace
 from typing import Final, Generic, TypeVar
 
 from malamute_protocol.commands import Offer as OfferCommand
-from malamute_py.broker.links.links import Link, Owner, Receiver
+from malamute_py.broker.links.link import Link, Owner, Receiver
 from malamute_py.broker.structures.bitmaps import lowest
 from malamute_py.matcher import Index, compile_pattern
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from malamute_protocol.commands import PeekRequests
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
-from malamute_py.broker.links.links import Link
+from malamute_py.broker.links.link import Link
 from malamute_py.broker.log.answers import Answers
 from malamute_py.broker.services.registry import Registry
 from malamute_py.broker.services.service import RequestBatch, Service

@@ -14,7 +14,7 @@ from malamute_protocol.content import Content
 from malamute_protocol.errors import BatchError, BrokerRefused
 from malamute_protocol.limits import TIME_MAX
 from malamute_py.broker.context import Shard
-from malamute_py.broker.links.links import Link
+from malamute_py.broker.links.link import Link
 from malamute_py.broker.log.steps import Counting, Effect, Part, Then
 from malamute_py.broker.mail.puts import Puts
 from malamute_py.broker.services.claims import Claims

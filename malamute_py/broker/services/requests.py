@@ -16,7 +16,7 @@ from malamute_protocol.content import Content
 from malamute_protocol.errors import BatchError, BrokerRefused
 from malamute_protocol.limits import TIME_MAX
 from malamute_py.broker.context import Shard
-from malamute_py.broker.links.links import Link
+from malamute_py.broker.links.link import Link
 from malamute_py.broker.log.bodies import Bodies
 from malamute_py.broker.log.keys import digest_of
 from malamute_py.broker.log.steps import NO_TABLES, Effect, Part, Steps, content_size

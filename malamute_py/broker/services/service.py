@@ -16,7 +16,7 @@ from typing import Final
 from malamute_protocol.address import NAME_BYTES_MAX
 from malamute_protocol.commands import Level
 from malamute_protocol.commands import Offer as OfferCommand
-from malamute_py.broker.links.links import Link, Owner
+from malamute_py.broker.links.link import Link, Owner
 from malamute_py.broker.log.bodies import Body
 from malamute_py.broker.services.absent import AbsentHolders
 from malamute_py.broker.services.dispatch import Dispatch, Taker

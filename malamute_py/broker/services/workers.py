@@ -16,7 +16,8 @@ from malamute_protocol.commands import Ended, Subscribed
 from malamute_protocol.commands import Offer as OfferCommand
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
-from malamute_py.broker.links.links import Link, Links
+from malamute_py.broker.links.link import Link
+from malamute_py.broker.links.links import Links
 from malamute_py.broker.log.answers import Answers
 from malamute_py.broker.log.steps import Steps, Then
 from malamute_py.broker.services.registry import Registry

@@ -18,7 +18,8 @@ from malamute_protocol.content_layout import LIST
 from malamute_protocol.errors import BrokerRefused
 from malamute_protocol.stamp import STAMP_BYTES, append_time_of
 from malamute_py.broker.context import Shard
-from malamute_py.broker.links.links import Link, Links
+from malamute_py.broker.links.link import Link
+from malamute_py.broker.links.links import Links
 from malamute_py.broker.log.answers import Answers
 from malamute_py.broker.log.newest import Keys
 from malamute_py.broker.log.stream import Stream

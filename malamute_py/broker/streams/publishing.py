@@ -21,7 +21,8 @@ from malamute_protocol.errors import BatchError, BrokerRefused, RevisionConflict
 from malamute_protocol.framing import NUMBERS
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.broker.context import Shard
-from malamute_py.broker.links.links import Link, Links
+from malamute_py.broker.links.link import Link
+from malamute_py.broker.links.links import Links
 from malamute_py.broker.log.confirms import DEFAULT, LEVEL_NAMES, NONE, STORED, SYNCED, Confirms
 from malamute_py.broker.log.ring import RingState, Settlement, Unsettled, Waiter
 from malamute_py.broker.log.steps import Effect, Part, Steps, Then

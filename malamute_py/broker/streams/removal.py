@@ -19,7 +19,7 @@ import msgspec
 from malamute_protocol.commands import PurgeSubjects, Trim
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
-from malamute_py.broker.links.links import Link
+from malamute_py.broker.links.link import Link
 from malamute_py.broker.log.purges import Purges
 from malamute_py.broker.log.ring import Settlement
 from malamute_py.broker.log.steps import Effect, Part

@@ -15,7 +15,7 @@ from malamute_protocol.commands import Command, Publish, Stage
 from malamute_protocol.content_layout import Head, claimed_schema, has_large_table
 from malamute_protocol.header import TABLE_BYTES_MAX
 from malamute_py.broker.context import Shard, Verdict
-from malamute_py.broker.links.links import Link
+from malamute_py.broker.links.link import Link
 from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.ready import BatchCheck, BatchChecked
 from malamute_py.changelog.settings import FULL

@@ -18,7 +18,8 @@ from malamute_protocol.gather import BYTES_A_ROW, gatherable
 from malamute_protocol.stamp import Stamp
 from malamute_py.broker.batches.bounds import first_within_bounds
 from malamute_py.broker.context import Shard
-from malamute_py.broker.links.links import Links, cost_of_few
+from malamute_py.broker.links.link import cost_of_few
+from malamute_py.broker.links.links import Links
 from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.ready import HistoryRead, ReadRange
 from malamute_py.broker.subscriptions.lagging import TURNS_ALONE, Lagging

@@ -20,7 +20,8 @@ from malamute_protocol.stamp import append_time_of
 from malamute_py.broker.batches.encoding import FEW_ROWS, Encoding, encoding_of, scattered
 from malamute_py.broker.batches.rows import Mask, narrow, unexpired, within_client_time
 from malamute_py.broker.context import Shard
-from malamute_py.broker.links.links import Link, Links, Receiver, cost_of_few
+from malamute_py.broker.links.link import Link, Receiver, cost_of_few
+from malamute_py.broker.links.links import Links
 from malamute_py.broker.log.stream import NEVER, StampedBatch, Stream
 from malamute_py.broker.subscriptions.audience import (
     Audience,

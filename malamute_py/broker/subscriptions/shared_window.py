@@ -21,7 +21,7 @@ from malamute_protocol.content import Content
 from malamute_protocol.gather import BYTES_A_ROW, Gathered, SharedGathering, weight_of
 from malamute_protocol.header import STEP_ENTRIES
 from malamute_protocol.stamp import Stamp
-from malamute_py.broker.links.links import Link, cost_of_few
+from malamute_py.broker.links.link import Link, cost_of_few
 from malamute_py.broker.log.stream import StampedBatch, Stream
 from malamute_py.broker.subscriptions.audience import audience_of
 from malamute_py.broker.subscriptions.matching import is_quick

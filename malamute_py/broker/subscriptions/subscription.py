@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from malamute_protocol.commands import Subscribe
-from malamute_py.broker.links.links import Link, Owner, Receiver
+from malamute_py.broker.links.link import Link, Owner, Receiver
 from malamute_py.broker.log.stream import NEVER
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ import msgspec
 from malamute_protocol.commands import Ended, Gap, Rewound, Schema, Subscribe, Subscribed
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
-from malamute_py.broker.links.links import Link, Links
+from malamute_py.broker.links.link import Link
+from malamute_py.broker.links.links import Links
 from malamute_py.broker.log.stream import NEVER
 from malamute_py.broker.subscriptions.audience import audience_of
 from malamute_py.broker.subscriptions.subscription import SUBSCRIBE, VISIBILITIES, Subscription

@@ -11,7 +11,7 @@ from collections import deque
 from typing import Final, Generic, TypeVar
 
 from malamute_py.broker.context import Shard
-from malamute_py.broker.links.links import Link
+from malamute_py.broker.links.link import Link
 from malamute_py.broker.ready import ReadRange
 
 IDLE_READS_MAX: Final = 3

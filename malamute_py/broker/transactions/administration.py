@@ -14,7 +14,7 @@ from typing import Any
 from malamute_protocol.commands import AwaitTransaction, EndTransaction, ListTransactions
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
-from malamute_py.broker.links.links import Link
+from malamute_py.broker.links.link import Link
 from malamute_py.broker.log.answers import Answer, Answers
 from malamute_py.broker.ready import MAIN
 from malamute_py.broker.streams.catalogue import Catalogue

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Final
 
 from malamute_protocol.commands import AwaitTransaction
-from malamute_py.broker.links.links import Link, Links
+from malamute_py.broker.links.link import Link
+from malamute_py.broker.links.links import Links
 from malamute_py.broker.log.answers import Answers
 from malamute_py.broker.transactions.transaction import Transaction
 

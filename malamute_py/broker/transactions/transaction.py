@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from malamute_py.broker.links.links import Link
+from malamute_py.broker.links.link import Link
 from malamute_py.broker.log.answers import Answer
 from malamute_py.broker.ready import MAIN
 from malamute_py.changelog.records import TransactionStaged

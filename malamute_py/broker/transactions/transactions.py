@@ -21,7 +21,7 @@ from malamute_protocol.commands import (
 from malamute_protocol.errors import BrokerRefused
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.broker.context import Shard
-from malamute_py.broker.links.links import Link
+from malamute_py.broker.links.link import Link
 from malamute_py.broker.log.answers import Answer
 from malamute_py.broker.log.bodies import Bodies
 from malamute_py.broker.log.ring import Settlement

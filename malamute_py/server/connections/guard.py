@@ -90,7 +90,9 @@ class Guard:
         )
         self.listening = ListeningSockets(count, report)
         self.memory = Memory(count, report)
-        self.left_behind = LeftBehind(self.memory, limits.unread_share_bytes_max)
+        self.left_behind = LeftBehind(
+            self.memory, limits.unread_share_bytes_max, limits.unread_bytes_max
+        )
         self.unread = UnreadBytes(limits, links.hello_ms, self.memory, self.left_behind)
         self._turn: list[int] = []
         """Descriptors of the connections that are still to be looked at in their turn."""
@@ -219,7 +221,7 @@ class Guard:
             ended.append(connection)
             self._end(connection, verdict)
         self.unread.sum_up(self._suspected())
-        self.listening.keep_out(self.left_behind.to_blame())
+        self.listening.keep_out(self.left_behind.to_blame(), everybody=self.left_behind.fills_all())
         if self._suspects or not drained:
             self.memory.give_back(self._share_bytes_max // 4, now_ms)
         else:

@@ -5,7 +5,8 @@ connection until it is taken up, also when the connection has gone: no look sees
 connects again and again would have no bound. The rules: what is left counts for its share until the
 loop has taken it up, or has taken up nothing of it for a second, and memory was given back since
 (its free buffers lie between others, and new ones fill other pages); an address is to blame when
-memory has grown by more than a share and its connections ended most often. Source: ARCHITECTURE.md,
+memory has grown by more than a share and its connections ended most often; when ended connections
+of all addresses left too much for the whole broker, no peer may connect. Source: ARCHITECTURE.md,
 "What a peer may cost".
 """
 
@@ -32,10 +33,11 @@ messages took 381."""
 class LeftBehind:
     """Ended connections since the sockets were empty; used by the loop thread only."""
 
-    def __init__(self, memory: Memory, share_bytes_max: int) -> None:
-        """share_bytes_max: unread bytes of one user or address."""
+    def __init__(self, memory: Memory, share_bytes_max: int, bytes_max: int) -> None:
+        """share_bytes_max: unread bytes of one user or address. bytes_max: of all together."""
         self._memory = memory
         self._share_bytes_max = share_bytes_max
+        self._bytes_max = bytes_max
         self._ended_by_address: Counter[str] = Counter()
         """Address -> connections that ended since the sockets were empty, and whose messages may
         still wait."""
@@ -76,6 +78,18 @@ class LeftBehind:
         if most < _ENDED_LEAST:
             return set()
         return {address for address, count in ended.items() if count == most}
+
+    def fills_all(self) -> bool:
+        """Whether ended connections left so much that no peer may connect.
+
+        Peers with many addresses come again from another one each time, so that no address is to
+        blame.
+        """
+        if not self._ended_by_address:
+            return False
+        grown = self._memory.grown()
+        left = min(sum(gone.memory for gone in self._connections), grown)
+        return left > self._bytes_max // 4 * 3 or grown > self._bytes_max
 
     def by_share(self) -> tuple[Counter[str], Counter[str]]:
         """Return the memory that ended connections still fill in libzmq's queues, by share.

@@ -1,9 +1,9 @@
 """Listening sockets of this process, and the addresses that they turn away.
 
 Owns the descriptors of libzmq's listening sockets and what the kernel drops for them. The rule: the
-connection requests of an address that is turned away are dropped, and no other address is touched;
-where the kernel refuses a filter, connections are cut once they were accepted. Source:
-socket_filters.py; ARCHITECTURE.md, "What a peer may cost".
+connection requests of an address that is turned away are dropped, and no other address is touched
+unless everybody is kept out; where the kernel refuses a filter, connections are cut once they were
+accepted. Source: socket_filters.py; ARCHITECTURE.md, "What a peer may cost".
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ class ListeningSockets:
         """Ports on which they listen over tcp."""
         self._turned_away: set[str] = set()
         """Addresses whose connection requests the kernel drops."""
+        self._is_shut = False
+        """True: everybody is kept out, for what ended connections left."""
 
     def add(self, fd: int) -> None:
         """Note a socket that libzmq listens with."""
@@ -37,14 +39,18 @@ class ListeningSockets:
         if port is not None:
             self.ports |= {port}
 
-    def keep_out(self, blamed: set[str]) -> None:
-        """Have the kernel keep out these IP addresses, and no others any more."""
-        if not blamed and not self._turned_away:
+    def keep_out(self, blamed: set[str], *, everybody: bool = False) -> None:
+        """Have the kernel keep out these IP addresses, or everybody, and no others any more."""
+        if not (blamed or everybody or self._turned_away or self._is_shut):
             return
         named = sorted(each for each in blamed if "." in each or ":" in each)
         away = set(named[:ADDRESSES_MAX])
-        if away == self._turned_away:
+        if away == self._turned_away and everybody == self._is_shut:
             return
+        if everybody and not self._is_shut:
+            self._count("newcomers_turned_away_total")
+            self._report("newcomers_turned_away", {})
+        self._is_shut = everybody
         for address in away - self._turned_away:
             self._count("addresses_turned_away_total")
             self._report("address_turned_away", {"peer": address})
@@ -52,7 +58,10 @@ class ListeningSockets:
         self.open()
 
     def open(self) -> None:
-        """Have the sockets take all peers but those that are turned away."""
+        """Have the sockets take all peers but those that are turned away, if they may take any."""
+        if self._is_shut:
+            self.shut()
+            return
         for fd in list(self._fds):
             try:
                 with Borrowed(fd) as listening:

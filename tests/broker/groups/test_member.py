@@ -8,7 +8,7 @@ import pytest
 
 from malamute_protocol.commands import JoinGroup
 from malamute_py.broker.groups.member import SPREAD_MIN, Member
-from malamute_py.broker.links.links import Link
+from malamute_py.broker.links.link import Link
 
 
 @pytest.fixture

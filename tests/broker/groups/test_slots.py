@@ -11,7 +11,7 @@ import pytest
 from malamute_protocol.commands import JoinGroup
 from malamute_py.broker.groups.member import Member
 from malamute_py.broker.groups.slots import NOBODY, SLOTS, Slots
-from malamute_py.broker.links.links import Link
+from malamute_py.broker.links.link import Link
 from tests.seeds import seeds
 
 

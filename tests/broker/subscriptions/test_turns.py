@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from malamute_py.broker.links.links import Link
+from malamute_py.broker.links.link import Link
 from malamute_py.broker.subscriptions.turns import Turns
 from tests.broker.shell import Shell
 

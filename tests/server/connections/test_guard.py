@@ -269,6 +269,37 @@ def test_who_connects_again_and_again_leaves_less_each_time() -> None:
         live.user = ""
 
 
+def test_nobody_connects_while_ended_connections_of_many_addresses_fill_the_memory() -> None:
+    """200 addresses that came again, each after another, took 1.6 GiB: each had ended once."""
+    with Watched() as watched:
+        guard, most = watched.guard, LOCAL.limits.unread_bytes_max // 4 * 3
+
+        def is_shut() -> bool:
+            return guard.listening._is_shut
+
+        watched.look(drained=False)
+        left = [leaves(watched, f"{n}", most // 4) for n in range(4)]
+        for each in left:
+            each.taken_ms = 1 << 40  # It never counts as left alone.
+        watched.grows(most + 1)
+        watched.look(drained=False)
+        assert not is_shut()
+        left[0].memory += 1
+        watched.look(drained=False)
+        assert is_shut()
+        assert watched.counts["newcomers_turned_away_total"] == 1
+        watched.grows(most)
+        watched.look(drained=False)
+        assert not is_shut(), "memory was given back"
+        watched.grows(LOCAL.limits.unread_bytes_max + 1)
+        for each in left:
+            each.memory = 0
+        watched.look(drained=False)
+        assert is_shut(), "connections that no look saw have left it"
+        watched.look()
+        assert not is_shut(), "nothing is left in the sockets"
+
+
 def test_what_an_ended_connection_left_ends_when_nothing_of_it_is_taken_up() -> None:
     """The beginning of a message, which libzmq drops, counted until the sockets were empty."""
     with Watched() as watched:
@@ -294,8 +325,10 @@ def test_ended_connections_that_count_are_bounded_and_the_largest_stay(
         for size in sizes:
             leaves(watched, "one", size)
         assert watched.guard.left_behind.by_share()[0]["user one"] == sum(sizes)
-        unread = sorted(each.memory for each in watched.guard.left_behind._connections)
-        assert unread == sorted(sizes)[2:]
+        assert (
+            sorted(each.memory for each in watched.guard.left_behind._connections)
+            == sorted(sizes)[2:]
+        )
 
 
 def test_connections_count_the_growth_of_memory_once_and_not_each_for_itself() -> None:

@@ -128,6 +128,24 @@ def test_the_guard_has_the_listening_sockets_turn_an_address_away_and_back() -> 
         comes_in(away, server)
 
 
+@pytest.mark.moderate
+def test_the_kernel_keeps_everybody_out_until_they_may_come_in() -> None:
+    with RunningLoop(Config(listen=["tcp://127.0.0.1:0"])) as running:
+        guard: Guard = running.guard
+        running.until(lambda: len(guard.listening._fds) == 1)
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as away:
+        guard.listening._fds = [server.fileno()]
+        guard.listening.keep_out({"127.0.0.3"}, everybody=True)
+        if running.log.of("filter_refused"):
+            pytest.skip("this kernel has no filters of sockets")
+        assert len(running.log.of("newcomers_turned_away")) == 1
+        guard.listening.open()  # The watchdog does so at the end of a long turn.
+        asks(away, "127.0.0.2", server)
+        assert not select.select([server], [], [], 0.2)[0]
+        guard.listening.keep_out(set())
+        comes_in(away, server)
+
+
 def test_no_more_addresses_are_told_of_than_the_kernel_turns_away() -> None:
     with RunningLoop(Config(listen=["tcp://127.0.0.1:0"])) as running:
         guard: Guard = running.guard
