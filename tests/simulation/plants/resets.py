@@ -53,7 +53,7 @@ def _reset_untold(stack: contextlib.ExitStack) -> None:
 
         return set_aside
 
-    replace(stack, Groups, "_set_aside", make)
+    replace(stack, Groups, "_end_members", make)
 
 
 def _who_waits_forgotten(stack: contextlib.ExitStack) -> None:
@@ -64,7 +64,7 @@ def _who_waits_forgotten(stack: contextlib.ExitStack) -> None:
 
         return set_aside
 
-    replace(stack, Groups, "_set_aside", make)
+    replace(stack, Groups, "_end_members", make)
 
 
 def _done_beyond_the_end(stack: contextlib.ExitStack) -> None:
