@@ -209,7 +209,8 @@ def in_force(config: Config, before: Iterable[Setting], read: Iterable[Setting])
 def _shown(config: Config) -> Iterator[tuple[Keys, Any]]:
     """Return the values of a configuration, with MASK in place of secrets."""
     for keys, value in _items(msgspec.to_builtins(config)):
-        yield keys, MASK if len(keys) > 2 and ".".join(keys[:2]) in _SECRETS else value
+        secret = any(".".join(keys).startswith(f"{each}.") for each in _SECRETS)
+        yield keys, MASK if secret else value
 
 
 def _items(table: Mapping[str, Any], prefix: Keys = ()) -> Iterator[tuple[Keys, Any]]:

@@ -294,7 +294,7 @@ def _header(
         _check_spread(property_codes, n, list(map(len, maps)), "properties")
         if content.table.fieldmaps:
             _check_spread(field_codes, n, content.table.map_bytes(), "fields")
-    if subject_codes is None and field_codes is None and not decode:
+    if subject_codes is None and field_codes is None and not decode and _is_small(content.table):
         shared = _all_alike(content.table, n)
     else:
         by_subject = _indices(subject_codes, n, subjects)
@@ -402,6 +402,14 @@ def _header_columns(table: HeaderTable) -> tuple[Any, Any, Any]:
     return columns
 
 
+def _is_small(table: HeaderTable) -> bool:
+    """Whether a header table has one entry of each kind at most, so that it may be kept.
+
+    A batch without codes may have entries that no record uses, and as many as a table may have.
+    """
+    return len(table.keys) <= 1 and len(table.fieldmaps) <= 1
+
+
 @lru_cache(maxsize=_ALIKE_MAX)
 def _all_alike(table: HeaderTable, count: int) -> tuple[Any, Any, Any]:
     """Return the coded columns of `count` rows that all have the first entries of a header table.
@@ -430,19 +438,19 @@ def _nulls(count: int, kind: Any) -> Any:
 
 @lru_cache(maxsize=_ALIKE_MAX)
 def _no_times(count: int) -> Any:
-    """A column of no times, as `_nulls` has it: to hash a type takes ten times a look-up."""
+    """Return a column of no times, as `_nulls` does: to hash a type takes ten times a look-up."""
     return _nulls(count, _TIME)
 
 
 @lru_cache(maxsize=_ALIKE_MAX)
 def _no_codes(count: int) -> Any:
-    """Indices of no entry, as `_nulls` has them."""
+    """Return indices of no entry, as `_nulls` does."""
     return _nulls(count, _arrow.int32())
 
 
 @lru_cache(maxsize=_ALIKE_MAX)
 def _no_properties(count: int) -> Any:
-    """A coded column of no properties, which all batches of so many records share."""
+    """Return a coded column of no properties, which all batches of so many records share."""
     return _column(_no_codes(count), _NO_PROPERTIES, False)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from malamute_protocol import arrow
 from malamute_protocol.arrow import arrow_schema, to_arrow
 from malamute_protocol.batch import (
     Batch,
@@ -19,6 +20,7 @@ from malamute_protocol.batch import (
     row_bitmap,
 )
 from malamute_protocol.errors import BatchError
+from malamute_protocol.header import HeaderTable
 
 
 def framed(content: bytes) -> list[bytes]:
@@ -153,3 +155,17 @@ def test_columns_that_batches_share_are_those_of_each_batch(decode: bool) -> Non
             assert rows["keys"] == [[options["subject"]]] * count
             assert rows["fields"] == [fields] * count
             assert rows["properties"] == rows["client_time"] == rows["expires"] == [None] * count
+
+
+def test_a_table_with_entries_that_no_record_uses_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A hostile batch may have as many of them as a table may have."""
+    batch = batch_of(encode([b"x"] * 7, subject="a"))
+    arrow._all_alike.cache_clear()
+    assert to_arrow(batch).column("subject").to_pylist() == ["a"] * 7
+    assert arrow._all_alike.cache_info().currsize == 1
+    arrow._all_alike.cache_clear()
+    monkeypatch.setattr(Content, "table", HeaderTable([("a",), ("b",)], []))
+    assert to_arrow(batch).column("subject").to_pylist() == ["a"] * 7
+    assert arrow._all_alike.cache_info().currsize == 0
