@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Self, TypeVar
 
 import msgspec
@@ -13,6 +15,33 @@ from malamute_protocol.framing import encode_message
 from tests.waiting import WAIT_MS
 
 Wanted = TypeVar("Wanted", bound=Command)
+
+
+@contextmanager
+def dealer(
+    endpoint: str, context: zmq.Context[zmq.Socket[bytes]] | None = None
+) -> Iterator[zmq.Socket[bytes]]:
+    own = context or zmq.Context()
+    peer = own.socket(zmq.DEALER)
+    peer.setsockopt(zmq.LINGER, 0)
+    peer.setsockopt(zmq.RCVTIMEO, WAIT_MS)
+    peer.connect(endpoint)
+    try:
+        yield peer
+    finally:
+        peer.close(0)
+        if context is None:
+            own.term()
+
+
+def received(peer: zmq.Socket[bytes]) -> tuple[list[AnyCommand], list[bytes]]:
+    head, *frames = peer.recv_multipart()
+    return msgspec.msgpack.decode(head, type=list[AnyCommand]), frames
+
+
+def ping(peer: zmq.Socket[bytes], token: int = 1) -> None:
+    peer.send_multipart(encode_message([Ping(token)]))
+    assert received(peer) == ([Pong(token)], [])
 
 
 class RawPeer:

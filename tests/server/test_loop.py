@@ -7,8 +7,8 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,55 +18,22 @@ import pytest
 import zmq
 
 from malamute_protocol.commands import AnyCommand, Atomic, Bye, Command, Ping, Pong, Publish
-from malamute_protocol.encode import encode
 from malamute_protocol.framing import decode_message, encode_message
 from malamute_py.broker.ready import (
     AppendBundle,
-    Appended,
-    AppendRefused,
-    BatchChecked,
     Event,
-    Ready,
 )
-from malamute_py.config import Config, LimitsSection, LinksSection, LoopSection
+from malamute_py.config import Config, LimitsSection, LinksSection
 from malamute_py.server import inbound as inbound_module
 from malamute_py.server.errors import ServerFailed
-from malamute_py.server.inbound import Inbound
 from malamute_py.server.result_queue import Died
-from malamute_py.server.sockets import Listener
 from malamute_py.telemetry import Refusals
 from tests.server.fakes import RunningLoop
+from tests.server.peer import dealer, ping, received
 from tests.server.zmtp import LONG, MORE, Zmtp, frame
-from tests.waiting import WAIT_MS, WAIT_S
+from tests.waiting import WAIT_S
 
 LOCAL = Config(listen=["tcp://127.0.0.1:0"])
-
-
-@contextmanager
-def dealer(
-    endpoint: str, context: zmq.Context[zmq.Socket[bytes]] | None = None
-) -> Iterator[zmq.Socket[bytes]]:
-    own = context or zmq.Context()
-    peer = own.socket(zmq.DEALER)
-    peer.setsockopt(zmq.LINGER, 0)
-    peer.setsockopt(zmq.RCVTIMEO, WAIT_MS)
-    peer.connect(endpoint)
-    try:
-        yield peer
-    finally:
-        peer.close(0)
-        if context is None:
-            own.term()
-
-
-def received(peer: zmq.Socket[bytes]) -> tuple[list[AnyCommand], list[bytes]]:
-    head, *frames = peer.recv_multipart()
-    return msgspec.msgpack.decode(head, type=list[AnyCommand]), frames
-
-
-def ping(peer: zmq.Socket[bytes], token: int = 1) -> None:
-    peer.send_multipart(encode_message([Ping(token)]))
-    assert received(peer) == ([Pong(token)], [])
 
 
 def resident() -> int:
@@ -721,164 +688,6 @@ def test_an_event_with_an_error_says_where_it_arose() -> None:
         assert facts["error"] == "IndexError('planted')"
         assert "test_an_event_with_an_error" in facts["trace"]
         assert facts["link"] == 7
-
-
-# --- how long a turn takes --------------------------------------------------------------
-
-PACED = Config(listen=LOCAL.listen, loop=LoopSection(turn_us=100))
-
-
-def turns_of_a_burst(running: RunningLoop, step_ns: int) -> list[int]:
-    """Return how many messages each turn takes, of 200 that came while the loop was busy."""
-    released = threading.Event()
-    busy = threading.Event()
-    receive = running.core.receive
-
-    def held(link: int, identity: str, commands: Any, frames: Any, now_ms: int) -> None:
-        busy.set()
-        assert released.wait(WAIT_S)
-        running.core.receive = receive  # type: ignore[method-assign]
-        receive(link, identity, commands, frames, now_ms)
-
-    with Zmtp(running.endpoint) as peer:
-        running.core.receive = held  # type: ignore[method-assign]
-        peer.send(*encode_message([Ping(1)]))
-        assert busy.wait(WAIT_S)
-        peer.socket.sendall(frame(encode_message([Ping(2)])[0]) * 200)
-        time.sleep(0.1)
-        running.core.turns = [0]
-        running.step_ns = step_ns
-        released.set()
-        for _ in range(201):
-            peer.receive_frame()
-    return [count for count in running.core.turns if count]
-
-
-def test_a_turn_takes_up_messages_for_half_of_its_time_and_one_always() -> None:
-    with RunningLoop(PACED) as running:
-        # 50 us, and 10 each time that the meter is asked: once a message.
-        paced = turns_of_a_burst(running, 10_000)
-        assert max(paced) <= 5
-        assert len(paced) >= 40
-    # A loop of its own: messages of the connection that has gone would be looked for.
-    with RunningLoop(PACED) as running:
-        assert set(turns_of_a_burst(running, 1_000_000)) == {1}
-
-
-def test_turns_that_take_long_take_up_less_and_more_again_when_they_do_not() -> None:
-    with RunningLoop(PACED) as running:
-        settle, cost = running.loop.settle, 200_000
-
-        def costly(now_ms: int) -> None:
-            running.spend(cost)
-            settle(now_ms)
-
-        running.loop.settle = costly  # type: ignore[method-assign]
-        halved = turns_of_a_burst(running, 1_000)
-        # A sixteenth of 50 us, and 1 us each time that the meter is asked: once a message.
-        assert max(halved[8:-1]) <= 4, "what follows takes twice as long as a turn may"
-        cost = 0
-        for _ in range(40):
-            with dealer(running.endpoint) as peer:
-                ping(peer)
-        assert max(turns_of_a_burst(running, 1_000)) > 20
-
-
-def test_a_message_that_takes_long_to_be_taken_up_makes_no_turn_take_up_less(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with RunningLoop(PACED) as running:
-        drain = Inbound.drain
-
-        def slow(inbound: Inbound, listener: Listener, now_ms: int) -> bool:
-            drained = drain(inbound, listener, now_ms)
-            running.spend(200_000)
-            return drained
-
-        monkeypatch.setattr(Inbound, "drain", slow)
-        for _ in range(40):
-            with dealer(running.endpoint) as peer:
-                ping(peer)
-        assert max(turns_of_a_burst(running, 1_000)) > 20
-
-
-def with_large_table() -> bytes:
-    maps = [{f"n{at}": f"v{number}" for at in range(64)} for number in range(200)]
-    return encode([b""] * 200, fields=maps)
-
-
-@pytest.mark.parametrize("has_work", [False, True])
-def test_the_disk_begins_before_the_work_of_a_turn_and_without_work_at_its_end(
-    has_work: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with RunningLoop(LOCAL) as running, dealer(running.endpoint) as peer:
-        core, rings = running.core, running.rings
-        done: list[str] = []
-        append = rings.append
-
-        def take_ready() -> Ready:
-            done.append("work")
-            return core.take_outgoing()
-
-        def begin(bundles: list[AppendBundle]) -> list[Appended | AppendRefused]:
-            done.clear()
-            return append(bundles)
-
-        monkeypatch.setattr(core, "has_work", has_work)
-        monkeypatch.setattr(core, "take_ready", take_ready)
-        monkeypatch.setattr(rings, "append", begin)
-        monkeypatch.setattr(rings, "sync", lambda *_: done.append("sync"))
-        core.ready.appends.append(AppendBundle("main", 1, ()))
-        ping(peer)
-        running.until(lambda: done.count("sync") > has_work)
-        assert done[: 2 + has_work] == ["sync", "work", "sync"][1 - has_work :]
-
-
-def test_others_have_their_turns_while_a_large_header_table_is_read_in_steps() -> None:
-    frame = with_large_table()
-    with (
-        RunningLoop(LOCAL) as running,
-        dealer(running.endpoint) as sender,
-        dealer(running.endpoint) as other,
-    ):
-        ping(sender)
-        ping(other)
-        running.core.unread = 1 << 30
-        sender.send_multipart(encode_message([Publish("s", 1), Ping(5)], [frame]))
-        for token in range(5):
-            ping(other, token)
-        assert running.core.published == []
-        running.core.unread = 0
-        assert received(sender)[1] == [frame]
-        assert received(sender)[0] == [Pong(5)]
-
-
-def test_a_message_whose_batch_is_validated_holds_up_its_link_alone() -> None:
-    frame = with_large_table()
-    with (
-        RunningLoop(LOCAL) as running,
-        dealer(running.endpoint) as sender,
-        dealer(running.endpoint) as other,
-    ):
-        ping(sender)
-        ping(other)
-        core = running.core
-        core.unread, core.waits = 1, True
-        sender.send_multipart(encode_message([Publish("s", 1)], [frame]))
-        sender.send_multipart(encode_message([Ping(5)]))
-        asked = 0
-        for token in range(5):
-            ping(other, token)
-            asked = sum(call[0] == "read ahead" for call in core.calls)
-        assert core.published == []
-        assert asked == 1, "the loop asks again and again"
-        running.results.put(BatchChecked(core.calls[asked_at(core.calls)][1]))
-        assert received(sender)[1] == [frame]
-        assert received(sender)[0] == [Pong(5)]
-
-
-def asked_at(calls: list[tuple[Any, ...]]) -> int:
-    return next(at for at, call in enumerate(calls) if call[0] == "read ahead")
 
 
 def test_links_of_several_connections_share_no_offences() -> None:
