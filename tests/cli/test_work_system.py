@@ -39,10 +39,14 @@ def quoted(path: Path) -> str:
 
 
 def working(service: str, at: tuple[str, str], script: str, begun: Path) -> subprocess.Popen[str]:
-    """Start a worker of two threads, of which one runs the script and the other has nothing."""
+    """Start a worker of two threads: one runs the script for request x, the other has no more."""
+    for body in ("x", "short"):
+        run("request", service, body, "--reply-to", f"{service}.{body}", *at)
+    script = f'body=$(cat); [ "$body" = short ] && exit; {script}'
     worker = start("work", service, "-c", "2", "--grace", "1h", *at, "--", "sh", "-c", script)
-    until(lambda: (begun.exists() and begun.read_text().strip()) or worker.poll() is not None)
-    assert worker.poll() is None
+    assert worker.stdout is not None
+    assert worker.stdout.readline().split("\t")[1] == "done"
+    until(lambda: begun.exists() and begun.read_text().strip())
     return worker
 
 
@@ -66,7 +70,6 @@ def test_two_signals_stop_the_run_and_its_request_goes_back_as_no_attempt(
     at: tuple[str, str], tmp_path: Path, number: int, code: int
 ) -> None:
     service = f"stopped-{number}"
-    run("request", service, "x", "--reply-to", "desk", *at)
     begun, told = tmp_path / "begun", tmp_path / "told"
     script = MARKED.format(told=quoted(told), begun=quoted(begun))
     worker = working(service, at, script, begun)
@@ -89,25 +92,25 @@ def test_a_signal_lets_what_runs_come_to_its_end_and_begins_nothing_more(
     at: tuple[str, str], tmp_path: Path, number: int, code: int
 ) -> None:
     service = f"drained-{number}"
-    request = ("request", service, "--reply-to", f"{service}.answers", *at)
-    run(*request, "x")
     begun, go = tmp_path / "begun", tmp_path / "go"
-    script = f"cat; echo $$ > {quoted(begun)}; while [ ! -e {quoted(go)} ]; do sleep 0.05; done"
+    script = (
+        f'printf %s "$body"; echo $$ > {quoted(begun)}; '
+        f"while [ ! -e {quoted(go)} ]; do sleep 0.05; done"
+    )
     worker = working(service, at, script, begun)
     end_taking(worker, number)
-    run(*request, "y")
+    run("request", service, "y", "--reply-to", f"{service}.y", *at)
     go.touch()
     ended, out, err = end(worker)
     assert ended == code, err
     assert [line.split("\t")[1] for line in out.splitlines()] == ["done"]
-    answers = run("inbox", f"{service}.answers", "--until-empty", "--bodies-only", *at)
+    answers = run("inbox", f"{service}.x", "--until-empty", "--bodies-only", *at)
     assert answers.stdout == "x\n"
     facts = json.loads(run("service", "info", service, "--json", *at).stdout)
     assert (facts["waiting"], facts["attempts"]) == (1, {"0": 1})
 
 
 def test_a_third_signal_does_not_wait_for_the_run(at: tuple[str, str], tmp_path: Path) -> None:
-    run("request", "stubborn", "x", "--reply-to", "desk", *at)
     begun, told = tmp_path / "begun", tmp_path / "told"
     script = MARKED.replace("; exit 1", "").format(told=quoted(told), begun=quoted(begun))
     worker = working("stubborn", at, script, begun)

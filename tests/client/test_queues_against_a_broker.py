@@ -357,7 +357,8 @@ async def test_nobody_answers_in_time(connect: Connect) -> None:
     with pytest.raises(Timeout):
         await ann.do("request", "svc", b"q", timeout_ms=50)
     worker = bob.client.worker("svc")
-    asking = asyncio.create_task(ann.do("request", "svc", b"slow", timeout_ms=300))
+    await bob.call(worker.accepted)
+    asking = asyncio.create_task(ann.do("request", "svc", b"slow", timeout_ms=1_000))
     request = (await bob.take(worker, 1))[0]
     while request.body != b"slow":
         request = (await bob.take(worker, 1))[0]
