@@ -1,4 +1,4 @@
-"""Fixtures of every test: isolation from the person's own settings, and how hypothesis runs.
+"""Fixtures of every test: isolation from the person's shell, and how hypothesis runs.
 
 Owns nothing else; a fixture that one area needs lives in that area's folder.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -56,6 +57,13 @@ def pytest_runtest_logfinish() -> None:
     if _looked_at_all:
         _looked_at_all = False
         gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def interrupts_are_heard() -> None:
+    """Have processes that tests start end at SIGINT, which a shell's background jobs ignore."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")

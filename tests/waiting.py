@@ -8,6 +8,7 @@ which pytest ends a test.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -20,3 +21,11 @@ async def until_async(condition: Callable[[], Any]) -> None:
     async with asyncio.timeout(WAIT_S):
         while not condition():  # noqa: ASYNC110 - facts of other threads
             await asyncio.sleep(0.005)
+
+
+def until(condition: Callable[[], Any]) -> None:
+    """Wait for a state that other threads or processes bring about."""
+    deadline_s = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not come about"
+        time.sleep(0.005)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_system import end, listening, run, start
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, until
 
 pytestmark = pytest.mark.system
 
@@ -37,20 +38,42 @@ def quoted(path: Path) -> str:
     return shlex.quote(str(path))
 
 
+def working(service: str, at: tuple[str, str], script: str, begun: Path) -> subprocess.Popen[str]:
+    """Start a worker of two threads: one runs the script for request x, the other has no more."""
+    for body in ("x", "short"):
+        run("request", service, body, "--reply-to", f"{service}.{body}", *at)
+    script = f'body=$(cat); [ "$body" = short ] && exit; {script}'
+    worker = start("work", service, "-c", "2", "--grace", "1h", *at, "--", "sh", "-c", script)
+    assert worker.stdout is not None
+    assert worker.stdout.readline().split("\t")[1] == "done"
+    until(lambda: begun.exists() and begun.read_text().strip())
+    return worker
+
+
+def end_taking(worker: subprocess.Popen[str], number: int) -> None:
+    """Send a first signal, and wait until the thread that has nothing has ended for it.
+
+    Two signals at once would count as one.
+    """
+    before = threads(worker)
+    worker.send_signal(number)
+    until(lambda: threads(worker) < before)
+    assert worker.poll() is None
+
+
+def threads(process: subprocess.Popen[str]) -> int:
+    return len(list(Path(f"/proc/{process.pid}/task").iterdir()))
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_two_signals_stop_the_run_and_its_request_goes_back_as_no_attempt(
     at: tuple[str, str], tmp_path: Path, number: int, code: int
 ) -> None:
     service = f"stopped-{number}"
-    run("request", service, "x", "--reply-to", "desk", *at)
     begun, told = tmp_path / "begun", tmp_path / "told"
     script = MARKED.format(told=quoted(told), begun=quoted(begun))
-    worker = start("work", service, *at, "--", "sh", "-c", script)
-    while not begun.exists() or not begun.read_text().strip():
-        assert worker.poll() is None
-    worker.send_signal(number)
-    time.sleep(0.5)  # Twice the worker's look at its signals: two at once would be one.
-    assert worker.poll() is None
+    worker = working(service, at, script, begun)
+    end_taking(worker, number)
     assert not told.exists()
     worker.send_signal(number)
     ended, out, err = end(worker)
@@ -69,34 +92,29 @@ def test_a_signal_lets_what_runs_come_to_its_end_and_begins_nothing_more(
     at: tuple[str, str], tmp_path: Path, number: int, code: int
 ) -> None:
     service = f"drained-{number}"
-    for body in ("x", "y"):
-        run("request", service, body, "--reply-to", f"{service}.answers", *at)
     begun, go = tmp_path / "begun", tmp_path / "go"
-    script = f"cat; echo $$ > {quoted(begun)}; while [ ! -e {quoted(go)} ]; do sleep 0.05; done"
-    worker = start("work", service, *at, "--", "sh", "-c", script)
-    while not begun.exists() or not begun.read_text().strip():
-        assert worker.poll() is None
-    worker.send_signal(number)
-    time.sleep(0.5)
+    script = (
+        f'printf %s "$body"; echo $$ > {quoted(begun)}; '
+        f"while [ ! -e {quoted(go)} ]; do sleep 0.05; done"
+    )
+    worker = working(service, at, script, begun)
+    end_taking(worker, number)
+    run("request", service, "y", "--reply-to", f"{service}.y", *at)
     go.touch()
     ended, out, err = end(worker)
     assert ended == code, err
     assert [line.split("\t")[1] for line in out.splitlines()] == ["done"]
-    answers = run("inbox", f"{service}.answers", "--until-empty", "--bodies-only", *at)
+    answers = run("inbox", f"{service}.x", "--until-empty", "--bodies-only", *at)
     assert answers.stdout == "x\n"
     facts = json.loads(run("service", "info", service, "--json", *at).stdout)
     assert (facts["waiting"], facts["attempts"]) == (1, {"0": 1})
 
 
 def test_a_third_signal_does_not_wait_for_the_run(at: tuple[str, str], tmp_path: Path) -> None:
-    run("request", "stubborn", "x", "--reply-to", "desk", *at)
     begun, told = tmp_path / "begun", tmp_path / "told"
     script = MARKED.replace("; exit 1", "").format(told=quoted(told), begun=quoted(begun))
-    worker = start("work", "stubborn", "--grace", "1h", *at, "--", "sh", "-c", script)
-    while not begun.exists():
-        assert worker.poll() is None
-    worker.send_signal(signal.SIGTERM)
-    time.sleep(0.5)
+    worker = working("stubborn", at, script, begun)
+    end_taking(worker, signal.SIGTERM)
     worker.send_signal(signal.SIGTERM)
     while not told.exists():
         assert worker.poll() is None

@@ -254,18 +254,6 @@ async def test_a_member_goes_on_after_the_broker_was_restarted(
 # --- attempts and dead letters --------------------------------------------------------------------
 
 
-async def letters_of(shell: Any, mailbox: str = "s.readers.dead") -> list[Any]:
-    inbox = shell.client.inbox(mailbox, ack="manual")
-    found = []
-    while True:
-        try:
-            found.append(await shell.call(inbox.next, 300))
-        except Timeout:
-            break
-    await shell.call(inbox.close)
-    return found
-
-
 @pytest.mark.moderate
 async def test_a_poison_record_becomes_a_dead_letter_and_comes_again_when_it_is_requeued(
     shell: Any,
@@ -282,7 +270,9 @@ async def test_a_poison_record_becomes_a_dead_letter_and_comes_again_when_it_is_
     assert await shell.call(member.nack, again)
     assert await shell.call(member.fail, records[2], "no such flight")
     assert await shell.call(member.ack, records[3])
-    poison, failed = await letters_of(shell)
+    letters = shell.client.inbox("s.readers.dead", ack="manual")
+    poison, failed = await shell.take(letters, 2)
+    await shell.call(letters.close)
     assert (poison.body, poison.why, poison.sender) == (b"1", "returned", "")
     assert poison.origin == ("s", "readers", 1, 2)
     assert (failed.body, failed.why, failed.origin.offset) == (b"2", "failed: no such flight", 2)
@@ -426,11 +416,12 @@ async def test_what_went_to_another_member_when_a_lease_ended_is_not_handed_over
     shell: Any, kind: Any
 ) -> None:
     await shell.do("publish_many", "s", [b"%d" % n for n in range(10)])
-    options = {"kind": kind, "ack": "manual", "settings": {"lease_ms": 150}}
-    slow = joined(shell, **options)
+    slow = joined(shell, kind=kind, ack="manual", settings={"lease_ms": 150})
     [first] = await shell.take(slow, 1)
     await aside(shell)
-    other = joined(shell, **options)
+    # Nobody else's lease ends, however long its acknowledgement takes.
+    await shell.do("edit_group", "s", "readers", lease_ms=WAIT_MS)
+    other = joined(shell, kind=kind, ack="manual")
     seen: list[int] = []
     await drained(shell, other, [], seen, 10)
     assert seen == list(range(10))

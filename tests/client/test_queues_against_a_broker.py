@@ -21,6 +21,8 @@ from tests.waiting import WAIT_MS, WAIT_S, until_async
 
 pytestmark = pytest.mark.slow
 
+LEASE_MS = 1_200
+"""Far above the time for which a loaded machine keeps a thread from a renewal."""
 SMALL: dict[str, Any] = {
     "limits__record_bytes_max": 1 << 19,
     "limits__batch_bytes_max": 1 << 20,
@@ -355,7 +357,8 @@ async def test_nobody_answers_in_time(connect: Connect) -> None:
     with pytest.raises(Timeout):
         await ann.do("request", "svc", b"q", timeout_ms=50)
     worker = bob.client.worker("svc")
-    asking = asyncio.create_task(ann.do("request", "svc", b"slow", timeout_ms=300))
+    await bob.call(worker.accepted)
+    asking = asyncio.create_task(ann.do("request", "svc", b"slow", timeout_ms=1_000))
     request = (await bob.take(worker, 1))[0]
     while request.body != b"slow":
         request = (await bob.take(worker, 1))[0]
@@ -420,12 +423,20 @@ async def test_replies_to_an_earlier_process_are_mail(connect: Connect) -> None:
 
 async def test_a_long_handler_keeps_its_request(connect: Connect) -> None:
     ann, bob, carl = await connect("ann"), await connect("bob"), await connect("carl")
-    worker = bob.client.worker("svc", lease_ms=300)
+    worker = bob.client.worker("svc", lease_ms=LEASE_MS)
     asking = asyncio.create_task(ann.do("request", "svc", b"q", timeout_ms=WAIT_MS))
     [request] = await bob.take(worker, 1)
-    other = carl.client.worker("svc", lease_ms=300)
+    other = carl.client.worker("svc", lease_ms=LEASE_MS)
     await carl.call(other.accepted)
-    await asyncio.sleep(1.2)  # four leases
+
+    async def held_until_ms() -> int:
+        facts = await ann.do("service_info", "svc")
+        return max(each.lease_until_ms or 0 for each in facts.workers if each.held)
+
+    over_ms = await held_until_ms() + LEASE_MS
+    async with asyncio.timeout(WAIT_S):
+        while await held_until_ms() <= over_ms:  # noqa: ASYNC110 - of the broker
+            await asyncio.sleep(0.02)
     assert not request.cancelled()
     assert await bob.call(request.reply, b"at last", wait=True) is not None
     assert (await asking).body == b"at last"

@@ -123,16 +123,20 @@ def test_the_delay_of_what_is_given_back_doubles_with_each_attempt(broker: Embed
             assert (request.retry_ms(0), request.retry_ms(3_600_000)) == (0, 3_600_000)
 
 
+LOGGED = """
+import logging, sys
+logging.basicConfig(level="INFO", stream=sys.stdout, format="%(message)s")
+"""
 ASYNCIO = """
 import asyncio, sys
 import malamute_py as malamute
 
 async def main():
     async with malamute.connect(sys.argv[1]) as client:
-        @client.serve("svc", concurrency=1)
+        @client.serve("svc", concurrency=2)
         async def handle(request):
             print("begun", flush=True)
-            await asyncio.sleep(0.5)
+            await asyncio.to_thread(sys.stdin.readline)
             return b"done"
         await client.run(signals=True)
     print("ended", flush=True)
@@ -140,14 +144,14 @@ async def main():
 asyncio.run(main())
 """
 SYNC = """
-import sys, time
+import sys
 import malamute_py as malamute
 
 with malamute.connect_sync(sys.argv[1]) as client:
-    @client.serve("svc", concurrency=1)
+    @client.serve("svc", concurrency=2)
     def handle(request):
         print("begun", flush=True)
-        time.sleep(0.5)
+        sys.stdin.readline()
         return b"done"
     client.run(signals=True)
 print("ended", flush=True)
@@ -160,14 +164,17 @@ print("ended", flush=True)
 def test_a_signal_lets_the_handlers_of_a_program_end(program: str, number: int) -> None:
     with EmbeddedBroker(tcp=True) as broker, broker.connect_sync() as client:
         client.submit("svc", b"first", reply_to="answers")
-        client.submit("svc", b"second", reply_to="answers")
         process = subprocess.Popen(
-            [sys.executable, "-c", program, broker.tcp_endpoint], stdout=subprocess.PIPE, text=True
-        )
+            [sys.executable, "-c", LOGGED + program, broker.tcp_endpoint],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
         assert process.stdout is not None
-        assert process.stdout.readline() == "begun\n"
+        lines = iter(process.stdout.readline, "")
+        assert "begun\n" in lines
         process.send_signal(number)
-        assert process.communicate(timeout=WAIT_S)[0] == "ended\n"
+        assert f"{signal.Signals(number).name}: the worker begins nothing more\n" in lines
+        client.submit("svc", b"second", reply_to="answers")
+        assert process.communicate("go\n", timeout=WAIT_S)[0].endswith("ended\n")
         assert process.returncode == 0
         facts = client.service_info("svc")
         assert (facts.waiting, facts.held) == (1, 0)

@@ -7,13 +7,16 @@ hangs on how fast the machine is.
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 
 import pytest
 
 from malamute_py import EmbeddedBroker
 from malamute_py.http.connections import INCOMPLETE_BYTES_MAX
+from malamute_py.http.source import Source
 from tests.http.running import RunningHttp, at, until
 
 HOUR_MS = 3_600_000
@@ -181,14 +184,28 @@ def test_a_crowd_from_one_address_takes_nothing_from_another(patient: RunningHtt
 
 @pytest.mark.moderate
 def test_the_broker_answers_one_question_a_second_whoever_asks(
-    broker: EmbeddedBroker, patient: RunningHttp
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    patient.samples()
-    before = broker.server.metrics()["shell"]["messages_in_total"]
-    with broker.connect_sync() as client:
-        for number in range(100):
-            assert patient.get("/metrics").status == 200
-            assert client.publish("trades", b"%d" % number).offset == number
-    after = broker.server.metrics()["shell"]["messages_in_total"]
-    # 100 publishes and their client's own; the scrapes came to a handful of rounds.
-    assert after - before < 200
+    stands_at: list[float] = []
+    monkeypatch.setattr(
+        "malamute_py.http.serving.Source",
+        partial(Source, clock=lambda: stands_at[0] if stands_at else time.monotonic()),
+    )
+
+    def messages() -> int:
+        return int(broker.server.metrics()["shell"]["messages_in_total"])
+
+    with at(broker) as http, broker.connect_sync() as client:
+        http.samples()
+        stands_at.append(time.monotonic())
+        for second in range(3):
+            stands_at[0] += 1
+            asked = messages()
+            assert http.get("/metrics").status == 200
+            before = messages()
+            assert before > asked
+            for _ in range(100):
+                assert http.get("/metrics").status == 200
+            # Each question is of several messages; some are signs of life.
+            assert messages() - before < 100
+            assert client.publish("trades", b"x").offset == second

@@ -188,7 +188,8 @@ def test_a_running_broker_shows_every_metric_that_is_not_of_a_thing_it_lacks() -
         client.send("crew.berlin", b"gate")
         client.cursor("trades", "reader").move(0)
         client.edit_service("tax")
-        with at(broker) as http, client.group("trades", "g"):
+        with at(broker) as http, client.group("trades", "g") as member:
+            member.accepted()
             found = http.samples()
             text = http.get("/metrics").text
     assert found['malamute_stream_records_total{stream="trades"}'] == 1

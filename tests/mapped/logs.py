@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,15 @@ LAP = 300
 """Records that go more than once around a ring of SMALL."""
 BODY = 1000
 """Bytes of a body that fill() writes: some 60 of them are a segment."""
+
+
+def descriptors(below: Path) -> int:
+    """Number of descriptors that this process has of files below a directory."""
+    found = 0
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found += str(descriptor.readlink()).startswith(str(below))
+    return found
 
 
 class Log:

@@ -27,7 +27,19 @@ from malamute_py.mapped import reading as reading_module
 from malamute_py.mapped.segments import MAPS_MAX, SegmentMap
 from malamute_py.mapped.selection import Selection
 from tests.journal.rings import S
-from tests.mapped.logs import LAP, SMALL, Log, Noted, batches, body_at, filled, flip, lap, records
+from tests.mapped.logs import (
+    LAP,
+    SMALL,
+    Log,
+    Noted,
+    batches,
+    body_at,
+    descriptors,
+    filled,
+    flip,
+    lap,
+    records,
+)
 
 RING = SMALL
 
@@ -578,13 +590,13 @@ def test_descriptors_and_mappings_are_bounded_and_given_back(tmp_path: Path) -> 
         gc.collect()
         return Path("/proc/self/maps").read_text(encoding="utf-8").count(str(tmp_path))
 
-    before, most = len(os.listdir("/proc/self/fd")), 0
+    before, most = descriptors(tmp_path), 0
     with open_reader(tmp_path / "data") as reader:
         reading = reader.read("trades", until="tail")
         for number, _ in enumerate(reading):
             if number % 50 == 0:
                 most = max(most, mapped())
-                assert len(os.listdir("/proc/self/fd")) <= before + MAPS_MAX + 3
+                assert descriptors(tmp_path) <= before + MAPS_MAX + 3
         assert 0 < most <= MAPS_MAX + 1
         table = reader.read("trades", until="tail").to_arrow()
         assert mapped() > MAPS_MAX + 1
@@ -592,7 +604,7 @@ def test_descriptors_and_mappings_are_bounded_and_given_back(tmp_path: Path) -> 
     assert mapped() > 0
     del table, _, reading
     assert mapped() == 0
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors(tmp_path) == before
 
 
 def test_nothing_in_the_directory_is_changed_or_locked(

@@ -17,6 +17,7 @@ from malamute_protocol.limits import Limits
 from malamute_py.broker.ready import AppendBundle, Appended, AppendRefused, Event, Ready, Send
 from malamute_py.config import Config
 from malamute_py.server.collector import Collector
+from malamute_py.server.connections.descriptors import waiting
 from malamute_py.server.connections.guard import Guard
 from malamute_py.server.connections.watchdog import Watchdog
 from malamute_py.server.loop import Loop
@@ -307,9 +308,17 @@ class RunningLoop:
         self.results.close()
         self.context.term()
 
-    def until(self, condition: Any, wait_s: float = WAIT_S) -> None:
-        """Wait for a state that the loop's thread brings about."""
+    def until(self, condition: Any, wait_s: float = WAIT_S) -> Any:
+        """Wait for a state that the loop's thread brings about, and return it."""
         deadline = time.monotonic() + wait_s
-        while not condition():
+        while not (found := condition()):
             assert time.monotonic() < deadline, "it did not come about"
             time.sleep(0.005)
+        return found
+
+    def await_libzmq(self) -> None:
+        """Wait until libzmq has read what the kernel had of each connection, and passed it on."""
+        connections = self.guard.connections.all()
+        assert connections
+        self.until(lambda: not any(waiting(each.fd, each.inode) for each in connections))
+        time.sleep(0.05)  # It tells nobody of what it passed on.

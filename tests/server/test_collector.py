@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 import weakref
 from collections.abc import Iterator
 
@@ -140,12 +139,16 @@ class Resting(Collector):
 def test_the_loop_rests_when_nothing_has_come_for_a_second() -> None:
     collector = Resting()
     with RunningLoop(Config(listen=["tcp://127.0.0.1:0"]), collector) as running:
+        loop = running.loop
         running.stop_the_clock()
         running.leap(500)
-        time.sleep(0.1)
+        came_ms = running._now_ms()
+        running.until(lambda: loop._active_ms == came_ms)
         collector.at_ms.clear()
         running.let_pass(999)
-        time.sleep(0.1)
+        running.until(lambda: loop._now_ms == came_ms + 999)
+        turn = loop._turns
+        running.until(lambda: loop._turns > turn)
         assert collector.at_ms == []
         running.let_pass(1)
         running.until(lambda: collector.at_ms)

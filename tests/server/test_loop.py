@@ -300,7 +300,7 @@ def test_messages_that_only_wait_take_no_longer_to_be_taken_up_than_a_turn_may()
         found = loop.peers.get(1)
         assert found is not None
         peer.socket.sendall(frame(encode_message([Ping(7)])[0]) * 200)
-        time.sleep(0.1)
+        noting.running.await_libzmq()
         loop._take_ns = loop._take_most_ns = 50
         noting.running.step_ns = 1
         counters = noting.running.counters
@@ -467,7 +467,7 @@ def test_silent_connections_make_room_only_when_they_had_time_to_speak() -> None
         stack.enter_context(Zmtp(running.endpoint))
         assert is_ended(silent[0].socket), "the oldest goes"
         assert not is_ended(silent[1].socket, 0.1)
-        (event,) = running.log.of("connection_cut")
+        (event,) = running.until(lambda: running.log.of("connection_cut"))
         assert "silent" in event["reason"]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -47,7 +46,7 @@ def turns_of_a_burst(running: RunningLoop, step_ns: int) -> list[int]:
         peer.send(*encode_message([Ping(1)]))
         assert busy.wait(WAIT_S)
         peer.socket.sendall(frame(encode_message([Ping(2)])[0]) * 200)
-        time.sleep(0.1)
+        running.await_libzmq()
         running.core.turns = [0]
         running.step_ns = step_ns
         released.set()

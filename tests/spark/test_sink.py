@@ -197,7 +197,7 @@ def test_foreach_batch_writes_each_batch_once(
     def run() -> None:
         frame = read_stream(stream=source, maxRecordsPerTrigger="100")
         writer = frame.writeStream.foreachBatch(publish).trigger(availableNow=True)
-        writer.option("checkpointLocation", str(tmp_path)).start().awaitTermination(180)
+        assert writer.option("checkpointLocation", str(tmp_path)).start().awaitTermination(180)
 
     with pytest.raises(Exception, match="the driver is to die"):
         run()

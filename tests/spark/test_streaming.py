@@ -49,8 +49,7 @@ class Sink:
     def run(self, frame: DataFrame) -> StreamingQuery:
         """All that is there now."""
         query = self.start(frame, availableNow=True)
-        query.awaitTermination(WAIT_S)
-        assert not query.isActive
+        assert query.awaitTermination(WAIT_S)
         return query
 
     def offsets(self) -> list[int]:
@@ -277,7 +276,7 @@ def test_the_recipe_for_foreach_batch_publishes_a_batch_that_is_run_again_once(
     publish(client, stream, 100, "c.d")
     names: dict[str, Any] = {"flights": read_stream(maxRecordsPerTrigger="150")}
     exec(recipe, names)
-    names["query"].trigger(availableNow=True).start().awaitTermination(WAIT_S)
+    assert names["query"].trigger(availableNow=True).start().awaitTermination(WAIT_S)
     # Spark runs the last batch again when the query died before it was committed.
     commits = Path(tmp_path / "checkpoints" / "delayed" / "commits")
     last = max(commits.glob("[0-9]*"), key=lambda path: int(path.name))
@@ -285,7 +284,7 @@ def test_the_recipe_for_foreach_batch_publishes_a_batch_that_is_run_again_once(
     (commits / f".{last.name}.crc").unlink(missing_ok=True)
     names = {"flights": read_stream(maxRecordsPerTrigger="150")}
     exec(recipe, names)
-    names["query"].trigger(availableNow=True).start().awaitTermination(WAIT_S)
+    assert names["query"].trigger(availableNow=True).start().awaitTermination(WAIT_S)
     copied = client.subscribe(f"{stream}-copy", start="earliest", until="tail")
     published = client.subscribe(stream, start="earliest", until="tail")
     bodies = sorted(record.body for record in copied)

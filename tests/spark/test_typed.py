@@ -124,5 +124,5 @@ def test_a_query_computes_with_typed_columns(
             seen.extend(row.asDict() for row in frame.collect())
 
     query = reading(spark.readStream).writeStream.foreachBatch(take).trigger(availableNow=True)
-    query.start().awaitTermination(60)
+    assert query.start().awaitTermination(180)
     assert sorted(seen, key=str) == ROWS

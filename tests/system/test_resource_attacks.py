@@ -62,6 +62,7 @@ def test_one_identity_gets_its_streams_and_another_the_rest(start: Any) -> None:
             greedy.publish("one-more", b"x")
         counters = other.broker_info().counters
         assert counters["quota_streams"] == 41
+    assert daemon.terminate() == 0  # Its log is read to the end.
     assert sum(line.get("event") == "quota_reached" for line in daemon.lines) == 1
 
 

@@ -175,9 +175,9 @@ def drain_on_signals(link: LoopLink) -> Iterator[None]:
         if len(told) > 1:
             task.cancel()
             return
-        LOG.info("%s: the worker begins nothing more", signal.Signals(number).name)
         link.session.offerings.drain_all()
         link.wake_up()
+        LOG.info("%s: the worker begins nothing more", signal.Signals(number).name)
 
     def interrupted(number: int, frame: object) -> None:
         loop.call_soon_threadsafe(heard, number)

@@ -164,11 +164,12 @@ def within_span(scope: Callable[[Any], Any], handler: Callable[[Any], Any]) -> C
 def drain_on_signals(link: ThreadLink) -> Iterator[None]:
     """Drain the client's offers at the first SIGTERM or SIGINT, interrupt at the second."""
 
-    def drain() -> None:
+    def drain(number: int) -> None:
         with link.lock:
             link.session.offerings.drain_all()
             link.wake_up()
             link.notify()
+        LOG.info("%s: the worker begins nothing more", signal.Signals(number).name)
 
     told: list[int] = []
 
@@ -177,7 +178,7 @@ def drain_on_signals(link: ThreadLink) -> Iterator[None]:
         if len(told) > 1:
             raise KeyboardInterrupt
         # In a thread: the signal may have come while this one changes what the lock protects.
-        threading.Thread(target=drain, name="malamute-drain", daemon=True).start()
+        threading.Thread(target=drain, args=(number,), name="malamute-drain", daemon=True).start()
 
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.signal(number, heard) for number in numbers}

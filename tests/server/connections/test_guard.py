@@ -51,7 +51,9 @@ def test_a_connection_whose_descriptor_is_a_files_by_now_is_gone() -> None:
         os.dup2(file.fileno(), fd)
         before = os.listdir("/proc/self/fd")
         guard.cut(connection, "its link ended")
-        assert len(os.listdir("/proc/self/fd")) == len(before)
+        # What earlier tests left may end meanwhile; the file stays open.
+        assert len(os.listdir("/proc/self/fd")) <= len(before)
+        assert os.fstat(fd).st_ino == os.fstat(file.fileno()).st_ino
         assert guard.connections.get(fd) is None
         guard._accepted(fd, 0)
         assert guard.connections.get(fd) is None
