@@ -281,7 +281,12 @@ class SyncMailVerbs(SyncVerbs):
         (it was not queued), LocalProtocolError or ConnectionLost.
         """
         link, session = self._link, self._session
-        wait_ms = session.settings.wait_ms(timeout_ms)
+        # Almost all calls wait by default: those need no look at what they ask for.
+        wait_ms = (
+            session.settings.call_timeout_ms
+            if timeout_ms is DEFAULT_WAIT
+            else session.settings.wait_ms(timeout_ms)
+        )
         pending: Pending[Reply] = Pending(link)
         terms = PLAIN
         if need_workers is not False or delay_ms is not NONE or priority is not NONE:
