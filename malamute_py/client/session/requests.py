@@ -106,7 +106,7 @@ class OutgoingRequests(KeyedBatch):
         self.inbox = inbox
         self.terms = terms
         self.kind = level, timeout_ms, reply_to, inbox, terms
-        """What requests of one batch have in common."""
+        """Terms that all requests of one batch share."""
         self.tokens: list[Any] = []
         """Callers by row, from when the batch leaves; None: the row was answered."""
         self.left = 0
