@@ -178,6 +178,7 @@ class MailVerbs(AsyncVerbs):
         bulk = Bulk(
             bodies,
             batch_bytes=session.batch_bytes,
+            limits=session.outbox.limits,
             subject=None if subjects is not None else subject,
             subjects=subjects,
             options={

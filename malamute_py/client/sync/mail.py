@@ -174,6 +174,7 @@ class SyncMailVerbs(SyncVerbs):
         bulk = Bulk(
             bodies,
             batch_bytes=session.batch_bytes,
+            limits=session.outbox.limits,
             subject=None if subjects is not None else subject,
             subjects=subjects,
             options={
