@@ -139,8 +139,8 @@ class OutgoingRequests(KeyedBatch):
         """Settle by the replies, where no caller asked for a confirm."""
         return self.inbox is not None
 
-    def alike(self) -> OutgoingRequests:
-        """Make an empty batch of the same kind for the same place."""
+    def empty_like(self) -> OutgoingRequests:
+        """Make an empty batch for the same place and terms, which part() fills."""
         return OutgoingRequests(
             self.lane, self.level, self.awaited, self.reply_to, self.timeout_ms, self.inbox,
             self.terms,
