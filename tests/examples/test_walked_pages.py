@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,9 @@ from typing import NamedTuple
 import pytest
 
 from malamute_py import EmbeddedBroker, connect_sync
+from malamute_py.config import load
 from tests.examples.running import DOCS
+from tests.house.checkout import ROOT
 from tests.ports import Port
 from tests.waiting import WAIT_MS, WAIT_S
 
@@ -63,7 +66,7 @@ def steps(page: Path) -> Iterator[Step]:
         if language == "py":
             yield Step(block, [], python=True)
             continue
-        if language == "nginx":
+        if language in ("nginx", "sh"):  # sh: of programs that are not here, see below
             continue
         assert language == "console", "each block of the page is run"
         for command in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
@@ -92,7 +95,8 @@ class Terminal:
         self.beside: subprocess.Popen[str] | None = None
         """An HTTP side of its own."""
 
-    def run(self, step: Step) -> None:
+    def run(self, step: Step) -> str:
+        """Run a step; returns what it printed, of a broker or HTTP side nothing."""
         text = step.text.replace(TEST_BROKER, self.test_broker)
         text = text.replace(PORT, self.port).replace(HTTP_PORT, "0")
         if "context add" in text and "--endpoint" not in text:
@@ -100,10 +104,10 @@ class Terminal:
         if text.startswith("malamute broker"):
             self.stop()
             self.serve(text)
-            return
+            return ""
         if text.startswith("malamute http"):
             self.serve_http(text)
-            return
+            return ""
         if text.startswith("malamute journal"):
             self.stop()
         command = [sys.executable, "-c", text] if step.python else ["bash", "-c", text]
@@ -118,6 +122,7 @@ class Terminal:
         assert not shown or told.strip() == shown, text
         if "&& cd " in text:
             self.folder /= text.rpartition("cd ")[2].strip()
+        return done.stdout
 
     def serve(self, text: str) -> None:
         self.broker = self.started(text)
@@ -329,3 +334,81 @@ def test_a_traced_command_of_the_guide_publishes(tmp_path: Path) -> None:
         (record,) = client.subscribe("trades", "forex.*", start="earliest", until="tail")
         assert record.body == b"101.5"
         assert "traceparent" in record.properties
+
+
+@pytest.mark.system
+def test_the_quick_start_shows_what_was_published_and_answered(tmp_path: Path) -> None:
+    broker, *ran = commands("../start.md")
+    assert len(ran) == 5
+    with Port() as port, terminal(tmp_path, port.number) as shell:
+        shell.environment |= {
+            "MALAMUTE_LISTEN": json.dumps([port.endpoint]), "MALAMUTE_ENDPOINT": port.endpoint,
+        }  # fmt: skip
+        shell.run(broker)
+        printed: list[str] = []
+        for step in ran:
+            if step.text.startswith("malamute work"):
+                shell.beside = shell.started(step.text)
+            else:
+                printed.append(shell.run(step))
+        assert '{"price": 101.5}' in printed[2]
+        assert '{"price": 1.27}' in printed[2]
+        assert "WHO IS THERE?" in printed[-1]
+
+
+@pytest.mark.system
+def test_the_first_five_minutes_of_the_readme_show_a_result(tmp_path: Path) -> None:
+    part = (ROOT / "README.md").read_text().partition("## Five minutes to a first result")[2]
+    block = re.search(r"(?:^    .+\n)+", part, re.MULTILINE)
+    assert block is not None
+    activate, *lines = textwrap.dedent(block[0]).splitlines()
+    assert activate == ". .venv/bin/activate"
+    with EmbeddedBroker(tcp=True) as broker, terminal(tmp_path, 0) as shell:
+        shell.environment["MALAMUTE_ENDPOINT"] = broker.tcp_endpoint
+        printed = shell.run(Step("set -e\n" + "\n".join(lines), []))
+    for wanted in ('{"price": 101.5}', '{"price": 1.27}', "gate 12", "WHO IS THERE?"):
+        assert wanted in printed
+
+
+STUB = """#!/bin/sh
+# A program that is not here: notes its words, and fails where a file that they name is missing.
+echo "${0##*/} $*" >> "$CALLS"
+for word in "$@"; do
+    case $word in
+        --from-file=*) test -s "${word#*=}" || exit 1 ;;
+        ./malamute) test -f malamute/Chart.yaml || exit 1 ;;
+        image) test -f image/Containerfile || exit 1 ;;
+        up) test -f compose.yml || exit 1 ;;
+    esac
+done
+"""
+ELSEWHERE = ("systemctl", "groupadd", "chgrp", "podman", "docker", "kubectl", "helm")
+"""Programs of the second half of the page, of which a machine of tests has none."""
+
+
+@pytest.mark.system
+def test_the_commands_to_run_a_broker_for_good_name_files_that_are_there(tmp_path: Path) -> None:
+    """Stubs take the place of programs that are not here, and a directory of the test that of /etc."""
+    half = DEPLOYING.read_text().partition("## systemd")[2]
+    blocks = re.findall(r"^```sh\n(.*?)^```", half, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 5
+    stubs, calls = tmp_path / "stubs", tmp_path / "calls"
+    stubs.mkdir()
+    for name in ELSEWHERE:
+        (stubs / name).write_text(STUB)
+        (stubs / name).chmod(0o755)
+    (tmp_path / "etc/systemd/system").mkdir(parents=True)
+    with terminal(tmp_path, 0) as shell:
+        shell.environment["CALLS"] = str(calls)
+        shell.environment["PATH"] = f"{stubs}:{shell.environment['PATH']}"
+        for number, block in enumerate(blocks):
+            shell.folder = tmp_path / str(number)
+            shell.folder.mkdir()
+            shell.run(Step("set -e\n" + block.replace("/etc/", f"{tmp_path}/etc/"), []))
+    assert {line.split()[0] for line in calls.read_text().splitlines()} == set(ELSEWHERE)
+    etc = tmp_path / "etc/malamute"
+    config = load(etc / "malamute.toml")
+    assert config.authentication.mechanism == "curve"
+    assert config.authentication.server_key_file == str(etc / "broker.key")
+    assert "ann" in (etc / "users.toml").read_text()
+    assert not (etc / "malamute.service").exists()
