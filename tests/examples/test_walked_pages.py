@@ -31,7 +31,7 @@ TROUBLESHOOTING = DOCS / "guides" / "troubleshooting.md"
 SECURITY = DOCS / "guides" / "security.md"
 DEPLOYING = DOCS / "guides" / "deploying.md"
 PORT, HTTP_PORT = "9797", "9798"
-NOT_HERE = ("python3 -m venv", "pip ", "prometheus ", "promtool ")
+NOT_HERE = ("python3 -m venv", ". ../.venv", "pip ", "prometheus ", "promtool ")
 """Commands that install, and those of other programs, which tests/deploy runs."""
 TEST_BROKER = "tcp://test.example:9797"
 """Endpoint of the second broker of a page."""
@@ -388,7 +388,7 @@ ELSEWHERE = ("systemctl", "groupadd", "chgrp", "podman", "docker", "kubectl", "h
 
 @pytest.mark.system
 def test_the_commands_to_run_a_broker_for_good_name_files_that_are_there(tmp_path: Path) -> None:
-    """Stubs take the place of programs that are not here, and a directory of the test that of /etc."""
+    """Programs that are not here are stubs, and /etc is a directory of the test."""
     half = DEPLOYING.read_text().partition("## systemd")[2]
     blocks = re.findall(r"^```sh\n(.*?)^```", half, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 5
