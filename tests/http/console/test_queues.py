@@ -242,11 +242,12 @@ def test_a_client_shows_its_credit_and_how_far_it_is_behind(
     for _ in range(5):
         client.publish("followed", b"x")
     credential = Plain("root", PASSWORDS["root"])
-    with connect_sync(
-        broker.tcp_endpoint, credential=credential, software="reader 1.0"
-    ) as reading, reading.subscribe(
-        "followed", start="earliest", credit_records=2, credit_bytes=1 << 20
-    ) as subscription:
+    with (
+        connect_sync(broker.tcp_endpoint, credential=credential, software="reader 1.0") as reading,
+        reading.subscribe(
+            "followed", start="earliest", credit_records=2, credit_bytes=1 << 20
+        ) as subscription,
+    ):
         assert subscription.accepted().next == 0
 
         def told() -> bool:
