@@ -144,7 +144,7 @@ class Reading:
         stop = 0
         bounded = request.until or entry.settings.max_records
         if bounded or request.start[0] != StartKind.EARLIEST or self._missing.newest:
-            stop = next_offset(segments, entry.number, self._bound)
+            stop = self._next_offset(self._bound)
         self._missing_to = 0
         """Offset up to which records are known to have been in missing segments at the end."""
         if self._missing.newest and self._missing.next(entry.number) > stop:
@@ -171,6 +171,13 @@ class Reading:
         if self._request.visibility != "live":
             return min(tail.end_lsn, tail.synced_lsn)
         return tail.end_lsn
+
+    def _next_offset(self, bound_lsn: int) -> int:
+        """Return the offset after the stream's last record before a position in the ring."""
+        number, tail = self._entry.number, self._tail
+        if bound_lsn == tail.end_lsn and number in tail.nexts:
+            return tail.nexts[number]
+        return next_offset(self._segments, number, bound_lsn)
 
     def _begin(self, start: Start, stop: int) -> int:
         """Return the offset to begin with. Raises LocalProtocolError."""
@@ -505,7 +512,7 @@ class Reading:
         self._tail.advance(thorough=self._idle % _THOROUGH == 0)
         if self._tail.turns != self._turns:
             self._turns = self._tail.turns
-            stop = next_offset(self._segments, self._entry.number, self._tail.end_lsn)
+            stop = self._next_offset(self._tail.end_lsn)
             if self._next > stop:
                 self._note(RewoundNotice(self._next, stop, self._epoch))
                 self._next = stop
