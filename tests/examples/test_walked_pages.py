@@ -19,7 +19,7 @@ import pytest
 
 from malamute_py import EmbeddedBroker, connect_sync
 from malamute_py.config import load
-from tests.examples.running import DOCS
+from tests.examples.running import DOCS, PAGES
 from tests.house.checkout import ROOT
 from tests.ports import Port
 from tests.waiting import WAIT_MS, WAIT_S
@@ -37,6 +37,21 @@ TEST_BROKER = "tcp://test.example:9797"
 """Endpoint of the second broker of a page."""
 EXIT_CODES = {"error:": 1, "MALAMUTE CRITICAL": 2}
 """Beginning of an output that is shown -> the exit code of its command; others: 0."""
+
+
+RUN = {
+    "console": {
+        "console.md", "start.md", *(f"guides/{name}.md" for name in (
+            "deploying", "groups", "keys", "operating", "security", "services", "tracing", "tuning",
+        )),
+    },
+    "py": {"guides/security.md"},
+    "sh": {"guides/deploying.md", "guides/spark-cluster.md", "guides/spark-weather.md"},
+    "nginx": {"console.md"},
+    "": {"guides/operating.md"},
+}  # fmt: skip
+"""Language of a block -> the pages whose blocks are run: here, by tests/spark and tests/demo. What
+nginx is told, and a line that a broker prints, are not."""
 
 
 class Step(NamedTuple):
@@ -174,6 +189,16 @@ def terminal(folder: Path, port: int, test_broker: str = "") -> Iterator[Termina
         yield made
     finally:
         made.stop()
+
+
+def test_no_page_has_commands_that_no_test_runs() -> None:
+    found: dict[str, set[str]] = {}
+    for page in PAGES:
+        fences = re.findall(r"^```(.*)$", (DOCS / page).read_text(), re.MULTILINE)
+        for language in fences[::2]:
+            found.setdefault(language.partition(" ")[0], set()).add(page)
+    others = {language for language in found if language.startswith("{")} | {"python"}
+    assert {language: found[language] for language in found.keys() - others} == RUN
 
 
 @pytest.mark.system
