@@ -53,7 +53,7 @@ SECRETS: Final = (b"root:x:", b"[project]")
 
 
 class Target(NamedTuple):
-    """What an attacker knows."""
+    """The HTTP side as an attacker knows it: its port, and a session."""
 
     address: tuple[str, int]
     cookie: bytes
@@ -116,7 +116,7 @@ def huge_body(target: Target) -> None:
 
 
 def huge_chunks(target: Target) -> None:
-    """Send a body in chunks, whose length nobody said."""
+    """Send a body in chunks, without its length."""
     chunk = b"ffff\r\n" + 65_535 * b"a" + b"\r\n"
     target.ask(b"POST /console/login" + HOST + b"Transfer-Encoding: chunked\r\n\r\n" + 64 * chunk)
 
@@ -154,7 +154,7 @@ def wrong_password(target: Target) -> None:
 
 
 def unread_answer(target: Target) -> None:
-    """Ask for much, and read nothing of it."""
+    """Ask for a large answer, and read nothing of it."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
     connection.connect(target.address)
@@ -188,7 +188,7 @@ def _form(path: bytes, cookie: bytes, **fields: str) -> bytes:
 
 
 class Process:
-    """What a process takes, and the most that it took."""
+    """Memory and descriptors of a process, and the most of both."""
 
     def __init__(self, number: int) -> None:
         self._process = psutil.Process(number)
@@ -208,11 +208,11 @@ class Process:
 
 
 class Outcome(NamedTuple):
-    """What an attack did and left."""
+    """Counts of acts, faults that were found, and lines for a person."""
 
     acts: Counter[str]
     faults: list[str]
-    """Sentences of what did not hold; none: all did."""
+    """Sentences about bounds that did not hold; none: all held."""
     told: list[str]
     """Lines for a person."""
 
