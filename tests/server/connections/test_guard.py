@@ -432,6 +432,42 @@ def test_memory_that_cannot_be_given_back_is_tried_less_and_less_often_until_the
         other.__exit__()
 
 
+def test_memory_is_given_back_each_second_while_it_shrinks(given: Counter[int]) -> None:
+    """2.5 of 3 GiB were still there after 30 s: each try doubled the time until the next one."""
+    with Watched() as watched:
+        watched.look()
+        watched.guard.cut(watched.connection, "planted")
+        for left in range(30, 10, -1):
+            watched.grows(left * (10 << 20))
+            before = given[0]
+            for _ in range(2):
+                watched.look(drained=False)
+                if watched.guard.memory._trimming is not None:
+                    watched.trimmed()
+            assert given[0] > before, "the looks are a second apart"
+
+
+def test_memory_is_given_back_once_nothing_is_unread_however_often_it_was_tried_before(
+    given: Counter[int],
+) -> None:
+    """477 MiB stayed for good: the last try had been made while messages were still dropped."""
+    with Watched() as watched:
+        guard = watched.guard
+        watched.look()
+        guard.cut(watched.connection, "planted")
+        watched.grows(300 << 20)
+        for _ in range(100):
+            watched.look(drained=False)
+            watched.trimmed()
+        before = given[0]
+        watched.look()
+        watched.trimmed()
+        assert given[0] == before + 1
+        watched.look()
+        assert not guard.memory.has_filled
+        assert guard.memory.before == guard.memory.rss
+
+
 def test_memory_of_connections_that_end_by_themselves_is_given_back(
     given: Counter[int],
 ) -> None:
