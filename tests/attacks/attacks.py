@@ -129,7 +129,7 @@ def claims_of_4_gib(aim: Aim) -> None:
 
 @attack(1_500, addresses=True, seconds=8.0, back_s=30.0)
 def many_addresses(aim: Aim) -> None:
-    """Floods of tiny messages from 200 addresses, of which another one comes for each that is cut."""
+    """Floods of tiny messages from 200 addresses, of which another comes for each that is cut."""
     data = burst([wire.Ping(1)]) * 40_000
     threads = [threading.Thread(target=_flood, args=(aim, data, 50 * n)) for n in range(4)]
     for thread in threads:

@@ -62,16 +62,26 @@ def copied(fd: int, inode: int) -> Iterator[socket.socket]:
         os.close(copy)
 
 
-def whence(fd: int) -> tuple[bool, str]:
-    """Return whether it is TCP, and the connection's peer: address without port, or local user."""
-    with Borrowed(fd) as borrowed:
-        domain = borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN)
-        if domain == socket.AF_UNIX:
-            facts = borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            return False, f"local user {_CREDENTIALS.unpack(facts)[1]}"
-    with Borrowed(fd, domain) as borrowed:
-        address = str(borrowed.getpeername()[0])
-    return True, address.removeprefix("::ffff:")
+def whence(fd: int) -> tuple[int, bool, str]:
+    """Return a connection's inode, whether it is TCP, and its peer: address or local user.
+
+    All of one connection: a copy is asked, as libzmq may have another one under the number between
+    two questions. Raises OSError when the descriptor is no connection.
+    """
+    copy = os.dup(fd)
+    try:
+        inode = os.fstat(copy).st_ino
+        with Borrowed(copy) as borrowed:
+            domain = borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN)
+            if domain == socket.AF_UNIX:
+                size = _CREDENTIALS.size
+                facts = borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+                return inode, False, f"local user {_CREDENTIALS.unpack(facts)[1]}"
+        with Borrowed(copy, domain) as borrowed:
+            address = str(borrowed.getpeername()[0])
+    finally:
+        os.close(copy)
+    return inode, True, address.removeprefix("::ffff:")
 
 
 def local_port(fd: int) -> int | None:
@@ -81,7 +91,9 @@ def local_port(fd: int) -> int | None:
             domain = borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN)
         if domain in (socket.AF_INET, socket.AF_INET6):
             with Borrowed(fd, domain) as borrowed:
-                return int(borrowed.getsockname()[1])
+                name = borrowed.getsockname()
+            if isinstance(name, tuple):  # It may have become a local one since.
+                return int(name[1])
     return None
 
 

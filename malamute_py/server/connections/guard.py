@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import socket
-import stat
 import struct
 from collections.abc import Callable
 from typing import Final
@@ -170,13 +169,10 @@ class Guard:
         self._count("accepted_total")
         self.connections.accepted += 1
         try:
-            facts = os.fstat(fd)
-            if not stat.S_ISSOCK(facts.st_mode):
-                return
-            is_tcp, address = whence(fd)
+            inode, is_tcp, address = whence(fd)
         except OSError:
             return  # The connection was closed before its event was taken.
-        connection = Connection(fd, facts.st_ino, is_tcp, address, now_ms, self.memory.rss)
+        connection = Connection(fd, inode, is_tcp, address, now_ms, self.memory.rss)
         self.connections.add(connection)
         surplus, reason = self.connections.surplus(connection)
         if not reason and address in self.left_behind.to_blame():

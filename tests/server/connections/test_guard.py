@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 from malamute_py.config import Config
-from malamute_py.server.connections import left_behind, memory
+from malamute_py.server.connections import descriptors, left_behind, memory
 from malamute_py.server.connections.connection import Connection
 from malamute_py.server.connections.guard import EVENTS_A_TURN, Guard
 
@@ -57,6 +57,41 @@ def test_a_connection_whose_descriptor_is_a_files_by_now_is_gone() -> None:
         assert guard.connections.get(fd) is None
         guard._accepted(fd, 0)
         assert guard.connections.get(fd) is None
+    guard.close()
+
+
+@pytest.mark.parametrize("becomes", ["local", "listening", "file"])
+def test_a_descriptor_that_becomes_another_while_it_is_asked_about_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, becomes: str
+) -> None:
+    """A TCP connection's number was a local one's at the next question: an IndexError."""
+    guard = Guard(LOCAL, count=lambda name: None, report=lambda name, facts: None)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()),
+        server.accept()[0] as accepted,
+        socket.socket(socket.AF_UNIX) as local,
+        tempfile.TemporaryFile() as file,
+    ):
+        fd, inode = accepted.fileno(), os.fstat(accepted.fileno()).st_ino
+        other = {"local": local, "listening": server, "file": file}[becomes]
+        began = descriptors.Borrowed.__init__
+
+        def turns(self: descriptors.Borrowed, asked: int, family: int = socket.AF_INET) -> None:
+            began(self, asked, family)
+            # libzmq's thread closes the connection now, and something else gets its number.
+            os.dup2(other.fileno(), fd)
+
+        monkeypatch.setattr(descriptors.Borrowed, "__init__", turns)
+        guard._accepted(fd, 0)
+        connection = guard.connections.get(fd)
+        assert connection is not None
+        facts = connection.inode, connection.is_tcp, connection.address
+        assert facts == (inode, True, "127.0.0.1")
+        assert connection.arrived() is None
+        port = descriptors.local_port(fd)
+        assert port == (server.getsockname()[1] if becomes == "listening" else None)
+        monkeypatch.undo()
     guard.close()
 
 
