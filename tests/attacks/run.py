@@ -41,7 +41,7 @@ PEAK_BYTES: Final = Config().limits.unread_share_bytes_max + OTHER_BYTES
 """Bytes that any attack from one address may add to the broker's memory while it goes on, by the
 default configuration. An attack names the bytes of lasting things itself."""
 ADDRESSES_PEAK_BYTES: Final = Config().limits.unread_bytes_max + OTHER_BYTES
-"""The same of an attack from many addresses."""
+"""Bytes that an attack from many addresses may add to the broker's memory while it goes on."""
 BACK_BYTES: Final = 160 * MIB
 """Bytes of those that may stay: hot windows, memos, and memory that the allocator does not give
 back."""

@@ -23,6 +23,8 @@ _BYTES_RECEIVED_AT = 128
 """tcpi_bytes_received in struct tcp_info, Linux 4.1 and later."""
 _CREDENTIALS = struct.Struct("=iII")
 """struct ucred: process, user, group."""
+LOCAL_USER = "local user "
+"""Beginning of the address of a local peer, before the number of its user."""
 
 
 class Borrowed:
@@ -76,7 +78,7 @@ def whence(fd: int) -> tuple[int, bool, str]:
             if domain == socket.AF_UNIX:
                 size = _CREDENTIALS.size
                 facts = borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-                return inode, False, f"local user {_CREDENTIALS.unpack(facts)[1]}"
+                return inode, False, LOCAL_USER + str(_CREDENTIALS.unpack(facts)[1])
         with Borrowed(copy, domain) as borrowed:
             address = str(borrowed.getpeername()[0])
     finally:
@@ -95,6 +97,18 @@ def local_port(fd: int) -> int | None:
             if isinstance(name, tuple):  # It may have become a local one since.
                 return int(name[1])
     return None
+
+
+def local_path(fd: int) -> str:
+    """Return the file of a local socket; "": it has none, or is none."""
+    with contextlib.suppress(OSError):
+        with Borrowed(fd) as borrowed:
+            domain = borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN)
+        if domain == socket.AF_UNIX:
+            with Borrowed(fd, domain) as borrowed:
+                name = borrowed.getsockname()
+            return name if isinstance(name, str) else ""  # A name in no directory is of bytes.
+    return ""
 
 
 def received(fd: int, inode: int) -> int | None:

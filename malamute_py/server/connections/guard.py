@@ -27,6 +27,7 @@ from malamute_py.server.connections.counts import Connections
 from malamute_py.server.connections.descriptors import copied, whence
 from malamute_py.server.connections.left_behind import LeftBehind
 from malamute_py.server.connections.listening import ListeningSockets
+from malamute_py.server.connections.local import LocalConnections
 from malamute_py.server.connections.memory import Memory
 from malamute_py.server.connections.unread import UnreadBytes
 
@@ -92,7 +93,8 @@ class Guard:
         self.left_behind = LeftBehind(
             self.memory, limits.unread_share_bytes_max, limits.unread_bytes_max
         )
-        self.unread = UnreadBytes(limits, links.hello_ms, self.memory, self.left_behind)
+        self.local = LocalConnections(self.memory, limits.unread_share_bytes_max)
+        self.unread = UnreadBytes(limits, links.hello_ms, self.memory, self.left_behind, self.local)
         self._turn: list[int] = []
         """Descriptors of the connections that are still to be looked at in their turn."""
         self._alarmed = False
@@ -108,6 +110,7 @@ class Guard:
     def close(self) -> None:
         """Forget everything."""
         self.connections.clear()
+        self.listening.close()
         self.memory.close()
 
     @property
@@ -185,6 +188,8 @@ class Guard:
     def _forget(self, connection: Connection) -> None:
         """Count a connection that ended no more; what it left unread is remembered."""
         self.connections.remove(connection)
+        if not connection.is_tcp:
+            self.local.ended(connection)
         self.left_behind.add(connection)
 
     # --- the check -----------------------------------------------------------------
@@ -201,15 +206,17 @@ class Guard:
             return False
         return memory.resident() - self._rss_at_check < _CALM_BYTES
 
-    def check(self, now_ms: int, *, drained: bool) -> list[Connection]:
+    def check(self, now_ms: int, *, drained: bool, local_drained: bool = True) -> list[Connection]:
         """Look at the connections and shut down offenders; returns those that ended.
 
         An error that no code foresaw costs the connection that was looked at: it ends, with the
-        error. drained: the sockets have been read until they had nothing more.
+        error. drained: the sockets have been read until they had nothing more. local_drained: those
+        of local peers have.
         """
         self._now_ms = now_ms
         self._rss_at_check = self.memory.measure()
         self.left_behind.begin(now_ms, drained)
+        self.local.begin(waits=not local_drained)
         ended = self._look(self._due(now_ms), now_ms, drained)
         if drained:
             self.left_behind.clear()
@@ -217,6 +224,11 @@ class Guard:
             ended.append(connection)
             self._end(connection, verdict)
         self.unread.sum_up(self._suspected())
+        if not local_drained:
+            flood = self.local.flood(self.connections.local(), self.unread.total)
+            if flood is not None:
+                ended.append(flood[0])
+                self._end(*flood)
         self.listening.keep_out(self.left_behind.to_blame(), everybody=self.left_behind.fills_all())
         if self._suspects or not drained:
             self.memory.give_back(self._share_bytes_max // 4, now_ms)
@@ -261,7 +273,7 @@ class Guard:
                 connection.error = error
                 verdict = "the broker met an error of its own when it looked at it"
             if verdict is None:
-                if connection.looks:
+                if connection.looks or connection.asked_ms:
                     self._suspects.append(fd)
                 continue
             ended.append(connection)

@@ -74,13 +74,13 @@ def test_a_descriptor_that_becomes_another_while_it_is_asked_about_ends_nothing(
         tempfile.TemporaryFile() as file,
     ):
         fd, inode = accepted.fileno(), os.fstat(accepted.fileno()).st_ino
-        other = {"local": local, "listening": server, "file": file}[becomes]
+        numbers = {"local": local.fileno(), "listening": server.fileno(), "file": file.fileno()}
         began = descriptors.Borrowed.__init__
 
         def turns(self: descriptors.Borrowed, asked: int, family: int = socket.AF_INET) -> None:
             began(self, asked, family)
             # libzmq's thread closes the connection now, and something else gets its number.
-            os.dup2(other.fileno(), fd)
+            os.dup2(numbers[becomes], fd)
 
         monkeypatch.setattr(descriptors.Borrowed, "__init__", turns)
         guard._accepted(fd, 0)
