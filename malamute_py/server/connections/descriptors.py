@@ -14,6 +14,7 @@ import fcntl
 import os
 import socket
 import struct
+import sys
 import termios
 from collections.abc import Iterator
 
@@ -25,6 +26,25 @@ _CREDENTIALS = struct.Struct("=iII")
 """struct ucred: process, user, group."""
 LOCAL_USER = "local user "
 """Beginning of the address of a local peer, before the number of its user."""
+
+
+_FILES_KEPT = 256
+"""Descriptors that are left to the journal at least."""
+
+
+def kept_files(files: int) -> int:
+    """Return how many of so many descriptors are left to the journal and to what comes too much."""
+    return max(_FILES_KEPT, files // 8)
+
+
+def lowest_free() -> int:
+    """Return the lowest free descriptor; the greatest number there is, if none is free."""
+    try:
+        found = os.dup(0)
+    except OSError:
+        return sys.maxsize
+    os.close(found)
+    return found
 
 
 class Borrowed:
@@ -67,23 +87,24 @@ def copied(fd: int, inode: int) -> Iterator[socket.socket]:
 def whence(fd: int) -> tuple[int, bool, str]:
     """Return a connection's inode, whether it is TCP, and its peer: address or local user.
 
-    All of one connection: a copy is asked, as libzmq may have another one under the number between
-    two questions. Raises OSError when the descriptor is no connection.
+    All of one connection, though libzmq may have another one under the number between two
+    questions: a copy would need a descriptor, of which there may be none left. Raises OSError when
+    it is no connection, or is another one by now.
     """
-    copy = os.dup(fd)
-    try:
-        inode = os.fstat(copy).st_ino
-        with Borrowed(copy) as borrowed:
-            domain = borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN)
-            if domain == socket.AF_UNIX:
-                size = _CREDENTIALS.size
-                facts = borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-                return inode, False, LOCAL_USER + str(_CREDENTIALS.unpack(facts)[1])
-        with Borrowed(copy, domain) as borrowed:
-            address = str(borrowed.getpeername()[0])
-    finally:
-        os.close(copy)
-    return inode, True, address.removeprefix("::ffff:")
+    inode = os.fstat(fd).st_ino
+    with Borrowed(fd) as borrowed:
+        domain = borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN)
+        if domain == socket.AF_UNIX:
+            facts = borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            address = LOCAL_USER + str(_CREDENTIALS.unpack(facts)[1])
+    if domain != socket.AF_UNIX:
+        with Borrowed(fd, domain) as borrowed:
+            name = borrowed.getpeername()
+        # The name of a local socket is no tuple.
+        address = str(name[0]).removeprefix("::ffff:") if isinstance(name, tuple) else ""
+    if not address or os.fstat(fd).st_ino != inode:
+        raise ConnectionResetError(f"descriptor {fd} is another connection's")
+    return inode, domain != socket.AF_UNIX, address
 
 
 def local_port(fd: int) -> int | None:

@@ -44,6 +44,8 @@ class ListeningSockets:
         """True: these peers are kept out, for what connections of a local user left."""
         self._turned_away: set[str] = set()
         """Addresses whose connection requests the kernel drops."""
+        self.is_full = False
+        """True: everybody is kept out, as few descriptors are left."""
         self._is_shut = False
         """True: everybody is kept out, for what ended connections left."""
 
@@ -57,6 +59,11 @@ class ListeningSockets:
         port = local_port(fd)
         if port is not None:
             self.ports |= {port}
+
+    @property
+    def has_local(self) -> bool:
+        """Whether some listen over ipc."""
+        return bool(self._paths)
 
     def close(self) -> None:
         """Give the sockets of local peers their names back: libzmq removes them by these."""
@@ -85,9 +92,21 @@ class ListeningSockets:
         self._local_away = local
         self.open()
 
+    def fill(self, is_full: bool) -> None:
+        """Have the kernel keep everybody out while few descriptors are left.
+
+        libzmq ends the process where it finds none for a local connection, and the journal needs
+        some.
+        """
+        if is_full != self.is_full:
+            if is_full:
+                self._report("descriptors_short", {})
+            self.is_full = is_full
+            self.open()
+
     def open(self) -> None:
         """Have the sockets take all peers but those that are turned away, if they may take any."""
-        if self._is_shut:
+        if self._is_shut or self.is_full:
             self.shut()
             return
         self._hide(self._local_away)
