@@ -224,7 +224,7 @@ def _load(name: str, entry: Entry) -> Any:
 
 
 def _leaves(command: Any) -> Iterator[Any]:
-    """Yield the commands that run something, below groups of commands."""
+    """Yield the commands that run something, below groups: each takes the options of the root."""
     inner = getattr(command, "commands", None)
     if inner is None:
         yield command

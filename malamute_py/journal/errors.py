@@ -114,7 +114,10 @@ class FollowLost(JournalError):
     code = "damaged"
 
     def __init__(self, from_lsn: int, to_lsn: int, code: str, reason: str) -> None:
-        """code: `retention` or `damaged`."""
+        """from_lsn, to_lsn: what is not there; a reader may go on at to_lsn.
+
+        code: as of the class.
+        """
         super().__init__(f"positions {from_lsn} to {to_lsn} cannot be followed: {reason}")
         self.from_lsn = from_lsn
         self.to_lsn = to_lsn

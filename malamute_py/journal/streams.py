@@ -26,8 +26,9 @@ class StreamState:
         self.next = 0
         """Offset of the next record (loop thread)."""
         self.epochs: tuple[EpochStart, ...] = ()
-        """(loop thread)"""
+        """Where each of the newest epochs begins, ascending (loop thread)."""
         self.last_epoch = 0
+        """Epoch of the newest of these (loop thread); 0: there is none."""
         self.held_bytes = 0
         """Ever appended, or found at opening (loop thread); only grows."""
         self.retired_bytes = 0

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from malamute_protocol.stamp import LAST_OF_BUNDLE, PADDING, STAMP_BYTES, Stamp
+from malamute_protocol.stamp import DATA, LAST_OF_BUNDLE, PADDING, STAMP_BYTES, Stamp
 from malamute_py.journal.check import Found, candidates, check, content_fault, is_begun
 from malamute_py.journal.directory import EPOCH_FILE, Epoch
 from malamute_py.journal.marks import read_mark
@@ -47,6 +47,8 @@ class RingTail:
         """Position of the bundle that comes next, or is not whole yet."""
         self.stopped_lsn = 0
         """Position at which the last walk stopped."""
+        self.nexts: dict[int, int] = {}
+        """Stream -> offset after its last record before `end_lsn`, of streams that the walk met."""
         self._quiet_looks = 0
         """Thorough looks in a row that found nothing new."""
         self._opening = self._read_opening()
@@ -73,6 +75,7 @@ class RingTail:
         may be left over from before a crash, and only a walk tells.
         """
         self._bundle, self._epoch = _ANY_BUNDLE, 0
+        self.nexts.clear()
         size, numbers = self._segments.segment_bytes, self._segments.numbers()
         self.synced_lsn = self._segments.proven()
         known = [number for number in numbers if number * size <= self.synced_lsn]
@@ -88,6 +91,7 @@ class RingTail:
         """Go on from batch to batch, as far as each follows on the one before."""
         size = self._segments.segment_bytes
         lsn, bundle, epoch = self._begin_lsn, self._bundle, self._epoch
+        nexts: dict[int, int] = {}
         while True:
             number, at = place(lsn, size)
             lsn = number * size + at
@@ -103,10 +107,16 @@ class RingTail:
                 at += stamp.size
                 lsn = segment.base_lsn + at
                 bundle = stamp.bundle_lsn
+                if stamp.control_kind == DATA:
+                    # Copies of records that have moved have offsets from before.
+                    before = nexts.get(stamp.stream, self.nexts.get(stamp.stream, 0))
+                    nexts[stamp.stream] = max(before, stamp.next_offset)
                 if stamp.flags & LAST_OF_BUNDLE:
                     bundle = _NO_BUNDLE
                     self._begin_lsn = self.end_lsn = lsn
                     self._bundle, self._epoch = bundle, epoch
+                    self.nexts.update(nexts)
+                    nexts.clear()
             else:
                 lsn = segment.base_lsn + size
                 continue
@@ -159,6 +169,8 @@ class RingTail:
             return False
         self._begin_lsn = resume(segment, at, size, self._epoch)
         self._bundle = _ANY_BUNDLE
+        # A bundle that lost its end is not among them, and may have had a stream's last record.
+        self.nexts.clear()
         self.end_lsn = max(self.end_lsn, self._begin_lsn)
         return True
 

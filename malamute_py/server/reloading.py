@@ -94,7 +94,10 @@ class Reading(NamedTuple):
     """When the configuration was read anew and taken up; 0: not since the start."""
 
     def told(self) -> dict[str, Any]:
-        """Return what BROKER_INFO tells of settings: see SPEC.md, section 4.7."""
+        """Return what BROKER_INFO tells: the settings with their origins, and the last reload.
+
+        See SPEC.md, section 4.7.
+        """
         told: dict[str, Any] = {"settings": sorted(map(list, self.settings))}
         if self.at_ms:
             told["reload"] = {"at_ms": self.at_ms, **self.changes_told()}

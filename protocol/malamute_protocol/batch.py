@@ -135,7 +135,10 @@ class Batch:
         return self._base
 
     def span(self) -> tuple[int, int]:
-        """Return the offsets of the first delivered record and after the last; there is one."""
+        """Return the offset of the first delivered record, and that after the last one.
+
+        At least one record is delivered.
+        """
         indices = self.indices
         first, last = 0, self.content.head.count - 1
         if indices is not None:

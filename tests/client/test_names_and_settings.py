@@ -211,9 +211,15 @@ class Walked(list[bytes]):
             yield body
 
 
+def _bulk(bodies: Any, batch_bytes: int) -> Bulk:
+    return Bulk(
+        bodies, batch_bytes=batch_bytes, limits=Limits(), subject="a", subjects=None, options={}
+    )
+
+
 def test_the_bodies_before_a_cut_are_not_walked_through_for_it() -> None:
     bodies = Walked([b""] * 300_000)
-    cuts = list(Bulk(bodies, batch_bytes=1, subject="a", subjects=None, options={}).cuts())
+    cuts = list(_bulk(bodies, 1).cuts())
     assert cuts[-1][1] == len(bodies)
     assert bodies.passed <= len(bodies)
 
@@ -240,7 +246,7 @@ def test_a_bulk_is_cut_without_loss_into_batches_of_the_size_asked_for(
     sizes: list[int], batch_bytes: int
 ) -> None:
     bodies = [bytes(size) for size in sizes]
-    bulk = Bulk(bodies, batch_bytes=batch_bytes, subject="a", subjects=None, options={})
+    bulk = _bulk(bodies, batch_bytes)
     cuts = list(bulk.cuts())
     assert cuts[0][0] == 0
     assert cuts[-1][1] == len(bodies)

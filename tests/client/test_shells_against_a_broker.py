@@ -8,11 +8,18 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import zmq
 
 import malamute_py as malamute
-from malamute_protocol.errors import BrokerRefused, ConnectionLost, MalamuteError, Timeout
+from malamute_protocol.errors import (
+    BrokerRefused,
+    ConnectionLost,
+    LocalProtocolError,
+    MalamuteError,
+    Timeout,
+)
 from malamute_py.client.session.subscription import ModeNotice
 from malamute_py.embedded import EmbeddedBroker
 from malamute_py.server.authentication.credentials import hash_password
@@ -69,6 +76,44 @@ async def test_batches_are_no_larger_than_a_small_broker_takes(made: Any) -> Non
         await shell.do("close", flush_ms=0)
     assert len(records) == len(bodies)
     assert 5 <= len(batches) <= 16, "2.2 MB, half a batch at a time"
+
+
+@pytest.mark.parametrize("made", SHELLS, ids=lambda shell: shell.kind)
+async def test_bulk_calls_keep_the_limits_that_the_broker_told(made: Any) -> None:
+    limits: dict[str, Any] = {"limits.batch_records_max": 100, "limits.record_bytes_max": 1_000}
+    bodies = [bytes(100)] * 250
+    table = pa.table({"body": bodies, "key": [f"k{n}" for n in range(250)]})
+    async with EmbeddedBroker(**limits) as embedded:
+        shell = made()
+        await shell.connect(embedded.endpoint, context=embedded.context, **FAST)
+        for call, given in (
+            ("publish_many", bodies),
+            ("send_many", bodies),
+            ("publish_arrow", table),
+        ):
+            confirmed = await shell.do(call, "s", given)
+            assert [one.count for one in confirmed] == [100, 100, 50], call
+        for call in ("publish_many", "send_many"):
+            with pytest.raises(LocalProtocolError, match="too_large"):
+                await shell.do(call, "s", [bytes(1_001)])
+        await shell.do("close", flush_ms=0)
+
+
+@pytest.mark.parametrize("made", SHELLS, ids=lambda shell: shell.kind)
+async def test_a_table_larger_than_a_batch_is_published_in_several(made: Any) -> None:
+    names = [f"k{n % 700}" for n in range(3_000)]
+    bodies = [f"{n:08000d}".encode() for n in range(3_000)]
+    table = pa.table({"body": bodies, "key": pa.array(names).dictionary_encode()})
+    async with EmbeddedBroker() as embedded:
+        shell = made()
+        await shell.connect(embedded.endpoint, context=embedded.context, **FAST)
+        confirmed = await shell.do("publish_arrow", "s", table, subject="key")
+        assert len(confirmed) > 1
+        records = await shell.take(shell.client.subscribe("s", start="earliest"), len(bodies))
+        await shell.do("close", flush_ms=0)
+    assert [(record.subject, bytes(record.body)) for record in records] == list(
+        zip(names, bodies, strict=True)
+    )
 
 
 async def test_a_bad_pattern_is_raised_before_anything_is_sent(shell: Any) -> None:

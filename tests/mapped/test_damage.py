@@ -21,7 +21,7 @@ from malamute_py.journal.manifest import Manifest
 from malamute_py.mapped.missing import NOTHING, Missing, find_missing
 from malamute_py.mapped.segments import SegmentMap
 from malamute_py.mapped.segments import Segments as MappedSegments
-from tests.journal.rings import HEAD, S
+from tests.journal.rings import HEAD, S, batch
 from tests.mapped.logs import SETTINGS, SMALL, Log, Noted, body_at, filled, flip, lap, records
 
 RING = SMALL
@@ -80,6 +80,27 @@ def test_damage_that_only_a_later_batch_proves_is_stepped_over(tmp_path: Path) -
         reading = reader.read("trades", until="tail", on_notice=notes.append)
         assert records(reading) == filled(0, 10) + filled(11, 16)
     assert notes.gone() == [(10, 11, "damaged")]
+
+
+def test_a_record_before_the_damage_of_its_bundle_is_read(tmp_path: Path) -> None:
+    log, notes = Log(tmp_path / "data", SETTINGS), Noted()
+    trades, other = log.create("trades"), log.create("other")
+    log.fill(trades, 3)
+    ring = log.ring("main")
+    first = batch(ring, trades, [body_at(3)])
+    begin = ring.end_lsn
+    ring.append([first, batch(ring, other, [body_at(0)])])
+    size = (ring.end_lsn - begin) // 2
+    log.fill(other, 3)
+    ring.sync()
+    log.fill(other, 3)
+    log.journal._release()
+    flip(log, begin + size + 400)
+    with open_reader(log.path) as reader:
+        assert records(reader.read("trades", until="tail")) == filled(0, 4)
+        reading = reader.read("other", until="tail", on_notice=notes.append)
+        assert records(reading) == filled(1, 7)
+    assert notes.gone() == [(0, 1, "damaged")]
 
 
 @pytest.mark.parametrize("pattern", ["#", "wanted", "other"])

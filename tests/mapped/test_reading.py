@@ -46,6 +46,20 @@ def test_all_records_are_read_with_and_without_indexes(
     assert records(reader.read("other", until="tail")) == filled(0, 60)
 
 
+def test_a_reading_to_the_tail_walks_no_batches_to_find_it(
+    log: Log, reader: LogReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trades, other = log.create("trades"), log.create("other")
+    log.fill(trades, 60)
+    log.fill(other, 60)
+    for count in (60, 62):
+        with monkeypatch.context() as patch:
+            patch.setattr("malamute_py.mapped.reading.next_offset", None)
+            reading = reader.read("trades", start="latest", until="tail")
+        assert reading.position.next == count
+        log.fill(trades, 2)
+
+
 @pytest.mark.parametrize("tidied", [False, True])
 @pytest.mark.parametrize("start", [0, 1, 59, 60, 61, 119, 120])
 def test_reading_begins_at_an_offset_wherever_that_lies(

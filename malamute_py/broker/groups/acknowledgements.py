@@ -16,7 +16,7 @@ from malamute_protocol.commands import AckRecords, WorkState
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.groups.group import FAILED, Group, slots_of
-from malamute_py.broker.groups.holdings import Page, Picked
+from malamute_py.broker.groups.holdings import UNLOGGED, Page, Picked
 from malamute_py.broker.groups.leases import Leases
 from malamute_py.broker.groups.member import Member
 from malamute_py.broker.groups.progress import Progress
@@ -229,7 +229,7 @@ class _Acknowledging(Effect):
         """Take the records as done at once; the log is told later, with others (flush_ms)."""
         for page, mask in self.picked:
             self._take(page, mask)
-            page.dirty = True
+            page.news = UNLOGGED
         self.acknowledgements.done(self.group, self.picked)
         self.acknowledgements.progress.flush_later(self.group)
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from malamute_py.broker.batches.rows import rows_of_headers, unexpired
 from malamute_py.broker.groups.free_members import FreeMembers
-from malamute_py.broker.groups.holdings import PAGE, Holdings, Page, Picked
+from malamute_py.broker.groups.holdings import PAGE, UNLOGGED, Holdings, Page, Picked
 from malamute_py.broker.groups.member import Member
 from malamute_py.broker.groups.selection import GroupSelection
 from malamute_py.broker.groups.slots import NOBODY, Places, Slots, SlotsOfRows
@@ -667,7 +667,7 @@ class Group:
         """Whether records are done that are not so in the log."""
         if self.holdings.low > self.row.next:
             return True
-        return any(page.dirty for page in self.holdings.pages)
+        return any(page.news is UNLOGGED for page in self.holdings.pages)
 
 
 def _end_of(entry: Tries) -> int:

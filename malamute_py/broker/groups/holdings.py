@@ -32,13 +32,17 @@ FEW_RANGES: Final = 100
 FEW_RUNS: Final = 48
 """Runs of done offsets from which on an array is quicker than a loop."""
 WHOLE: Final = (1 << PAGE) - 1
+LOGGED: Final = 0
+LOGGING: Final = 1
+UNLOGGED: Final = 2
+"""States of a page: the log has its done offsets, will have them soon, or lacks some."""
 
 
 class Page:
     """Offsets [base, base + PAGE) of a group; bit i stands for offset base + i."""
 
     __slots__ = (
-        "base", "dirty", "held", "late", "leases", "leaving", "open", "since", "slots", "waiting",
+        "base", "held", "late", "leases", "leaving", "news", "open", "since", "slots", "waiting",
     )  # fmt: skip
 
     def __init__(self, base: int) -> None:
@@ -59,8 +63,8 @@ class Page:
         """Time at which leases of each member end -> their offsets, and some held no more."""
         self.slots: np.ndarray[Any, np.dtype[np.uint16]] | None = None
         """The slot of each offset, in a keyed group."""
-        self.dirty = False
-        """Whether offsets are done that are not so in the log."""
+        self.news = LOGGED
+        """Whether the log knows what is done: LOGGED, being LOGGED, or UNLOGGED."""
 
 
 Picked: TypeAlias = "list[tuple[Page, int]]"
@@ -150,18 +154,19 @@ class Holdings:
             page_base += PAGE
 
     def tidy(self) -> None:
-        """Drop pages without open offsets and without anything to be logged."""
+        """Drop pages without open offsets and without anything to be logged.
+
+        The last page stays while its offsets are read still: what was not selected of it is done.
+        """
         pages = self.pages
         if not any(not page.open for page in pages):
             return
         low = self.low
         self.pages = [
             page for page in pages
-            if page.open or (page.dirty and page.base + PAGE > low) or page is pages[-1]
+            if page.open
+            or page.base + PAGE > (low if page.news else self.read)
         ]  # fmt: skip
-        last = self.pages[-1]
-        if not last.open and last.base + PAGE <= self.read:
-            self.pages.pop()
         self._bases = [page.base for page in self.pages]
 
     # --- moving offsets from place to place -----------------------------------------------------

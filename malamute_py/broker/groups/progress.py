@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from malamute_py.broker.context import Shard
 from malamute_py.broker.groups.group import Group
+from malamute_py.broker.groups.holdings import LOGGED, LOGGING, UNLOGGED
 from malamute_py.broker.log.steps import Steps, Then
 from malamute_py.broker.structures.timers import Timers
 from malamute_py.changelog.records import GroupDone, Range
@@ -45,9 +46,9 @@ class Progress:
         if low > group.row.next:
             ranges.append((group.row.next, low))
         for page in holdings.pages:
-            if page.dirty and len(ranges) < RANGES_AT_ONCE:
+            if page.news is UNLOGGED and len(ranges) < RANGES_AT_ONCE:
                 ranges += [(first, end) for first, end in holdings.done_ahead(page) if end > low]
-                page.dirty = False
+                page.news = LOGGING
         if not ranges:
             return
         change = GroupDone(group.stream.number, group.name, ranges, self._shard.epoch)
@@ -57,14 +58,19 @@ class Progress:
 
     def _flushed(self, group: Group, _: int) -> None:
         """Go on when the log has how far a group is; log again later if it has moved since."""
-        group.flushing = False
+        self._settle(group, LOGGED)
         group.holdings.tidy()
         if group.moved:
             self.flush_later(group)
 
     def _not_flushed(self, group: Group, *_: Any) -> None:
         """Mark the group's done records as not logged again, and log them later."""
+        self._settle(group, UNLOGGED)
+        self.flush_later(group)
+
+    def _settle(self, group: Group, news: int) -> None:
+        """Note of the pages that were being logged what the log has of them."""
         group.flushing = False
         for page in group.holdings.pages:
-            page.dirty = True
-        self.flush_later(group)
+            if page.news is LOGGING:
+                page.news = news

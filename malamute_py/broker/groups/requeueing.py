@@ -23,10 +23,11 @@ from malamute_py.broker.log.answers import Answer, Answers
 from malamute_py.broker.log.steps import Part, Steps, Then
 from malamute_py.broker.mail.mailbox import Mailbox
 from malamute_py.broker.mail.messages import RowsOfPut
-from malamute_py.broker.mail.puts import Puts
+from malamute_py.broker.mail.puts import LetterSearch, Puts
 from malamute_py.broker.structures.bitmaps import places_of
 from malamute_py.broker.structures.timers import Timers
 from malamute_py.changelog.records import Change, GroupDone, GroupRevived, Range, rows_of
+from malamute_py.changelog.tables import Rare
 
 NUMBERS_MAX: Final = 1_000
 """Numbers that one REQUEUE_GROUP names at most."""
@@ -64,7 +65,7 @@ class Requeueing:
         # Either may have letters: the default takes those that the mailbox of the settings refuses.
         places = list(dict.fromkeys((group.dead_letters, group.default_dead_letters)))
         answer = Answer(self._answers, link, command)
-        self._revive(_Job(group, places, command.numbers, answer), 0)
+        self._revive(_Job(group, LetterSearch(places, command.numbers), answer), 0)
 
     def _revive(self, job: _Job, lsn: int) -> None:
         """Let a portion of dead letters come again, or answer when all have.
@@ -75,19 +76,21 @@ class Requeueing:
         if group.gone:
             job.answer.refuse("unknown_group", f"group '{group.name}' was removed")
             return
-        while job.places:
-            stream = group.stream
-            found = self._puts.letters_of(
-                job.places[0], stream=stream.number, group=group.name, numbers=job.numbers
-            )
-            if found is not None:
-                mailbox, letters = found
-                rows = self._there(job, letters)
-                if rows:
-                    self._take(job, mailbox, rows)
-                    return
-            del job.places[0]
-        if job.count:
+        mine = group.stream.number, group.name
+        found = self._puts.next_letters(
+            job.search,
+            lambda rare: (
+                rare.origin is not None and (rare.origin.number, rare.origin.group) == mine
+            ),
+        )
+        if found is not None:
+            mailbox, letters = found
+            rows = self._there(job, letters)
+            if rows:
+                self._take(job, mailbox, rows)
+            else:
+                self._timers.set(self._shard.now_ms, partial(self._revive, job, lsn))
+        elif job.count:
             job.answer.value = partial(dict, count=job.count, gone=job.gone)
             job.answer.after(lsn)
         elif job.gone:
@@ -101,7 +104,6 @@ class Requeueing:
         """Return the dead letters whose records the stream still has; count the others."""
         stream = job.group.stream
         rows: list[RowsOfPut] = []
-        job.gone = 0
         for base, mask, row in letters:
             assert row.rare is not None
             origin = row.rare.origin
@@ -149,9 +151,6 @@ class Requeueing:
             group.reopen(offset, slot)
         job.count += len(again)
         self._shard.counters["group_records_requeued"] += len(again)
-        if job.numbers:
-            # One portion looks at all numbers that were named.
-            del job.places[0]
         self._reader.wake(group)
         self._timers.set(self._shard.now_ms, partial(self._revive, job, lsn))
 
@@ -160,10 +159,16 @@ class _Job(msgspec.Struct, eq=False):
     """One REQUEUE_GROUP that is being done."""
 
     group: Group
-    places: list[str]
-    """Mailboxes that dead letters are still looked for in."""
-    numbers: list[int]
+    search: LetterSearch
     answer: Answer
     count: int = 0
     gone: int = 0
-    """Dead letters whose records the stream has no longer, of the last portion."""
+    """Dead letters whose records the stream has no longer."""
+
+    def is_mine(self, rare: Rare) -> bool:
+        """Whether a message is a dead letter of the group."""
+        group, origin = self.group, rare.origin
+        return (
+            origin is not None
+            and (origin.number, origin.group) == (group.stream.number, group.name)
+        )  # fmt: skip

@@ -34,7 +34,7 @@ class Ledger:
         if next > first:
             self._pieces.append([next, size, 0])
 
-    def bound(self, bytes_max: int) -> None:
+    def keep_fine(self, bytes_max: int) -> None:
         """Keep pieces small against the bytes that retention leaves."""
         if bytes_max:
             self._piece_bytes = max(1 << 12, min(self._piece_bytes, bytes_max // 32))

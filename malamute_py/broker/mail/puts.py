@@ -8,8 +8,11 @@ whitepaper's direct messaging (docs/design.md, References).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final
+
+import msgspec
 
 from malamute_protocol.commands import Level, Send
 from malamute_protocol.content import Content
@@ -33,9 +36,10 @@ from malamute_py.changelog.records import (
     Run,
     rows_of,
 )
+from malamute_py.changelog.tables import Rare
 
 REVIVED_MAX: Final = 1_000
-"""Puts that one call of `revive` looks at, at most."""
+"""Puts that one portion of a search looks at, at most."""
 NOTICES_MAX: Final = 256
 """Encoded notices that are kept, by their count of rows."""
 
@@ -221,43 +225,32 @@ class Puts:
         counting = Counting(self._shard.counters, count, ("dead_letters",))
         return Part(changes, effects=[burying, counting], level=mailbox.level)
 
-    def revive(self, name: str, *, service: int, numbers: Sequence[int] = ()) -> Part | None:
-        """Return a part by which dead letters of a service that no reader holds become requests.
+    def next_letters(
+        self, search: LetterSearch, is_wanted: Callable[[Rare], bool]
+    ) -> tuple[Mailbox, list[RowsOfPut]] | None:
+        """Look at the next puts of a search; None: all were looked at.
 
-        numbers: messages to revive; empty: all, as far as one step goes. None: there are none.
+        Returns their messages that no reader holds and that are wanted: there may be none among
+        them while later ones follow. is_wanted: asked with what dead letters have beside a message.
         """
-        mailbox = self.mailboxes.by_name.get(name)
-        if mailbox is None or mailbox.memory:
-            return None
-        rows = [
-            found for found in _free(mailbox, numbers)
-            if (rare := found[2].rare) is not None
-            and rare.request is not None and rare.request.service == service
-        ]  # fmt: skip
-        if not rows:
-            return None
+        while search.places:
+            mailbox = self.mailboxes.by_name.get(search.places[0])
+            puts = {} if mailbox is None or mailbox.memory else search.next_puts(mailbox)
+            if mailbox is not None and puts:
+                return mailbox, [
+                    found for found in _free(mailbox, puts)
+                    if found[2].rare is not None and is_wanted(found[2].rare)
+                ]  # fmt: skip
+            search.end_place()
+        return None
+
+    def revive(self, mailbox: Mailbox, rows: list[RowsOfPut], service: int) -> Part:
+        """Return a part by which dead letters become requests of a service."""
         change = RequestRevived(
             mailbox.number, service, [(base, rows_of(mask)) for base, mask, _ in rows],
             self._shard.now_ms,
         )  # fmt: skip
         return self._messages.part(mailbox, change, Reviving(self._messages, mailbox, rows))
-
-    def letters_of(
-        self, name: str, *, stream: int, group: str, numbers: Sequence[int]
-    ) -> tuple[Mailbox, list[RowsOfPut]] | None:
-        """Return a mailbox and the dead letters of a group in it that no reader holds.
-
-        numbers: as revive() has them. None: there is no such mailbox.
-        """
-        mailbox = self.mailboxes.by_name.get(name)
-        if mailbox is None or mailbox.memory:
-            return None
-        return mailbox, [
-            found for found in _free(mailbox, numbers)
-            if (rare := found[2].rare) is not None
-            and rare.origin is not None
-            and (rare.origin.number, rare.origin.group) == (stream, group)
-        ]  # fmt: skip
 
     def reviving(self, mailbox: Mailbox, rows: list[RowsOfPut]) -> Reviving:
         """Return the effect by which dead letters leave their mailbox to be tried again."""
@@ -312,21 +305,40 @@ class Puts:
             )  # fmt: skip
 
 
-def _free(mailbox: Mailbox, numbers: Sequence[int]) -> list[RowsOfPut]:
-    """Return messages that no reader holds, by put. numbers: which; empty: of the oldest puts."""
-    found: dict[int, int] = {}
-    if numbers:
-        for number in numbers:
-            base = mailbox.order.floor(number)
-            if base is not None and number < base + mailbox.rows[mailbox.number, base].count:
-                found[base] = found.get(base, 0) | 1 << (number - base)
-    else:
-        for at, base in enumerate(mailbox.order):
-            if at == REVIVED_MAX:
-                break
-            found[base] = -1
+class LetterSearch(msgspec.Struct, eq=False):
+    """Where dead letters are looked for, a portion of puts after the other."""
+
+    places: list[str]
+    """Mailboxes that were not looked through yet; the search is in the first of them."""
+    numbers: Sequence[int]
+    """Messages that are looked for; empty: all."""
+    _after: int = -1
+    """Number of the last put of that mailbox that was looked at."""
+
+    def next_puts(self, mailbox: Mailbox) -> dict[int, int]:
+        """Return the next puts, each with the rows to look at as a mask; empty: none is left."""
+        found: dict[int, int] = {}
+        if not self.numbers:
+            found = dict.fromkeys(islice(mailbox.order.after(self._after), REVIVED_MAX), -1)
+            self._after = max(found, default=-1)
+        elif self._after < 0:
+            self._after = 0  # All of them are looked at at once.
+            for number in self.numbers:
+                base = mailbox.order.floor(number)
+                if base is not None and number < base + mailbox.rows[mailbox.number, base].count:
+                    found[base] = found.get(base, 0) | 1 << (number - base)
+        return found
+
+    def end_place(self) -> None:
+        """Go on with the next mailbox."""
+        del self.places[0]
+        self._after = -1
+
+
+def _free(mailbox: Mailbox, puts: Mapping[int, int]) -> list[RowsOfPut]:
+    """Return messages of some puts that no reader holds. puts: the rows of each as a mask."""
     rows: list[RowsOfPut] = []
-    for base, wanted in found.items():
+    for base, wanted in puts.items():
         row = mailbox.rows[mailbox.number, base]
         mask = mailbox.free(row) & wanted
         if mask:

@@ -30,7 +30,7 @@ from malamute_py.broker.links.link import Link
 from malamute_py.broker.log.answers import Answer, Answers
 from malamute_py.broker.log.bodies import Bodies, Body
 from malamute_py.broker.log.steps import Counting, Steps, Then
-from malamute_py.broker.mail.puts import Puts
+from malamute_py.broker.mail.puts import LetterSearch, Puts
 from malamute_py.broker.services.ends import Ends
 from malamute_py.broker.services.registry import Registry
 from malamute_py.broker.services.returns import Returns
@@ -296,7 +296,7 @@ class ServiceAdmin:
         count = sum(rows.bit_count() for _, rows in held)
         places = list(dict.fromkeys((service.dead_letters, service.default_dead_letters)))
         answer = Answer(self._answers, link, command)
-        job = Requeueing(service, places, numbers, count, answer)
+        job = _Requeue(service, LetterSearch(places, numbers), count, answer)
         if not held:
             self._revive(job, 0)
             return
@@ -319,17 +319,21 @@ class ServiceAdmin:
                         items.append((lease.batch, bit))
         return merged(items)
 
-    def _revive(self, job: Requeueing, lsn: int) -> None:
+    def _revive(self, job: _Requeue, lsn: int) -> None:
         """Put a portion of dead letters back into their queue, or answer when all are."""
-        service, places = job.service, job.places
-        while places:
-            part = self._puts.revive(places[0], service=service.number, numbers=job.numbers)
-            if part is not None:
-                break
-            del places[0]
-        else:
+        service = job.service
+        number = service.number
+        found = self._puts.next_letters(
+            job.search, lambda rare: rare.request is not None and rare.request.service == number
+        )
+        if found is None:
             self._requeued(job, lsn)
             return
+        mailbox, rows = found
+        if not rows:
+            self._registry.next_turn.append(partial(self._revive, job, lsn))
+            return
+        part = self._puts.revive(mailbox, rows, number)
         kept = {
             base: self._bodies.get(base)
             for change in part.changes if isinstance(change, RequestRevived)
@@ -340,7 +344,7 @@ class ServiceAdmin:
         part.effects.append(Then(done, job.answer.refuse))
         self._steps.take([part])
 
-    def _requeued(self, job: Requeueing, lsn: int) -> None:
+    def _requeued(self, job: _Requeue, lsn: int) -> None:
         """Answer a REQUEUE once all its portions are in the log; lsn: end of the last one."""
         count, answer = job.count, job.answer
         if not count:
@@ -352,7 +356,7 @@ class ServiceAdmin:
         answer.after(lsn)
 
     def _go_on(
-        self, job: Requeueing, kept: dict[int, Body | None], changes: list[Any], lsn: int
+        self, job: _Requeue, kept: dict[int, Body | None], changes: list[Any], lsn: int
     ) -> None:
         """Revive the requests of a portion that the log has; the next turn does the next portion.
 
@@ -362,9 +366,6 @@ class ServiceAdmin:
             if body is not None:
                 self._bodies.hold(base, bytes(body.stamp), body.frame, body.content)
         job.count += self._revived(job.service, changes)
-        if job.numbers:
-            # One portion looks at all numbers that were named.
-            del job.places[0]
         self._registry.next_turn.append(partial(self._revive, job, lsn))
 
     def _revived(self, service: Service, changes: list[Any]) -> int:
@@ -449,12 +450,10 @@ class ServiceAdmin:
             self._steps.propose(change, removing)
 
 
-class Requeueing(msgspec.Struct, eq=False):
+class _Requeue(msgspec.Struct, eq=False):
     """One REQUEUE that is being done."""
 
     service: Service
-    places: list[str]
-    """Mailboxes that dead letters are still looked for in."""
-    numbers: list[int]
+    search: LetterSearch
     count: int
     answer: Answer

@@ -272,7 +272,7 @@ class SubjectQueue(Generic[Batch, Worker]):
         self.fresh: list[tuple[int, int, Batch]] | deque[tuple[int, int, Batch]] = []
         """(base, rows, batch), ascending. Entries may name rows that do not wait any more."""
         self.again: list[tuple[int, int, Batch]] = []
-        """(base, rows, batch) of requests that came back, as a heap."""
+        """(base, rows, batch) of requests that came back or out of order, as a heap."""
         self.rows = 0
         """Number of rows that the entries name."""
         self.takers: list[WorkersByPattern[Batch, Worker]] = []

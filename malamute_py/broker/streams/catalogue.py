@@ -246,7 +246,7 @@ class Catalogue:
         settings = stream.settings
         if settings.max_bytes or settings.max_age_ms or settings.max_records:
             self.bounded.add(stream)
-            stream.ledger.bound(settings.max_bytes)
+            stream.ledger.keep_fine(settings.max_bytes)
         else:
             self.bounded.discard(stream)
 

@@ -137,7 +137,7 @@ def _runs(keys: Keys, start: int, end: int, most: int) -> Iterator[list[int]]:
 
 
 def fewer(splits: list[list[int]], most: int) -> list[list[int]]:
-    """Join neighbouring splits until there are at most so many."""
+    """Join neighbouring splits [from, to, bytes] until the answer has no more than `most`."""
     while len(splits) > most:
         pairs = (splits[at : at + 2] for at in range(0, len(splits), 2))
         splits = [

@@ -55,11 +55,11 @@ class HandlerRun:
         threads = ThreadPoolExecutor(concurrency, "malamute-worker")
         try:
             call = _caller(handler, threads)
-            await together(self._handle_all(call) for _ in range(concurrency))
+            await together(self._handle_each(call) for _ in range(concurrency))
         finally:
             threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _handle_all(self, call: Callable[[Any], Awaitable[Any]]) -> None:
+    async def _handle_each(self, call: Callable[[Any], Awaitable[Any]]) -> None:
         """Call the handler for one request after the other, and answer or return each."""
         # A request that is there already is begun with without a coroutine more.
         while (request := self._begin() or await self._next()) is not None:

@@ -76,6 +76,7 @@ class LoopLink:
         self.loop = watching_loop()
         self.engine = Engine(settings, context)
         self.session = self.engine.session
+        self._window = self.session.window
         self.session.mailboxes.may_hold = True
         self.publisher = self.session.publisher
         self.spans: Spans | None = None
@@ -438,7 +439,13 @@ class LoopLink:
 
     def has_room(self) -> bool:
         """Whether the window has room and no caller waits for it already."""
-        return not self._room and self.session.window.has_room()
+        # As Window.has_room() does it, without its call for each record.
+        window = self._window
+        return (
+            not self._room
+            and window.queued_bytes + window.unconfirmed_bytes + window.passing_bytes
+            < window.bytes_max
+        )
 
     async def room(self, size: int, wait: Wait, name: str) -> Wait:
         """Wait until the window has room for more; callers are served in order.
@@ -465,7 +472,7 @@ class LoopLink:
                 # Nothing is left of a call that gave up while the broker is away.
                 self._room.pop(future, None)
             wait = None if until_ms is None else max(1, until_ms - clock_ms())
-            if self.session.window.has_room():
+            if self._window.has_room():
                 return wait
 
     def _give_room(self) -> None:

@@ -191,7 +191,9 @@ class PublishVerbs(AsyncVerbs):
         one subject for all. properties: of each row. Raises as publish().
         """
         async with self._window(stream, confirm, timeout_ms) as window:
-            for content, _ in arrow_contents(table, body, subject, properties):
+            for content in arrow_contents(
+                table, body, subject, properties, self._session.batch_bytes, self._publisher.limits
+            ):
                 await window.publish_batch(content)
         return window.confirmations
 
@@ -298,6 +300,7 @@ class BulkPublisher:
         bulk = Bulk(
             bodies,
             batch_bytes=self._link.session.batch_bytes,
+            limits=self._publisher.limits,
             subject=None if subjects is not None else subject,
             subjects=subjects,
             options=options,

@@ -74,6 +74,7 @@ class MemberBase(SubscriptionBase):
         return self._membership.take()
 
     def _left_over(self) -> HeldBatch | None:
+        """Take what is left of the batch that is being iterated, even where a lease has ended."""
         rest = super()._rest()
         if rest is None or isinstance(rest, HeldBatch):
             return rest

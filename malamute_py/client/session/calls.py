@@ -17,7 +17,7 @@ from malamute_protocol.batch import encode_bulk, encode_columns, encode_lists
 from malamute_protocol.commands import PlanRead
 from malamute_protocol.content_layout import HEAD
 from malamute_protocol.errors import LocalProtocolError, MalamuteError
-from malamute_protocol.limits import DEFAULT_LIMITS, REQUEST_PRIORITY_MAX
+from malamute_protocol.limits import DEFAULT_LIMITS, REQUEST_PRIORITY_MAX, Limits
 from malamute_protocol.pattern import Pattern, PatternError, from_text, validate
 from malamute_py.client.arguments import (
     codec_of,
@@ -54,7 +54,6 @@ Properties: TypeAlias = Mapping[str, Any]
 Time: TypeAlias = int | datetime
 """Milliseconds since 1970, or a datetime."""
 
-_ROWS_MAX: Final = 65_536
 _SUBJECT_MAX: Final = DEFAULT_LIMITS.subject_bytes_max
 _VISIBILITIES: Final = ("live", "durable", "committed")
 """Visibilities that a reader may ask for; `committed` is reserved."""
@@ -158,11 +157,14 @@ class Bulk:
         bodies: Bodies,
         *,
         batch_bytes: int,
+        limits: Limits,
         subject: str | None,
         subjects: Sequence[str | Sequence[str]] | None,
         options: Mapping[str, Any],
     ) -> None:
-        """options: further ones of `encode`; a sequence of them has one value a record.
+        """batch_bytes: bytes of bodies that a batch is filled to. limits: the broker's.
+
+        options: further ones of `encode`; a sequence of them has one value a record.
 
         Raises LocalProtocolError: the columns differ in length.
         """
@@ -170,10 +172,11 @@ class Bulk:
         self._bodies: Sequence[Any] = bodies
         self._lists = len(bodies) > 0 and isinstance(bodies[0], list | tuple)
         self._batch_bytes = batch_bytes
+        self._records_max = limits.batch_records_max
         self._start = 0
         self._bounds = np.zeros(1, np.int64)
         """Beginning of each body from `start` on, and the end of the last one."""
-        self._whole: dict[str, Any] = {}
+        self._whole: dict[str, Any] = {"limits": limits}
         """Options with one value for all records."""
         self._columns: dict[str, Any] = {}
         """Options with a value for each record."""
@@ -206,9 +209,10 @@ class Bulk:
         """Yield (first, end) of the records of each batch."""
         bodies = self._bodies
         size_of: Callable[[Any], int] = _list_size if self._lists else len
-        for start in range(0, len(bodies), _ROWS_MAX):
+        most = self._records_max
+        for start in range(0, len(bodies), most):
             # By slice: an iterator would walk through all that lies before it, each time.
-            part = bodies[start : start + _ROWS_MAX] if len(bodies) > _ROWS_MAX else bodies
+            part = bodies[start : start + most] if len(bodies) > most else bodies
             count = len(part)
             bounds = np.zeros(count + 1, np.int64)
             try:
@@ -217,12 +221,8 @@ class Bulk:
                 wanted = "lists of bytes, all of them" if self._lists else "bytes"
                 raise LocalProtocolError("bad_batch", f"bodies are {wanted}: {error}") from error
             self._start, self._bounds = start, bounds
-            first = 0
-            while first < count:
-                full = int(bounds[first]) + self._batch_bytes
-                end = max(int(bounds.searchsorted(full, "right")) - 1, first + 1)
+            for first, end in _cuts(bounds, self._batch_bytes):
                 yield start + first, start + end
-                first = end
 
     def encode(self, first: int, end: int, producer: tuple[int, int, int]) -> bytes | bytearray:
         """The content of the cut that was made last. Raises LocalProtocolError: it cannot be."""
@@ -245,17 +245,36 @@ class Bulk:
             raise LocalProtocolError("bad_batch", reason) from error
 
 
+def _cuts(bounds: np.ndarray[Any, Any], batch_bytes: int) -> Iterator[tuple[int, int]]:
+    """Yield (first, end) of bodies that fill a batch to so many bytes; one at least.
+
+    bounds: where each body begins, and where the last one ends.
+    """
+    first = 0
+    while first < len(bounds) - 1:
+        full = int(bounds[first]) + batch_bytes
+        end = max(int(bounds.searchsorted(full, "right")) - 1, first + 1)
+        yield first, end
+        first = end
+
+
 def _list_size(body: Any) -> int:
     return sum(map(len, body))
 
 
 def arrow_contents(
-    table: Any, body: str, subject: str, properties: Properties | None = None
-) -> Iterator[tuple[bytes, int]]:
-    """(content, count) of each piece of an Arrow table or record batch.
+    table: Any,
+    body: str,
+    subject: str,
+    properties: Properties | None,
+    batch_bytes: int,
+    limits: Limits,
+) -> Iterator[bytes]:
+    """Yield the contents of an Arrow table or record batch.
 
-    body: name of the column with the bodies. subject: name of a column, or one subject for
-    all. properties: of each row. Raises LocalProtocolError: a column is missing or of a wrong type.
+    body: name of the column with the bodies. subject: name of a column, or one subject for all.
+    properties: of each row. batch_bytes, limits: as of Bulk. Raises LocalProtocolError: a column is
+    missing or of a wrong type.
     """
     import pyarrow as pa
 
@@ -269,7 +288,7 @@ def arrow_contents(
     if body not in whole.column_names:
         raise LocalProtocolError("bad_batch", f"the table has no column {body!r}")
     no_near_column(subject, whole.column_names)
-    for piece in whole.to_batches(max_chunksize=_ROWS_MAX):
+    for piece in whole.to_batches(max_chunksize=limits.batch_records_max):
         if not piece.num_rows:
             continue
         column = piece.column(body)
@@ -280,17 +299,21 @@ def arrow_contents(
         _, offsets, blob = column.buffers()
         assert offsets is not None, "a binary column without offsets"
         bounds = np.frombuffer(memoryview(offsets), np.int32, len(column) + 1, 4 * column.offset)
-        options: dict[str, Any] = {"subject": subject}
-        if subject in piece.column_names:
-            coded = piece.column(subject)
-            if not isinstance(coded, pa.DictionaryArray):
-                coded = coded.dictionary_encode()
-            options = {
-                "subject_table": coded.dictionary.to_pylist(),
-                "subject_codes": coded.indices.cast(pa.int32()).to_numpy(),
-            }
-        options["properties"] = kept
-        yield encode_columns(bounds, blob or b"", **options), len(column)
+        subjects = piece.column(subject) if subject in piece.column_names else None
+        for first, end in _cuts(bounds, batch_bytes):
+            options: dict[str, Any] = {"subject": subject}
+            if subjects is not None:
+                coded = subjects.slice(first, end - first)
+                if isinstance(coded, pa.DictionaryArray) and len(coded.dictionary) > len(coded):
+                    coded = coded.dictionary_decode()  # most of its entries are others' subjects
+                if not isinstance(coded, pa.DictionaryArray):
+                    coded = coded.dictionary_encode()
+                options = {
+                    "subject_table": coded.dictionary.to_pylist(),
+                    "subject_codes": coded.indices.cast(pa.int32()).to_numpy(),
+                }
+            options["properties"], options["limits"] = kept, limits
+            yield encode_columns(bounds[first : end + 1], blob or b"", **options)
 
 
 def content_count(content: Any) -> int:

@@ -78,15 +78,15 @@ class OutgoingBatch(ABC):
         return [row for row in self.rows if row.token is not None]
 
     @abstractmethod
-    def alike(self) -> OutgoingBatch:
-        """Make an empty batch of the same kind for the same place."""
+    def empty_like(self) -> OutgoingBatch:
+        """Make an empty batch for the same place and terms, which part() fills."""
 
     def part(self, rows: list[Any]) -> OutgoingBatch:
         """Make a batch of some of the rows, when this one is split or loses rows.
 
         It keeps this one's place in the order (`serial`).
         """
-        part = self.alike()
+        part = self.empty_like()
         part.rows = rows
         part.bytes = size_of(rows)
         part.packing = self.packing

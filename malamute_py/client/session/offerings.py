@@ -106,7 +106,10 @@ class Offerings(Acknowledging):
             offering.too_late(request, _NOT_HELD, row if last else None, last)
             self._told_late(row)
             return True
-        lane = outbox.lane(self._lanes, (offering.number, request.reply_to))
+        place = offering.number, request.reply_to
+        lane = self._lanes.get(place)
+        if lane is None or outbox.fatal is not None:
+            lane = outbox.lane(self._lanes, place)
         lane.gate = offering
         queue = lane.queue
         batch = queue[-1] if queue else None

@@ -136,8 +136,8 @@ class OutgoingMail(KeyedBatch):
         self.priority = priority
         self.deliver_at_ms = deliver_at_ms
 
-    def alike(self) -> OutgoingMail:
-        """Make an empty batch of the same kind for the same place."""
+    def empty_like(self) -> OutgoingMail:
+        """Make an empty batch for the same place and terms, which part() fills."""
         return OutgoingMail(self.lane, self.level, self.priority, self.deliver_at_ms)
 
     def send(self, out: CommandSink, tracker: int) -> None:

@@ -108,8 +108,8 @@ class OutgoingRecords(OutgoingBatch):
         """Number of the records."""
         return len(self.rows) or self._records
 
-    def alike(self) -> OutgoingRecords:
-        """Make an empty batch of the same kind for the same place."""
+    def empty_like(self) -> OutgoingRecords:
+        """Make an empty batch for the same place and terms, which part() fills."""
         alike = OutgoingRecords(self.lane, self.level)
         alike.sealed = True
         return alike
@@ -164,8 +164,8 @@ class OutgoingUpdate(OutgoingRecords):
         self.sealed = True
         self._revision = revision
 
-    def alike(self) -> OutgoingUpdate:
-        """Make an empty batch of the same kind for the same place."""
+    def empty_like(self) -> OutgoingUpdate:
+        """Make an empty batch for the same place and terms, which part() fills."""
         return OutgoingUpdate(self.lane, self.level, self._revision)
 
     def send(self, out: CommandSink, tracker: int) -> None:

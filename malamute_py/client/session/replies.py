@@ -34,8 +34,8 @@ class OutgoingReplies(KeyedBatch):
         self.awaited = False
         """Whether a caller waits for the confirm."""
 
-    def alike(self) -> OutgoingReplies:
-        """Make an empty batch of the same kind for the same place."""
+    def empty_like(self) -> OutgoingReplies:
+        """Make an empty batch for the same place and terms, which part() fills."""
         alike = OutgoingReplies(self.lane, self.level, self.offering, self.last)
         alike.awaited = self.awaited
         return alike

@@ -63,6 +63,8 @@ class _GivenUp(Inner):
 
 
 _GIVEN_UP: Final = _GivenUp()
+_OWN_MAILBOX: Final = ""
+"""`reply_to` of most requests: the one empty string that Python keeps needs no other look."""
 
 
 class Replies:
@@ -82,7 +84,7 @@ class OutgoingRequests(KeyedBatch):
     """Requests to one service, until each of them is answered."""
 
     __slots__ = (
-        "awaited", "epoch", "inbox", "left", "reply_to", "terms", "timeout_ms", "tokens",
+        "awaited", "epoch", "inbox", "kind", "left", "reply_to", "terms", "timeout_ms", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -103,6 +105,8 @@ class OutgoingRequests(KeyedBatch):
         self.timeout_ms = timeout_ms
         self.inbox = inbox
         self.terms = terms
+        self.kind = level, timeout_ms, reply_to, inbox, terms
+        """Terms that all requests of one batch share."""
         self.tokens: list[Any] = []
         """Callers by row, from when the batch leaves; None: the row was answered."""
         self.left = 0
@@ -135,8 +139,8 @@ class OutgoingRequests(KeyedBatch):
         """Settle by the replies, where no caller asked for a confirm."""
         return self.inbox is not None
 
-    def alike(self) -> OutgoingRequests:
-        """Make an empty batch of the same kind for the same place."""
+    def empty_like(self) -> OutgoingRequests:
+        """Make an empty batch for the same place and terms, which part() fills."""
         return OutgoingRequests(
             self.lane, self.level, self.awaited, self.reply_to, self.timeout_ms, self.inbox,
             self.terms,
@@ -497,7 +501,7 @@ class PendingRequests:
         the session.
         """
         outbox = self._outbox
-        if type(reply_to) is not str or reply_to:
+        if reply_to is not _OWN_MAILBOX:
             text("reply_to", reply_to, NAME_BYTES_MAX)
         lane = self.services.get(service) if type(service) is str else None
         if lane is None or outbox.fatal is not None:
@@ -516,11 +520,7 @@ class PendingRequests:
         if (
             type(last) is not OutgoingRequests
             or key
-            or last.level != level
-            or last.timeout_ms != timeout_ms
-            or last.reply_to != reply_to
-            or last.inbox is not inbox
-            or (last.terms is not terms and last.terms != terms)
+            or last.kind != (level, timeout_ms, reply_to, inbox, terms)
             or not outbox.join(last, row, until_ms)
         ):
             outbox.check(row)

@@ -149,7 +149,7 @@ class OutgoingSteps(OutgoingBatch):
         self.bytes -= step.size
         self.numbers -= step.count
 
-    def alike(self) -> OutgoingSteps:
+    def empty_like(self) -> OutgoingSteps:
         """Make an empty batch that no step joins, so that none suffers for a refused one."""
         alike = OutgoingSteps(self.lane, self.level)
         alike.sealed = True
@@ -157,7 +157,7 @@ class OutgoingSteps(OutgoingBatch):
 
     def part(self, rows: list[Step]) -> OutgoingSteps:
         """Make a batch of some of the steps, which takes this one's turn."""
-        part = self.alike()
+        part = self.empty_like()
         part.serial = self.serial
         for step in rows:
             step.state = QUEUED

@@ -174,6 +174,7 @@ class SyncMailVerbs(SyncVerbs):
         bulk = Bulk(
             bodies,
             batch_bytes=session.batch_bytes,
+            limits=session.outbox.limits,
             subject=None if subjects is not None else subject,
             subjects=subjects,
             options={
@@ -281,7 +282,12 @@ class SyncMailVerbs(SyncVerbs):
         (it was not queued), LocalProtocolError or ConnectionLost.
         """
         link, session = self._link, self._session
-        wait_ms = session.settings.wait_ms(timeout_ms)
+        # Almost all calls wait by default: those need no look at what they ask for.
+        wait_ms = (
+            session.settings.call_timeout_ms
+            if timeout_ms is DEFAULT_WAIT
+            else session.settings.wait_ms(timeout_ms)
+        )
         pending: Pending[Reply] = Pending(link)
         terms = PLAIN
         if need_workers is not False or delay_ms is not NONE or priority is not NONE:

@@ -184,7 +184,9 @@ class SyncPublishVerbs(SyncVerbs):
         one subject for all. properties: of each row. Raises as publish().
         """
         with self._window(stream, confirm, timeout_ms) as window:
-            for content, _ in arrow_contents(table, body, subject, properties):
+            for content in arrow_contents(
+                table, body, subject, properties, self._session.batch_bytes, self._publisher.limits
+            ):
                 window.publish_batch(content)
         return window.confirmations
 
@@ -291,6 +293,7 @@ class SyncBulkPublisher:
         bulk = Bulk(
             bodies,
             batch_bytes=self._link.session.batch_bytes,
+            limits=self._publisher.limits,
             subject=None if subjects is not None else subject,
             subjects=subjects,
             options=options,

@@ -618,7 +618,8 @@ class SyncQueueVerbs(SyncPagedVerbs):
 
         numbers: of the messages in the group's dead-letter mailbox; none: all of them. A dead
         letter whose record the stream has no longer stays where it is. Raises BrokerRefused:
-        `unknown_request` when there is none.
+        `unknown_request` when there is no such letter, `retention` when the stream has none of
+        their records any more.
         """
         listed = numbers_of_requests(numbers)
         value = self._link.ask(lambda number: c.RequeueGroup(number, stream, group, listed))

@@ -108,6 +108,22 @@ def test_acknowledgements_that_no_caller_waits_for_are_logged_together() -> None
     assert got(shell, 2) == list(range(0, 200, 4))
 
 
+def test_what_no_caller_waits_for_is_logged_of_a_page_that_has_nothing_else() -> None:
+    shell = world()
+    join(shell, 2, pattern=["topic", "a"])
+    for subject, count in (("a", 1), ("b", 5_000), ("a", 1), ("b", 5_000)):
+        publish(shell, count, subject=subject)
+    assert got(shell, 2) == [0, 5_001]
+    ack(shell, 2, (5_001, 5_002), tracker=0)
+    shell.refuse["main"] = ("disk_full", "no space")
+    shell.wait(1_500)
+    shell.refuse.clear()
+    shell.wait(1_500)
+    shell.restart()
+    join(shell, 2, pattern=["topic", "a"])
+    assert got(shell, 2) == [0]
+
+
 def test_what_no_caller_waits_for_is_kept_when_the_journal_refuses_it_at_first() -> None:
     shell = world()
     join(shell, 2)

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from malamute_protocol import commands as wire
+from malamute_protocol.encode import encode
 from malamute_protocol.stamp import rows_from_bitmap
+from malamute_py.broker.mail import puts
 from tests.broker.group_world import MUCH, M, ack, events, got, info, join, lose, publish, world
 from tests.broker.shell import Letter, Shell
 
@@ -413,6 +415,39 @@ def test_a_dead_letter_whose_record_is_gone_stays_where_it_is() -> None:
     shell.run()
     assert requeue(shell) == 1
     assert [letter.mail.origin for letter in letters(shell)] == [("s", "g", 1, [0])]
+    assert requeue(shell) == "retention"
+
+
+def test_dead_letters_after_many_whose_records_are_gone_come_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(puts, "REVIVED_MAX", 2)
+    shell = world()
+    bounded(shell, 2, most=1)
+    for offset in range(6):
+        publish(shell, 1)
+        nack(shell, 2, (offset, offset + 1))
+    stream = shell.stream("s")
+    shell.firsts[stream.number] = 5
+    shell.broker.trimmed("main", {stream.number: 5})
+    shell.run()
+    assert requeue(shell) == 1
+    assert [letter.mail.origin for letter in letters(shell)] == [
+        ("s", "g", 1, [offset]) for offset in range(5)
+    ]
+    assert requeue(shell) == "retention"
+
+
+def test_a_requeue_tells_of_records_that_are_gone_although_the_default_mailbox_has_none() -> None:
+    shell = world()
+    bounded(shell, 2, most=1, settings={"dead_letters": "morgue"})
+    publish(shell, 2)
+    nack(shell, 2, (0, 2))
+    stream = shell.stream("s")
+    shell.firsts[stream.number] = 2
+    shell.broker.trimmed("main", {stream.number: 2})
+    shell.run()
+    shell.send(1, wire.Send("s.g.dead", 4), frames=[encode([b"no letter"])])
     assert requeue(shell) == "retention"
 
 

@@ -9,6 +9,7 @@ import pytest
 from malamute_protocol import commands as wire
 from malamute_protocol.commands import WorkState
 from malamute_protocol.encode import encode
+from malamute_py.broker.mail import puts
 from malamute_py.broker.services import administration
 from tests.broker.service_world import MANY, pair, poisoned
 
@@ -141,6 +142,21 @@ def test_all_dead_letters_are_put_back_in_portions() -> None:
     assert world.ask(1, wire.Requeue(7, "s")) == {"count": 15}
     assert world.info(1)["waiting"] == 15
     assert world.counter("requests_requeued") == 15
+
+
+def test_dead_letters_after_many_that_a_reader_holds_are_put_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(puts, "REVIVED_MAX", 2)
+    world = pair()
+    world.offer(2)
+    for _ in range(5):
+        world.request(1, b"x")
+    world.ack(2, [(0, 5)], WorkState.FAILED)
+    world.shell.send(2, wire.Unsubscribe(1))
+    world.shell.send(1, wire.OpenInbox(9, "s.dead", 3, 1_000_000))
+    assert world.ask(1, wire.Requeue(7, "s")) == {"count": 2}
+    assert world.info(1)["waiting"] == 2
 
 
 def test_a_request_in_hand_can_be_taken_away_and_put_back() -> None:
