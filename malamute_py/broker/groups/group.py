@@ -209,15 +209,12 @@ class Group:
         self.free.remove(member)
         self.free.trim()
         if member is self.holder:
-            self.holder = None
-            again = next((other for other in self.members if other.is_again(member)), None)
-            if again is not None:
-                self.absent_holder = member
-                return self.hand_over(again)
-            if keep_until_ms:
+            self.holder = next((other for other in self.members if other.is_again(member)), None)
+            if self.holder is None and keep_until_ms:
                 self.absent_holder, self.returns_ms = member, keep_until_ms
                 return []
-            self.next_holder()
+            if self.holder is None:
+                self.next_holder()
         return self._release(member, fault and self.counts)
 
     def leave_together(self, leaving: list[Member], fault: bool) -> Picked:
