@@ -486,7 +486,8 @@ class Group:
             due_ms = member.lease_end(now_ms)
             for page, mask in self.holdings.pieces(batch.base, bits):
                 self.holdings.lease(page, member, mask, due_ms)
-            self._watch(self)
+            if not self.lease_due_ms or due_ms < self.lease_due_ms:
+                self._watch(self)
         count = bits.bit_count()
         member.handed(count, now_ms, self._deals)
         self.deliveries += 1
