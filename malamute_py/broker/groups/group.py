@@ -643,6 +643,8 @@ class Group:
         if offset >= self.holdings.read:
             _, self.done = without_done(self.holdings.read, self.done, [(offset, offset + 1)])
             return  # The group has not read it yet: reading will find it.
+        if any(page.open & mask for page, mask in self.holdings.within(offset, offset + 1)):
+            return  # A reset has had the group read it again: it waits, or a member has it.
         self.holdings.take_in(offset, 1)
         if self.slots is None:
             return
