@@ -260,12 +260,14 @@ class ServiceAdmin:
             raise BrokerRefused("bad_setting", "memory cannot be changed: requests lie there")
         row = service.row
         changed = ServiceRow(row.number, row.name, settings, row.by, row.created_ms)
-        if service.state == DRAFT:
-            # The change that makes it is still to be encoded, and will have these settings.
-            service.row = changed
         service.edited = settings
         failed = partial(self._not_edited, service, row, changed)
         editing = Then(partial(self._edited, service, changed), failed)
+        if service.state == DRAFT:
+            # The change that makes it is still to be encoded, and will have these settings.
+            service.row = changed
+            self._registry.make(service, editing, answer)
+            return
         change = ServiceSet(row.number, row.name, settings, row.by, row.created_ms)
         self._steps.propose(change, editing, answer)
 

@@ -339,6 +339,21 @@ def test_an_edit_that_the_log_refuses_is_not_what_the_next_begins_from() -> None
     assert (settings["attempts_max"], settings["lease_ms"]) == (0, 9)
 
 
+def test_an_edit_behind_a_refused_request_makes_the_service() -> None:
+    world = pair()
+    world.shell.send(
+        1, wire.Request("s", 801, need_workers=True), wire.EditService(5, "s", {"attempts_max": 3}),
+        frames=[encode([b"a"], subject="x")],
+    )  # fmt: skip
+    assert world.shell.peers[1].last(wire.Refused).code == "no_workers"
+    assert world.info(1)["settings"]["attempts_max"] == 3
+    world.request(1, b"a")
+    world.shell.restart()
+    world.worker(3)
+    assert world.info(3)["settings"]["attempts_max"] == 3
+    assert [one["name"] for one in world.ask(3, wire.ServiceInfo(6, "*"))["entries"]] == ["s"]
+
+
 def test_the_credit_of_a_service_is_what_its_offers_have_left_and_never_below_nothing() -> None:
     world = pair()
     world.offer(2, credit=-(1 << 63))
