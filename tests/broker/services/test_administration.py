@@ -11,7 +11,7 @@ from malamute_protocol.commands import WorkState
 from malamute_protocol.encode import encode
 from malamute_py.broker.mail import puts
 from malamute_py.broker.services import administration
-from tests.broker.service_world import MANY, pair, poisoned
+from tests.broker.service_world import MANY, World, pair, poisoned
 
 
 def test_a_waiting_request_can_be_cancelled_by_its_key() -> None:
@@ -247,6 +247,44 @@ def test_a_service_is_removed_with_all_that_waits_and_its_requesters_are_told() 
     world.shell.restart()
     world.worker(3)
     assert world.info(3)["waiting"] == 1
+
+
+def failed(world: World, count: int) -> None:
+    """Let a service have so many dead letters and nothing else."""
+    world.offer(2)
+    for number in range(count):
+        world.request(1, b"x", key=b"%d" % number)
+    world.ack(2, [(0, count)], WorkState.FAILED)
+    world.shell.send(2, wire.Unsubscribe(1))
+    assert (world.info(1)["dead"], world.queued()) == (count, 0)
+
+
+def test_a_service_into_which_dead_letters_are_put_back_is_not_removed() -> None:
+    world = pair()
+    failed(world, 2)
+    peer = world.shell.send(1, wire.Requeue(7, "s"), wire.RemoveService(8, "s", "s"))
+    assert peer.last(wire.Refused).code == "wait"
+    assert peer.last(wire.Result).value == {"count": 2}
+    assert world.info(1)["waiting"] == world.queued() == 2
+
+
+@pytest.mark.parametrize("removing_first", [False, True])
+def test_a_service_that_is_removed_leaves_its_dead_letters_where_they_are(
+    removing_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(puts, "REVIVED_MAX", 1)
+    world = pair()
+    failed(world, 3)
+    commands = [wire.Requeue(7, "s"), wire.RemoveService(8, "s", "s")]
+    if removing_first:
+        commands.reverse()
+    else:
+        # The first portion has only what a reader holds, and nothing is on its way then.
+        world.shell.send(1, wire.OpenInbox(9, "s.dead", 1, 1_000_000))
+    world.shell.send(1, *commands)
+    assert [command.code for command in world.shell.peers[1].of(wire.Refused)] == ["wait"]
+    assert world.queued() == 0
+    assert world.ask(1, wire.MailboxInfo(10, "s.dead"))["messages"] == 3
 
 
 def test_a_service_with_workers_or_by_another_name_is_not_removed() -> None:
