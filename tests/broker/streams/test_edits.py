@@ -21,10 +21,9 @@ def world() -> Shell:
 
 
 def settings(shell: Shell) -> dict[str, Any]:
-    value: dict[str, Any] = (
-        shell.send(1, wire.StreamInfo(3, "s")).last(wire.Result).value["settings"]
-    )
-    return value
+    answer = shell.send(1, wire.StreamInfo(3, "s")).last(wire.Result)
+    found: dict[str, Any] = answer.value["settings"]
+    return found
 
 
 def test_edits_of_one_message_add_up() -> None:
