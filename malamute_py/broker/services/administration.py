@@ -378,7 +378,7 @@ class ServiceAdmin:
         kept: bodies to hold in memory, by batch, for requests in memory. lsn: end of the portion.
         """
         for base, body in kept.items():
-            if body is not None:
+            if body is not None and base not in job.service.batches:
                 self._bodies.hold(base, bytes(body.stamp), body.frame, body.content)
         job.service.reserved_rows -= job.coming
         job.count += self._revived(job.service, changes)

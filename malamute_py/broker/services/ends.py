@@ -86,8 +86,8 @@ class Ends:
         self.unsettled.pop(batch, None)
         if batch.slot >= 0:
             self._registry.timers.discard(batch.slot, batch)
-        if (batch.buried, batch.base) not in self._shard.queues.messages:
-            self._bodies.drop(batch.base)
+        dead = (batch.buried, batch.base) in self._shard.queues.messages
+        self._bodies.drop(batch.base, wanted=dead)
 
     def bury(
         self, service: Service, items: Sequence[BatchRows], why: str, *effects: Effect

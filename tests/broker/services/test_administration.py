@@ -11,7 +11,7 @@ from malamute_protocol.commands import WorkState
 from malamute_protocol.encode import encode
 from malamute_py.broker.mail import puts
 from malamute_py.broker.services import administration
-from tests.broker.service_world import MANY, World, pair, poisoned
+from tests.broker.service_world import MANY, World, letters, pair, poisoned
 
 
 def test_a_waiting_request_can_be_cancelled_by_its_key() -> None:
@@ -157,6 +157,33 @@ def test_dead_letters_after_many_that_a_reader_holds_are_put_back(
     world.shell.send(1, wire.OpenInbox(9, "s.dead", 3, 1_000_000))
     assert world.ask(1, wire.Requeue(7, "s")) == {"count": 2}
     assert world.info(1)["waiting"] == 2
+
+
+@pytest.mark.parametrize("request_first", [False, True])
+def test_of_a_batch_in_memory_one_request_may_be_put_back_while_others_stay_dead(
+    request_first: bool,
+) -> None:
+    world = pair()
+    world.ask(1, wire.EditService(7, "s", {"memory": True}))
+    world.offer(2)
+    world.request(1, b"a", b"b")
+    first, _ = world.numbers(2)
+    world.ack(2, [(first, first + 2)], WorkState.FAILED)
+    assert world.ask(1, wire.Requeue(8, "s", [first])) == {"count": 1}
+    if request_first:
+        world.reply(2, [first])
+    (letter,) = letters(world, 1)
+    assert letter.body == b"b"
+    world.shell.send(1, wire.AckMail(50, [(first + 1, first + 2)], 99))
+    if not request_first:
+        world.shell.send(2, wire.Unsubscribe(1))
+        world.offer(2, number=2)
+        assert [task.body for task in world.work(2, 2)] == [b"a"]
+        world.reply(2, [first], number=2)
+    assert world.replies(1) == [b"re: %d" % first]
+    (reply,) = world.mail(1)
+    world.shell.send(1, wire.AckMail(100, [(reply.number, reply.number + 1)], 98))
+    assert world.shell.broker.gauges["mail_memory_bytes"] == 0
 
 
 def test_a_request_in_hand_can_be_taken_away_and_put_back() -> None:
