@@ -100,7 +100,7 @@ EVENTS: Final = (
     Event("request_lost", "error", "a request's body is neither in the log nor in the tables; its requester was told"),
     Event("reply_late", "warning", "a worker answered a request that it does not hold any more; said once while it goes on"),
     Event("reply_undeliverable", "warning", "a reply's mailbox is gone, with its requester"),
-    Event("dead_letter_refused", "warning error", "the dead-letter mailbox is full or in memory; of a `group`: its record waits until it is taken, and the event is said once until then"),
+    Event("dead_letter_refused", "warning error", "the dead-letter mailbox is full or in memory; the record of a `group`, or the request of a `service`, waits until it is taken, and the event is said once until then"),
     Event("cursor_clamped", "info warning", "a stream no longer had a cursor's position"),
     Event("transaction_timed_out", "warning", "a transaction of `identity` was open for longer than its `timeout_ms`, and was rolled back with its `records`: its client died, or is slower than it thought"),
     Event("transaction_ended", "warning", "an operator (`by`) rolled a transaction of `identity` back"),
