@@ -419,12 +419,7 @@ class Offering(Opened):
         return AckWork(self.number, ranges, form.state, tracker, level, again_ms, form.reason)
 
     def takes_default(self) -> bool:
-        """Ask for no level from now on; False: that was so already.
-
-        The broker refused `stored`, so the service is in memory.
-        """
-        if self.in_memory:
-            return False
+        """Ask for no level from now on: the broker refused `stored`, the service is in memory."""
         self.in_memory = True
         return True
 
