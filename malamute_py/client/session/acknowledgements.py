@@ -195,9 +195,7 @@ class Acks:
         del self._sent[ack]
         if error.code in RETRYABLE:
             self._put_off[ack] = now_ms + (error.retry_ms or RETRY_MS)
-        elif (
-            error.code == "unsupported" and not ack.without_level and ack.owner.takes_default()
-        ):
+        elif error.code == "unsupported" and not ack.without_level and ack.owner.takes_default():
             ack.without_level = True
             self._put_off[ack] = now_ms
         elif _count(ack.ranges) > 1:
