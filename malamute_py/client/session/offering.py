@@ -255,6 +255,13 @@ class Offering(Opened):
             return request
         return None
 
+    def take_waiting(self) -> list[RequestBase]:
+        """Take out all requests that were not begun, as the worker drains."""
+        waiting = [*self.queue, *self._behind.values()]
+        self.queue.clear()
+        self._behind.clear()
+        return [request for request in waiting if not request.lost]
+
     def finish(self, request: RequestBase) -> bool:
         """Mark a request as finished; False: it was before.
 

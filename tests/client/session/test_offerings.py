@@ -397,3 +397,21 @@ def test_replies_of_a_service_in_memory_that_are_under_way_together_all_get_thro
     plain = [command for command, _ in script.heard if isinstance(command, c.Reply)][2:]
     assert [bool(command.tracker) for command in plain] == [True, True]
     assert not of(script.step(), c.AckWork)
+
+
+def test_draining_releases_a_request_that_waits_for_the_handler_of_its_former_run() -> None:
+    script = opened()
+    offering = working(script, 1)
+    former = offering.take()
+    former.running = True
+    offering.lost_to_others([former.number])
+    work(script, offering, 1, attempts=2)
+    assert offering.take() is None, "its former run is still at it"
+    script.session.offerings.drain(offering)
+    [ack] = of(script.step(), c.AckWork)
+    assert (ack.state, ack.ranges) == (c.WorkState.RELEASED, [(0, 1)])
+    former.running = False
+    offering.ran(former)
+    assert offering.take() is None, "the worker begins nothing more"
+    confirm(script, ack)
+    assert not offering.in_hand
