@@ -27,6 +27,7 @@ from malamute_py.cli.output import Cell, Column
 from malamute_py.cli.parameters import PrefixOption
 from malamute_py.cli.progress import Progress
 from malamute_py.cli.settings import wanted
+from malamute_py.cli.users_file import editing
 
 if TYPE_CHECKING:
     from malamute_py.client.sync.client import SyncClient
@@ -38,6 +39,8 @@ Examples:
   malamute import definitions.json --dry-run --context test
   malamute import definitions.json --context test
   malamute export | malamute import - --context test
+  malamute export --users users.toml > all.json
+  malamute import all.json --context test --users test/users.toml
 
 \b
 The file is JSON, or TOML by the ending .toml:
@@ -47,15 +50,27 @@ The file is JSON, or TOML by the ending .toml:
   pin = true
 
 It has streams, mailboxes, services, cursors and groups with their settings: no records, messages,
-requests or positions, and no users (those are the broker's configuration). Settings that it does
-not name stay as they are; a new cursor stands at the earliest record. Nothing is removed."""
+requests or positions. With --users it also has what a users file has: users with the hashes of
+their passwords or their public keys, permissions and quotas. An import writes these into the users
+file that it is given, and nowhere without --users; `malamute config reload` has a broker take them
+up. Settings that the file does not name stay as they are; a new cursor stands at the earliest
+record. Nothing is removed."""
 
 _KINDS: Final = ("streams", "mailboxes", "services", "cursors", "groups")
 _OF_STREAM: Final = ("cursors", "groups")
+_OF_USERS: Final = ("users", "permissions", "quotas")
+"""Tables of a users file."""
+_HIDDEN: Final = "(hash)"
 _SETTLED: Final = ("body_kind", "schema")
 _THE_BROKERS: Final = "former_schemas"
 """Setting that the broker keeps itself, and takes from no client."""
 
+UsersFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--users", metavar="FILE", help="Also users, permissions and quotas, of this users file."
+    ),
+]
 Name = tuple[str, ...]
 """Name of a thing; of a cursor or group its stream's name before it."""
 Definitions = dict[str, dict[Name, dict[str, Any]]]
@@ -79,10 +94,12 @@ def export(
     ctx: typer.Context,
     prefix: PrefixOption = "",
     as_toml: Annotated[bool, typer.Option("--toml", help="Print TOML instead of JSON.")] = False,
+    users: UsersFile = None,
 ) -> None:
-    """Print definitions: streams, mailboxes, services, cursors and groups with their settings."""
+    """Print definitions: streams, mailboxes, services, cursors, groups, and a file of users."""
+    of_file = {} if users is None else _in_file(users)
     with linked(ctx) as client:
-        found = _there(client, prefix)
+        found = {**_there(client, prefix), **of_file}
     if as_toml:
         print(_as_toml(_written(found)), end="")
     else:
@@ -95,15 +112,22 @@ def import_(
         str, typer.Argument(metavar="FILE", help="What export printed; `-` for standard input.")
     ],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what differs.")] = False,
+    users: UsersFile = None,
     as_json: output.Json = False,
 ) -> int:
     """Make and set what a file defines; nothing is removed."""
     asked = _read(source)
     refused: dict[int, str] = {}
+    of_file = {} if users is None or not users.exists() else _in_file(users)
+    if users is None and (left := sum(len(asked.pop(kind, ())) for kind in _OF_USERS)):
+        say(f"{left} entries of a users file are left alone; --users FILE puts them into a file")
     with linked(ctx) as client:
-        changes = list(differences(asked, _there(client, "")))
+        changes = list(differences(asked, {**_there(client, ""), **of_file}))
+        of_users = [change for change in changes if change.kind in _OF_USERS]
+        if users is not None and of_users and not dry_run:
+            _into_file(users, of_users)
         for at, change in enumerate(() if dry_run else changes):
-            if change.action == "missing":
+            if change.action == "missing" or change.kind in _OF_USERS:
                 continue
             try:
                 _made(client, change)
@@ -115,7 +139,7 @@ def import_(
 
 def differences(asked: Definitions, there: Definitions) -> Iterable[Change]:
     """Compare what is asked for with what is there; streams come before their cursors."""
-    for kind in _KINDS:
+    for kind in (*_KINDS, *_OF_USERS):
         for name, settings in asked.get(kind, {}).items():
             known = there.get(kind, {}).get(name)
             if known is None:
@@ -151,7 +175,7 @@ def _tell(changes: list[Change], refused: dict[int, str], dry_run: bool, as_json
                 "/".join(each.name),
                 Cell(each.action, "wait for its first member")
                 if each.action == "missing" else each.action,
-                Cell(each.settings if as_json else _shown(each), _shown(each)),
+                Cell(_unhashed(each.settings) if as_json else _shown(each), _shown(each)),
                 refused.get(at, ""),
             )
             for at, each in enumerate(changes)
@@ -164,12 +188,19 @@ def _tell(changes: list[Change], refused: dict[int, str], dry_run: bool, as_json
         say(f"{waiting} groups are made by their first members; import again when they are there")
 
 
+def _unhashed(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings without the hash of a password, which terminals and logs need not have."""
+    return {key: _HIDDEN if key == "password" else value for key, value in settings.items()}
+
+
 def _shown(change: Change) -> str:
     """Return the settings of a change as text: from and to, where something is edited."""
 
     def text(key: str, value: Any) -> str:
         if key == "schema":
             return f"{len(value or '') // 2} bytes"
+        if key == "password":
+            return _HIDDEN
         return json.dumps(value, ensure_ascii=False)
 
     if change.action != "edit":
@@ -251,13 +282,41 @@ def _made(client: SyncClient, change: Change) -> None:
             client.edit_group(stream, group, settings)
 
 
+# --- the users file ----------------------------------------------------------------------------
+
+
+def _in_file(path: Path) -> Definitions:
+    """Return what a users file has. Raises ConfigError, OSError, CommandFailed."""
+    from malamute_py.server.authentication.users_file import parse_users
+
+    try:
+        text = path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise CommandFailed(f"{path}: not UTF-8: {error}", USAGE) from None
+    parse_users(text, str(path))
+    told = tomllib.loads(text)
+    return {
+        kind: {(name,): value for name, value in told.get(kind, {}).items()} for kind in _OF_USERS
+    }
+
+
+def _into_file(path: Path, changes: list[Change]) -> None:
+    """Write changes into a users file, all of them or, where a broker would refuse one, none."""
+    with editing(path, None) as edit:
+        for change in changes:
+            table = edit.table(change.kind, *change.name)
+            for key, value in change.settings.items():
+                table[key] = value
+    say(f"wrote {path}; `malamute config reload` has a running broker take it up")
+
+
 # --- the file ----------------------------------------------------------------------------------
 
 
 def _written(found: Definitions) -> dict[str, Any]:
     """Return definitions as the file has them."""
     written: dict[str, Any] = {}
-    for kind in _KINDS:
+    for kind in found:
         written[kind] = {}
         for name, settings in sorted(found[kind].items()):
             into = written[kind]
@@ -313,15 +372,19 @@ def _read(source: str) -> Definitions:
         raise CommandFailed(f"{source}: nested too deep to be definitions", USAGE) from None
     except ValueError as error:
         raise CommandFailed(f"{source}: {error}", USAGE) from None
-    unknown = sorted(set(_map(told, source, "it")) - set(_KINDS))
+    kinds = (*_KINDS, *_OF_USERS)
+    unknown = sorted(set(_map(told, source, "it")) - set(kinds))
     if unknown:
         raise CommandFailed(
-            f"{source}: there is no kind {unknown[0]!r}; there are {', '.join(_KINDS)}", USAGE
+            f"{source}: there is no kind {unknown[0]!r}; there are {', '.join(kinds)}", USAGE
         )
     found: Definitions = {}
-    for kind in _KINDS:
+    for kind in kinds:
         entries = found[kind] = {}
         for name, value in _map(told.get(kind, {}), source, kind).items():
+            if kind in _OF_USERS:
+                entries[name,] = dict(_map(value, source, f"{kind}.{name}"))
+                continue
             if kind not in _OF_STREAM:
                 entries[name,] = _settings(value, source, f"{kind}.{name}")
                 continue

@@ -162,3 +162,51 @@ def test_a_file_that_is_no_definitions_is_refused_before_anything_is_done(
     told = m("import", "-", stdin=text)
     assert told.code == 2
     assert words in told.err
+
+
+def test_users_go_with_the_definitions_from_one_file_into_another(
+    m: Run, there: EmbeddedBroker, empty: EmbeddedBroker, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    for name in ("ann", "bob"):
+        m("user", "add", name, "--users", "users.toml", stdin="secret\n").ok()
+    m("grant", "ann", "read", "trades", "--users", "users.toml").ok()
+    before = tomllib.loads(Path("users.toml").read_text())
+    told = m("export", "--users", "users.toml", env=at(there)).ok().out
+    assert json.loads(told)["users"] == before["users"]
+    Path("all.json").write_text(told)
+    left = m("import", "all.json", env=at(empty)).ok()
+    assert "3 entries of a users file are left alone" in left.err
+    assert not Path("other.toml").exists()
+
+    m("user", "add", "bob", "--users", "other.toml", stdin="else\n").ok()
+    m("grant", "bob", "write", "plain", "--users", "other.toml").ok()
+    dry = m(
+        "import", "all.json", "--users", "other.toml", "--dry-run", "--json", env=at(empty)
+    ).ok()
+    found = [(each["kind"], each["name"], each["action"]) for each in dry.json]
+    assert found[1:] == [
+        ("users", "ann", "create"), ("users", "bob", "edit"), ("permissions", "ann", "create"),
+    ]  # fmt: skip
+    assert before["users"]["ann"]["password"] not in dry.out
+    done = m("import", "all.json", "--users", "other.toml", env=at(empty)).ok()
+    assert before["users"]["ann"]["password"] not in done.out + done.err
+    after = tomllib.loads(Path("other.toml").read_text())
+    assert after["users"] == before["users"]
+    assert after["permissions"] == {"ann": {"read": ["trades"]}, "bob": {"write": ["plain"]}}
+    again = m("import", "all.json", "--users", "other.toml", env=at(empty)).ok()
+    assert "ann" not in again.out, "nothing differs"
+
+
+def test_users_that_a_broker_would_refuse_are_not_written(
+    m: Run, empty: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("all.toml").write_text('[users.ann]\npassword = "no hash"\n[streams.made]\n')
+    failed = m("import", "all.toml", "--users", "users.toml", env=at(empty))
+    assert failed.code != 0
+    assert "ann" in failed.err
+    assert not Path("users.toml").exists()
+    with empty.connect_sync() as client:
+        assert client.list_streams("") == []
