@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from malamute_protocol.errors import BrokerRefused, LocalProtocolError, RevisionConflict
 from malamute_py import EmbeddedBroker
 from malamute_py.client.sync.client import SyncClient
-from tests.waiting import WAIT_MS
+from tests.waiting import WAIT_MS, until
 
 KEEP = {"keep": "last-per-subject", "ring_bytes": 4 << 20}
 
@@ -38,6 +39,33 @@ def test_a_value_that_was_put_is_got_with_its_revision(client: SyncClient) -> No
     assert found is not None
     assert (found.value, found.revision, found.fields) == (b"red", revision, {"by": "me"})
     assert kv.get("shape") is None
+
+
+def test_a_value_larger_than_an_answer_is_got(broker: EmbeddedBroker) -> None:
+    values = {
+        "fits": bytes(400_000), "beyond.an.answer": bytes(600_000),
+        "beyond.a.frame": bytes(1 << 20),
+        "as.large.as.may.be": bytes(8 << 20), "with*star": bytes(2 << 20),
+    }  # fmt: skip
+    with broker.connect_sync() as client:
+        client.create_stream("large", keep="last-per-subject", ring_bytes=512 << 20)
+        kv = client.kv("large")
+        revisions = {key: kv.put(key, value, fields={"of": key}) for key, value in values.items()}
+        for key, value in values.items():
+            found = kv.get(key)
+            assert found is not None
+            assert (found.key, found.revision, found.value) == (key, revisions[key], value)
+            assert found.fields == {"of": key}
+        kv.put("packed", bytes(8 << 20), codec="zstd")
+        kv.put("packed.badly", random.Random(7).randbytes(2 << 20), codec="zstd")
+        for key, size in (("packed", 8 << 20), ("packed.badly", 2 << 20)):
+            found = kv.get(key)
+            assert found is not None
+            assert len(found.value) == size
+        kv.delete("beyond.a.frame")
+        assert kv.get("beyond.a.frame") is None
+        assert client.reconnects == 0
+        client.remove_stream("large")
 
 
 def test_an_update_says_the_revision_that_the_key_has(client: SyncClient) -> None:
@@ -113,6 +141,18 @@ def test_a_watch_gives_the_present_then_a_mark_then_changes(client: SyncClient) 
         change = watch.next(WAIT_MS)
         assert change is not None
         assert (change.key, change.deleted) == ("b", True)
+
+
+def test_a_watch_gives_the_mark_before_a_change_that_has_come_by_then(client: SyncClient) -> None:
+    kv = client.kv("s")
+    kv.put("a", b"1")
+    kv.put("b", b"2")
+    with kv.watch() as watch:
+        found = [watch.next(WAIT_MS)]
+        kv.put("c", b"3")
+        until(lambda: watch._subscription._reading.next > 2)
+        found += [watch.next(WAIT_MS) for _ in range(3)]
+    assert [None if entry is None else entry.key for entry in found] == ["a", "b", None, "c"]
 
 
 def test_a_watch_of_nothing_is_complete_at_once(client: SyncClient) -> None:

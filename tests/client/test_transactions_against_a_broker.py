@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import msgspec
 import pytest
 
 from malamute_protocol.errors import BrokerRefused, LocalProtocolError, Timeout
 from malamute_py.broker.transactions.moving import Moving
 from malamute_py.broker.transactions.transactions import Transactions
+from malamute_py.client.session.transactions import CHUNK_ROWS
 from tests.client.shells import Connect
 
 pytestmark = pytest.mark.slow
@@ -53,6 +55,23 @@ async def test_records_of_several_streams_appear_with_the_commit(connect: Connec
     assert await records(shell, "a") == [b"1"]
     assert await records(shell, "b") == [b"2", b"3"]
     assert await shell.do("transactions") == []
+
+
+async def test_records_that_found_no_room_leave_with_the_next_call(connect: Connect) -> None:
+    shell = await connect()
+    transaction = await begun(shell)
+    await shell.call(transaction.publish_many, "full", [b"x"] * CHUNK_ROWS)
+    link = shell.client._link
+    settings = link.engine.settings
+    link.engine.settings = msgspec.structs.replace(settings, call_timeout_ms=50)
+    link.session.window.unconfirmed_bytes += 1 << 40
+    with pytest.raises(Timeout):
+        await shell.call(transaction.publish, "full", b"last")
+    link.session.window.unconfirmed_bytes -= 1 << 40
+    link.engine.settings = settings
+    await shell.call(transaction.publish, "full", b"last")
+    await shell.call(transaction.commit)
+    assert (await shell.do("stream_info", "full")).tail == CHUNK_ROWS + 1
 
 
 @pytest.mark.parametrize("count", [1, 20_000])
@@ -119,6 +138,26 @@ async def test_a_large_transaction_is_staged_and_comes_in_order(connect: Connect
     assert facts.streams == ["a"]
     await shell.call(transaction.commit)
     assert await records(shell, "a", visibility="committed") == values
+
+
+async def test_chunks_that_are_no_batch_for_their_properties_leave_in_smaller_ones(
+    connect: Connect,
+) -> None:
+    one = await connect("one")
+    kept = [{"note": f"{n:05d}".ljust(60_000, "p")} for n in range(600)]
+    bodies = [b"%d" % n for n in range(len(kept))]
+    for number in (1, 2):
+        tx = one.client.transaction()
+        await one.call(tx.begin)
+        for _ in range(number):
+            await one.call(tx.publish_many, f"s{number}", bodies, properties=kept)
+        if number == 2:
+            await one.call(tx.publish_many, f"s{number}", [bytes(1 << 20)] * 3)
+        await one.call(tx.commit)
+        subscription = one.client.subscribe(f"s{number}", start="earliest", until="tail")
+        records = (await one.take(subscription, 1 << 30))[: number * len(kept)]
+        assert [record.properties for record in records] == kept * number
+        assert [bytes(record.body) for record in records] == bodies * number
 
 
 async def test_a_rollback_leaves_nothing(connect: Connect) -> None:

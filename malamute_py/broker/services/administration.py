@@ -300,7 +300,7 @@ class ServiceAdmin:
         count = sum(rows.bit_count() for _, rows in held)
         places = list(dict.fromkeys((service.dead_letters, service.default_dead_letters)))
         answer = Answer(self._answers, link, command)
-        job = Requeueing(service, LetterSearch(places, numbers), count, answer)
+        job = _Requeue(service, LetterSearch(places, numbers), count, answer)
         if not held:
             self._revive(job, 0)
             return
@@ -323,7 +323,7 @@ class ServiceAdmin:
                         items.append((lease.batch, bit))
         return merged(items)
 
-    def _revive(self, job: Requeueing, lsn: int) -> None:
+    def _revive(self, job: _Requeue, lsn: int) -> None:
         """Put a portion of dead letters back into their queue, or answer when all are."""
         service = job.service
         number = service.number
@@ -354,12 +354,12 @@ class ServiceAdmin:
         part.effects.append(Then(done, partial(self._not_revived, job)))
         self._steps.take([part])
 
-    def _not_revived(self, job: Requeueing, *why: Any) -> None:
+    def _not_revived(self, job: _Requeue, *why: Any) -> None:
         """Answer a REQUEUE of which the log has refused a portion."""
         job.service.reserved_rows -= job.coming
         job.answer.refuse(*why)
 
-    def _requeued(self, job: Requeueing, lsn: int) -> None:
+    def _requeued(self, job: _Requeue, lsn: int) -> None:
         """Answer a REQUEUE once all its portions are in the log; lsn: end of the last one."""
         count, answer = job.count, job.answer
         if not count:
@@ -371,7 +371,7 @@ class ServiceAdmin:
         answer.after(lsn)
 
     def _go_on(
-        self, job: Requeueing, kept: dict[int, Body | None], changes: list[Any], lsn: int
+        self, job: _Requeue, kept: dict[int, Body | None], changes: list[Any], lsn: int
     ) -> None:
         """Revive the requests of a portion that the log has; the next turn does the next portion.
 
@@ -466,7 +466,7 @@ class ServiceAdmin:
             self._steps.propose(change, removing)
 
 
-class Requeueing(msgspec.Struct, eq=False):
+class _Requeue(msgspec.Struct, eq=False):
     """One REQUEUE that is being done."""
 
     service: Service
