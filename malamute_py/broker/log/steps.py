@@ -233,7 +233,7 @@ class Steps:
         """The next number of a message or request in memory alone."""
         self._apply = apply
         self._queue: list[Step] = []
-        self._urgent: list[tuple[Step, Callable[[], Change]]] = []
+        self._urgent: list[tuple[Step, Callable[[], Change | None]]] = []
         """Steps of the broker's own that go before the queue, and what makes the change of each."""
         self._handed: dict[int, list[Step]] = {}
         """Token of a bundle that the journal has not answered -> the steps in it."""
@@ -382,10 +382,11 @@ class Steps:
         """Queue a lone change; it takes effect when it is appended."""
         self.take([Part([change], effects=[*effects])])
 
-    def propose_first(self, change: Callable[[], Change], effect: Effect) -> None:
+    def propose_first(self, change: Callable[[], Change | None], effect: Effect) -> None:
         """Queue a lone change for the bundle before all publishes of the next hand-over.
 
-        change: makes it then, by what the tables have after all answers until then.
+        change: makes it then, by what the tables have after all answers until then; None: it is not
+        wanted any more.
         """
         self.unsettled_bytes += CHANGE_BYTES
         self._urgent.append((Step([Part(effects=[effect])], CHANGE_BYTES), change))
@@ -451,9 +452,14 @@ class Steps:
         the offsets of a stream are given in the order of the calls.
         """
         assert not self._handed, "hand_over() before every bundle of the last one was answered"
-        urgent = [step for step, _ in self._urgent]
-        for step, change in self._urgent:
-            step.parts[0].changes = [change()]
+        urgent: list[Step] = []
+        for step, make in self._urgent:
+            change = make()
+            if change is None:
+                self.unsettled_bytes -= step.size
+            else:
+                step.parts[0].changes = [change]
+                urgent.append(step)
         self._urgent = []
         queue, self._queue = self._queue, []
         places = self.change_next, self.mail_next

@@ -182,9 +182,14 @@ class Stream:
         if self.schemas:
             self.body_kind = TYPED
 
-    def settling(self, kind: str, now_ms: int) -> StreamEdited:
-        """Return the change by which the stream has the body kind of its first batch."""
-        settings = msgspec.structs.replace(self.settings, body_kind=kind)
+    def settling(self, kind: int, now_ms: int) -> StreamEdited | None:
+        """Return the change by which the stream has the body kind of its first batch.
+
+        None: the step with that batch was refused after all.
+        """
+        if self.body_kind != kind:
+            return None
+        settings = msgspec.structs.replace(self.settings, body_kind=BODY_KINDS[kind])
         return StreamEdited(self.number, settings, now_ms)
 
     @property

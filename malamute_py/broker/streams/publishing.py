@@ -16,7 +16,6 @@ from typing import Any
 
 from malamute_protocol.commands import Publish, Stage, UpdateKey
 from malamute_protocol.content import Content
-from malamute_protocol.content_layout import ARROW, BODY_KINDS, Head
 from malamute_protocol.errors import BatchError, BrokerRefused, RevisionConflict
 from malamute_protocol.framing import NUMBERS
 from malamute_protocol.stamp import STAMP_BYTES
@@ -26,7 +25,7 @@ from malamute_py.broker.links.links import Links
 from malamute_py.broker.log.confirms import DEFAULT, LEVEL_NAMES, NONE, STORED, SYNCED, Confirms
 from malamute_py.broker.log.ring import RingState, Settlement, Unsettled, Waiter
 from malamute_py.broker.log.steps import Effect, Part, Steps, Then
-from malamute_py.broker.log.stream import TYPED, StampedBatch, Stream
+from malamute_py.broker.log.stream import StampedBatch, Stream
 from malamute_py.broker.ready import (
     MAIN,
     Append,
@@ -97,7 +96,7 @@ class Publishing:
             return
         head = content.head
         if head.body_kind != stream.body_kind:
-            refused = self._settle_kind(stream, head, frame)
+            refused = self._validation.misfit(stream, head, frame)
             if refused is not None:
                 self.refuse(link, command, *refused)
                 return
@@ -146,6 +145,8 @@ class Publishing:
             return
         if stream.keys is not None and not self._admitted(link, command, stream, pending):
             return
+        if stream.body_kind < 0:
+            self.settle_kind(stream, head.body_kind)
         if counted:
             usage.spend(head.count, size)
         if tracker:
@@ -215,20 +216,13 @@ class Publishing:
         self.refuse(link, command, "unsupported", reason)
         return False
 
-    def _settle_kind(self, stream: Stream, head: Head, frame: Any) -> tuple[str, str] | None:
-        """Fix the body kind by the first batch; code and reason when the batch does not fit."""
-        kind = head.body_kind
-        if stream.body_kind == TYPED:
-            return _misfit(stream, head) or self._validation.fault(stream, head, frame)
-        if stream.body_kind >= 0:
-            words = f"{BODY_KINDS[stream.body_kind]}, not {BODY_KINDS[kind]}"
-            return "bad_batch", f"the stream's bodies are {words}"
+    def settle_kind(self, stream: Stream, kind: int) -> None:
+        """Fix the body kind of a stream by its first batch, which is taken."""
         stream.body_kind = kind
         # The change goes before the batch: no record may be in the log before its stream's body
         # kind.
-        settling = partial(stream.settling, BODY_KINDS[kind], self._shard.now_ms)
+        settling = partial(stream.settling, kind, self._shard.now_ms)
         self._steps.propose_first(settling, Then(failed=partial(_unsettle, stream)))
-        return None
 
     def _in_sequence(
         self, link: Link, command: Publish | UpdateKey, stream: Stream, pending: Pending
@@ -367,7 +361,7 @@ class Publishing:
         if head.producer_id:
             raise BrokerRefused("unsupported", "the step has a key: its batches have no producer")
         if head.body_kind != stream.body_kind:
-            refused = self._settle_kind(stream, head, frame)
+            refused = self._validation.misfit(stream, head, frame)
             if refused is not None:
                 raise BrokerRefused(*refused)
         return self.later_part(stream, content, frame)
@@ -400,8 +394,13 @@ class Publishing:
 
     def later_part(self, stream: Stream, content: Content, frame: Any) -> Part:
         """Return the part of a step that appends a batch which was checked before."""
-        coming = _Coming(self, stream, content.head.count)
-        return Part(content=content, frame=frame, stream=stream, effects=[coming])
+        effects = [*self.settling(stream, content), _Coming(self, stream, content.head.count)]
+        return Part(content=content, frame=frame, stream=stream, effects=effects)
+
+    def settling(self, stream: Stream, content: Content) -> list[Effect]:
+        """Return the effect by which a stream's first batch settles its body kind, if it does."""
+        kind = content.head.body_kind
+        return [] if stream.body_kind >= 0 else [_Settling(self, stream, kind)]
 
     def part_appended(self, part: Part, end_lsn: int) -> None:
         """Let a batch of an atomic step take effect: it is in the journal."""
@@ -637,24 +636,25 @@ def _ring_name(pending: Pending) -> str:
     return pending.ring.name
 
 
-def _misfit(stream: Stream, head: Head) -> tuple[str, str] | None:
-    """Code and reason when a batch is not of a stream's declared schema."""
-    if head.body_kind != ARROW:
-        return "bad_schema", (
-            f"stream '{stream.name}' has a declared schema: its bodies are Arrow, not "
-            f"{BODY_KINDS[head.body_kind]}"
-        )
-    if head.schema_id not in stream.schemas:
-        known = ", ".join(map(str, stream.schemas))
-        return "bad_schema", (
-            f"the batch is of schema {head.schema_id}, stream '{stream.name}' has {known}"
-        )
-    return None
-
-
 def _unsettle(stream: Stream, *_: Any) -> None:
     """Forget the body kind that a first batch settled: the log did not take it."""
     stream.settle(stream.settings)
+
+
+class _Settling(Effect):
+    """The body kind of a stream whose first batch is a part of a step."""
+
+    publishing: Publishing
+    stream: Stream
+    kind: int
+
+    def taken(self, part: Part) -> None:
+        """Settle the body kind, which the next part is held to."""
+        self.publishing.settle_kind(self.stream, self.kind)
+
+    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
+        """Forget the body kind, unless the log has it."""
+        _unsettle(self.stream)
 
 
 class _Coming(Effect):

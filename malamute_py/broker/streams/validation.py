@@ -12,11 +12,17 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from malamute_protocol.commands import Command, Publish, Stage
-from malamute_protocol.content_layout import Head, claimed_schema, has_large_table
+from malamute_protocol.content_layout import (
+    ARROW,
+    BODY_KINDS,
+    Head,
+    claimed_schema,
+    has_large_table,
+)
 from malamute_protocol.header import TABLE_BYTES_MAX
 from malamute_py.broker.context import Shard, Verdict
 from malamute_py.broker.links.link import Link
-from malamute_py.broker.log.stream import Stream
+from malamute_py.broker.log.stream import TYPED, Stream
 from malamute_py.broker.ready import BatchCheck, BatchChecked
 from malamute_py.changelog.settings import FULL
 
@@ -119,7 +125,20 @@ class Validation:
             link.verdicts[frame] = Verdict(schema, answer.code, answer.reason)
         return link
 
-    def fault(self, stream: Stream, head: Head, frame: Any) -> tuple[str, str] | None:
+    def misfit(self, stream: Stream, head: Head, frame: Any) -> tuple[str, str] | None:
+        """Code and reason when a batch of another body kind does not fit a stream; None: it does.
+
+        The first batch of a stream may be of any kind.
+        """
+        kind = BODY_KINDS[head.body_kind]
+        if stream.body_kind == TYPED:
+            return _misfit(stream, head) or self._fault(stream, head, frame)
+        if stream.body_kind >= 0:
+            words = f"{BODY_KINDS[stream.body_kind]}, not {kind}"
+            return "bad_batch", f"the stream's bodies are {words}"
+        return None
+
+    def _fault(self, stream: Stream, head: Head, frame: Any) -> tuple[str, str] | None:
         """Code and reason with which a batch of a known schema is refused; None: it is not."""
         if self._streams.get(stream.name) is not stream:
             return None
@@ -127,6 +146,21 @@ class Validation:
         if verdict is None or verdict.schema != stream.schemas[head.schema_id]:
             return "wait", f"stream '{stream.name}' validates batches, and has not seen this one"
         return (verdict.code, verdict.reason) if verdict.code else None
+
+
+def _misfit(stream: Stream, head: Head) -> tuple[str, str] | None:
+    """Code and reason when a batch is not of a stream's declared schema."""
+    if head.body_kind != ARROW:
+        return "bad_schema", (
+            f"stream '{stream.name}' has a declared schema: its bodies are Arrow, not "
+            f"{BODY_KINDS[head.body_kind]}"
+        )
+    if head.schema_id not in stream.schemas:
+        known = ", ".join(map(str, stream.schemas))
+        return "bad_schema", (
+            f"the batch is of schema {head.schema_id}, stream '{stream.name}' has {known}"
+        )
+    return None
 
 
 CANNOT = "validate = full needs pyarrow where the broker runs: pip install 'malamute-py[arrow]'"

@@ -26,7 +26,16 @@ class Timers:
         heappush(self._heap, (due_ms, self._count, call))
 
     def run(self, now_ms: int) -> None:
-        """Make the calls that are due."""
-        heap = self._heap
-        while heap and heap[0][0] <= now_ms:
-            heappop(heap)[2]()
+        """Make the calls that are due; what they set is left to the next run, due or not."""
+        heap, newest = self._heap, self._count
+        later: list[tuple[int, int, Callable[[], None]]] = []
+        try:
+            while heap and heap[0][0] <= now_ms:
+                timer = heappop(heap)
+                if timer[1] > newest:
+                    later.append(timer)
+                else:
+                    timer[2]()
+        finally:
+            for timer in later:
+                heappush(heap, timer)

@@ -237,7 +237,8 @@ class Transactions:
             transaction.id, command.place, stream.number, -1, head.count, size, self._shard.now_ms
         )
         effect = _Staging(self, transaction, change, stream.ring.name)
-        return Part([change], content=content, frame=frame, effects=[effect])
+        effects = [effect, *self._publishing.settling(stream, content)]
+        return Part([change], content=content, frame=frame, effects=effects)
 
     def prepare_commit(self, link: Link, command: CommitTransaction, frame: Any = None) -> Part:
         """Return the part that commits a transaction. Raises BrokerRefused."""

@@ -438,6 +438,35 @@ def test_dead_letters_after_many_whose_records_are_gone_come_again(
     assert requeue(shell) == "retention"
 
 
+def test_a_requeue_looks_at_one_portion_a_turn_where_nothing_is_to_be_put_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(puts, "REVIVED_MAX", 1)
+    shell = world()
+    bounded(shell, 2, most=1)
+    for offset in range(6):
+        publish(shell, 1)
+        nack(shell, 2, (offset, offset + 1))
+    shell.hello(3)
+    shell.send(3, wire.OpenInbox(INBOX, "s.g.dead", 6, MUCH))
+    looked: list[int] = []
+    next_letters = puts.Puts.next_letters
+
+    def look(self: Any, *arguments: Any) -> Any:
+        looked.append(0)
+        return next_letters(self, *arguments)
+
+    monkeypatch.setattr(puts.Puts, "next_letters", look)
+    broker = shell.broker
+    broker.receive(1, "", [wire.RequeueGroup(5, "s", "g", [])], [], shell.now_ms)
+    assert len(looked) == 1
+    broker.tick(shell.now_ms)
+    assert len(looked) == 2
+    shell.run()
+    assert len(looked) == 7
+    assert shell.peers[1].last(wire.Refused).code == "unknown_request"
+
+
 def test_a_requeue_tells_of_records_that_are_gone_although_the_default_mailbox_has_none() -> None:
     shell = world()
     bounded(shell, 2, most=1, settings={"dead_letters": "morgue"})

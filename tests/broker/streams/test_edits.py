@@ -97,3 +97,39 @@ def test_a_schema_behind_another_edit_is_declared_when_its_own_change_is_in_the_
     found = settings(shell)
     assert (found["max_records"], found["body_kind"]) == (7, "arrow")
     assert not [event for event in shell.events if event.name == "internal_error"]
+
+
+@pytest.mark.parametrize("how", ["unknown producer", "step", "stage"])
+def test_a_batch_that_is_refused_settles_no_body_kind(how: str) -> None:
+    shell = world()
+    lists = encode_lists([[b"a", b"b"]])
+    if how == "unknown producer":
+        frame = encode_lists([[b"a", b"b"]], producer_id=7, first_sequence=0)
+        shell.send(1, wire.Publish("s", 7), frames=[frame])
+    elif how == "step":
+        parts = [wire.Publish("s", 0), wire.MoveCursor("s", "c", 99, 0)]
+        shell.send(1, wire.Atomic(7, len(parts)), *parts, frames=[lists])
+    else:
+        shell.send(1, wire.BeginTransaction(b"t", 6), wire.Stage(b"t", "s", 0, 5), frames=[lists])
+        shell.restart()
+        shell.hello(1)
+        assert settings(shell)["body_kind"] == "list", "a staged batch is taken"
+        return
+    assert isinstance(shell.peers[1].commands[-1], wire.Refused)
+    assert not settings(shell)["body_kind"]
+    shell.send(1, wire.Publish("s", 8), frames=[encode([b"a"])])
+    assert shell.peers[1].last(wire.Confirm).tracker == 8
+    shell.restart()
+    shell.hello(1)
+    assert settings(shell)["body_kind"] == "blob"
+
+
+def test_two_parts_of_a_step_settle_one_body_kind() -> None:
+    shell = world()
+    parts = [wire.Publish("s", 0), wire.Publish("s", 0)]
+    frames = [encode([b"a"]), encode_lists([[b"a", b"b"]])]
+    shell.send(1, wire.Atomic(7, 2), *parts, frames=frames)
+    assert shell.peers[1].last(wire.Refused).code == "bad_batch"
+    shell.send(1, wire.Atomic(8, 2), *parts, frames=[frames[1], frames[1]])
+    assert shell.peers[1].last(wire.Confirm).tracker == 8
+    assert settings(shell)["body_kind"] == "list"

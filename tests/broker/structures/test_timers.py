@@ -17,8 +17,11 @@ def test_calls_are_made_in_the_order_of_their_times_and_none_early() -> None:
     assert (timers.due_ms, made) == (40, ["first", "second", "third"])
 
 
-def test_a_call_may_set_another_that_is_due_already() -> None:
+def test_a_call_may_set_another_that_is_due_already_and_comes_in_the_next_run() -> None:
     timers, made = Timers(), list[str]()
     timers.set(10, lambda: timers.set(5, partial(made.append, "again")))
+    timers.set(10, partial(made.append, "first"))
     timers.run(10)
-    assert (timers.due_ms, made) == (None, ["again"])
+    assert (timers.due_ms, made) == (5, ["first"])
+    timers.run(10)
+    assert (timers.due_ms, made) == (None, ["first", "again"])
