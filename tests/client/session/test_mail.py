@@ -270,7 +270,7 @@ def test_a_message_that_came_again_while_a_step_waited_is_the_readers_when_it_is
     deliver(script, [b"a"], 0)
     view.take()
     step = Step()
-    step.ack(SimpleNamespace(opened=view.mailbox, number=0))  # type: ignore[arg-type]
+    step.ack(SimpleNamespace(opened=view.mailbox, number=0))
     step.move_cursor("s", "cursor", 5, since=4)
     script.session.steps.add(step, "step")
     script.step()

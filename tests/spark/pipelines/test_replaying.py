@@ -123,7 +123,11 @@ def test_records_of_a_stream_that_was_removed_are_replayed_too(
     spark: SparkSession, client: SyncClient, endpoint: str, stream: str, tmp_path: Path
 ) -> None:
     path, names = str(tmp_path / "removed"), (f"{stream}.kept", f"{stream}.gone")
-    given = {"endpoint": endpoint, "streamsPattern": rf"{stream}\..*", "failOnDataLoss": False}
+    given: dict[str, Any] = {
+        "endpoint": endpoint,
+        "streamsPattern": rf"{stream}\..*",
+        "failOnDataLoss": False,
+    }
     for name in names:
         client.publish_many(name, [name.encode()] * 5, subject="a.b", fields={"kind": "x"})
     assert archive(spark, path, **given).awaitTermination(180)
