@@ -57,6 +57,11 @@ def changed_fields(fields: Mapping[str, str] | None) -> Mapping[str, str] | None
     return fields
 
 
+def is_elsewhere(answer: Mapping[str, Any]) -> bool:
+    """Whether a RESULT of GET_KEY tells of a value that is too large for it."""
+    return bool(answer.get("revision")) and "body" not in answer and "batch" not in answer
+
+
 def entry_of_answer(key: str, answer: Mapping[str, Any]) -> KeyEntry | None:
     """Return the entry that a RESULT of GET_KEY holds; None: there is no such key.
 

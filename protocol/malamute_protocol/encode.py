@@ -38,7 +38,7 @@ from malamute_protocol.content_layout import (
     SUBJECT_CODES,
     Head,
 )
-from malamute_protocol.errors import BatchError, LocalProtocolError
+from malamute_protocol.errors import BatchError, BatchTooLarge, LocalProtocolError
 from malamute_protocol.header import ENCODER, MEMO, HeaderTable
 from malamute_protocol.limits import DEFAULT_LIMITS, UNBOUNDED, UNCHECKED, Limits
 from malamute_protocol.properties import parse_properties
@@ -125,7 +125,7 @@ def encode_bulk(
         return encode(bodies, **options)
     limits = options.get("limits", DEFAULT_LIMITS)
     if total > limits.batch_bytes_max:
-        raise LocalProtocolError("too_large", _over_batch(total, limits))
+        raise BatchTooLarge(_over_batch(total, limits))
     if total > limits.record_bytes_max:
         _check_sizes(bodies, limits, "record")
     offsets = np.subtract(bounds, bounds[0], dtype=np.int64).astype(I4)
@@ -285,7 +285,7 @@ def encode_columns(offsets: Any, blob: Any, **options: Unpack[Options]) -> bytes
         raise LocalProtocolError("too_large", _over("record", row, int(sizes[row]), limits))
     first, end = int(bounds[0]), int(bounds[-1])
     if end - first > limits.batch_bytes_max:
-        raise LocalProtocolError("too_large", _over_batch(end - first, limits))
+        raise BatchTooLarge(_over_batch(end - first, limits))
     # An array, because the CRC takes no memoryview.
     piece = np.frombuffer(data, np.uint8)[first:end] if end > first else b""
     return _assemble(
@@ -317,7 +317,7 @@ def with_properties(content: Content, properties: Mapping[str, Any], limits: Lim
     begin = end if at.properties < 0 else at.properties
     made = bytearray().join((view[:begin], packed, _PADDING[-len(packed) & 7], view[end:]))
     if len(made) + STAMP_BYTES > limits.batch_bytes_max:
-        raise LocalProtocolError("too_large", _over_batch(len(made) + STAMP_BYTES, limits))
+        raise BatchTooLarge(_over_batch(len(made) + STAMP_BYTES, limits))
     changed = head._replace(
         content_bytes=len(made), flags=head.flags | PROPERTIES_CONSTANT,
         properties_bytes=len(packed),
@@ -387,9 +387,7 @@ def _head(
     limits = options.get("limits", DEFAULT_LIMITS)
     if not 0 < count <= limits.batch_records_max:
         if count:
-            raise LocalProtocolError(
-                "too_large", f"{count} records in a batch, at most {limits.batch_records_max}"
-            )
+            raise BatchTooLarge(f"{count} records in a batch, at most {limits.batch_records_max}")
         raise LocalProtocolError("bad_batch", "a batch needs at least one record")
     subjects, subject_codes = _subjects(count, options)
     fieldmaps, field_codes = _fieldmaps(count, options)
@@ -429,9 +427,7 @@ def _head(
         sections.append(np.ascontiguousarray(appended, dtype=I8))
     size = CONTENT_BYTES + sum(map(_size, sections)) + body_bytes + (-body_bytes & 7)
     if max(size + STAMP_BYTES, raw_bytes) > limits.batch_bytes_max:
-        raise LocalProtocolError(
-            "too_large", _over_batch(max(size + STAMP_BYTES, raw_bytes), limits)
-        )
+        raise BatchTooLarge(_over_batch(max(size + STAMP_BYTES, raw_bytes), limits))
     try:
         rest = _REST.pack(
             size,
@@ -491,7 +487,7 @@ def _join(pieces: Sequence[bytes], limits: Limits, what: str) -> tuple[Any, Sequ
     if total > limits.record_bytes_max:
         _check_sizes(pieces, limits, what)
     if total > limits.batch_bytes_max:
-        raise LocalProtocolError("too_large", _over_batch(total, limits))
+        raise BatchTooLarge(_over_batch(total, limits))
     if count <= _SMALL:
         return struct.pack(f"<{count + 1}i", *bounds), written
     offsets = np.zeros(count + 1, I4)
@@ -614,9 +610,12 @@ def _check_table(
     if limits is UNBOUNDED:
         return
     if max(subjects[1], fieldmaps[1]) > limits.headers_max:
-        raise LocalProtocolError("too_large", f"more than {limits.headers_max} distinct headers")
+        raise BatchTooLarge(f"more than {limits.headers_max} distinct headers")
     try:
         table = MEMO.table(subjects[0], fieldmaps[0], UNCHECKED)
+        if table.entries > limits.header_entries_max:
+            most = limits.header_entries_max
+            raise BatchTooLarge(f"{table.entries} keys and fields of all headers, at most {most}")
         table.check(limits)
     except BatchError as error:
         where = ""

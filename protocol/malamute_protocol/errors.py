@@ -102,6 +102,14 @@ class LocalProtocolError(ProtocolError):
     """This side was about to break the protocol: nothing was sent."""
 
 
+class BatchTooLarge(LocalProtocolError):
+    """Records are more than one batch holds, each of them within its limits: fewer may fit."""
+
+    def __init__(self, reason: str) -> None:
+        """reason: the limit of a batch, and what goes over it."""
+        super().__init__("too_large", reason)
+
+
 class RemoteProtocolError(ProtocolError):
     """The peer broke the protocol: its link is to be ended."""
 

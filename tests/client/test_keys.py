@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,6 +39,33 @@ def test_a_value_that_was_put_is_got_with_its_revision(client: SyncClient) -> No
     assert found is not None
     assert (found.value, found.revision, found.fields) == (b"red", revision, {"by": "me"})
     assert kv.get("shape") is None
+
+
+def test_a_value_larger_than_an_answer_is_got(broker: EmbeddedBroker) -> None:
+    values = {
+        "fits": bytes(400_000), "beyond.an.answer": bytes(600_000),
+        "beyond.a.frame": bytes(1 << 20),
+        "as.large.as.may.be": bytes(8 << 20), "with*star": bytes(2 << 20),
+    }  # fmt: skip
+    with broker.connect_sync() as client:
+        client.create_stream("large", keep="last-per-subject", ring_bytes=512 << 20)
+        kv = client.kv("large")
+        revisions = {key: kv.put(key, value, fields={"of": key}) for key, value in values.items()}
+        for key, value in values.items():
+            found = kv.get(key)
+            assert found is not None
+            assert (found.key, found.revision, found.value) == (key, revisions[key], value)
+            assert found.fields == {"of": key}
+        kv.put("packed", bytes(8 << 20), codec="zstd")
+        kv.put("packed.badly", random.Random(7).randbytes(2 << 20), codec="zstd")
+        for key, size in (("packed", 8 << 20), ("packed.badly", 2 << 20)):
+            found = kv.get(key)
+            assert found is not None
+            assert len(found.value) == size
+        kv.delete("beyond.a.frame")
+        assert kv.get("beyond.a.frame") is None
+        assert client.reconnects == 0
+        client.remove_stream("large")
 
 
 def test_an_update_says_the_revision_that_the_key_has(client: SyncClient) -> None:

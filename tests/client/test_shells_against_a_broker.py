@@ -116,6 +116,41 @@ async def test_a_table_larger_than_a_batch_is_published_in_several(made: Any) ->
     )
 
 
+async def test_bulk_calls_cut_by_all_that_their_records_have(shell: Any) -> None:
+    names = [f"{n:05d}".ljust(255, "s") for n in range(65_536)]
+    wide = [{f"f{k}": f"{n:05d}".ljust(1_000, "v") for k in range(8)} for n in range(3_000)]
+    kept = [{"note": f"{n:05d}".ljust(60_000, "p")} for n in range(400)]
+    many = [[f"{n}", "a", "b", "c", "d"] for n in range(60_000)]
+    for options in (
+        {"subjects": names}, {"fields": wide}, {"properties": kept}, {"subjects": many},
+    ):  # fmt: skip
+        ((option, values),) = options.items()
+        bodies = [b"%d" % n for n in range(len(values))]
+        confirmed = await shell.do("publish_many", "s", bodies, **options)
+        assert 2 <= len(confirmed) <= 4, "halves, as often as they do not fit"
+        first, count = confirmed[0].offset, len(values)
+        records = await shell.take(shell.client.subscribe("s", start=first), count)
+        taken = [
+            record.keys if option == "subjects" else getattr(record, option) for record in records
+        ]
+        wanted = [[value] if type(value) is str else value for value in values]
+        assert list(map(list, taken)) == wanted if option == "subjects" else taken == wanted
+        assert [bytes(record.body) for record in records] == bodies
+        sent = await shell.do("send_many", "box", bodies, **options)
+        assert sum(one.count for one in sent) == count
+
+
+async def test_a_bulk_call_of_one_batch_with_a_wrong_record_sends_none_of_it(shell: Any) -> None:
+    for options in (
+        {"subjects": ["a", "x" * 256]},
+        {"fields": [None, {"name": "v" * 1_025}]},
+        {"properties": [None, {"name": "v" * 65_536}]},
+    ):
+        with pytest.raises(LocalProtocolError, match="too_large"):
+            await shell.do("publish_many", "s", [b"1", b"2"], **options)
+    assert (await shell.do("publish", "s", b"first")).offset == 0
+
+
 async def test_a_bad_pattern_is_raised_before_anything_is_sent(shell: Any) -> None:
     with pytest.raises(BrokerRefused, match="bad_pattern"):
         shell.client.subscribe("s", "a*")

@@ -140,6 +140,26 @@ async def test_a_large_transaction_is_staged_and_comes_in_order(connect: Connect
     assert await records(shell, "a", visibility="committed") == values
 
 
+async def test_chunks_that_are_no_batch_for_their_properties_leave_in_smaller_ones(
+    connect: Connect,
+) -> None:
+    one = await connect("one")
+    kept = [{"note": f"{n:05d}".ljust(60_000, "p")} for n in range(600)]
+    bodies = [b"%d" % n for n in range(len(kept))]
+    for number in (1, 2):
+        tx = one.client.transaction()
+        await one.call(tx.begin)
+        for _ in range(number):
+            await one.call(tx.publish_many, f"s{number}", bodies, properties=kept)
+        if number == 2:
+            await one.call(tx.publish_many, f"s{number}", [bytes(1 << 20)] * 3)
+        await one.call(tx.commit)
+        subscription = one.client.subscribe(f"s{number}", start="earliest", until="tail")
+        records = (await one.take(subscription, 1 << 30))[: number * len(kept)]
+        assert [record.properties for record in records] == kept * number
+        assert [bytes(record.body) for record in records] == bodies * number
+
+
 async def test_a_rollback_leaves_nothing(connect: Connect) -> None:
     shell = await connect()
     transaction = await begun(shell)

@@ -33,6 +33,8 @@ LOOKED_AT = 2_000
 """Keys that one page looks at."""
 LOOKED_AT_SLOWLY = 50
 """Keys that one page looks at with a pattern for which one subject may take long."""
+VALUE_BYTES_MAX = 512 << 10
+"""Bytes of a value, or of the batch that holds it, up to which they are part of an answer."""
 READ_BYTES = 256 << 10
 """Bytes of records of which a start enters the keys at once: some 5 ms of the loop."""
 TRIES_MAX = 3
@@ -138,7 +140,11 @@ class KeyCommands:
         if failure is not None:
             self._answers.refuse(link, command, *failure)
         elif link.open:
-            size = value.pop("bytes")
+            size = value["bytes"]
+            if size > VALUE_BYTES_MAX:
+                size, value = 0, {"bytes": size, "time_ms": value["time_ms"]}
+            else:
+                del value["bytes"]
             self._answers.result(link, command, {"revision": offset, **value})
             # A value counts like a delivery: the peer has to show that it has read it.
             link.room -= size
@@ -294,5 +300,5 @@ def value_of(content: Content, row: int, time_ms: int) -> dict[str, Any]:
             body = [bytes(bodies.blob[low:high]) for low, high in pairwise(bounds)]
         else:
             body = bytes(bodies.blob[begin:end])
-    size = sum(map(len, body)) if isinstance(body, list) else len(body)
+    size = sum(map(len, body)) + 5 * len(body) if isinstance(body, list) else len(body)
     return {"time_ms": time_ms, "body": body, "fields": fields, "bytes": size + 100}

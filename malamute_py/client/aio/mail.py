@@ -199,6 +199,8 @@ class MailVerbs(AsyncVerbs):
         for first, end in bulk.cuts():
             # sync: # Encoded outside the lock: the link's thread goes on sending meanwhile.
             content = bulk.encode(first, end, (0, 0, 0))
+            if content is None:
+                continue
             if True:  # sync: with link.lock:
                 if not link.has_room():
                     await link.room(session.batch_bytes, timeout_ms, mailbox)

@@ -312,7 +312,9 @@ class BulkPublisher:
             if True:  # sync: with link.lock:
                 expected = self._publisher.expected(self._stream, self._level)
             # sync: # Encoded outside the lock: the link's thread goes on sending meanwhile.
-            await self._add(bulk.encode(first, end, expected), end - first)
+            content = bulk.encode(first, end, expected)
+            if content is not None:
+                await self._add(content, end - first)
             # The link sends this batch while the next one is encoded.
             await asyncio.sleep(0)  # asyncio only
 

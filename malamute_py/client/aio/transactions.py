@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from malamute_protocol import commands as c
-from malamute_protocol.errors import BrokerRefused, MalamuteError, Timeout
+from malamute_protocol.errors import BatchTooLarge, BrokerRefused, MalamuteError, Timeout
 from malamute_py.client.aio.link import LoopLink
 from malamute_py.client.arguments import duration, name_of
 from malamute_py.client.engine.engine import clock_ms
@@ -140,7 +140,7 @@ class Transaction:
             self._commit_unanswered = step
             try:
                 confirmation = await self._take(step, _left(until_ms))
-            except BrokerRefused as error:
+            except _REFUSED as error:
                 # Where a stream has a ring of its own, what goes there is staged before the commit.
                 if error.code != "cross_ring" or opened.was_staged:
                     self._commit_unanswered = None
@@ -150,7 +150,7 @@ class Transaction:
                 return confirmation
             step = opened.commit_again()
 
-    async def _stage_smaller(self, error: BrokerRefused, timeout_ms: Wait) -> None:
+    async def _stage_smaller(self, error: BrokerRefused | BatchTooLarge, timeout_ms: Wait) -> None:
         """Stage what was refused in smaller batches. Raises the refusal where that cannot be.
 
         A wait that is over ends the transaction: a commit would lack the halves that have not left.
@@ -161,7 +161,7 @@ class Transaction:
         while (step := opened.take_half()) is not None:
             try:
                 await self._take(step, timeout_ms)
-            except BrokerRefused as again:
+            except _REFUSED as again:
                 if again.code != "too_large" or not opened.split():
                     raise
             except BaseException:
@@ -313,7 +313,7 @@ class Transaction:
             else:
                 # A wait for it was over before: without it there is nothing to commit.
                 await self._take(self._opened.repeated(step), timeout_ms)
-        except BrokerRefused as error:
+        except _REFUSED as error:
             self._step = None
             await self._stage_smaller(error, timeout_ms)
         except BaseException:
@@ -352,5 +352,7 @@ def _left(until_ms: int | None) -> int | None:
     return None if until_ms is None else max(1, until_ms - clock_ms())
 
 
+_REFUSED = BrokerRefused, BatchTooLarge
+"""Refusals of the broker, and of the client itself: a chunk gathers by the bytes of its bodies."""
 _OVER = frozenset({"unknown_transaction", "transaction_timed_out", "transaction_ended"})
 """Refusals that say that a transaction is over."""

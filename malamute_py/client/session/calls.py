@@ -16,7 +16,7 @@ import numpy as np
 from malamute_protocol.batch import encode_bulk, encode_columns, encode_lists
 from malamute_protocol.commands import PlanRead
 from malamute_protocol.content_layout import HEAD
-from malamute_protocol.errors import LocalProtocolError, MalamuteError
+from malamute_protocol.errors import BatchTooLarge, LocalProtocolError, MalamuteError
 from malamute_protocol.limits import DEFAULT_LIMITS, REQUEST_PRIORITY_MAX, Limits
 from malamute_protocol.pattern import Pattern, PatternError, from_text, validate
 from malamute_py.client.arguments import (
@@ -180,6 +180,8 @@ class Bulk:
         """Options with one value for all records."""
         self._columns: dict[str, Any] = {}
         """Options with a value for each record."""
+        self._halved = False
+        """Whether the cut that was made last does not fit into one batch."""
         if subjects is not None:
             if subject is not None:
                 raise LocalProtocolError("bad_batch", "give subject or subjects, not both")
@@ -206,7 +208,10 @@ class Bulk:
             column_of(name, values, len(bodies))
 
     def cuts(self) -> Iterator[tuple[int, int]]:
-        """Yield (first, end) of the records of each batch."""
+        """Yield (first, end) of the records of each batch, and of its halves after `encode` failed.
+
+        Raises LocalProtocolError: a body has no length or is too large.
+        """
         bodies = self._bodies
         size_of: Callable[[Any], int] = _list_size if self._lists else len
         most = self._records_max
@@ -221,11 +226,24 @@ class Bulk:
                 wanted = "lists of bytes, all of them" if self._lists else "bytes"
                 raise LocalProtocolError("bad_batch", f"bodies are {wanted}: {error}") from error
             self._start, self._bounds = start, bounds
-            for first, end in _cuts(bounds, self._batch_bytes):
-                yield start + first, start + end
+            for cut in _cuts(bounds, self._batch_bytes):
+                cuts = [cut]
+                while cuts:
+                    first, end = cuts.pop()
+                    yield start + first, start + end
+                    if self._halved:
+                        self._halved = False
+                        half = (first + end) // 2
+                        cuts += [(half, end), (first, half)]
 
-    def encode(self, first: int, end: int, producer: tuple[int, int, int]) -> bytes | bytearray:
-        """The content of the cut that was made last. Raises LocalProtocolError: it cannot be."""
+    def encode(
+        self, first: int, end: int, producer: tuple[int, int, int]
+    ) -> bytes | bytearray | None:
+        """The content of the cut that was made last; None: it is too large, and cut in halves next.
+
+        Bodies alone decide about the cuts: what else records have may be more than a batch holds.
+        Raises LocalProtocolError: it cannot be encoded.
+        """
         whole = first == 0 and end == len(self._bodies)
         bodies = self._bodies if whole else self._bodies[first:end]
         columns = self._columns
@@ -238,6 +256,11 @@ class Bulk:
                 return encode_lists(bodies, **options)
             bounds = self._bounds[first - self._start : end - self._start + 1]
             return encode_bulk(bodies, bounds, **options)
+        except BatchTooLarge:
+            if end - first == 1:
+                raise
+            self._halved = True
+            return None
         except MalamuteError:
             raise
         except Exception as error:  # whatever a value of another type raises, it is this call's

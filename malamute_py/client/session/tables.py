@@ -13,7 +13,7 @@ import numpy as np
 
 from malamute_protocol.columns import NO_TIME
 from malamute_protocol.encode import encode_arrow
-from malamute_protocol.errors import LocalProtocolError
+from malamute_protocol.errors import BatchTooLarge, LocalProtocolError
 from malamute_protocol.limits import DEFAULT_LIMITS, Limits
 from malamute_protocol.schema import SchemaError, Schemas, read_schema
 from malamute_py.client.arguments import codec_of, no_near_column, properties_of, text, wrong
@@ -149,8 +149,8 @@ class TableRows:
                 body, count, schema_id=self._id, codec=self._codec, limits=limits,
                 **self._headers(first, count),
             )  # fmt: skip
-        except LocalProtocolError as error:
-            if error.code != "too_large" or count == 1:
+        except BatchTooLarge:
+            if count == 1:
                 raise
             half = count // 2
             yield from self._encoded(first, half, limits)

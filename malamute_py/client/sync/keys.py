@@ -22,6 +22,7 @@ from malamute_py.client.keys import (
     changed_fields,
     entry_of_answer,
     entry_of_record,
+    is_elsewhere,
     key_of,
     pattern_of_key,
     revision_of,
@@ -63,7 +64,21 @@ class SyncKeyView:
         `unsupported` (the stream has no keys), `forbidden`; Timeout; ConnectionLost.
         """
         stream, key = self._stream, key_of(key)
-        return entry_of_answer(key, self._ask(lambda number: c.GetKey(number, stream, key)))
+        answer = self._ask(lambda number: c.GetKey(number, stream, key))
+        return self._newest(key) if is_elsewhere(answer) else entry_of_answer(key, answer)
+
+    def _newest(self, key: str) -> KeyEntry | None:
+        """Read a key's newest record, whose value is too large for an answer. Raises Timeout."""
+        subscription = self._subscribe(
+            pattern_of_key(key), start=LastPerSubject(), until="tail", on_notice=_pass_over
+        )
+        wait_ms = self._link.engine.settings.call_timeout_ms
+        newest: KeyEntry | None = None
+        with subscription:
+            while (record := subscription.next_record(wait_ms)) is not None:
+                if record.subject == key:
+                    newest = entry_of_record(record)
+        return None if newest is None or newest.deleted else newest
 
     def put(
         self,

@@ -195,6 +195,8 @@ class SyncMailVerbs(SyncVerbs):
         for first, end in bulk.cuts():
             # Encoded outside the lock: the link's thread goes on sending meanwhile.
             content = bulk.encode(first, end, (0, 0, 0))
+            if content is None:
+                continue
             with link.lock:
                 if not link.has_room():
                     link.room(timeout_ms, mailbox)

@@ -303,7 +303,9 @@ class SyncBulkPublisher:
             with link.lock:
                 expected = self._publisher.expected(self._stream, self._level)
             # Encoded outside the lock: the link's thread goes on sending meanwhile.
-            self._add(bulk.encode(first, end, expected), end - first)
+            content = bulk.encode(first, end, expected)
+            if content is not None:
+                self._add(content, end - first)
 
     def publish_batch(self, content: bytes) -> None:
         """Publish one encoded content; returns when it is in the window."""

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from malamute_protocol import commands as c
-from malamute_protocol.errors import BrokerRefused, MalamuteError, Timeout
+from malamute_protocol.errors import BatchTooLarge, BrokerRefused, MalamuteError, Timeout
 from malamute_py.client.arguments import duration, name_of
 from malamute_py.client.engine.engine import clock_ms
 from malamute_py.client.engine.waits import APPENDED, COMMIT, NOT_STAGED, STAGED, STEP, timed_out
@@ -141,7 +141,7 @@ class SyncTransaction:
             self._commit_unanswered = step
             try:
                 confirmation = self._take(step, _left(until_ms))
-            except BrokerRefused as error:
+            except _REFUSED as error:
                 # Where a stream has a ring of its own, what goes there is staged before the commit.
                 if error.code != "cross_ring" or opened.was_staged:
                     self._commit_unanswered = None
@@ -151,7 +151,7 @@ class SyncTransaction:
                 return confirmation
             step = opened.commit_again()
 
-    def _stage_smaller(self, error: BrokerRefused, timeout_ms: Wait) -> None:
+    def _stage_smaller(self, error: BrokerRefused | BatchTooLarge, timeout_ms: Wait) -> None:
         """Stage what was refused in smaller batches. Raises the refusal where that cannot be.
 
         A wait that is over ends the transaction: a commit would lack the halves that have not left.
@@ -162,7 +162,7 @@ class SyncTransaction:
         while (step := opened.take_half()) is not None:
             try:
                 self._take(step, timeout_ms)
-            except BrokerRefused as again:
+            except _REFUSED as again:
                 if again.code != "too_large" or not opened.split():
                     raise
             except BaseException:
@@ -310,7 +310,7 @@ class SyncTransaction:
             else:
                 # A wait for it was over before: without it there is nothing to commit.
                 self._take(self._opened.repeated(step), timeout_ms)
-        except BrokerRefused as error:
+        except _REFUSED as error:
             self._step = None
             self._stage_smaller(error, timeout_ms)
         except BaseException:
@@ -347,5 +347,7 @@ def _left(until_ms: int | None) -> int | None:
     return None if until_ms is None else max(1, until_ms - clock_ms())
 
 
+_REFUSED = BrokerRefused, BatchTooLarge
+"""Refusals of the broker, and of the client itself: a chunk gathers by the bytes of its bodies."""
 _OVER = frozenset({"unknown_transaction", "transaction_timed_out", "transaction_ended"})
 """Refusals that say that a transaction is over."""
