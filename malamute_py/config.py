@@ -683,7 +683,7 @@ def wrong_in_combination(config: Config) -> Iterator[ConfigError]:
     if not links.heartbeat_min_ms <= links.heartbeat_ms <= links.heartbeat_max_ms:
         yield ConfigError(
             "links.heartbeat_ms",
-            f"{links.heartbeat_ms} lies outside links.heartbeat_min_ms and heartbeat_max_ms "
+            f"{links.heartbeat_ms} lies outside links.heartbeat_min_ms and links.heartbeat_max_ms "
             f"({links.heartbeat_min_ms} to {links.heartbeat_max_ms})",
         )
     if limits.record_bytes_max > limits.batch_bytes_max:
@@ -714,7 +714,7 @@ def wrong_in_combination(config: Config) -> Iterator[ConfigError]:
     if not services.lease_min_ms <= services.lease_ms <= services.lease_max_ms:
         yield ConfigError(
             "services.lease_ms",
-            f"{services.lease_ms} lies outside services.lease_min_ms and lease_max_ms "
+            f"{services.lease_ms} lies outside services.lease_min_ms and services.lease_max_ms "
             f"({services.lease_min_ms} to {services.lease_max_ms})",
         )
     groups, checkpoint, transactions = config.groups, config.checkpoint, config.transactions

@@ -345,8 +345,10 @@ class Space:
         self.expect()
         self.storage.remove(index_name(old.number))
         self.storage.remove(old.name)
-        self.storage.sync_directory()
+        # Before the sync, which may fail: there is no file any more that could be used again. What
+        # a power loss brings back of it lies before the first segment that was expected above.
         self._leaving = None
+        self.storage.sync_directory()
 
     def _note_begun(self, now_ms: int | None) -> None:
         """See whether segments were begun since the last look."""

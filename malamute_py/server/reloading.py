@@ -127,11 +127,16 @@ def take_up(before: Reading, examined: Examined, complete: Callable[[Config], Co
             values[key] = new
         else:
             changes.append(Change(key, RESTART))
-    for error in wrong_in_combination(with_values(before.config, values)):
-        # What is wrong together was right before: the settings of the fault stay as they were.
-        for key in [key for key in values if key == error.key or key in error.why]:
-            del values[key]
-        changes.append(Change(error.key, REFUSED, error.why))
+    # What is wrong together was right before: the settings of the fault stay as they were. Others
+    # may be wrong beside these then.
+    while errors := list(wrong_in_combination(with_values(before.config, values))):
+        taken = len(values)
+        for error in errors:
+            for key in [key for key in values if key == error.key or key in error.why]:
+                del values[key]
+            changes.append(Change(error.key, REFUSED, error.why))
+        if len(values) == taken:
+            break
     config = with_values(before.config, values)
     try:
         check_defaults(config)

@@ -293,6 +293,25 @@ async def test_what_is_no_arrow_table_is_named(shell: Any) -> None:
         assert named in caught.value.reason
 
 
+async def test_columns_of_a_table_that_are_no_bodies_or_subjects_are_named(shell: Any) -> None:
+    pa = pytest.importorskip("pyarrow")
+    null = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int32()), pa.array(["a", None]))
+    for named, column, subjects in (
+        ("column 'body' has no bodies, but int64", pa.array([1, 2]), pa.array(["a", "b"])),
+        ("column 's' has no subjects, but int64", pa.array([b"", b""]), pa.array([1, 2])),
+        ("column 's' has nulls", pa.array([b"", b""]), pa.array(["a", None])),
+        ("column 's' has nulls", pa.array([b"", b""]), null),
+    ):
+        table = pa.table({"body": column, "s": subjects})
+        with pytest.raises(LocalProtocolError) as caught:
+            await shell.do("publish_arrow", "s", table, subject="s")
+        assert named in caught.value.reason
+    unused = pa.DictionaryArray.from_arrays(pa.array([0, 0], pa.int32()), null.dictionary)
+    table = pa.table({"body": pa.array([b"1", b"2"]), "s": unused})
+    (confirmation,) = await shell.do("publish_arrow", "subjects", table, subject="s")
+    assert confirmation.count == 2
+
+
 async def test_whatever_counts_as_an_integer_is_one(shell: Any) -> None:
     three = np.int64(3)
     await shell.do("publish_many", "s", [b"a"] * 5)

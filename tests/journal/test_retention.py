@@ -126,6 +126,39 @@ def test_segments_in_which_nothing_is_served_give_their_space_back(place: Place)
     assert [o for o, _ in everything(ring, 1)] == list(range(17, 24))
 
 
+def test_a_ring_goes_on_after_the_removal_of_a_segment_was_not_known_to_be_durable(
+    place: Place,
+) -> None:
+    storage = Faulty(place.storage)
+    settings = RingSettings(segment_bytes=S, ring_bytes=10 * S)
+    ring, _ = Ring.open(storage, settings=settings, epoch=1)
+    fill(ring, 18)
+    ring.sync()
+    tidy(ring)
+    ring.remove_before(1, offset=17)
+    plain = storage.sync_directory
+
+    def broken() -> None:
+        call, subject = storage.calls[-1]
+        if call == "remove" and str(subject).endswith(".seg"):
+            raise OSError(errno.EIO, "broken")
+        plain()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(storage, "sync_directory", broken)
+        with pytest.raises(OSError, match="broken"):
+            tidy(ring)
+    for _ in range(40):
+        fill(ring, 1)
+        ring.sync()
+        tidy(ring)
+    assert everything(ring, 1)[-1][0] == ring.next_offset(1) - 1
+    ring.close()
+    _, recovery = Ring.open(storage, settings=settings, epoch=2)
+    assert recovery.clean
+    assert recovery.unknown == ()
+
+
 def test_a_ring_that_is_written_to_uses_empty_segments_again_before_it_gives_them_back(
     place: Place,
 ) -> None:

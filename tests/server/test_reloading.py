@@ -17,7 +17,14 @@ import pytest
 import malamute_py as malamute
 from malamute_protocol.commands import Bye, Refused, ReloadConfig, Result
 from malamute_py.client.settings import Plain
-from malamute_py.config import KEYS, Config, NamespaceSection, from_table, load
+from malamute_py.config import (
+    KEYS,
+    Config,
+    NamespaceSection,
+    from_table,
+    load,
+    wrong_in_combination,
+)
 from malamute_py.config_check import Examined, examine
 from malamute_py.server import Server
 from malamute_py.server.authentication.credentials import hash_password
@@ -91,6 +98,39 @@ def test_what_is_wrong_is_refused_and_the_rest_is_taken_up(tmp_path: Path) -> No
     assert (found.config.streams.streams_max, found.config.streams.rings_max) == (5, 7)
     assert set(found.config.permissions) == {"ann"}
     assert found.config.links == Config().links
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("[links]\nheartbeat_min_ms = 60000", "links.heartbeat_min_ms"),
+        ("[links]\nheartbeat_max_ms = 500", "links.heartbeat_max_ms"),
+        ("[services]\nlease_min_ms = 1000000", "services.lease_min_ms"),
+        ("[services]\nlease_max_ms = 1000", "services.lease_max_ms"),
+        ("[services]\nbackoff_max_ms = 1", "services.backoff_max_ms"),
+        ("[groups]\nhold_max_ms = 1\nhold_ms = 5", "groups.hold_max_ms"),
+    ],
+)
+def test_a_bound_that_does_not_fit_to_what_it_bounds_stays_as_it_was(
+    tmp_path: Path, text: str, key: str
+) -> None:
+    file = tmp_path / "malamute.toml"
+    file.write_text(text)
+    found = reading({}, examine(file))
+    assert [change.outcome for change in found.changes] == ["refused"] * len(found.changes)
+    assert value_of(found.config, key) == value_of(Config(), key)
+    assert not list(wrong_in_combination(found.config))
+
+
+def test_settings_that_are_wrong_once_others_stay_as_they_were_stay_too(tmp_path: Path) -> None:
+    before = {"links": {"heartbeat_min_ms": 100, "heartbeat_ms": 1000, "heartbeat_max_ms": 2000}}
+    file = tmp_path / "malamute.toml"
+    file.write_text(
+        "[links]\nheartbeat_min_ms = 5000\nheartbeat_ms = 9000\nheartbeat_max_ms = 8000"
+    )
+    found = reading(before, examine(file))
+    assert found.config == from_table(before)
+    assert {change.outcome for change in found.changes} == {"refused"}
 
 
 def test_a_file_that_cannot_be_read_changes_nothing(tmp_path: Path) -> None:

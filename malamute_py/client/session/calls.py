@@ -318,11 +318,16 @@ def arrow_contents(
         if column.null_count:
             raise LocalProtocolError("bad_batch", f"column {body!r} has nulls")
         if column.type not in (pa.binary(), pa.string()):
-            column = column.cast(pa.binary())
+            try:
+                column = column.cast(pa.binary())
+            except pa.ArrowException as error:
+                raise LocalProtocolError(
+                    "bad_batch", f"column {body!r} has no bodies, but {column.type}: {error}"
+                ) from error
         _, offsets, blob = column.buffers()
         assert offsets is not None, "a binary column without offsets"
         bounds = np.frombuffer(memoryview(offsets), np.int32, len(column) + 1, 4 * column.offset)
-        subjects = piece.column(subject) if subject in piece.column_names else None
+        subjects = _arrow_subjects(piece, subject) if subject in piece.column_names else None
         for first, end in _cuts(bounds, batch_bytes):
             options: dict[str, Any] = {"subject": subject}
             if subjects is not None:
@@ -337,6 +342,21 @@ def arrow_contents(
                 }
             options["properties"], options["limits"] = kept, limits
             yield encode_columns(bounds[first : end + 1], blob or b"", **options)
+
+
+def _arrow_subjects(piece: Any, name: str) -> Any:
+    """Return the column with the subjects. Raises LocalProtocolError: some are no text."""
+    import pyarrow as pa
+
+    column, kinds = piece.column(name), pa.types
+    if kinds.is_dictionary(column.type) and column.dictionary.null_count:
+        column = column.dictionary_decode()  # no row may have the null
+    kind = column.type.value_type if kinds.is_dictionary(column.type) else column.type
+    if column.null_count:
+        raise LocalProtocolError("bad_batch", f"column {name!r} has nulls")
+    if not (kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind)):
+        raise LocalProtocolError("bad_batch", f"column {name!r} has no subjects, but {kind}")
+    return column
 
 
 def content_count(content: Any) -> int:

@@ -111,6 +111,18 @@ class State(msgspec.Struct):
         streams = self.position.get("streams", {})
         return {name: int(at["offset"]) for name, at in streams.items()}
 
+    @property
+    def ends(self) -> dict[str, int]:
+        """Stream, also one that was removed -> offset before which all archived records of it lie.
+
+        A stream that was made again has those of the former one as well.
+        """
+        ends = self.reached
+        for gap in self.gaps:
+            if not gap.end:
+                ends[gap.stream] = max(ends.get(gap.stream, 0), gap.first)
+        return ends
+
 
 class ReadableFolder(Protocol):
     """The calls that reading the log makes; class Folder has them."""

@@ -247,7 +247,7 @@ def _planned(
         plan = msgspec.json.decode(folder.read(file), type=Plan)
     except FileNotFoundError:
         steps = _steps(rows, settings, PACED_ROWS if tick_ms else STEP_ROWS)
-        plan = Plan(settings, state.reached, steps, tick_ms)
+        plan = Plan(settings, state.ends, steps, tick_ms)
         folder.create(file, msgspec.json.encode(plan))
         plan = msgspec.json.decode(folder.read(file), type=Plan)
     settings = {**settings, "paced": tick_ms > 0}

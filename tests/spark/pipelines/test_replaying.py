@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,3 +117,25 @@ def test_a_paced_replay_waits_as_long_as_the_records_times_say(
     # A tick has 100 ms of the wall clock, 500 of the archive; the first is due at once.
     assert virtual == pytest.approx([0.1, 0.1, 0.1])
     assert (done.records_done, done.late_ms) == (40, 0)
+
+
+def test_records_of_a_stream_that_was_removed_are_replayed_too(
+    spark: SparkSession, client: SyncClient, endpoint: str, stream: str, tmp_path: Path
+) -> None:
+    path, names = str(tmp_path / "removed"), (f"{stream}.kept", f"{stream}.gone")
+    given: dict[str, Any] = {
+        "endpoint": endpoint,
+        "streamsPattern": rf"{stream}\..*",
+        "failOnDataLoss": False,
+    }
+    for name in names:
+        client.publish_many(name, [name.encode()] * 5, subject="a.b", fields={"kind": "x"})
+    assert archive(spark, path, **given).awaitTermination(180)
+    client.remove_stream(names[1])
+    client.publish(names[0], b"more", subject="a.b", fields={"kind": "x"})
+    assert archive(spark, path, **given).awaitTermination(180)
+    done = replay(spark, path, f"{stream}-again", name=stream, endpoint=endpoint)
+    assert done.records_done == 11
+    with client.subscribe(f"{stream}-again", start="earliest", until="tail") as reading:
+        found = Counter(each.body for each in reading)
+    assert found == {names[0].encode(): 5, names[1].encode(): 5, b"more": 1}
