@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+from collections import deque
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 import zmq
@@ -149,6 +152,18 @@ async def test_a_bulk_call_of_one_batch_with_a_wrong_record_sends_none_of_it(she
         with pytest.raises(LocalProtocolError, match="too_large"):
             await shell.do("publish_many", "s", [b"1", b"2"], **options)
     assert (await shell.do("publish", "s", b"first")).offset == 0
+
+
+async def test_bodies_may_be_any_sequence(shell: Any) -> None:
+    bodies = [b"%d" % n for n in range(70_000)]
+    for given in (deque(bodies), pd.Series(bodies, index=range(5, 70_005)), np.array(bodies)):
+        subjects = deque(["a"]) * len(bodies)
+        confirmed = await shell.do("publish_many", "s", given, subjects=subjects)
+        assert [one.count for one in confirmed] == [65_536, 4_464]
+        await shell.do("send_many", "box", given)
+        start = confirmed[0].offset
+        records = await shell.take(shell.client.subscribe("s", start=start), len(bodies))
+        assert [bytes(record.body) for record in records] == bodies
 
 
 async def test_a_bad_pattern_is_raised_before_anything_is_sent(shell: Any) -> None:

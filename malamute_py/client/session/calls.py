@@ -168,7 +168,7 @@ class Bulk:
 
         Raises LocalProtocolError: the columns differ in length.
         """
-        several("bodies", bodies)
+        bodies = several("bodies", bodies)
         self._bodies: Sequence[Any] = bodies
         self._lists = len(bodies) > 0 and isinstance(bodies[0], list | tuple)
         self._batch_bytes = batch_bytes
@@ -205,7 +205,7 @@ class Bulk:
                 value = later_of(name, value, "bad_batch")
             (self._columns if is_column else self._whole)[name] = value
         for name, values in self._columns.items():
-            column_of(name, values, len(bodies))
+            self._columns[name] = column_of(name, values, len(bodies))
 
     def cuts(self) -> Iterator[tuple[int, int]]:
         """Yield (first, end) of the records of each batch, and of its halves after `encode` failed.
