@@ -60,7 +60,7 @@ spark-options: $(DEV_STAMP) ## write the options into spark_connector/README.md;
 metrics-page: $(DEV_STAMP) ## write the tables of deploy/metrics.md from malamute_py/http/table.py and events.py
 	$(PY) -m tools.metrics_page
 
-man: $(DEV_STAMP) ## write deploy/man/malamute.1 from the commands; make check compares them
+man: $(DEV_STAMP) ## write docs/man/malamute.1 from the commands; make check compares them
 	$(PY) -m tools.man_page
 
 docs: $(DOCS_STAMP) ## build the documents into build/docs; a warning is an error

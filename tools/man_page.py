@@ -10,7 +10,7 @@ from typing import Final
 
 from malamute_py.cli.man import man_page
 
-PAGE: Final = Path(__file__).resolve().parents[1] / "deploy" / "man" / "malamute.1"
+PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "man" / "malamute.1"
 
 
 def main() -> None:

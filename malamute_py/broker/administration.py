@@ -206,8 +206,13 @@ class Administration:
 
 
 def _link_facts(link: Link) -> dict[str, Any]:
-    """Facts of one link for LIST_LINKS; `live`: subscriptions that get batches as they come."""
+    """Facts of one link for LIST_LINKS.
+
+    live: subscriptions that get batches as they come; without_credit: those that get nothing until
+    the client gives more credit; lag: records after the place of the one farthest behind.
+    """
     subs = [one for one in link.receivers.values() if isinstance(one, Subscription)]
+    started = [one for one in subs if one.started]
     return {
         "link": link.number,
         "identity": link.identity,
@@ -218,6 +223,8 @@ def _link_facts(link: Link) -> dict[str, Any]:
         "blocked": link.blocked,
         "subscriptions": len(subs),
         "live": sum(1 for sub in subs if sub.live),
+        "without_credit": sum(1 for sub in started if min(sub.left_records, sub.left_bytes) <= 0),
+        "lag": max((max(0, min(sub.tail, sub.stop) - sub.place) for sub in started), default=0),
         "unconfirmed_bytes": link.unconfirmed_bytes,
         "unread_bytes": link.delivered_bytes - link.cleared_bytes,
     }

@@ -605,7 +605,7 @@ class Broker:
         elif isinstance(change, ProducersForgotten):
             self._producers.forgotten(change.ids)
         elif isinstance(change, StreamEdited):
-            stream = self._catalogue.take_declared(change.number)
+            stream = self._catalogue.take_declared(change)
             if stream is not None:
                 number, message = next(reversed(stream.schemas.items()))
                 self._subscriptions.schema_changed(stream, number, message)

@@ -82,7 +82,7 @@ class StreamCreated(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=
 
 
 class StreamEdited(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="stream_edited"):
-    """A stream has these settings from here on."""
+    """A stream has these settings from here on; they do not take away its body kind."""
 
     number: int
     settings: StreamSettings

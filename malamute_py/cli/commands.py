@@ -91,7 +91,7 @@ COMMANDS: Final[dict[str, Entry]] = {
     "config": Entry(
         "configuration:app",
         "A broker's configuration: check, show, reload.",
-        at_a_broker=("reload",),
+        at_a_broker=("show", "reload"),
     ),
     "deploy": Entry(
         "deploying:deploy",
@@ -106,11 +106,11 @@ COMMANDS: Final[dict[str, Entry]] = {
     "key": Entry("keys:app", "CURVE keys of brokers and clients: new, show.", at_a_broker=False),
     "namespace": Entry("namespaces:app", "Namespaces (tenants) and what they hold: list, show."),
     "user": Entry(
-        "users:app", "Users of a broker: add, rm, ls, passwd, key, hash.", at_a_broker=False
+        "users:app", "Users of a broker: add, rm, ls, passwd, key, hash.", at_a_broker=("ls",)
     ),
     "grant": Entry("grants:grant", "Allow a user something, or deny it.", at_a_broker=False),
     "revoke": Entry("grants:revoke", "Take back what was granted or denied.", at_a_broker=False),
-    "who-can": Entry("grants:who_can", "Tell which users may do something.", at_a_broker=False),
+    "who-can": Entry("grants:who_can", "Tell which users may do something."),
 }
 
 SHARED: Final = frozenset({"endpoint", "context_name", "identity", "connect_timeout"})

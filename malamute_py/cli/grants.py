@@ -6,7 +6,8 @@ over the configuration and the users file together.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -21,6 +22,10 @@ from malamute_py.cli.users_file import (
     editing,
     read_config,
 )
+from malamute_py.cli.users_in_force import Running, in_force
+
+if TYPE_CHECKING:
+    from malamute_py.client.facts import UserFacts
 
 EPILOG: Final = """\b
 Examples:
@@ -31,7 +36,8 @@ Examples:
   malamute grant root admin
   malamute revoke ann read orders
   malamute revoke ann write                   everything that ann may write
-  malamute who-can read orders                in a pipe: user, tab, condition"""
+  malamute who-can read orders                in a pipe: user, tab, condition
+  malamute who-can read orders --running      asks the broker what is in force"""
 
 NAMED: Final = (
     "read", "write", "create", "trim", "send", "receive", "purge", "request", "work",
@@ -172,6 +178,7 @@ def _known(edit: Edit, name: str) -> None:
 
 
 def who_can(
+    ctx: typer.Context,
     verb: Verb,
     name: Annotated[
         str,
@@ -179,18 +186,46 @@ def who_can(
     ] = "",
     users: UsersOption = None,
     config: ConfigOption = None,
+    running: Running = False,
     as_json: output.Json = False,
 ) -> None:
     """Tell which users may do something."""
+    if verb not in DENIED_ONLY:
+        _check(verb, [], False)
+    if not name and verb not in WITHOUT_NAMES:
+        raise CommandFailed(f"{verb} what? name a stream, mailbox or service", USAGE)
+    if running:
+        rows = [
+            (each.user, _condition(each, verb))
+            for each in in_force(ctx, users, config, verb, name)
+            if each.may
+        ]
+    else:
+        rows = _by_the_files(verb, name, users, config)
+    output.listing(
+        [Column("user", "User", style="cyan"), Column("condition", "Condition")],
+        rows,
+        as_json=as_json,
+        empty=f"no user may {verb} {name}".rstrip(),
+    )
+
+
+def _condition(user: UserFacts, verb: str) -> str:
+    """Return under which condition a user may do it, as a running broker says; empty: none."""
+    if user.subjects:
+        return f"under subjects: {', '.join(user.subjects)}"
+    return f"in namespace {user.namespace}" if user.namespace and verb in WITHOUT_NAMES else ""
+
+
+def _by_the_files(
+    verb: str, name: str, users: Path | None, config: Path | None
+) -> list[tuple[str, str]]:
+    """Return who may do it by the configuration and the users file, each with the condition."""
     from malamute_py.server.authentication.credentials import carriers_of
     from malamute_py.server.authentication.namespaces import Namespaces
     from malamute_py.server.authentication.permissions import Permissions
     from malamute_py.server.authentication.users_file import with_users
 
-    if verb not in DENIED_ONLY:
-        _check(verb, [], False)
-    if not name and verb not in WITHOUT_NAMES:
-        raise CommandFailed(f"{verb} what? name a stream, mailbox or service", USAGE)
     merged = with_users(read_config(users, config))
     namespaces = Namespaces(merged.namespaces)
     permissions = Permissions(merged.permissions, carriers_of(merged.authentication), namespaces)
@@ -204,12 +239,7 @@ def who_can(
         elif verb == "write" and permissions.subjects(user, name) is not None:
             bound = merged.permissions.get(user) or merged.permissions[_ALL]
             rows.append((user, f"under subjects: {_subjects(bound.write_subjects, name)}"))
-    output.listing(
-        [Column("user", "User", style="cyan"), Column("condition", "Condition")],
-        rows,
-        as_json=as_json,
-        empty=f"no user may {verb} {name}".rstrip(),
-    )
+    return rows
 
 
 def _subjects(bound: dict[str, list[str]], stream: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC
 from hashlib import blake2b
@@ -32,6 +32,8 @@ from malamute_py.cli.typed import from_json
 from malamute_py.cli.values import count_text, duration_text
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from malamute_py.client.facts import StreamFacts
     from malamute_py.client.position import Confirmation
     from malamute_py.client.sync.client import SyncClient
@@ -56,6 +58,8 @@ _BYTES: Final = 1 << 20
 """Records and bytes of bodies of one step, and half a batch of a broker with lower limits at most;
 a change makes other keys of the same file."""
 _UNDER_WAY: Final = 16
+_HEADER: Final = ("body", "subject", "keys", "fields", "client_time", "expires", "properties")
+"""Columns of a Parquet file that are taken for the parts of a record."""
 _IDENTITY: Final = "malamute-import"
 """Identity of an import without a credential: keys are those of an identity."""
 
@@ -176,33 +180,84 @@ def _of_parquet(source: IO[bytes], typed: _TypedRows | None, cuts: _Cuts) -> Ite
         opened = pq.ParquetFile(source)
     except pa.ArrowException as error:
         raise CommandFailed(f"it is no Parquet file: {error}") from None
+    schema = opened.schema_arrow
+    _check_columns(schema, _HEADER if typed is None else typed.header)
     batches = opened.iter_batches(batch_size=_ROWS)
     if typed is not None:
         for batch in batches:
             yield typed.of_parquet(batch)
         return
-    if "body" not in opened.schema_arrow.names:
+    if "body" not in schema.names:
         raise CommandFailed(
             "it has no column body; rows of other columns are for a typed stream:"
             " `malamute stream create NAME --schema FILE`"
         )
-    yield from cuts.chunks([_row(each) for each in batch.to_pylist()] for batch in batches)
+    names = [name for name in schema.names if name in _HEADER]
+    yield from cuts.chunks(_rows(batch.select(names)) for batch in batches)
+
+
+def _check_columns(schema: pa.Schema, names: Collection[str]) -> None:
+    """Raise CommandFailed for a column of a record's parts that has another type."""
+    import pyarrow as pa
+
+    def is_text(kind: Any) -> bool:
+        return str(kind) in ("string", "large_string", "string_view", "null")
+
+    def is_blob(kind: Any) -> bool:
+        return is_text(kind) or str(kind) in ("binary", "large_binary", "binary_view")
+
+    def is_list(kind: Any, of: Callable[[Any], bool]) -> bool:
+        return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind)) and of(kind.value_type)
+
+    def is_time(kind: Any) -> bool:
+        return bool(pa.types.is_timestamp(kind) or pa.types.is_null(kind))
+
+    fitting: dict[str, tuple[str, Callable[[Any], bool]]] = {
+        "body": ("binary or string, or lists of them", lambda k: is_blob(k) or is_list(k, is_blob)),
+        "subject": ("string", is_text),
+        "keys": ("lists of string", lambda k: is_list(k, is_text)),
+        "fields": ("map<string, string>", lambda k: bool(pa.types.is_map(k))
+                   and is_text(k.key_type) and is_text(k.item_type)),
+        "client_time": ("timestamp", is_time),
+        "expires": ("timestamp", is_time),
+        "properties": ("binary, MessagePack maps", is_blob),
+    }  # fmt: skip
+    for column in schema:
+        kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+        if column.name in names and column.name in fitting:
+            wanted, fits = fitting[column.name]
+            if not fits(kind):
+                name = column.name
+                raise CommandFailed(
+                    f"its column {name} is {column.type}; a record's {name} is {wanted}"
+                )
+
+
+def _rows(batch: Any) -> list[Row]:
+    """Return the rows of a piece of a Parquet file as records. Raises CommandFailed."""
+    if "body" in batch.schema.names and batch.column("body").null_count:
+        raise CommandFailed("a row of it has no body (null); an empty body is b''")
+    return [_row(each) for each in batch.to_pylist()]
 
 
 def _row(values: dict[str, Any]) -> Row:
-    """Return a row of a Parquet file as a record: body, keys, fields, times and properties."""
+    """Return a row as a record: body, keys, fields, times and properties. Raises CommandFailed."""
     import msgspec
 
     body = values.get("body")
     keys = values.get("keys") or [values.get("subject") or ""]
-    properties = values.get("properties")
+    given = values.get("properties")
+    try:
+        properties = msgspec.msgpack.decode(given, type=dict[str, Any]) if given else {}
+    except msgspec.MsgspecError as error:
+        raise CommandFailed(f"the properties of a row are no MessagePack map: {error}") from None
     return (
         body.encode() if isinstance(body, str) else body,
         tuple(keys) if len(keys) > 1 else keys[0],
         dict(values.get("fields") or ()),
         _ms(values.get("client_time")),
         _ms(values.get("expires")),
-        msgspec.msgpack.decode(properties) if properties else {},
+        properties,
     )
 
 
@@ -231,7 +286,7 @@ class _TypedRows:
         self._schemas = Schemas([(schema_id(message), message) for message in versions])
         self._schema = parse_schema(settings["schema"])
         self._row = pa.struct(list(self._schema))
-        self._header = [name for name in HEADER_COLUMNS if name not in self._schema.names]
+        self.header = [name for name in HEADER_COLUMNS if name not in self._schema.names]
 
     def from_json(self, row: dict[str, Any]) -> Any:
         """Return the columns of a JSON line's row. Raises ValueError, TypeError."""
@@ -257,8 +312,8 @@ class _TypedRows:
         import pyarrow as pa
 
         names = batch.schema.names
-        header = [name for name in names if name in self._header]
-        rows = [_row(each) for each in batch.select(header).to_pylist()]
+        header = [name for name in names if name in self.header]
+        rows = _rows(batch.select(header))
         if "subject" in names and "keys" not in header:
             subjects = batch.column("subject").cast(pa.string()).to_pylist()
             rows = [

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from malamute_py.cli import output
-from malamute_py.cli.columns import age, creator, read, sized
+from malamute_py.cli.columns import age, counted, creator, read, sized
 from malamute_py.cli.commands import group
 from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.linking import linked
@@ -29,8 +29,9 @@ Examples:
   malamute client ls --json
 
 In a pipe a line has, with tabs between: link, identity, software, state, time of the
-opening in milliseconds, subscriptions, bytes not confirmed, bytes not read. --json names
-them.""",
+opening in milliseconds, subscriptions, bytes not confirmed, bytes not read, how many of the
+subscriptions have no credit left, and how many records the one farthest behind has yet to
+be given. --json names them.""",
 )
 def ls(
     ctx: typer.Context,
@@ -52,6 +53,8 @@ def ls(
             Column("subscriptions", "Subscriptions", right=True, spare=True),
             _more("unconfirmed_bytes", "Unconfirmed", sized),
             _more("unread_bytes", "Unread", sized),
+            _more("without_credit", "No credit", counted, spare=True),
+            _more("lag", "Behind", counted),
         ],
         found,
         as_json=as_json,
@@ -59,9 +62,11 @@ def ls(
     )  # fmt: skip
 
 
-def _more(key: str, title: str, shown: Callable[[int], Cell]) -> Column:
+def _more(key: str, title: str, shown: Callable[[int], Cell], *, spare: bool = False) -> Column:
     """Return the column of a figure among the facts of a link that have no field."""
-    return Column(key, title, right=True, cell=lambda each: shown(int(each.more.get(key, 0))))
+    return Column(
+        key, title, right=True, spare=spare, cell=lambda each: shown(int(each.more.get(key, 0)))
+    )
 
 
 @app.command(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,6 +19,10 @@ from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.keys import make_pair, public_key
 from malamute_py.cli.output import Column
 from malamute_py.cli.users_file import TAKEN_UP, ConfigOption, UsersOption, editing, read_config
+from malamute_py.cli.users_in_force import Running, grant_text, in_force
+
+if TYPE_CHECKING:
+    from malamute_py.client.facts import UserFacts
 
 app = group("user")
 
@@ -113,12 +117,23 @@ def rm(
     epilog="""\b
 Examples:
   malamute user ls
-  malamute user ls --users /etc/malamute/users.toml""",
+  malamute user ls --users /etc/malamute/users.toml
+  malamute user ls --running --context ann
+
+--running asks the broker of the context who its users are and what each may do, which needs the
+permission manage_users. It also shows what stands in the configuration itself.""",
 )
 def ls(
-    users: UsersOption = None, config: ConfigOption = None, as_json: output.Json = False
+    ctx: typer.Context,
+    users: UsersOption = None,
+    config: ConfigOption = None,
+    running: Running = False,
+    as_json: output.Json = False,
 ) -> None:
     """List the users; in a pipe: name, credential, identities, permitted, namespace."""
+    if running:
+        _list_running(in_force(ctx, users, config), as_json)
+        return
     from malamute_py.server.authentication.namespaces import Namespaces
     from malamute_py.server.authentication.users_file import read_users
 
@@ -149,6 +164,31 @@ def ls(
         ],
         as_json=as_json,
         empty="no users; `malamute user add NAME` adds one",
+    )
+
+
+def _list_running(found: list[UserFacts], as_json: bool) -> None:
+    """List the users of a running broker, with the names that each verb is granted on."""
+    output.listing(
+        [
+            Column("name", "User", style="cyan"),
+            Column("credential", "Credential"),
+            Column("identities", "Identities"),
+            Column("grant", "Permitted"),
+            Column("namespace", "Namespace"),
+        ],
+        [
+            (
+                each.user,
+                each.credential,
+                ", ".join(each.templates),
+                each.grant if as_json else grant_text(each.grant),
+                each.namespace,
+            )
+            for each in found
+        ],
+        as_json=as_json,
+        empty="no users and no permissions: everybody who reaches the broker may do everything",
     )
 
 

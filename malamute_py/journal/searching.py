@@ -71,15 +71,23 @@ class Searches:
         """Return the offset that `begin` finds first; else the stream's next offset.
 
         of_span, of_entry: the fields with the latest time of a segment and of an entry. begin:
-        the offset within a good batch, or -1. What cannot be read before may be the first.
+        the offset within a good batch, or -1. What cannot be read before may be the first, also
+        where a start has left it out of the index.
         """
+        following = -1
         for segment, entries in self._files.entries(stream):
+            rows = entries.rows
+            before, following = following, int(rows["next"][-1]) if len(rows) else following
             if getattr(segment.spans[stream], of_span) < least:
                 continue
-            rows = entries.rows
             for place in np.flatnonzero(rows[of_entry] >= least).tolist():
                 damaged = -1
+                if place:
+                    before = int(rows["next"][place - 1])
                 for batch, view in self._files.batches(segment, stream, rows[place]):
+                    if 0 <= before < batch.base:
+                        damaged = before
+                    before = -1
                     if batch.found is None:
                         damaged = batch.base if damaged < 0 else damaged
                     elif (found := begin(batch, view)) >= 0:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from malamute_protocol.batch import Batch, Record
@@ -20,6 +20,7 @@ from malamute_protocol.content import Content
 from malamute_protocol.content_layout import ARROW
 from malamute_protocol.errors import BatchError, LocalProtocolError, Timeout
 from malamute_protocol.gather import Gathering, Row
+from malamute_protocol.merging import is_small
 from malamute_protocol.pattern import Pattern
 from malamute_protocol.schema import Schemas
 from malamute_protocol.stamp import Stamp, parse_message_id
@@ -631,13 +632,15 @@ class Reading:
     def to_arrow(self, *, decode: bool = False) -> pa.Table:
         """Return all batches to the end of the reading as one table of views; see check().
 
-        decode: plain columns instead of dictionaries. Views of an earlier call are forgotten:
-        check() answers for this one. Raises as next_batch().
+        Small batches are copied, into chunks of many records. decode: plain columns instead of
+        dictionaries. Views of an earlier call are forgotten: check() answers for this one. Raises
+        as next_batch().
         """
         from malamute_protocol.arrow import table_of
+        from malamute_protocol.merging import merged
 
         self._given.clear()
-        table = table_of(list(self._pieces(decode)), decode=decode)
+        table = table_of(list(self._pieces(merged(self._whole_or_own()), decode)), decode=decode)
         self.check()
         return table
 
@@ -651,7 +654,7 @@ class Reading:
         from malamute_protocol.arrow import arrow_schema
 
         self._given.clear()
-        pieces = self._pieces(decode)
+        pieces = self._pieces(self, decode)
         first = next(pieces, None)
         if first is None:
             return pa.RecordBatchReader.from_batches(arrow_schema(decode=decode), iter(()))
@@ -662,10 +665,17 @@ class Reading:
 
         return pa.RecordBatchReader.from_batches(first.schema, all_of_them())
 
-    def _pieces(self, decode: bool) -> Iterator[pa.RecordBatch]:
+    def _whole_or_own(self) -> Iterator[Batch]:
+        """Yield all batches to the end, copies of those that are small."""
+        for batch in self:
+            if isinstance(batch, MappedBatch) and is_small(batch):
+                batch = batch.copy()
+            yield batch
+
+    def _pieces(self, batches: Iterable[Batch], decode: bool) -> Iterator[pa.RecordBatch]:
         """Yield each batch as an Arrow record batch, all of one schema."""
         version = 0
-        while (batch := self.next_batch()) is not None:
+        for batch in batches:
             if batch.schemas is not None and not version:
                 # All pieces have one schema: a version that comes later is cast to it.
                 version = batch.schemas.newest

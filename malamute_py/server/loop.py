@@ -202,7 +202,7 @@ class Loop:
         inbound = self._inbound
         inbound.take_ns, inbound.until = self._take_ns, began + self._take_ns
         self._turn_until = began + self._turn_ns
-        drained = True
+        drained = local_drained = True
         for listener in self._listeners:
             if listener.monitor is not None and listener.monitor in ready:
                 inbound.ended += self._guard.drain(listener.monitor, now_ms, EVENTS_A_TURN)
@@ -210,6 +210,8 @@ class Loop:
                     listener.numbering.ask(now_ms)
             if listener.socket in ready and not inbound.drain(listener, now_ms):
                 drained = False
+                if listener.is_local:
+                    local_drained = False
         if inbound.queued:
             inbound.catch_up(now_ms)
             drained = False
@@ -221,11 +223,11 @@ class Loop:
         # Under a load that never ends, each peer still had its turn within a second, so that a
         # message that is partial then is truly partial.
         if drained or now_ms - self._drained_ms > 1000:
-            self._after_drain(now_ms, drained)
+            self._after_drain(now_ms, drained, local_drained)
         elif self._guard_is_due(now_ms):
             # Messages of a connection that is cut here are still taken up, or dropped, before its
             # loss is told.
-            inbound.ended += self._watch(now_ms, drained=False)
+            inbound.ended += self._watch(now_ms, False, local_drained)
         if self._wake_at_ms is not None and now_ms >= self._wake_at_ms:
             self._core.tick(now_ms)
         self.settle(now_ms)
@@ -300,7 +302,7 @@ class Loop:
         # A clock before 1970, for example, would ask for more than poll() can count.
         return max(0, min(at_ms - now_ms, _POLL_MS_MAX))
 
-    def _after_drain(self, now_ms: int, drained: bool) -> None:
+    def _after_drain(self, now_ms: int, drained: bool, local_drained: bool) -> None:
         """Judge connections when nothing that has arrived is left unread."""
         self._drained_ms = now_ms
         if drained:
@@ -310,7 +312,7 @@ class Loop:
             self._lost(connection, now_ms)
         if now_ms < self._guard_at_ms or not self._guard_is_due(now_ms):
             return
-        for connection in self._watch(now_ms, drained=drained):
+        for connection in self._watch(now_ms, drained, local_drained):
             self._lost(connection, now_ms)
         while self._graces and self._graces[0][0] <= now_ms:
             connection = self._graces.pop(0)[1]
@@ -330,12 +332,16 @@ class Loop:
             return False
         return True
 
-    def _watch(self, now_ms: int, *, drained: bool) -> list[Connection]:
+    def _watch(self, now_ms: int, drained: bool, local_drained: bool) -> list[Connection]:
         """Have the guard look at connections; returns those that ended.
 
-        drained: the sockets have been read until they had nothing more.
+        drained: the sockets have been read until they had nothing more. local_drained: those of
+        local peers have.
         """
-        ended = self._guard.check(now_ms, drained=drained)
+        ended = self._guard.check(now_ms, drained=drained, local_drained=local_drained)
+        doubted, self._guard.local.doubted = self._guard.local.doubted, []
+        for connection in doubted:
+            self._peers.ask(connection.links)
         for connection in ended:
             if connection.error is not None:
                 link = min(connection.links, default=0)

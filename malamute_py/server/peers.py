@@ -7,14 +7,16 @@ peer may choose it. Source: docs/design.md, The core and its shell.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import deque
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import zmq
 
-from malamute_protocol.commands import Command
+from malamute_protocol.commands import Command, Ping
+from malamute_protocol.framing import encode_message
 from malamute_protocol.header import Remains
 from malamute_py.server.connections.connection import Connection
 from malamute_py.server.connections.counts import Connections
@@ -166,6 +168,7 @@ class Peer:
         return True
 
 
+_QUESTION = encode_message([Ping(0)])
 _COPY_BELOW = 64 << 10
 """Size up to which frames are copied: to copy 64 KiB (10 us) costs less than telling Python when
 libzmq is done."""
@@ -245,6 +248,14 @@ class Peers:
                 peer.connection.links.add(peer.number)
                 return self._connections.spoke(peer.connection, peer.identity)
         return True
+
+    def ask(self, numbers: Iterable[int]) -> None:
+        """Have each of these links answer with a PONG, if its peer takes messages now."""
+        for number in numbers:
+            peer = self._by_number.get(number)
+            if peer is not None and not peer.pending:
+                with contextlib.suppress(Unreachable):
+                    peer.put(_QUESTION)
 
     def remove(self, number: int) -> Peer | None:
         """Forget a link; messages that were held for it are dropped."""

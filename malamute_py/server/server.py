@@ -39,7 +39,7 @@ from malamute_py.server.checkpointing.checkpoints import Checkpoints
 from malamute_py.server.checkpointing.recovered import QueuesFound, QueuesLost, find_queues
 from malamute_py.server.clock import Clock
 from malamute_py.server.collector import Collector
-from malamute_py.server.connections.descriptors import counts_bytes
+from malamute_py.server.connections.descriptors import counts_bytes, kept_files
 from malamute_py.server.connections.guard import Guard
 from malamute_py.server.connections.watchdog import Watchdog
 from malamute_py.server.core_settings import core_settings
@@ -74,9 +74,8 @@ EXIT_BUG = 70
 """Exit code EX_SOFTWARE of sysexits.h, an internal software error: a supervisor starts the broker
 again."""
 _KEPT_BYTES = 4 << 20
-_FILES_KEPT, _FILES_MIN = 256, 16
-"""Descriptors that connections leave to the journal, at least; and that connections get at
-least."""
+_FILES_MIN = 16
+"""Descriptors that connections get at least."""
 _SWITCH_S = 0.001
 """Interval after which a thread of Python has to let others run: the loop shares the lock with
 threads that hand over results, and 5 ms would be added to a confirm."""
@@ -618,7 +617,7 @@ class Server:
     def _connections_for(self, config: Config) -> int:
         """Return how many connections leave the journal its descriptors."""
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        most = max(_FILES_MIN, files - max(_FILES_KEPT, files // 8))
+        most = max(_FILES_MIN, files - kept_files(files))
         if most < config.links.connections_max:
             self.log.warning(
                 "connections_bounded", connections=most, configured=config.links.connections_max,

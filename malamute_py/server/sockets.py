@@ -12,6 +12,7 @@ import contextlib
 import errno
 import ipaddress
 import os
+import resource
 import socket
 import stat
 
@@ -21,6 +22,8 @@ import zmq
 from malamute_py.config import PUBLIC_WORDS, Config
 from malamute_py.sections import ConfigError
 from malamute_py.server.authentication.authenticator import ZAP_DOMAIN, Authenticator
+from malamute_py.server.connections.descriptors import kept_files
+from malamute_py.server.connections.listening import ASIDE
 from malamute_py.server.connections.numbering import Numbering, seed_libzmq
 from malamute_py.server.errors import StartError
 
@@ -144,9 +147,17 @@ class Listener:
             raise
         self.name = bytes(self.socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
 
+    @property
+    def is_local(self) -> bool:
+        """Whether its peers come over ipc."""
+        return self.endpoint.transport == "ipc"
+
     def _set_options(self, config: Config) -> None:
         """Set the bounds, waits and checks of the socket before it is bound."""
         links, limits = config.links, config.limits
+        # Who waits to be accepted takes a descriptor in the end, however many connections there are
+        # already: libzmq accepts all that wait.
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         options = {
             # This bounds one frame; the guard bounds what endless MORE frames add up to.
             zmq.MAXMSGSIZE: max(limits.batch_bytes_max, limits.command_frame_bytes_max),
@@ -157,7 +168,7 @@ class Listener:
             zmq.HEARTBEAT_IVL: 0,
             zmq.RCVHWM: 0,
             zmq.LINGER: 0,
-            zmq.BACKLOG: links.backlog,
+            zmq.BACKLOG: min(links.backlog, kept_files(files) // 8),
             zmq.SNDHWM: links.send_messages_max,
             zmq.ROUTER_MANDATORY: 1,
             # With ROUTER_HANDOVER, a peer that claims another's id would be sent what is the
@@ -179,7 +190,8 @@ class Listener:
         """Bind the socket. Raises StartError, with what to do about it."""
         endpoint = self.endpoint
         if endpoint.transport == "ipc":
-            _clear_stale_socket_file(endpoint)
+            _clear_stale_socket_file(endpoint, endpoint.host)
+            _clear_stale_socket_file(endpoint, endpoint.host + ASIDE)
         host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
         address = endpoint.text if endpoint.transport != "tcp" else f"tcp://{host}:{endpoint.port}"
         try:
@@ -204,13 +216,13 @@ def _is_guarded(endpoint: Endpoint, config: Config) -> bool:
     return not (endpoint.transport == "ipc" and config.authentication.ipc_without)
 
 
-def _clear_stale_socket_file(endpoint: Endpoint) -> None:
+def _clear_stale_socket_file(endpoint: Endpoint, path: str) -> None:
     """Remove the socket file of a dead broker; raises StartError when one answers there.
 
-    libzmq binds over any socket file, a live broker's included, and takes its clients away.
+    path: the file's name, or the one that it has while local peers are kept out. libzmq binds over
+    any socket file, a live broker's included, and takes its clients away.
     """
-    path = endpoint.host
-    if path.startswith("@") or path == "*":
+    if path.startswith(("@", "*")):
         return
     try:
         mode = os.stat(path).st_mode

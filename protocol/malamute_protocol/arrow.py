@@ -22,11 +22,13 @@ except ModuleNotFoundError as error:
     ) from error
 
 from malamute_protocol.arrow_check import BROKEN, checked_rows
+from malamute_protocol.batch import Batch
 from malamute_protocol.columns import NO_TIME, Array
 from malamute_protocol.content import Content
 from malamute_protocol.content_layout import ARROW
 from malamute_protocol.errors import BatchError, LocalProtocolError
 from malamute_protocol.header import HeaderTable
+from malamute_protocol.merging import merged
 from malamute_protocol.schema import WIDER, Schemas
 from malamute_protocol.stamp import Stamp
 
@@ -100,13 +102,15 @@ def table_of(pieces: list[pa.RecordBatch], *, decode: bool = False) -> pa.Table:
 
 
 def batches_to_table(
-    batches: Sequence[Delivered],
+    batches: Sequence[Batch],
     *,
     decode: bool = False,
     header: Sequence[str] = (),
     schemas: Schemas | None = None,
 ) -> pa.Table:
-    """Return the delivered records of several batches as one table, a chunk for each batch.
+    """Return the delivered records of several batches as one table.
+
+    It has a chunk for each batch, but for small ones, which share one.
 
     Batches of a typed stream are cast to the newest version that one of them came with. schemas:
     those of the stream, for a table of no batches. Raises as to_arrow().
@@ -114,7 +118,9 @@ def batches_to_table(
     known = [batch.schemas for batch in batches if batch.schemas is not None]
     newest = max(known, key=lambda each: len(each.versions), default=schemas)
     target = None if newest is None else schema_of(newest, newest.newest)
-    pieces = [to_arrow(batch, decode=decode, header=header, schema=target) for batch in batches]
+    pieces = [
+        to_arrow(batch, decode=decode, header=header, schema=target) for batch in merged(batches)
+    ]
     if pieces or target is None:
         return table_of(pieces, decode=decode)
     return pa.Table.from_batches([], _with_header(target, header, decode=decode))

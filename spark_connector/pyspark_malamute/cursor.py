@@ -37,7 +37,7 @@ class QueryCursor:
 
         Raises SourceUnavailable: the broker refuses that.
         """
-        fresh = {name: at for name, at in offsets.items() if name not in self._at}
+        fresh = {name: at for name, at in offsets.items() if self._known(name, at) is None}
         if self._options.cursor and fresh:
             together(lambda name: self._create(name, fresh[name]), fresh)
             self._at.update(fresh)
@@ -47,11 +47,16 @@ class QueryCursor:
         moved = {
             name: at
             for name, at in offsets.items()
-            if at.offset > self._at.get(name, StreamOffset("", 0, 0)).offset
+            if at.offset > (self._known(name, at) or StreamOffset("", 0, 0)).offset
         }
         if self._options.cursor and moved:
             together(lambda name: self._move(name, moved[name]), moved)
             self._at.update(moved)
+
+    def _known(self, name: str, at: StreamOffset) -> StreamOffset | None:
+        """Return where the cursor stands; None: not known, as of a stream that was made again."""
+        known = self._at.get(name)
+        return known if known is not None and known.stream == at.stream else None
 
     def _create(self, name: str, at: StreamOffset) -> None:
         """Make the query's cursor in a stream, with a pin if the options ask for one."""

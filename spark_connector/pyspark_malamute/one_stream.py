@@ -40,8 +40,8 @@ class OneStream:
         """Records that could not be read any more when this process planned for them."""
         self._planned: tuple[int, int, ReadPlan] | None = None
         """Start and end of the newest batch, and its plan, for tasks()."""
-        self._empty: tuple[int, int] = (-1, -1)
-        """Nothing matches from the first of these offsets up to the second."""
+        self._empty: tuple[StreamOffset, StreamOffset] | None = None
+        """Nothing matches from the first of these positions up to the second."""
 
     def next_end(self, begin: StreamOffset, caps: Caps, target: int | None) -> StreamOffset | None:
         """The end of a batch from `begin`; None: nothing is to be read yet.
@@ -52,17 +52,18 @@ class OneStream:
         start = self._start(begin)
         plan = self._plan_batch(begin, start, caps, target)
         if plan.rewound:
-            self._empty = (-1, -1)
-            self.lost += begin.offset - plan.from_offset
+            self._empty = None
+            self.lost += max(0, begin.offset - plan.from_offset)
             return begin._replace(epoch=plan.epoch, offset=plan.from_offset)
         # The broker counts records only under a cap of records.
         matches = plan.records and plan.bytes
         if matches or _is_far(begin.offset, plan):
             if begin.epoch:
-                self.lost += max(0, min(plan.first, plan.to_offset) - max(start, plan.trimmed))
+                lost_to = min(plan.first, plan.to_offset)
+                self.lost += max(0, lost_to - max(start.offset, plan.trimmed))
             self._planned = (begin.offset, plan.to_offset, plan)
             return begin._replace(epoch=plan.epoch, offset=plan.to_offset)
-        self._empty = (begin.offset, plan.to_offset)
+        self._empty = begin, StreamOffset(begin.stream, plan.epoch, plan.to_offset)
         return None
 
     def records_after(self, begin: StreamOffset, most: int) -> int:
@@ -72,7 +73,7 @@ class OneStream:
 
     def is_still_at(self, begin: StreamOffset, stream: str, tail: int) -> bool:
         """Whether a stream with this uuid and tail has nothing that was not looked at."""
-        return stream == begin.stream and tail == self._start(begin)
+        return stream == begin.stream and tail == self._start(begin).offset
 
     def tasks(
         self, begin: StreamOffset, stop: StreamOffset, *, reached_broker: bool
@@ -82,7 +83,8 @@ class OneStream:
             return []
         options, broker = self._options, self._broker
         planned, self._planned = self._planned, None
-        if planned is not None and planned[:2] == (begin.offset, stop.offset):
+        known = planned is not None and planned[2].stream.hex() == begin.stream
+        if planned is not None and known and planned[:2] == (begin.offset, stop.offset):
             plan = planned[2]
         else:
             plan = ask_plan(broker, options, begin.offset, begin.epoch, end=stop.offset)
@@ -92,13 +94,18 @@ class OneStream:
         first = max(plan.from_offset, plan.first)
         return ranges(broker, options, plan, first, stop.offset, reached_broker=reached_broker)
 
-    def _start(self, begin: StreamOffset) -> int:
-        """Return the offset to plan from: after records that are known not to match."""
-        known, empty_to = self._empty
-        return max(begin.offset, empty_to) if known == begin.offset else begin.offset
+    def _start(self, begin: StreamOffset) -> StreamOffset:
+        """Return the position to plan from: after records that are known not to match.
+
+        It has the epoch in which these were looked at: at the end of the epoch of `begin`, which
+        may be an earlier one, the broker would take it for one beyond the end of the log.
+        """
+        if self._empty is None or self._empty[0] != begin:
+            return begin
+        return self._empty[1]
 
     def _plan_batch(
-        self, begin: StreamOffset, start: int, caps: Caps, target: int | None
+        self, begin: StreamOffset, start: StreamOffset, caps: Caps, target: int | None
     ) -> ReadPlan:
         """A plan from `start` up to what the caps admit, which may take several questions."""
         plan = self._ask(begin, start, caps, target)
@@ -109,26 +116,31 @@ class OneStream:
             and (not caps.bytes or plan.bytes < caps.bytes)
         ):
             left = Caps(caps.records - plan.records, caps.bytes and caps.bytes - plan.bytes)
-            more = self._ask(begin, plan.to_offset, left, target)
+            place = StreamOffset(begin.stream, plan.epoch, plan.to_offset)
+            more = self._ask(begin, place, left, target)
             if more.rewound or more.to_offset <= plan.to_offset:
                 break
             plan = joined(plan, more, self._options.task_bytes)
         self.plan = plan
         return plan
 
-    def _ask(self, begin: StreamOffset, start: int, caps: Caps, target: int | None) -> ReadPlan:
+    def _ask(
+        self, begin: StreamOffset, start: StreamOffset, caps: Caps, target: int | None
+    ) -> ReadPlan:
         """A plan from `start` on for the batch after `begin`, checked."""
         plan = ask_plan(
             self._broker,
             self._options,
-            start,
-            begin.epoch,
+            start.offset,
+            start.epoch,
             end=target,
             records_max=caps.records,
             bytes_max=caps.bytes,
         )
         check_stream(begin, plan.stream.hex(), self._options)
-        check_plan(self._broker, self._options, plan, start, begin.epoch)
+        # What retention took of a stream that was never read is no loss.
+        epoch = start.epoch if begin.epoch else 0
+        check_plan(self._broker, self._options, plan, start.offset, epoch)
         return plan
 
 

@@ -190,6 +190,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with availableNow asks about all, to find those that were recreated or rewound.
         """
         found = find_streams(self._asked(), self._options)
+        self._gone.difference_update(found)  # made again: it may be removed again
         for name in gone(begin, found, self._options) - self._gone:
             removed(self._options.of(name))
             self._gone.add(name)

@@ -150,10 +150,14 @@ class Peer:
 class Raw:
     """A connection that sends bytes and makes no link of them."""
 
-    def __init__(self, aim: Aim, hello: bytes = b"", then: bytes = b"") -> None:
-        """hello: its first bytes. then: sent once the broker has answered these."""
+    def __init__(
+        self, aim: Aim, hello: bytes = b"", then: bytes = b"", source: str = "127.0.0.1"
+    ) -> None:
+        """hello: its first bytes. then: sent once the broker has answered. source: its address."""
         aim.sent += 1
-        self.socket = socket.create_connection(("127.0.0.1", aim.port), timeout=10.0)
+        self.socket = socket.create_connection(
+            ("127.0.0.1", aim.port), timeout=10.0, source_address=(source, 0)
+        )
         self.open = True
         self.send(hello)
         if then:

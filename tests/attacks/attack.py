@@ -16,6 +16,7 @@ import msgspec
 from malamute_protocol import commands as wire
 from malamute_protocol.framing import encode_message
 from tests.attacks.aim import Aim
+from tests.fuzz.live import BACK_S
 from tests.fuzz.zmtp import message
 
 MIB: Final = 1 << 20
@@ -35,6 +36,13 @@ class Attack(msgspec.Struct, frozen=True):
     keeps: int = 0
     """Bytes that lasting things may take, as far as the configuration lets it: streams, mailboxes,
     cursors."""
+    addresses: bool = False
+    """True: it comes from many addresses, which may leave unread what all connections may."""
+    seconds: float = 120.0
+    """Seconds after which the short form ends, however few its rounds were: peers of a broker that
+    keeps them out wait."""
+    back_s: float = BACK_S
+    """Seconds after which memory, sockets and files are what they were."""
     files: int = 0
     """Descriptors that lasting things may take."""
     password: str = ""

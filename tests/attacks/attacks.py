@@ -13,6 +13,7 @@ import contextlib
 import os
 import signal
 import struct
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -124,6 +125,29 @@ def claims_of_4_gib(aim: Aim) -> None:
                 peer = Raw(aim, GREETING + ready(), head)
             peer.send(bytes(1_000))
             peer.close()
+
+
+@attack(1_500, addresses=True, seconds=8.0, back_s=30.0)
+def many_addresses(aim: Aim) -> None:
+    """Floods of tiny messages from 200 addresses, of which another comes for each that is cut."""
+    data = burst([wire.Ping(1)]) * 40_000
+    threads = [threading.Thread(target=_flood, args=(aim, data, 50 * n)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _flood(aim: Aim, data: bytes, first: int) -> None:
+    """Flood from each of 50 addresses in turn."""
+    at = 0
+    while aim.more():
+        at += 1
+        with contextlib.suppress(OSError):
+            address = f"127.0.1.{1 + first + at % 50}"
+            peer = Raw(aim, GREETING + ready(), hello(), address)
+            while peer.send(data) and aim.more():
+                aim.sent += 1
 
 
 # --- what one client may take -----------------------------------------------------------

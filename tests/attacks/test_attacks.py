@@ -5,15 +5,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.attacks import run as runner
 from tests.attacks.attack import MIB, Attack
 from tests.attacks.attacks import ATTACKS
 from tests.attacks.run import Found, run
-
-LONG_S = 120.0
-"""A time that never ends an attack, which ends by its rounds."""
 
 
 def planted(bug: str) -> tuple[str, ...]:
@@ -27,7 +25,7 @@ def test_an_attack_ends_no_broker_and_takes_nothing_from_the_canary(
     name: str, tmp_path: Path
 ) -> None:
     attack = ATTACKS[name]
-    found = run(attack, tmp_path, rounds=attack.rounds, seconds=LONG_S, quiet_s=0.2)
+    found = run(attack, tmp_path, rounds=attack.rounds, seconds=attack.seconds, quiet_s=0.2)
     print(runner.row(found))
     assert found.faults == []
     assert found.sent > 0 or name == "only-processor"
@@ -44,13 +42,11 @@ def test_an_attack_ends_no_broker_and_takes_nothing_from_the_canary(
         ("only-processor", "delivery_dropped", "records"),
     ],
 )
-def test_what_is_planted_is_found(
-    name: str, bug: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runner, "BACK_S", 2.0)
-    attack = ATTACKS["hostile-contents" if bug == "codes_unchecked" else name]
+def test_what_is_planted_is_found(name: str, bug: str, said: str, tmp_path: Path) -> None:
+    known = ATTACKS["hostile-contents" if bug == "codes_unchecked" else name]
+    attack = msgspec.structs.replace(known, back_s=2.0)
     found = run(
-        attack, tmp_path, rounds=10 * attack.rounds, seconds=LONG_S, quiet_s=0.2,
+        attack, tmp_path, rounds=10 * attack.rounds, seconds=attack.seconds, quiet_s=0.2,
         program=planted(bug),
     )  # fmt: skip
     assert any(said in fault or "the broker ended" in fault for fault in found.faults)

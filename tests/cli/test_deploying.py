@@ -37,7 +37,7 @@ def test_every_file_of_deploy_belongs_to_a_kit() -> None:
         for path in DEPLOY.rglob("*")
         if path.is_file() and path.read_bytes() not in shipped
     }
-    assert left == {"metrics.md", "man/malamute.1"}
+    assert left == {"metrics.md"}
 
 
 def test_a_file_that_is_there_is_replaced_only_by_force(tmp_path: Path) -> None:

@@ -242,3 +242,41 @@ def test_a_file_whose_name_says_no_form_is_refused(m: Run, stream: str, tmp_path
     file = tmp_path / "r.parquet"
     file.write_text("a")
     assert "no Parquet file" in m("stream", "import", stream, str(file)).err
+
+
+@pytest.mark.parametrize(
+    ("columns", "named"),
+    [
+        ({"body": [b"a", None]}, "no body"),
+        ({"body": [1, 2]}, "column body is int64"),
+        ({"body": ["a"], "subject": [1]}, "column subject is int64"),
+        ({"body": ["a"], "keys": ["k"]}, "column keys is string"),
+        ({"body": ["a"], "client_time": [1]}, "column client_time is int64"),
+        ({"body": ["a"], "expires": ["tomorrow"]}, "column expires is string"),
+        ({"body": ["a"], "fields": ["x"]}, "column fields is string"),
+        ({"body": ["a"], "properties": [b"\x81"]}, "properties of a row"),
+        ({"body": ["a"], "properties": [b"\x05"]}, "properties of a row"),
+    ],
+)
+def test_a_parquet_file_with_columns_of_other_types_is_refused_by_name(
+    m: Run, stream: str, tmp_path: Path, columns: dict[str, Any], named: str
+) -> None:
+    from pyarrow import parquet
+
+    parquet.write_table(pa.table(columns), tmp_path / "r.parquet")
+    failed = m("stream", "import", stream, str(tmp_path / "r.parquet"))
+    assert failed.code == 1
+    assert named in failed.err
+    assert kept(m, stream) == []
+
+
+def test_columns_of_any_layout_of_text_and_others_beside_are_imported(
+    m: Run, stream: str, tmp_path: Path
+) -> None:
+    from pyarrow import parquet
+
+    subjects = pa.array(["x", "y"]).dictionary_encode()
+    table = {"body": pa.array(["a", "b"], pa.large_string()), "subject": subjects, "n": [1, 2]}
+    parquet.write_table(pa.table(table), tmp_path / "r.parquet")
+    m("stream", "import", stream, str(tmp_path / "r.parquet")).ok()
+    assert [each["subject"] for each in kept(m, stream)] == ["x", "y"]

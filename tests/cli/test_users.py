@@ -9,6 +9,7 @@ import pytest
 import tomlkit
 import zmq
 
+from malamute_py import EmbeddedBroker
 from malamute_py.cli import contexts
 from malamute_py.config import Config, load
 from malamute_py.sections import ConfigError
@@ -239,3 +240,29 @@ def test_a_users_file_that_others_can_read_is_refused(plain: Run) -> None:
     Path("users.toml").chmod(0o644)
     with pytest.raises(ConfigError, match="chmod 600"):
         read()
+
+
+def test_a_running_broker_tells_its_users_and_who_may_do_what() -> None:
+    permissions = {
+        "*": {"admin": True},
+        "ann": {
+            "read": ["orders", "eu.*"], "write_subjects": {"orders": ["eu.*"]},
+            "deny": {"read": ["eu.secret"]},
+        },
+    }  # fmt: skip
+    with EmbeddedBroker(tcp=True, permissions=permissions) as broker:
+        at = ("--running", "--endpoint", broker.tcp_endpoint)
+        told = run_cli("user", "ls", *at).ok().rows
+        assert told == [
+            ["*", "", "", "admin", ""],
+            ["ann", "", "", "read orders, eu.*; write orders under eu.*; not read eu.secret", ""],
+        ]
+        ann = run_cli("user", "ls", *at, "--json").ok().json[1]
+        assert (ann["name"], ann["grant"]["read"]) == ("ann", ["orders", "eu.*"])
+        assert run_cli("who-can", "read", "orders", *at).ok().rows == [["ann", ""]]
+        assert run_cli("who-can", "read", "eu.secret", *at).ok().rows == []
+        assert run_cli("who-can", "write", "orders", *at).ok().rows == [
+            ["ann", "under subjects: eu.*"]
+        ]
+        failed(run_cli("user", "ls", *at, "--users", "users.toml"), 2, "give no --users")
+        failed(run_cli("who-can", "read", "x", *at, "--config", "c.toml"), 2, "no --config")

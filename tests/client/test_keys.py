@@ -12,7 +12,7 @@ import pytest
 from malamute_protocol.errors import BrokerRefused, LocalProtocolError, RevisionConflict
 from malamute_py import EmbeddedBroker
 from malamute_py.client.sync.client import SyncClient
-from tests.waiting import WAIT_MS
+from tests.waiting import WAIT_MS, until
 
 KEEP = {"keep": "last-per-subject", "ring_bytes": 4 << 20}
 
@@ -141,6 +141,18 @@ def test_a_watch_gives_the_present_then_a_mark_then_changes(client: SyncClient) 
         change = watch.next(WAIT_MS)
         assert change is not None
         assert (change.key, change.deleted) == ("b", True)
+
+
+def test_a_watch_gives_the_mark_before_a_change_that_has_come_by_then(client: SyncClient) -> None:
+    kv = client.kv("s")
+    kv.put("a", b"1")
+    kv.put("b", b"2")
+    with kv.watch() as watch:
+        found = [watch.next(WAIT_MS)]
+        kv.put("c", b"3")
+        until(lambda: watch._subscription._reading.next > 2)
+        found += [watch.next(WAIT_MS) for _ in range(3)]
+    assert [None if entry is None else entry.key for entry in found] == ["a", "b", None, "c"]
 
 
 def test_a_watch_of_nothing_is_complete_at_once(client: SyncClient) -> None:

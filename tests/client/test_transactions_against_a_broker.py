@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import msgspec
 import pytest
 
 from malamute_protocol.errors import BrokerRefused, LocalProtocolError, Timeout
 from malamute_py.broker.transactions.moving import Moving
 from malamute_py.broker.transactions.transactions import Transactions
+from malamute_py.client.session.transactions import CHUNK_ROWS
 from tests.client.shells import Connect
 
 pytestmark = pytest.mark.slow
@@ -53,6 +55,23 @@ async def test_records_of_several_streams_appear_with_the_commit(connect: Connec
     assert await records(shell, "a") == [b"1"]
     assert await records(shell, "b") == [b"2", b"3"]
     assert await shell.do("transactions") == []
+
+
+async def test_records_that_found_no_room_leave_with_the_next_call(connect: Connect) -> None:
+    shell = await connect()
+    transaction = await begun(shell)
+    await shell.call(transaction.publish_many, "full", [b"x"] * CHUNK_ROWS)
+    link = shell.client._link
+    settings = link.engine.settings
+    link.engine.settings = msgspec.structs.replace(settings, call_timeout_ms=50)
+    link.session.window.unconfirmed_bytes += 1 << 40
+    with pytest.raises(Timeout):
+        await shell.call(transaction.publish, "full", b"last")
+    link.session.window.unconfirmed_bytes -= 1 << 40
+    link.engine.settings = settings
+    await shell.call(transaction.publish, "full", b"last")
+    await shell.call(transaction.commit)
+    assert (await shell.do("stream_info", "full")).tail == CHUNK_ROWS + 1
 
 
 @pytest.mark.parametrize("count", [1, 20_000])

@@ -28,6 +28,8 @@ from tests.http.running import at, until
 
 DEPLOY = ROOT / "deploy"
 KNOWN = {metric.name: metric for metric in METRICS}
+ABSENT = r"malamute_(namespace|refusals)"
+"""Metrics of what the broker of a test lacks: namespaces, and commands that were refused."""
 OF_EVERY_SERIES = {"instance", "job", "severity"}
 needs_prometheus = pytest.mark.skipif(
     shutil.which("prometheus") is None or shutil.which("promtool") is None,
@@ -236,11 +238,17 @@ def ask(port: int, path: str, **query: str) -> Any:
 @needs_prometheus
 @pytest.mark.slow
 @pytest.mark.system
-def test_a_real_prometheus_scrapes_a_broker_and_no_alert_fires(tmp_path: Path) -> None:
+def test_a_real_prometheus_scrapes_a_broker_answers_the_dashboard_and_no_alert_fires(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "alerts.yml").write_text((DEPLOY / "alerts.yml").read_text())
     with EmbeddedBroker(tmp_path / "data", tcp=True) as broker, broker.connect_sync() as client:
         client.publish("trades", b"1")
         client.send("crew.berlin", b"gate")
+        client.edit_service("tax")
+        client.cursor("trades", "billing").move(1)
+        with client.group("trades", "reports", start="latest") as member:
+            member.accepted()
         with at(broker) as http:
             host, port = http.address
             text = (DEPLOY / "prometheus.yml").read_text()
@@ -278,6 +286,7 @@ def _look(web: int) -> None:
     (target,) = ask(web, "targets")["activeTargets"]
     assert (target["health"], target["lastError"]) == ("up", "")
     assert ask(web, "alerts")["alerts"] == []
+    _ask_what_the_dashboard_asks(web)
     metadata = ask(web, "metadata")
     known = {metric.name: (metric.kind, metric.help) for metric in METRICS}
     told = {
@@ -287,3 +296,19 @@ def _look(web: int) -> None:
     }
     assert len(told) > 100
     assert told.items() <= known.items()
+
+
+def _ask_what_the_dashboard_asks(web: int) -> None:
+    """Fail unless Prometheus has a value for each expression, those of absent things excepted."""
+    told: dict[str, int] = {}
+
+    def answered() -> bool:
+        for panel, expression, _ in targets():
+            asked = expression.replace("$instance", ".*").replace("$__rate_interval", "10s")
+            found = ask(web, "query", query=asked)
+            assert found is not None, f"Prometheus refuses {panel}: {asked}"
+            told[expression] = len(found["result"])
+        empty = [expression for expression, count in told.items() if not count]
+        return all(re.search(ABSENT, expression) for expression in empty)
+
+    until(answered)

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,9 @@ from typing import NamedTuple
 import pytest
 
 from malamute_py import EmbeddedBroker, connect_sync
-from tests.examples.running import DOCS
+from malamute_py.config import load
+from tests.examples.running import DOCS, PAGES
+from tests.house.checkout import ROOT
 from tests.ports import Port
 from tests.waiting import WAIT_MS, WAIT_S
 
@@ -28,12 +31,27 @@ TROUBLESHOOTING = DOCS / "guides" / "troubleshooting.md"
 SECURITY = DOCS / "guides" / "security.md"
 DEPLOYING = DOCS / "guides" / "deploying.md"
 PORT, HTTP_PORT = "9797", "9798"
-NOT_HERE = ("python3 -m venv", "pip ", "prometheus ", "promtool ")
+NOT_HERE = ("python3 -m venv", ". ../.venv", "pip ", "prometheus ", "promtool ")
 """Commands that install, and those of other programs, which tests/deploy runs."""
 TEST_BROKER = "tcp://test.example:9797"
 """Endpoint of the second broker of a page."""
 EXIT_CODES = {"error:": 1, "MALAMUTE CRITICAL": 2}
 """Beginning of an output that is shown -> the exit code of its command; others: 0."""
+
+
+RUN = {
+    "console": {
+        "console.md", "start.md", *(f"guides/{name}.md" for name in (
+            "deploying", "groups", "keys", "operating", "security", "services", "tracing", "tuning",
+        )),
+    },
+    "py": {"guides/security.md"},
+    "sh": {"guides/deploying.md", "guides/spark-cluster.md", "guides/spark-weather.md"},
+    "nginx": {"console.md"},
+    "": {"guides/operating.md"},
+}  # fmt: skip
+"""Language of a block -> the pages whose blocks are run: here, by tests/spark and tests/demo. What
+nginx is told, and a line that a broker prints, are not."""
 
 
 class Step(NamedTuple):
@@ -63,7 +81,7 @@ def steps(page: Path) -> Iterator[Step]:
         if language == "py":
             yield Step(block, [], python=True)
             continue
-        if language == "nginx":
+        if language in ("nginx", "sh"):  # sh: of programs that are not here, see below
             continue
         assert language == "console", "each block of the page is run"
         for command in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
@@ -92,7 +110,8 @@ class Terminal:
         self.beside: subprocess.Popen[str] | None = None
         """An HTTP side of its own."""
 
-    def run(self, step: Step) -> None:
+    def run(self, step: Step) -> str:
+        """Run a step; returns what it printed, of a broker or HTTP side nothing."""
         text = step.text.replace(TEST_BROKER, self.test_broker)
         text = text.replace(PORT, self.port).replace(HTTP_PORT, "0")
         if "context add" in text and "--endpoint" not in text:
@@ -100,10 +119,10 @@ class Terminal:
         if text.startswith("malamute broker"):
             self.stop()
             self.serve(text)
-            return
+            return ""
         if text.startswith("malamute http"):
             self.serve_http(text)
-            return
+            return ""
         if text.startswith("malamute journal"):
             self.stop()
         command = [sys.executable, "-c", text] if step.python else ["bash", "-c", text]
@@ -118,6 +137,7 @@ class Terminal:
         assert not shown or told.strip() == shown, text
         if "&& cd " in text:
             self.folder /= text.rpartition("cd ")[2].strip()
+        return done.stdout
 
     def serve(self, text: str) -> None:
         self.broker = self.started(text)
@@ -169,6 +189,16 @@ def terminal(folder: Path, port: int, test_broker: str = "") -> Iterator[Termina
         yield made
     finally:
         made.stop()
+
+
+def test_no_page_has_commands_that_no_test_runs() -> None:
+    found: dict[str, set[str]] = {}
+    for page in PAGES:
+        fences = re.findall(r"^```(.*)$", (DOCS / page).read_text(), re.MULTILINE)
+        for language in fences[::2]:
+            found.setdefault(language.partition(" ")[0], set()).add(page)
+    others = {language for language in found if language.startswith("{")} | {"python"}
+    assert {language: found[language] for language in found.keys() - others} == RUN
 
 
 @pytest.mark.system
@@ -329,3 +359,81 @@ def test_a_traced_command_of_the_guide_publishes(tmp_path: Path) -> None:
         (record,) = client.subscribe("trades", "forex.*", start="earliest", until="tail")
         assert record.body == b"101.5"
         assert "traceparent" in record.properties
+
+
+@pytest.mark.system
+def test_the_quick_start_shows_what_was_published_and_answered(tmp_path: Path) -> None:
+    broker, *ran = commands("../start.md")
+    assert len(ran) == 5
+    with Port() as port, terminal(tmp_path, port.number) as shell:
+        shell.environment |= {
+            "MALAMUTE_LISTEN": json.dumps([port.endpoint]), "MALAMUTE_ENDPOINT": port.endpoint,
+        }  # fmt: skip
+        shell.run(broker)
+        printed: list[str] = []
+        for step in ran:
+            if step.text.startswith("malamute work"):
+                shell.beside = shell.started(step.text)
+            else:
+                printed.append(shell.run(step))
+        assert '{"price": 101.5}' in printed[2]
+        assert '{"price": 1.27}' in printed[2]
+        assert "WHO IS THERE?" in printed[-1]
+
+
+@pytest.mark.system
+def test_the_first_five_minutes_of_the_readme_show_a_result(tmp_path: Path) -> None:
+    part = (ROOT / "README.md").read_text().partition("## Five minutes to a first result")[2]
+    block = re.search(r"(?:^    .+\n)+", part, re.MULTILINE)
+    assert block is not None
+    activate, *lines = textwrap.dedent(block[0]).splitlines()
+    assert activate == ". .venv/bin/activate"
+    with EmbeddedBroker(tcp=True) as broker, terminal(tmp_path, 0) as shell:
+        shell.environment["MALAMUTE_ENDPOINT"] = broker.tcp_endpoint
+        printed = shell.run(Step("set -e\n" + "\n".join(lines), []))
+    for wanted in ('{"price": 101.5}', '{"price": 1.27}', "gate 12", "WHO IS THERE?"):
+        assert wanted in printed
+
+
+STUB = """#!/bin/sh
+# A program that is not here: notes its words, and fails where a file that they name is missing.
+echo "${0##*/} $*" >> "$CALLS"
+for word in "$@"; do
+    case $word in
+        --from-file=*) test -s "${word#*=}" || exit 1 ;;
+        ./malamute) test -f malamute/Chart.yaml || exit 1 ;;
+        image) test -f image/Containerfile || exit 1 ;;
+        up) test -f compose.yml || exit 1 ;;
+    esac
+done
+"""
+ELSEWHERE = ("systemctl", "groupadd", "chgrp", "podman", "docker", "kubectl", "helm")
+"""Programs of the second half of the page, of which a machine of tests has none."""
+
+
+@pytest.mark.system
+def test_the_commands_to_run_a_broker_for_good_name_files_that_are_there(tmp_path: Path) -> None:
+    """Programs that are not here are stubs, and /etc is a directory of the test."""
+    half = DEPLOYING.read_text().partition("## systemd")[2]
+    blocks = re.findall(r"^```sh\n(.*?)^```", half, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 5
+    stubs, calls = tmp_path / "stubs", tmp_path / "calls"
+    stubs.mkdir()
+    for name in ELSEWHERE:
+        (stubs / name).write_text(STUB)
+        (stubs / name).chmod(0o755)
+    (tmp_path / "etc/systemd/system").mkdir(parents=True)
+    with terminal(tmp_path, 0) as shell:
+        shell.environment["CALLS"] = str(calls)
+        shell.environment["PATH"] = f"{stubs}:{shell.environment['PATH']}"
+        for number, block in enumerate(blocks):
+            shell.folder = tmp_path / str(number)
+            shell.folder.mkdir()
+            shell.run(Step("set -e\n" + block.replace("/etc/", f"{tmp_path}/etc/"), []))
+    assert {line.split()[0] for line in calls.read_text().splitlines()} == set(ELSEWHERE)
+    etc = tmp_path / "etc/malamute"
+    config = load(etc / "malamute.toml")
+    assert config.authentication.mechanism == "curve"
+    assert config.authentication.server_key_file == str(etc / "broker.key")
+    assert "ann" in (etc / "users.toml").read_text()
+    assert not (etc / "malamute.service").exists()

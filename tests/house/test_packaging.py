@@ -168,6 +168,9 @@ def test_the_wheel_holds_three_typed_packages_and_the_licence(tmp_path: Path) ->
         env={name: value for name, value in os.environ.items() if name != "MALAMUTE_COMPILE"},
     )
     (wheel,) = tmp_path.glob("*.whl")
+    check = Path(sys.executable).parent / "check-wheel-contents"  # as `make dist` does
+    checked = subprocess.run([check, wheel], cwd=ROOT, capture_output=True, check=False, text=True)
+    assert checked.returncode == 0, checked.stdout
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     tops = {name.partition("/")[0] for name in names}

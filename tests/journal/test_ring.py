@@ -652,3 +652,24 @@ def test_the_facts_of_all_streams_look_into_each_segment_once(place: Place) -> N
         segment.spans = Counted(segment.spans)
     assert ring.streams() == one_by_one
     assert Counted.looks == len(segments) >= 2
+
+
+@pytest.mark.parametrize("size", [1, 40_000])
+def test_a_time_that_may_lie_in_damage_that_a_start_found_begins_there(
+    place: Place, size: int
+) -> None:
+    """A start leaves damage out of the index: no time of its records is known."""
+    ring, _ = place.open()
+    for number in range(3):
+        put(ring, 1, b"a" * size, time_ms=1000 + number)
+    bad = put(ring, 1, b"b", time_ms=1010)
+    for number in range(3):
+        put(ring, 1, b"c", time_ms=1020 + number)
+    ring.sync()
+    ring.close()
+    place.flip(bad.lsn + 200)
+    ring, _ = place.open()
+    assert ring.closest_offset(1, 1002) == 2
+    assert ring.closest_offset(1, 1015) == 3
+    assert ring.closest_offset(1, 1021) == 5
+    assert [(gap.from_offset, gap.to_offset) for gap in read_all(ring, 1).gaps] == [(3, 4)]

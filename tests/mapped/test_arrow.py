@@ -154,3 +154,13 @@ def test_the_reader_does_without_arrow_until_a_table_is_asked_for() -> None:
         " sys.modules; assert 'zmq' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_table_of_lone_records_has_few_chunks(log: Log, reader: LogReader) -> None:
+    trades = log.create("trades")
+    log.fill(trades, 300)
+    with reader.read("trades", until="tail") as reading:
+        table = reading.to_arrow()
+    assert table.column("body").num_chunks == 1
+    assert table.column("offset").to_pylist() == list(range(300))
+    assert table.column("body").to_pylist() == [body_at(n) for n in range(300)]

@@ -213,6 +213,13 @@ def test_a_batch_whose_rows_cannot_be_copied_out_is_a_gap(
     assert notes.gone() == [(0, 1000, "damaged")]
 
 
+@pytest.fixture
+def views(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have tables keep views of batches as small as those of these tests."""
+    monkeypatch.setattr("malamute_protocol.merging._FEW", 0)
+
+
+@pytest.mark.usefixtures("views")
 def test_a_table_of_views_tells_when_it_was_overwritten(log: Log, reader: LogReader) -> None:
     trades = log.create("trades")
     log.fill(trades, 20)
@@ -576,6 +583,7 @@ def test_damage_beside_records_past_their_age_is_told_as_damage(
 
 
 @pytest.mark.moderate
+@pytest.mark.usefixtures("views")
 def test_descriptors_and_mappings_are_bounded_and_given_back(tmp_path: Path) -> None:
     log = Log(tmp_path / "data", RingSettings(segment_bytes=S, ring_bytes=24 * S))
     trades = log.create("trades")

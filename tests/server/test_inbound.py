@@ -13,9 +13,12 @@ from malamute_protocol.commands import Ping, Publish
 from malamute_protocol.framing import encode_message
 from malamute_protocol.limits import Limits
 from malamute_py.config import Config
+from malamute_py.server import inbound
+from malamute_py.server.connections.guard import EVENTS_A_TURN
 from malamute_py.server.inbound import Inbound
 
 _FRAME_NS = 1_000
+QUESTION = [b"our own question"]
 _TAKE_NS = 50_000
 
 
@@ -112,3 +115,44 @@ def test_a_message_of_many_frames_takes_no_time_from_those_of_others(before: int
 def test_one_message_of_many_frames_is_taken_up_in_a_turn_beside_others() -> None:
     taken = Taken([*[LARGE] * 2, *[SMALL] * 100])
     assert [taken.turn(), taken.turn()] == [0, 25]
+
+
+@pytest.mark.parametrize(
+    ("frames", "claimed", "noted"),
+    [
+        (QUESTION, False, 0),
+        (QUESTION, True, inbound._NOTES_MAX),
+        (SMALL, False, inbound._NOTES_MAX),
+    ],
+)
+def test_one_message_has_few_connections_noted_however_many_come(
+    monkeypatch: pytest.MonkeyPatch, frames: list[Any], claimed: bool, noted: int
+) -> None:
+    """Peers that connected and closed without end held the loop for 5.4 s."""
+    drained: list[int] = []
+    cut: list[str] = []
+
+    def drain(monitor: object, now_ms: int, most: int) -> list[Any]:
+        drained.append(most)
+        assert len(drained) < 100
+        return []
+
+    monkeypatch.setattr(inbound, "has_events", lambda monitor: True)
+    guard: Any = SimpleNamespace(
+        drain=drain, cut_silent=cut.append, connections=SimpleNamespace(accepted=1)
+    )
+    peers: Any = SimpleNamespace(connection=lambda head: None, is_known=lambda head: False)
+    core: Any = None
+    taken = inbound.Inbound(
+        Config(), core=core, guard=guard, peers=peers, limits=Limits(),
+        counters=defaultdict(int), meter=lambda: 0, report=lambda *_: None,
+    )  # fmt: skip
+    numbering = SimpleNamespace(
+        answers=lambda frames: frames is QUESTION, is_claimed=lambda routing_id: claimed,
+        is_given=lambda routing_id, accepted: False,
+    )  # fmt: skip
+    listener: Any = SimpleNamespace(numbering=numbering, monitor=object())
+    head: Any = SimpleFrame(b"\0\0\0\0\1", True)
+    assert taken._admit(listener, head, frames, None, 0) is None
+    assert drained == [EVENTS_A_TURN] * noted
+    assert bool(cut) is claimed

@@ -558,6 +558,7 @@ def test_few_descriptors_mean_few_connections_so_that_the_journal_has_its_own(
         (bounded,) = log.of("connections_bounded")
         assert bounded["connections"] == 16
         assert "ulimit -n" in bounded["do"]
+        server._guard._files = 1 << 20  # The process of the tests has many open, too.
         peers = [stack.enter_context(RawPeer(at)) for _ in range(16)]
         with pytest.raises(ConnectionError), Zmtp(at) as surplus:
             surplus.receive_exactly(1)

@@ -15,6 +15,7 @@ from malamute_py.sections import ConfigError
 from malamute_py.server import Server, StartError
 from malamute_py.server.authentication.credentials import hash_password
 from malamute_py.server.connections import descriptors
+from malamute_py.server.connections.listening import ASIDE
 from malamute_py.server.sockets import check_public, parse_endpoint
 from tests.server.fakes import Lines
 from tests.server.peer import RawPeer
@@ -65,10 +66,16 @@ def test_the_socket_file_of_a_dead_broker_is_taken_over_and_any_other_file_is_no
     tmp_path: Path,
 ) -> None:
     stale = tmp_path / "stale"
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(stale))
+    for name in (stale, tmp_path / f"stale{ASIDE}"):  # One died while it kept local peers out.
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(name))
     with Server(config("", f"ipc://{stale}"), log=Lines()):
         RawPeer(f"ipc://{stale}").close()
+        assert not (tmp_path / f"stale{ASIDE}").exists()
+    with socket.socket(socket.AF_UNIX) as lives:
+        lives.bind(str(tmp_path / f"full{ASIDE}"))
+        lives.listen()
+        assert "another process listens" in refusal(config("", f"ipc://{tmp_path}/full"))
     precious = tmp_path / "precious"
     precious.write_text("data")
     assert "not a socket" in refusal(config("", f"ipc://{precious}"))

@@ -40,7 +40,11 @@ class Zmtp:
     def __init__(self, endpoint: str, identity: bytes = b"") -> None:
         if endpoint.startswith("ipc://"):
             self.socket = socket.socket(socket.AF_UNIX)
-            self.socket.connect(endpoint.removeprefix("ipc://"))
+            try:
+                self.socket.connect(endpoint.removeprefix("ipc://"))
+            except OSError:
+                self.socket.close()
+                raise
         else:
             host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
             self.socket = socket.create_connection((host, int(port)))

@@ -90,12 +90,16 @@ class RemovalModel(Model):
                 purge if purge in lasting else (purge[0], min(purge[1], tail)) for purge in purges
             ]
 
-    def beyond(self, log: Log, offset: int, now_ms: int) -> bool:
-        """Whether a record is beyond a bound of its stream."""
+    def beyond(self, log: Log, offset: int, now_ms: int, *, surely: bool = False) -> bool:
+        """Whether a record is beyond a bound of its stream.
+
+        surely: for a broker that has not heard yet of what was appended last.
+        """
         entry = log.entries.get(offset)
         age_ms, count = self.ages.get(log.name, 0), self.counts.get(log.name, 0)
         old = bool(age_ms and entry and entry.append_time_ms < now_ms - age_ms)
-        return old or bool(count and offset < self.tails.get(log.name, 0) - count)
+        tails = self.tails if surely else self.next_tails
+        return old or bool(count and offset < tails.get(log.name, 0) - count)
 
 
 class RemovalMachine(Machine):
@@ -147,7 +151,7 @@ class RemovalReader(Reader):
         if self.model.takes(self.model.purged, log, offset):
             raise self._fail("removed", f"offset {offset}, purged by {self.model.purged}")
         now_ms = self.core_ms()
-        if self.model.beyond(log, offset, now_ms):
+        if self.model.beyond(log, offset, now_ms, surely=True):
             raise self._fail("aged", f"offset {offset} of {entry.append_time_ms} at {now_ms}")
 
     def _is_gone(self, log: Log, offset: int) -> bool:

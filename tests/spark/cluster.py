@@ -74,6 +74,13 @@ class Cluster:
             PYTHONPATH=str(zipped),
         )  # fmt: skip
 
+    def environment(self) -> dict[str, str]:
+        """Return the variables of a process of the cluster, or of one that submits a job to it."""
+        given = {**os.environ, **SMALL, "PYSPARK_PYTHON": str(self._python),
+                 "PYSPARK_DRIVER_PYTHON": str(self._python)}  # fmt: skip
+        given.pop("PYTHONPATH", None)
+        return given
+
     def kill_an_executor(self) -> None:
         """Kill an executor's Java at once."""
         assert self._worker is not None
@@ -98,10 +105,7 @@ class Cluster:
         return self._spawn(name, [program, f"{_CLASSES}.{kind}", *given])
 
     def _spawn(self, name: str, command: list[str], **more: str) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, **SMALL, "PYSPARK_PYTHON": str(self._python),
-                       "PYSPARK_DRIVER_PYTHON": str(self._python)}  # fmt: skip
-        environment.pop("PYTHONPATH", None)
-        environment |= more
+        environment = {**self.environment(), **more}
         with (self._directory / f"{name}.log").open("ab") as out:
             process = subprocess.Popen(
                 command, stdout=out, stderr=out, start_new_session=True, env=environment,

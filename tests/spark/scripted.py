@@ -21,7 +21,7 @@ class ScriptedClient:
         self.uuid = b"\x11" * 16
         self.epoch = 1
         self.epoch_ends: dict[int, int] = {}
-        """Epoch that a power loss cut short -> offset at which it ended."""
+        """Epoch that is over -> offset at which it ended."""
         self.looked_max = 1 << 62
         """Offsets that a plan looks at, at most, when it counts matching records."""
         self.plans: list[tuple[int, int | None, int, int]] = []
@@ -43,6 +43,11 @@ class ScriptedClient:
         """Lose what lies beyond an offset, as a power loss does."""
         del self.matches[tail:]
         self.epoch_ends[self.epoch] = tail
+        self.epoch += 1
+
+    def restart(self) -> None:
+        """Begin an epoch, as each start of a broker does."""
+        self.epoch_ends[self.epoch] = self.tail
         self.epoch += 1
 
     def plan_read(

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 import time
 import zipfile
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from malamute_py.client.sync.client import SyncClient, connect_sync
 from malamute_py.demo.daemon import Daemon
 from pyspark_malamute.shipping import build_zip
+from tests.house.checkout import ROOT
 from tests.spark import cluster_job
 from tests.spark.cluster import WAIT_S, Cluster, killed
 from tests.spark.killed_copy import copied, faults, publish
 
 ROWS = 100_000
+PAGE = ROOT / "docs" / "guides" / "spark-cluster.md"
+COUNTING = """\
+import sys
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.getOrCreate()
+read = spark.read.format("malamute").options(endpoint=sys.argv[1], stream="s", splitBytes="1m")
+print("counted", read.load().selectExpr("length(body) as n").groupBy().sum("n").first()[0])
+"""
 
 
 @pytest.mark.moderate
@@ -65,3 +78,28 @@ def test_executor_broker_and_driver_are_killed_and_each_record_is_copied_once(
         with cluster.running(zipped, *job):
             until(client, ROWS)
         assert not faults(client, "s", ROWS)
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(1200)
+def test_the_commands_of_the_guide_ship_the_connector(tmp_path: Path) -> None:
+    blocks = re.findall(r"^```sh\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    (block,) = (each for each in blocks if "malamute spark package" in each)
+    (tmp_path / "job.py").write_text(COUNTING)
+    with (
+        Daemon(tmp_path / "broker") as broker,
+        connect_sync(broker.endpoint) as client,
+        Cluster(tmp_path / "cluster") as cluster,
+    ):
+        client.publish_many("s", [b"7 bytes"] * 300)
+        words = block.replace("spark://host:7077", cluster.url)
+        words = words.replace("job.py", f"job.py {broker.endpoint}")
+        given = cluster.environment()
+        programs = (Path(sys.executable).parent, Path(pyspark.__file__).parent / "bin")
+        given["PATH"] = ":".join([*map(str, programs), given["PATH"]])
+        done = subprocess.run(
+            ["bash", "-ec", words], cwd=tmp_path, env=given, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+    assert "counted 2100" in done.stdout, done.stderr[-3000:]

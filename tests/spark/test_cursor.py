@@ -32,7 +32,10 @@ def reader(endpoint: str, stream: str) -> Iterator[Make]:
         least = {"endpoint": endpoint, "startingOffsets": "earliest", "cursor": "spark-1"}
         if "streams" not in more:
             least["stream"] = stream
-        made.append(MalamuteStreamReader(parse_options({**least, **more})))
+        given = {
+            name: value for name, value in {**least, **more}.items() if value or name == "cursor"
+        }
+        made.append(MalamuteStreamReader(parse_options(given)))
         return made[-1]
 
     yield make
@@ -117,6 +120,29 @@ def test_each_of_many_streams_has_the_cursor(reader: Make, client: SyncClient, s
     query.commit(end)
     lags = {name: client.cursor_info(name, "spark-1").lag for name in names}
     assert lags == {**dict.fromkeys(names, 0), names[2]: 3}
+
+
+def test_a_stream_that_is_made_again_gets_the_cursor_and_its_pin(
+    reader: Make, client: SyncClient, stream: str
+) -> None:
+    kept, again = f"{stream}.a", f"{stream}.b"
+    publish(client, kept, 10)
+    publish(client, again, 10)
+    query = reader(
+        streams="", streamsPattern=rf"{stream}\..*", failOnDataLoss="false", cursorPinBytes="64m"
+    )
+    end = through_json(query.latestOffset(through_json(query.initialOffset()), ALL))
+    query.commit(end)
+    client.remove_stream(again)
+    publish(client, kept, 1)
+    end = through_json(query.latestOffset(end, ALL))
+    query.commit(end)
+    publish(client, again, 5)
+    end = through_json(query.latestOffset(end, ALL))
+    info = client.cursor_info(again, "spark-1")
+    assert (info.next, info.lag, info.pinned) == (0, 5, True)
+    query.commit(end)
+    assert client.cursor_info(again, "spark-1").lag == 0
 
 
 @pytest.mark.slow

@@ -184,6 +184,43 @@ def test_a_recreated_stream_among_many_ends_the_query_by_name(
         now.latestOffset(end, ALL)
 
 
+def test_what_was_seen_not_to_match_is_forgotten_when_a_stream_is_made_again(
+    reader: Callable[..., MalamuteStreamReader], client: SyncClient, prefix: str
+) -> None:
+    a, b = f"{prefix}.a", f"{prefix}.b"
+    publish(client, a, 10)
+    client.publish_many(b, [b"x"] * 10, subject="no")
+    query = reader(failOnDataLoss="false", pattern="a.b")
+    end, _ = batch(query, query.initialOffset())
+    assert query.latestOffset(end, ALL) == end
+    client.remove_stream(b)
+    publish(client, a, 1)
+    end, _ = batch(query, end)
+    publish(client, b, 20)
+    end, rows = batch(query, end)
+    assert rows == expected(**{b: (0, 20)})
+
+
+def test_each_removal_of_a_stream_is_logged(
+    reader: Callable[..., MalamuteStreamReader],
+    client: SyncClient,
+    prefix: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    a, b = f"{prefix}.a", f"{prefix}.b"
+    publish(client, a, 10)
+    publish(client, b, 10)
+    query = reader(failOnDataLoss="false")
+    end, _ = batch(query, query.initialOffset())
+    for times in (1, 2):
+        client.remove_stream(b)
+        publish(client, a, 1)
+        end, _ = batch(query, end)
+        publish(client, b, 1)
+        end, _ = batch(query, end)
+        assert caplog.text.count(f"'{b}' was removed") == times
+
+
 def test_a_stream_that_is_named_and_not_there_is_told(
     reader: Callable[..., MalamuteStreamReader], client: SyncClient, prefix: str
 ) -> None:

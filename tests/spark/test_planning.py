@@ -179,6 +179,35 @@ def test_what_was_seen_not_to_match_is_not_planned_again() -> None:
     assert [plan[0] for plan in client.plans[1:]] == [0, 50]
 
 
+def test_records_that_do_not_match_are_passed_over_across_restarts_of_the_broker() -> None:
+    """What was looked at in a later epoch than the query's position is no loss."""
+    client = ScriptedClient([False] * 10)
+    reader = reader_of(client)
+    begin = reader.initialOffset()
+    assert step(reader, begin) == begin
+    for _ in range(2):
+        client.restart()
+        client.append(*[False] * 10)
+        assert step(reader, begin) == begin
+        client.append(*[False] * 10)
+        assert step(reader, begin) == begin
+    client.append(True)
+    end = step(reader, begin)
+    assert offset_of(end) == 51
+    assert tasks(reader, begin, end) == [(50, 51)]
+    assert step(reader, end) == end
+
+
+def test_a_plan_of_several_questions_reaches_across_restarts_of_the_broker() -> None:
+    client = ScriptedClient([False] * 10)
+    client.looked_max = 10
+    reader = reader_of(client)
+    begin = reader.initialOffset()
+    client.restart()
+    client.append(*[False] * 20, True, True)
+    assert offset_of(step(reader, begin, ReadMaxRows(2))) == 32
+
+
 def test_a_position_advances_past_very_many_records_that_do_not_match() -> None:
     client = ScriptedClient([False] * (FAR + 10))
     reader = reader_of(client)

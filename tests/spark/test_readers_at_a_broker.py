@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from malamute_py.client.sync.client import SyncClient
+from malamute_py.client.sync.client import SyncClient, connect_sync
 from pyspark_malamute.batch_reader import MalamuteReader
 from pyspark_malamute.errors import CheckpointMismatch, DataLoss, SourceUnavailable
 from pyspark_malamute.options import parse_options
 from pyspark_malamute.planning import Range
 from pyspark_malamute.stream_reader import MalamuteStreamReader
+from tests.spark.conftest import serve
 
 ALL = ReadAllAvailable()
 
@@ -21,6 +23,27 @@ ALL = ReadAllAvailable()
 def reader_of(endpoint: str, stream: str, **more: str) -> MalamuteStreamReader:
     given = {"endpoint": endpoint, "stream": stream, "startingOffsets": "earliest", **more}
     return MalamuteStreamReader(parse_options(given))
+
+
+@pytest.mark.moderate
+def test_a_rare_pattern_is_read_on_over_a_restart_of_the_broker(
+    tmp_path: Path, stream: str
+) -> None:
+    with serve(tmp_path) as server, connect_sync(server.endpoints[0]) as client:
+        endpoint = server.endpoints[0]
+        client.publish_many(stream, [b"x"] * 10, subject="no")
+        given = {"endpoint": endpoint, "stream": stream, "startingOffsets": "earliest"}
+        query = MalamuteStreamReader(parse_options({**given, "pattern": "yes"}))
+        begin = query.initialOffset()
+        assert query.latestOffset(begin, ReadAllAvailable()) == begin
+    with serve(tmp_path, endpoint), connect_sync(endpoint) as client:
+        for _ in range(2):
+            client.publish_many(stream, [b"x"] * 10, subject="no")
+            assert query.latestOffset(begin, ReadAllAvailable()) == begin
+        client.publish(stream, b"x", subject="yes")
+        end = query.latestOffset(begin, ReadAllAvailable())
+        assert end["streams"][stream]["offset"] == 31
+        query.stop()
 
 
 @pytest.mark.moderate

@@ -209,15 +209,12 @@ class Group:
         self.free.remove(member)
         self.free.trim()
         if member is self.holder:
-            self.holder = None
-            again = next((other for other in self.members if other.is_again(member)), None)
-            if again is not None:
-                self.absent_holder = member
-                return self.hand_over(again)
-            if keep_until_ms:
+            self.holder = next((other for other in self.members if other.is_again(member)), None)
+            if self.holder is None and keep_until_ms:
                 self.absent_holder, self.returns_ms = member, keep_until_ms
                 return []
-            self.next_holder()
+            if self.holder is None:
+                self.next_holder()
         return self._release(member, fault and self.counts)
 
     def leave_together(self, leaving: list[Member], fault: bool) -> Picked:
@@ -489,7 +486,8 @@ class Group:
             due_ms = member.lease_end(now_ms)
             for page, mask in self.holdings.pieces(batch.base, bits):
                 self.holdings.lease(page, member, mask, due_ms)
-            self._watch(self)
+            if not self.lease_due_ms or due_ms < self.lease_due_ms:
+                self._watch(self)
         count = bits.bit_count()
         member.handed(count, now_ms, self._deals)
         self.deliveries += 1
@@ -645,6 +643,8 @@ class Group:
         if offset >= self.holdings.read:
             _, self.done = without_done(self.holdings.read, self.done, [(offset, offset + 1)])
             return  # The group has not read it yet: reading will find it.
+        if any(page.open & mask for page, mask in self.holdings.within(offset, offset + 1)):
+            return  # A reset has had the group read it again: it waits, or a member has it.
         self.holdings.take_in(offset, 1)
         if self.slots is None:
             return

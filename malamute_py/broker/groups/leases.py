@@ -54,16 +54,18 @@ class Leases:
         return min(max(lease_ms, settings.lease_min_ms), settings.lease_max_ms)
 
     def watch(self, group: Group) -> None:
-        """Look at a group again when its next lease ends."""
-        if group.lease_due_ms or group.gone:
+        """Look at a group again when its next lease ends, which may be sooner than was planned."""
+        if group.gone:
             return
         due_ms = group.holdings.next_lease()
         if due_ms:
             group.lease_due_ms = due_ms
-            self._timers.set(due_ms, partial(self._end, group))
+            self._timers.set(due_ms, partial(self._end, group, due_ms))
 
     def renew(self, group: Group, member: Member, picked: Picked, _: int) -> None:
-        """Begin the leases of records anew that a member holds."""
+        """Begin the leases of records anew that a member holds, if its records have leases."""
+        if not member.lease_ms:
+            return
         due_ms = member.lease_end(self._shard.now_ms)
         for page, mask in picked:
             held = mask & page.held.get(member, 0)
@@ -81,11 +83,14 @@ class Leases:
             self._say(group, member, gets=True)
         self._reader.wake(group)
 
-    def _end(self, group: Group) -> None:
-        """Take back the records of a group whose leases are over, and wait for the next end."""
-        group.lease_due_ms = 0
-        if group.gone:
+    def _end(self, group: Group, due_ms: int) -> None:
+        """Take back the records of a group whose leases are over, and wait for the next end.
+
+        due_ms: the time of this look; a sooner one may have taken its place.
+        """
+        if group.gone or group.lease_due_ms != due_ms:
             return
+        group.lease_due_ms = 0
         for member, picked in group.holdings.leases_over(self._shard.now_ms):
             self._take(group, member, picked)
         self.watch(group)

@@ -102,6 +102,9 @@ class Bodies:
         self.hot_bytes = 0
         self._kept: dict[int, Body] = {}
         """Batches that are in memory only."""
+        self._shares: dict[int, int] = {}
+        """Number of such a batch -> its owners besides one: some of its requests may wait in their
+        service while others are dead letters."""
         self.kept_bytes = 0
         self._again: OrderedDict[int, Body] = OrderedDict()
         """Newest batches that were read back: a reader with little credit gets one in parts."""
@@ -146,10 +149,13 @@ class Bodies:
             self.hot_bytes -= oldest.size + OVERHEAD
 
     def hold(self, base: int, stamp: bytes | None, frame: Any, content: Content) -> Body:
-        """Keep a batch that is in memory only, until it is dropped.
+        """Keep a batch that is in memory only, until each of its owners has dropped it.
 
         stamp: None for a batch that is new; the broker's stamp is made here.
         """
+        if base in self._kept:
+            self.share(base)
+            return self._kept[base]
         if stamp is None:
             shard, head = self._shard, content.head
             stamp = Stamp(
@@ -164,8 +170,25 @@ class Bodies:
         """Return a batch if it is in memory."""
         return self._hot.get(base) or self._kept.get(base) or self._again.get(base)
 
-    def drop(self, base: int) -> None:
-        """Forget a batch of which nothing is wanted any more."""
+    def share(self, base: int) -> None:
+        """Note one more owner of a batch, if it is in memory only."""
+        if base in self._kept:
+            self._shares[base] = self._shares.get(base, 0) + 1
+
+    def _unshare(self, base: int) -> bool:
+        """Note one owner less of a batch in memory; False: it has one alone, or is none of them."""
+        shares = self._shares.pop(base, 0)
+        if shares > 1:
+            self._shares[base] = shares - 1
+        return shares > 0
+
+    def drop(self, base: int, *, wanted: bool = False) -> None:
+        """Forget a batch of which an owner wants nothing any more, and no other owner does.
+
+        wanted: another owner wants a batch that is not in memory only.
+        """
+        if (self._shares and self._unshare(base)) or wanted:
+            return
         if base in self._wanted:
             self._gone.add(base)
         body = self._hot.pop(base, None)

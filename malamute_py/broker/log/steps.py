@@ -233,8 +233,8 @@ class Steps:
         """The next number of a message or request in memory alone."""
         self._apply = apply
         self._queue: list[Step] = []
-        self._urgent: list[Step] = []
-        """Steps of the broker's own that go before the queue."""
+        self._urgent: list[tuple[Step, Callable[[], Change]]] = []
+        """Steps of the broker's own that go before the queue, and what makes the change of each."""
         self._handed: dict[int, list[Step]] = {}
         """Token of a bundle that the journal has not answered -> the steps in it."""
         self._under_way: dict[Key, Step] = {}
@@ -382,11 +382,13 @@ class Steps:
         """Queue a lone change; it takes effect when it is appended."""
         self.take([Part([change], effects=[*effects])])
 
-    def propose_first(self, change: Change, effect: Effect) -> None:
-        """Queue a lone change for the bundle before all publishes of this turn."""
-        part = Part([change], effects=[effect])
-        self.unsettled_bytes += part.size
-        self._urgent.append(Step([part], part.size))
+    def propose_first(self, change: Callable[[], Change], effect: Effect) -> None:
+        """Queue a lone change for the bundle before all publishes of the next hand-over.
+
+        change: makes it then, by what the tables have after all answers until then.
+        """
+        self.unsettled_bytes += CHANGE_BYTES
+        self._urgent.append((Step([Part(effects=[effect])], CHANGE_BYTES), change))
 
     def put(self, changes: list[Change], *effects: Effect, memory: bool) -> None:
         """Queue changes for the log. memory: apply them at once, to what is in memory only."""
@@ -449,7 +451,10 @@ class Steps:
         the offsets of a stream are given in the order of the calls.
         """
         assert not self._handed, "hand_over() before every bundle of the last one was answered"
-        urgent, self._urgent = self._urgent, []
+        urgent = [step for step, _ in self._urgent]
+        for step, change in self._urgent:
+            step.parts[0].changes = [change()]
+        self._urgent = []
         queue, self._queue = self._queue, []
         places = self.change_next, self.mail_next
         first, places = self._bundles(urgent, places)
@@ -627,7 +632,7 @@ class Steps:
 
     def ring_failed(self, code: str, reason: str) -> None:
         """Refuse the queued steps: ring main refuses every append from now on."""
-        queue, self._queue = self._urgent + self._queue, []
+        queue, self._queue = [step for step, _ in self._urgent] + self._queue, []
         self._urgent = []
         for step in queue:
             self._drop(step, code, reason, 0)

@@ -24,6 +24,7 @@ from malamute_py.broker.log.newest import Keys
 from malamute_py.broker.log.purges import NO_PURGES, Purges
 from malamute_py.broker.log.ring import RingState
 from malamute_py.broker.ready import StreamFacts
+from malamute_py.changelog.records import StreamEdited
 from malamute_py.changelog.settings import StreamSettings, versions
 from malamute_py.changelog.tables import StreamRow
 
@@ -98,6 +99,7 @@ class Stream:
         "body_kind",
         "coming",
         "created_lsn",
+        "edited",
         "epochs",
         "first",
         "handed",
@@ -160,6 +162,8 @@ class Stream:
         self.ledger = Ledger(self.first, self.next, facts.bytes if facts else 0)
         self.keys = Keys(self.next, ready=self.first == self.next) if row.settings.keep else None
         """The newest record of each subject; None: the stream does not keep it."""
+        self.edited: StreamSettings | None = None
+        """Settings that are on their way into the log: the next edit begins from them."""
         self.level = 0
         self.body_kind = -1
         """Number of the bodies' kind; -1: the first batch settles it; TYPED: see there."""
@@ -177,6 +181,11 @@ class Stream:
         self.schemas = versions(settings)
         if self.schemas:
             self.body_kind = TYPED
+
+    def settling(self, kind: str, now_ms: int) -> StreamEdited:
+        """Return the change by which the stream has the body kind of its first batch."""
+        settings = msgspec.structs.replace(self.settings, body_kind=kind)
+        return StreamEdited(self.number, settings, now_ms)
 
     @property
     def settings(self) -> StreamSettings:

@@ -125,6 +125,8 @@ class Burying(_OfMailbox):
         mailboxes.unreserve(mailbox, self.count, self.size)
         mailboxes.stands(mailbox)
         for base, mask in self.rows:
+            if mailbox.order.floor(base) != base:
+                messages.bodies.share(base)
             messages.arrived(mailbox, base, mask)
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:

@@ -260,12 +260,14 @@ class ServiceAdmin:
             raise BrokerRefused("bad_setting", "memory cannot be changed: requests lie there")
         row = service.row
         changed = ServiceRow(row.number, row.name, settings, row.by, row.created_ms)
-        if service.state == DRAFT:
-            # The change that makes it is still to be encoded, and will have these settings.
-            service.row = changed
         service.edited = settings
         failed = partial(self._not_edited, service, row, changed)
         editing = Then(partial(self._edited, service, changed), failed)
+        if service.state == DRAFT:
+            # The change that makes it is still to be encoded, and will have these settings.
+            service.row = changed
+            self._registry.make(service, editing, answer)
+            return
         change = ServiceSet(row.number, row.name, settings, row.by, row.created_ms)
         self._steps.propose(change, editing, answer)
 
@@ -292,11 +294,13 @@ class ServiceAdmin:
         numbers = command.numbers
         if len(numbers) > NUMBERS_MAX:
             raise BrokerRefused("too_large", f"at most {NUMBERS_MAX} numbers at once")
+        if service.state == REMOVING:
+            raise BrokerRefused("wait", f"service '{service.name}' is being removed")
         held = self._held(service, set(numbers)) if numbers else []
         count = sum(rows.bit_count() for _, rows in held)
         places = list(dict.fromkeys((service.dead_letters, service.default_dead_letters)))
         answer = Answer(self._answers, link, command)
-        job = Requeueing(service, LetterSearch(places, numbers), count, answer)
+        job = _Requeue(service, LetterSearch(places, numbers), count, answer)
         if not held:
             self._revive(job, 0)
             return
@@ -319,10 +323,13 @@ class ServiceAdmin:
                         items.append((lease.batch, bit))
         return merged(items)
 
-    def _revive(self, job: Requeueing, lsn: int) -> None:
+    def _revive(self, job: _Requeue, lsn: int) -> None:
         """Put a portion of dead letters back into their queue, or answer when all are."""
         service = job.service
         number = service.number
+        if service.state == REMOVING:
+            job.answer.refuse("wait", f"service '{service.name}' is being removed")
+            return
         found = self._puts.next_letters(
             job.search, lambda rare: rare.request is not None and rare.request.service == number
         )
@@ -340,11 +347,19 @@ class ServiceAdmin:
             for base, _ in change.rows if service.memory
         }  # fmt: skip
         changes = part.changes
+        # Requests on their way keep the service from being removed.
+        job.coming = sum(mask.bit_count() for _, mask, _ in rows)
+        service.reserved_rows += job.coming
         done = partial(self._go_on, job, kept, changes)
-        part.effects.append(Then(done, job.answer.refuse))
+        part.effects.append(Then(done, partial(self._not_revived, job)))
         self._steps.take([part])
 
-    def _requeued(self, job: Requeueing, lsn: int) -> None:
+    def _not_revived(self, job: _Requeue, *why: Any) -> None:
+        """Answer a REQUEUE of which the log has refused a portion."""
+        job.service.reserved_rows -= job.coming
+        job.answer.refuse(*why)
+
+    def _requeued(self, job: _Requeue, lsn: int) -> None:
         """Answer a REQUEUE once all its portions are in the log; lsn: end of the last one."""
         count, answer = job.count, job.answer
         if not count:
@@ -356,15 +371,16 @@ class ServiceAdmin:
         answer.after(lsn)
 
     def _go_on(
-        self, job: Requeueing, kept: dict[int, Body | None], changes: list[Any], lsn: int
+        self, job: _Requeue, kept: dict[int, Body | None], changes: list[Any], lsn: int
     ) -> None:
         """Revive the requests of a portion that the log has; the next turn does the next portion.
 
         kept: bodies to hold in memory, by batch, for requests in memory. lsn: end of the portion.
         """
         for base, body in kept.items():
-            if body is not None:
+            if body is not None and base not in job.service.batches:
                 self._bodies.hold(base, bytes(body.stamp), body.frame, body.content)
+        job.service.reserved_rows -= job.coming
         job.count += self._revived(job.service, changes)
         self._registry.next_turn.append(partial(self._revive, job, lsn))
 
@@ -450,10 +466,12 @@ class ServiceAdmin:
             self._steps.propose(change, removing)
 
 
-class Requeueing(msgspec.Struct, eq=False):
+class _Requeue(msgspec.Struct, eq=False):
     """One REQUEUE that is being done."""
 
     service: Service
     search: LetterSearch
     count: int
     answer: Answer
+    coming: int = 0
+    """Requests of the portion that is on its way into the log."""

@@ -86,8 +86,8 @@ class Ends:
         self.unsettled.pop(batch, None)
         if batch.slot >= 0:
             self._registry.timers.discard(batch.slot, batch)
-        if (batch.buried, batch.base) not in self._shard.queues.messages:
-            self._bodies.drop(batch.base)
+        dead = (batch.buried, batch.base) in self._shard.queues.messages
+        self._bodies.drop(batch.base, wanted=dead)
 
     def bury(
         self, service: Service, items: Sequence[BatchRows], why: str, *effects: Effect
@@ -147,6 +147,15 @@ class Ends:
             part.memory = False
         part.also += mails
         return part
+
+    def attempts_max(self, service: Service) -> int:
+        """Number of times that a request of a service may be handed out."""
+        return service.row.settings.attempts_max or self._shard.settings.attempts_max
+
+    def spent(self, batch: RequestBatch, rows: int) -> int:
+        """Return the rows among these whose attempts are used up."""
+        most = self.attempts_max(batch.service)
+        return sum(some for times, some in batch.attempts(rows) if times >= most)
 
     # --- leases ---------------------------------------------------------------------------------
 
@@ -241,6 +250,11 @@ class _Ending(Effect):
         for batch, rows in self.items:
             batch.ending &= ~rows
             waiting = rows & batch.free
+            spent = ends.spent(batch, waiting)
+            if spent:
+                # No worker gets them any more: they become dead letters when the log takes that.
+                ends.later([(batch, spent)])
+                waiting ^= spent
             if waiting:
                 # Entries of these rows were dropped if their turn came while they were ending.
                 batch.service.wait(batch, waiting, again=True)
@@ -268,6 +282,7 @@ class _Dying(_Ending):
             ends.gone(batch, rows)
             count += rows.bit_count()
         service.dead += count
+        service.refusing = False
         shard.counters["requests_dead"] += count
         shard.event(
             "request_dead", "warning", service=service.name, count=count, why=self.why,

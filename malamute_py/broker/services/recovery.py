@@ -58,7 +58,7 @@ class Recovery:
         waiting &= ~batch.delayed
         again = 0
         for times, rows in row.attempts.items():
-            if times < self._returns.attempts_max(service):
+            if times < self._ends.attempts_max(service):
                 again |= rows
             elif rows & waiting:
                 # The broker ended before these could become dead letters.

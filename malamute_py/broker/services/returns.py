@@ -17,7 +17,7 @@ from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.log.steps import Effect, Part, Steps, Then
 from malamute_py.broker.services.ends import Ends, Released
-from malamute_py.broker.services.registry import RETRY_MS, Registry
+from malamute_py.broker.services.registry import Registry
 from malamute_py.broker.services.rows import BatchRows, merged, named
 from malamute_py.broker.services.service import InFlight, Lease, Pause, RequestBatch, Service
 from malamute_py.changelog.records import RELEASED, WITHDRAWN, Change, WorkReturned
@@ -52,7 +52,7 @@ class Returns:
         for batch, rows in items:
             for times, some in batch.attempts(rows):
                 pause_ms = self._pause(service, times, why, again_ms)
-                if times >= self.attempts_max(service) and why not in _NO_ATTEMPT:
+                if times >= self._ends.attempts_max(service) and why not in _NO_ATTEMPT:
                     exhausted.append((batch, some))
                     pause_ms = 0
                 by_pause.setdefault(pause_ms, []).append((batch, some))
@@ -102,7 +102,7 @@ class Returns:
         items = [(batch, rows) for batch, rows in items if rows]
         if not items:
             return
-        most = self.attempts_max(service)
+        most = self._ends.attempts_max(service)
         word = {"fenced": "died", RELEASED: "returned", WITHDRAWN: "returned"}.get(why, why)
         reason = f"{word}: handed out {most} times"
         if said:
@@ -112,12 +112,13 @@ class Returns:
                 service, items, reason, Then(failed=partial(self._ends.later, items))
             )
         except BrokerRefused as error:
-            self._shard.event(
-                "dead_letter_refused", "error", service=service.name, code=error.code,
-                reason=error.reason,
-            )  # fmt: skip
-            for batch, rows in items:
-                self._wait_again(batch, rows, self._shard.now_ms + RETRY_MS)
+            if not service.refusing:
+                service.refusing = True
+                self._shard.event(
+                    "dead_letter_refused", "error", service=service.name, code=error.code,
+                    reason=error.reason,
+                )  # fmt: skip
+            self._ends.later(items)
             return
         self._steps.take([part])
 
@@ -155,15 +156,6 @@ class Returns:
                 self.give_back(service, merged(items), why, 0)
         if self._leaving:
             self._registry.next_turn.append(self._give_back_some)
-
-    def attempts_max(self, service: Service) -> int:
-        """Number of times that a request of a service may be handed out."""
-        return service.row.settings.attempts_max or self._shard.settings.attempts_max
-
-    def spent(self, batch: RequestBatch, rows: int) -> list[int]:
-        """Return the rows whose attempts are used up, a bitmap for each number of attempts."""
-        most = self.attempts_max(batch.service)
-        return [some for times, some in batch.attempts(rows) if times >= most]
 
     def _backoff(self, service: Service, times: int) -> int:
         """Return the pause before the next attempt, which doubles with each, up to a bound."""
@@ -212,7 +204,8 @@ class _Returning(Effect):
         if self.why in (RELEASED, WITHDRAWN):
             # The tables have taken the attempt back, so they tell whose attempts are used up.
             for batch, rows in self.items:
-                exhausted += [(batch, some) for some in returns.spent(batch, rows & batch.alive)]
+                used_up = returns._ends.spent(batch, rows & batch.alive)
+                exhausted += [(batch, used_up)]
         spent = merged(exhausted)
         kept = dict(spent)
         for pause_ms, some in self.by_pause.items():

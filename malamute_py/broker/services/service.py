@@ -102,6 +102,14 @@ class RequestBatch:
         return self.row.left & ~self.ending
 
     @property
+    def tried(self) -> int:
+        """Rows that were handed out before."""
+        rows = 0
+        for some in self.row.attempts.values():
+            rows |= some
+        return rows
+
+    @property
     def leased(self) -> int:
         """Rows that workers hold."""
         rows = 0
@@ -308,6 +316,7 @@ class Service(Dispatch[RequestBatch, Offer]):
         "name",
         "number",
         "orphans",
+        "refusing",
         "reserved_rows",
         "reserved_size",
         "row",
@@ -346,6 +355,8 @@ class Service(Dispatch[RequestBatch, Offer]):
         self.absent = AbsentHolders()
         self.dead = 0
         """Dead letters since the broker began."""
+        self.refusing = False
+        """Whether the mailbox of its dead letters has refused one, and taken none since."""
 
     @property
     def memory(self) -> bool:

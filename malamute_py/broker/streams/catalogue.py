@@ -68,8 +68,8 @@ class Catalogue:
         self._conditions = conditions
         self._validation = validation
         self._audience = audience
-        self._declaring: set[int] = set()
-        """Numbers of streams whose change of schema is on its way into the log."""
+        self._declaring: dict[int, StreamSettings] = {}
+        """Number of a stream -> settings with another schema that are on their way into the log."""
         self.tables = tables
         self.rings = rings
         self.openings: list[tuple[str, dict[str, Any]]] = []
@@ -418,7 +418,7 @@ class Catalogue:
         replace: bool = False,
     ) -> None:  # fmt: skip
         """Change settings of a stream, or all of them. Raises BrokerRefused."""
-        old = stream.settings
+        old = stream.edited or stream.settings
         settings = self._shard.settings
         bytes_max = settings.settings_bytes_max
         if stream.number in self._declaring:
@@ -439,24 +439,34 @@ class Catalogue:
         edited = StreamEdited(stream.number, wanted, self._shard.now_ms)
         if wanted.schema != old.schema:
             # Another change that knows nothing of this one would take it back.
-            self._declaring.add(stream.number)
+            self._declaring[stream.number] = wanted
             if stream.body_kind < 0:
                 stream.body_kind = ARROW
-        self._steps.propose(edited, Then(failed=partial(self._not_edited, stream)), effect)
+        stream.edited = wanted
+        editing = Then(
+            partial(self._edited, stream, wanted), partial(self._not_edited, stream, wanted)
+        )
+        self._steps.propose(edited, editing, effect)
 
-    def _not_edited(self, stream: Stream, *_: Any) -> None:
+    def _edited(self, stream: Stream, wanted: StreamSettings, *_: Any) -> None:
+        """Note that an edit is on its way into the log no more."""
+        if stream.edited is wanted:
+            stream.edited = None
+
+    def _not_edited(self, stream: Stream, wanted: StreamSettings, *_: Any) -> None:
         """Go back to the settings that hold, since the log refused an edit."""
+        self._edited(stream, wanted)
         self._weigh(stream.number)
-        if stream.number in self._declaring:
-            self._declaring.discard(stream.number)
+        if self._declaring.get(stream.number) is wanted:
+            del self._declaring[stream.number]
             stream.settle(stream.settings)
 
-    def take_declared(self, number: int) -> Stream | None:
+    def take_declared(self, change: StreamEdited) -> Stream | None:
         """A stream whose change of schema was just applied; None: its schema is as before."""
-        if number not in self._declaring:
+        if self._declaring.get(change.number) is not change.settings:
             return None
-        self._declaring.discard(number)
-        return self._numbers.get(number)
+        del self._declaring[change.number]
+        return self._numbers.get(change.number)
 
     def remove(self, stream: Stream, effect: Effect) -> None:
         """Remove a stream and its records."""
@@ -474,7 +484,11 @@ class Catalogue:
         elif isinstance(change, StreamEdited):
             edited = self._numbers.get(change.number)
             if edited is not None:
+                kind = edited.body_kind
                 edited.settle(edited.settings)
+                if edited.body_kind < 0:
+                    # The first batch may have settled it meanwhile: that is on its way.
+                    edited.body_kind = kind
                 self._watch(edited)
         elif isinstance(change, StreamRemoved):
             removed = self._numbers.pop(change.number, None)

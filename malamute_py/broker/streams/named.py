@@ -64,7 +64,7 @@ class Named(Generic[_T, _Coming]):
 
     def check_room(self, by: str, most: int) -> None:
         """Raise BrokerRefused if one more object would exceed the bound or its creator's quota."""
-        if self._count + len(self.coming) >= most:
+        if self._count + len(self._creators) >= most:
             reason = f"at most {most} {self._resource}"
             raise self._quotas.over_all(by, self._resource, reason)
         self._quotas.check(by, self._resource)
@@ -89,6 +89,7 @@ class Named(Generic[_T, _Coming]):
         """Take up an object, in the place of one of its name. by: its creator, if it is new."""
         things = self._of.setdefault(place[0], {})
         if place[1] not in things:
+            self.begun(place)
             self._count += 1
             self._owners[place] = by
             self._quotas.add(by, self._resource)

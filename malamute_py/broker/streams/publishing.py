@@ -38,7 +38,7 @@ from malamute_py.broker.streams.arrivals import Arrival, check_ring
 from malamute_py.broker.streams.conditions import UNCONDITIONAL, Conditions, check_staged
 from malamute_py.broker.streams.producers import FORGOTTEN, Pending, Producers, ProducerStream
 from malamute_py.broker.streams.validation import Validation
-from malamute_py.changelog.records import ProducersForgotten, StreamEdited
+from malamute_py.changelog.records import ProducersForgotten
 
 TIME_AT = 56
 """Byte position of the append time in a stamp."""
@@ -224,13 +224,10 @@ class Publishing:
             words = f"{BODY_KINDS[stream.body_kind]}, not {BODY_KINDS[kind]}"
             return "bad_batch", f"the stream's bodies are {words}"
         stream.body_kind = kind
-        settings = stream.settings
-        values = {name: getattr(settings, name) for name in settings.__struct_fields__}
-        values["body_kind"] = BODY_KINDS[kind]
-        edited = StreamEdited(stream.number, type(settings)(**values), self._shard.now_ms)
         # The change goes before the batch: no record may be in the log before its stream's body
         # kind.
-        self._steps.propose_first(edited, Then(failed=partial(_unsettle, stream)))
+        settling = partial(stream.settling, BODY_KINDS[kind], self._shard.now_ms)
+        self._steps.propose_first(settling, Then(failed=partial(_unsettle, stream)))
         return None
 
     def _in_sequence(

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
+
 from malamute_py.changelog.records import (
     ProducerOpened,
     ProducersForgotten,
@@ -39,9 +41,15 @@ def _stream_created(tables: Tables, queues: Queues, change: StreamCreated) -> No
 
 
 def _stream_edited(tables: Tables, queues: Queues, change: StreamEdited) -> None:
+    """Change the settings of a stream; a body kind that is settled stays."""
     row = tables.streams.get(change.number)
-    if row is not None:
-        row.settings = change.settings
+    if row is None:
+        return
+    settings, kind = change.settings, row.settings.body_kind
+    if kind and not settings.body_kind:
+        # The edit was made before the stream's first batch, and comes behind it.
+        settings = msgspec.structs.replace(settings, body_kind=kind)
+    row.settings = settings
 
 
 def _stream_removed(tables: Tables, queues: Queues, change: StreamRemoved) -> None:

@@ -104,6 +104,8 @@ class Subscription(SubscriptionBase):
         reading, link = self._reading, self._link
         while True:
             if True:  # sync: with link.lock:
+                if before != NO_OFFSET and reading.goes_on_from(before):
+                    return None
                 item = reading.take()
                 if link.session.consumed(reading):
                     link.wake_up()
@@ -139,22 +141,27 @@ class Subscription(SubscriptionBase):
 
         decode: plain columns instead of dictionaries. Of a typed stream the table has the columns
         of the newest schema. header: names of columns before them, as of Batch.to_arrow().
-        Raises as next_batch().
+        Raises as next_batch(); what had come until then is at hand for the next call.
         """
         from malamute_protocol.arrow import batches_to_table
 
-        pieces = []
+        pieces: list[Batch] = []
         left = None if records is None else integer("records", records, 0)
-        while left is None or left > 0:
-            batch = await self.next_batch(self._timeout_ms)
-            if batch is None:
-                break
-            if left is not None:
-                if len(batch) > left:
-                    self._open(cut(batch, left, len(batch)))
-                    batch = cut(batch, 0, left)
-                left -= len(batch)
-            pieces.append(batch)
+        try:
+            while left is None or left > 0:
+                batch = await self.next_batch(self._timeout_ms)
+                if batch is None:
+                    break
+                if left is not None:
+                    if len(batch) > left:
+                        self._open(cut(batch, left, len(batch)))
+                        batch = cut(batch, 0, left)
+                    left -= len(batch)
+                pieces.append(batch)
+        except BaseException:
+            if True:  # sync: with self._link.lock:
+                self._reading.take_back(pieces)
+            raise
         return batches_to_table(pieces, decode=decode, header=header, schemas=self._reading.schemas)
 
     # --- records ---------------------------------------------------------------------------
@@ -171,8 +178,12 @@ class Subscription(SubscriptionBase):
 
         before: None also once no record before this offset is to come.
         """
+        if before != NO_OFFSET:
+            integer("before", before, 0, NO_OFFSET)
+            if self._left and self._next_offset() >= before:
+                return None
         while not self._left:
-            batch = await self._next(timeout_ms, integer("before", before, 0, NO_OFFSET))
+            batch = await self._next(timeout_ms, before)
             if batch is None:
                 return None
             self._open(batch)

@@ -297,8 +297,10 @@ class Transaction:
     async def _send(self, step: Step) -> None:
         """Put a step on its way whose answer is waited for later."""
         future: asyncio.Future[Confirmation] = self._link.loop.create_future()
+        # Before the wait for room: a step that did not get any leaves with the next call.
+        self._step = step
         await self._put(step, future, "default")
-        self._step, self._future = step, future
+        self._future = future
 
     async def _arrived(self, timeout_ms: Wait) -> None:
         """Wait until the chunk that is under way was taken. Raises what the broker answered."""

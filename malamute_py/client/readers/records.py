@@ -63,8 +63,12 @@ class SubscriptionBase:
         """Position to go on from later; following: the one after the batch at hand."""
         if following is None or not self._left or self._batch is None:
             return following
-        offset = int(self._batch.offsets[len(self._batch) - self._left])
-        return following._replace(next=offset)
+        return following._replace(next=self._next_offset())
+
+    def _next_offset(self) -> int:
+        """Return the offset of the next record of the batch at hand, of which some are left."""
+        assert self._batch is not None
+        return int(self._batch.offsets[len(self._batch) - self._left])
 
     def _note(self, notice: Notice) -> None:
         """Pass a notice on. Raises GapError when the subscription is strict."""

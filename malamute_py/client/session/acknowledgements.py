@@ -55,7 +55,8 @@ class AckOwner(Protocol):
     def takes_default(self) -> bool:
         """Ask for the broker's default level from now on; False: this owner asks for no level.
 
-        Called after the broker refused the level that an acknowledgement asked for.
+        Called for each acknowledgement that the broker refused for the level it asked for: several
+        may be under way.
         """
 
     def ack_lost(self, ack: Ack) -> bool:
@@ -65,7 +66,7 @@ class AckOwner(Protocol):
 class Ack:
     """Numbers that are acknowledged in one command."""
 
-    __slots__ = ("acks", "form", "key", "owner", "ranges", "tokens")
+    __slots__ = ("acks", "form", "key", "owner", "ranges", "tokens", "without_level")
 
     def __init__(self, acks: Acks, owner: AckOwner, form: AckForm) -> None:
         self.acks = acks
@@ -76,6 +77,8 @@ class Ack:
         """Name under which it is sent again: drawn for an end of work that a caller waits for."""
         self.tokens: list[tuple[Any, list[Range]]] = []
         """Callers that wait, each with its numbers."""
+        self.without_level = False
+        """Whether it leaves once more, without the level that the broker refused."""
 
     def confirmed(self, confirm: Confirm) -> None:
         """Settle an acknowledgement that the broker has done."""
@@ -192,7 +195,8 @@ class Acks:
         del self._sent[ack]
         if error.code in RETRYABLE:
             self._put_off[ack] = now_ms + (error.retry_ms or RETRY_MS)
-        elif error.code == "unsupported" and ack.owner.takes_default():
+        elif error.code == "unsupported" and not ack.without_level and ack.owner.takes_default():
+            ack.without_level = True
             self._put_off[ack] = now_ms
         elif _count(ack.ranges) > 1:
             for part in self._halves(ack):

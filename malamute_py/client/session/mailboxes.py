@@ -83,13 +83,26 @@ class MailboxView:
         """The next messages, all of one batch; None: none yet."""
         item = self.mailbox.take()
         if item is not None:
+            ranges = ranges_of(item[1])
+            for view in self.mailbox.views if len(self.mailbox.views) > 1 else ():
+                view.forget(ranges)
             given = self._given
-            given += ranges_of(item[1])
+            given += ranges
             if len(given) > self._sift_at:
                 in_hand = self.mailbox.in_hand
                 self._given = [run for run in given if not in_hand.isdisjoint(range(*run))]
                 self._sift_at = max(_GIVEN_MAX, 2 * len(self._given))
         return item
+
+    def forget(self, ranges: list[Range]) -> None:
+        """Drop numbers that were given to this reader once and come again, to whichever reader."""
+        for low, high in ranges:
+            self._given = [
+                piece
+                for first, end in self._given
+                for piece in ((first, min(end, low)), (max(first, high), end))
+                if piece[0] < piece[1]
+            ]
 
     def done(self, number: int) -> None:
         """Note that a message was read: the next turn acknowledges it with its neighbours."""
@@ -155,8 +168,8 @@ class OpenedMailbox(Opened):
     def ack(self, ranges: list[Range], again_ms: int = -1, token: Any = None) -> None:
         """Messages were received for good, or are wanted again after a time.
 
-        token: gets True when the broker has confirmed it, False when the link went before:
-        then it is said again should the broker hand them out again to this client.
+        token: gets True when the broker has confirmed all of them, False when the link went before
+        for some: then it is said again should the broker hand these out again to this client.
         Raises, with a token, why the inbox has ended: the broker gave them to others.
         """
         if self.ended:
@@ -184,13 +197,15 @@ class OpenedMailbox(Opened):
         if again_ms < 0:
             for first, end in mine:
                 self._acked.update(range(first, end))
+        whole = True
         if self._of_earlier_links:
-            mine = self._held_on_this_link(mine, again_ms)
+            here = self._held_on_this_link(mine, again_ms)
+            whole = len(here) == sum(end - first for first, end in mine)
+            mine = here
         if mine:
-            self._mailboxes.acks.add(
-                self, DONE if again_ms < 0 else AckForm(0, again_ms), mine, token
-            )
-        elif token is not None:
+            form = DONE if again_ms < 0 else AckForm(0, again_ms)
+            self._mailboxes.acks.add(self, form, mine, token if whole else None)
+        if token is not None and not (mine and whole):
             self._mailboxes.told(token, None)
 
     def _held_on_this_link(self, ranges: list[Range], again_ms: int) -> list[Range]:
@@ -269,6 +284,8 @@ class OpenedMailbox(Opened):
     def settled(self, numbers: list[int]) -> None:
         """Take note that an atomic step with these acknowledgements was taken."""
         self._lent.difference_update(numbers)
+        # Messages that came again on a later link, before the step was answered, are done, too.
+        self.in_hand.difference_update(numbers)
         self._of_earlier_links.difference_update(numbers)
 
     def regained(self, numbers: list[int]) -> None:
@@ -412,6 +429,8 @@ class OpenedMailbox(Opened):
             self._of_earlier_links.discard(number)
             if number in self._acked:
                 again.append((number, number + 1))
+            else:
+                self.in_hand.add(number)  # the reader has it, and it is ours again
         if again:
             self._mailboxes.acks.add(self, DONE, again)
         if len(rows) == len(batch):

@@ -255,6 +255,13 @@ class Offering(Opened):
             return request
         return None
 
+    def take_waiting(self) -> list[RequestBase]:
+        """Take out all requests that were not begun, as the worker drains."""
+        waiting = [*self.queue, *self._behind.values()]
+        self.queue.clear()
+        self._behind.clear()
+        return [request for request in waiting if not request.lost]
+
     def finish(self, request: RequestBase) -> bool:
         """Mark a request as finished; False: it was before.
 
@@ -419,12 +426,7 @@ class Offering(Opened):
         return AckWork(self.number, ranges, form.state, tracker, level, again_ms, form.reason)
 
     def takes_default(self) -> bool:
-        """Ask for no level from now on; False: that was so already.
-
-        The broker refused `stored`, so the service is in memory.
-        """
-        if self.in_memory:
-            return False
+        """Ask for no level from now on: the broker refused `stored`, the service is in memory."""
         self.in_memory = True
         return True
 

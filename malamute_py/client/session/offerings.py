@@ -251,11 +251,8 @@ class Offerings(Acknowledging):
         if offering.ended or offering.closing:
             return
         offering.draining = True
-        waiting = list(offering.queue)
-        offering.queue.clear()
-        for request in waiting:
-            if not request.lost:
-                self.end(request, RELEASED)
+        for request in offering.take_waiting():
+            self.end(request, RELEASED)
         if offering.in_hand:
             self._draining[offering] = None
         self.arrived(offering)

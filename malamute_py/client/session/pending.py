@@ -15,10 +15,13 @@ from malamute_protocol.commands import (
     Command,
     Kick,
     PurgeMail,
+    RemoveCursor,
+    RemoveGroup,
     RemoveMailbox,
     RemoveService,
     RemoveStream,
     Requeue,
+    RequeueGroup,
     ResetGroup,
 )
 from malamute_protocol.errors import BrokerRefused, ConnectionLost, MalamuteError
@@ -28,7 +31,8 @@ from malamute_py.client.session.events import Answered, Event, Inner
 from malamute_py.client.session.outgoing import CommandSink
 
 _NOT_REPEATED: Final = (
-    RemoveStream, Kick, PurgeMail, RemoveMailbox, RemoveService, Requeue, ResetGroup,
+    RemoveStream, Kick, PurgeMail, RemoveMailbox, RemoveService, RemoveCursor, RemoveGroup, Requeue,
+    RequeueGroup, ResetGroup,
 )  # fmt: skip
 """Requests that may mean something else the second time: they fail with their link."""
 

@@ -23,7 +23,7 @@ from malamute_py.client.session.rows import OutgoingRow
 class OutgoingReplies(KeyedBatch):
     """Replies to requests of one offer with one reply_to."""
 
-    __slots__ = ("awaited", "last", "offering")
+    __slots__ = ("as_step", "awaited", "last", "offering")
 
     def __init__(self, lane: Lane[Any], level: int, offering: Offering, last: bool) -> None:
         super().__init__(lane, level)
@@ -33,6 +33,8 @@ class OutgoingReplies(KeyedBatch):
         self.one_by_one = not last
         self.awaited = False
         """Whether a caller waits for the confirm."""
+        self.as_step = False
+        """Whether the replies left last as a step with a key."""
 
     def empty_like(self) -> OutgoingReplies:
         """Make an empty batch for the same place and terms, which part() fills."""
@@ -48,7 +50,8 @@ class OutgoingReplies(KeyedBatch):
         """
         offering = self.offering
         numbers = [row.token.request.number for row in self.rows]
-        if self.last or offering.plain or not tracker:
+        self.as_step = not (self.last or offering.plain or not tracker)
+        if not self.as_step:
             patient = not self.awaited and self.lane.owner.is_roomy
             # A caller that waits gets the outcome also when the reply has to be sent again; for all
             # others the broker need not remember it.
@@ -69,12 +72,9 @@ class OutgoingReplies(KeyedBatch):
         which the refusal becomes `wait`. A key that was used for another reply (`conflict`) is told
         as `not_held`.
         """
-        if (
-            not self.last
-            and not self.offering.plain
-            and error.code in ("cross_ring", "unsupported")
-        ):
-            # A service in memory: its requests cannot be part of a step.
+        if self.as_step and error.code in ("cross_ring", "unsupported"):
+            # A service in memory: its requests cannot be part of a step. Other replies may be under
+            # way as steps, too.
             self.offering.plain = True
             error = BrokerRefused("wait", error.reason, 1)
         elif error.code == "unsupported" and self.level:

@@ -200,6 +200,26 @@ class SubscriptionState(Opened):
             self._rewinds.popleft()
         return item
 
+    def goes_on_from(self, offset: int) -> bool:
+        """Whether the next batch has come and has no record before an offset."""
+        item = self.inbox[0] if self.inbox else None
+        if not isinstance(item, Arrival) or item.batch is None:
+            return False
+        return int(item.batch.offsets[0]) >= offset
+
+    def take_back(self, batches: Sequence[Batch]) -> None:
+        """Have batches come again, which were taken last and not consumed after all."""
+        following = self.consumed_next
+        for batch in reversed(batches):
+            size = batch.stamp.size
+            self.inbox.appendleft(Arrival(batch, following, size))
+            self.held_records += len(batch)
+            self.held_bytes += size
+            following = int(batch.offsets[0])
+        if batches:
+            # The least one: after a rewind the offsets of the first batch lie above.
+            self.consumed_next = min(int(batch.offsets[0]) for batch in batches)
+
     def closed_at(self, position: Position | None) -> None:
         """Drop what waits; the position stays where the consumer was, which is gone."""
         if position is not None:

@@ -294,8 +294,10 @@ class SyncTransaction:
     def _send(self, step: Step) -> None:
         """Put a step on its way whose answer is waited for later."""
         pending: Pending[Confirmation] = Pending(self._link)
+        # Before the wait for room: a step that did not get any leaves with the next call.
+        self._step = step
         self._put(step, pending, "default")
-        self._step, self._future = step, pending
+        self._future = pending
 
     def _arrived(self, timeout_ms: Wait) -> None:
         """Wait until the chunk that is under way was taken. Raises what the broker answered."""

@@ -17,9 +17,10 @@ class Connection:
     """One accepted connection, by its descriptor."""
 
     __slots__ = (
-        "accepted_ms", "address", "base", "delivered", "error", "fd", "frame_bytes", "frames",
-        "inode", "is_tcp", "links", "looks", "memory", "quiet", "revoked", "rise", "rss",
-        "sampled", "sampled_frames", "seen", "spoke", "taken_ms", "unread", "user",
+        "accepted_ms", "address", "asked_ms", "base", "delivered", "error", "fd", "frame_bytes",
+        "frames", "heard_rss", "inode", "is_tcp", "links", "looks", "memory", "quiet", "revoked",
+        "rise", "rss", "sampled", "sampled_frames", "seen", "spoke", "stretch", "stretch_frames",
+        "taken_ms", "unread", "user",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +64,14 @@ class Connection:
         """Looks in a row that saw nothing unread."""
         self.rss = rss
         """Resident memory when the partial message began."""
+        self.heard_rss = rss
+        """Only of a local connection: resident memory when a whole message of it had come last, or
+        less of it since."""
+        self.asked_ms = 0
+        """Only of a local connection: when its peer was asked for a sign of life; 0: it was not."""
+        self.stretch = self.stretch_frames = 0
+        """Only of a local connection: number of the stretch of checks that found local messages
+        waiting, and `frames` at its first look in this stretch."""
         self.revoked = False
         """True: its credential counts no more, and what it still sends is dropped."""
         self.links: set[int] = set()

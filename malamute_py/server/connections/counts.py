@@ -23,6 +23,8 @@ class Connections:
         self.most = connections_max
         """How many there may be at one time."""
         self._by_fd: dict[int, Connection] = {}
+        self._local: dict[int, Connection] = {}
+        """Connections over ipc, of which the kernel counts no bytes, by descriptor."""
         self._by_address: Counter[str] = Counter()
         self._by_user: Counter[str] = Counter()
         self._silent: dict[int, Connection] = {}
@@ -46,6 +48,10 @@ class Connections:
         """Return the connections that are known. From any thread."""
         return list(self._by_fd.values())
 
+    def local(self) -> list[Connection]:
+        """Return the connections over ipc."""
+        return list(self._local.values())
+
     def silent(self) -> list[Connection]:
         """Return the connections that have sent no message yet, the oldest first."""
         return list(self._silent.values())
@@ -65,10 +71,13 @@ class Connections:
         self._by_fd[connection.fd] = self._silent[connection.fd] = connection
         self._by_address[address] += 1
         self._silent_by_address[address] += 1
+        if not connection.is_tcp:
+            self._local[connection.fd] = connection
 
     def remove(self, connection: Connection) -> None:
         """Remove a connection from the counts."""
         del self._by_fd[connection.fd]
+        self._local.pop(connection.fd, None)
         _less(self._by_address, connection.address)
         if self._silent.pop(connection.fd, None) is not None:
             _less(self._silent_by_address, connection.address)

@@ -14,6 +14,7 @@ import fcntl
 import os
 import socket
 import struct
+import sys
 import termios
 from collections.abc import Iterator
 
@@ -23,6 +24,27 @@ _BYTES_RECEIVED_AT = 128
 """tcpi_bytes_received in struct tcp_info, Linux 4.1 and later."""
 _CREDENTIALS = struct.Struct("=iII")
 """struct ucred: process, user, group."""
+LOCAL_USER = "local user "
+"""Beginning of the address of a local peer, before the number of its user."""
+
+
+_FILES_KEPT = 256
+"""Descriptors that are left to the journal at least."""
+
+
+def kept_files(files: int) -> int:
+    """Return how many of so many descriptors are left to the journal and to what comes too much."""
+    return max(_FILES_KEPT, files // 8)
+
+
+def lowest_free() -> int:
+    """Return the lowest free descriptor; the greatest number there is, if none is free."""
+    try:
+        found = os.dup(0)
+    except OSError:
+        return sys.maxsize
+    os.close(found)
+    return found
 
 
 class Borrowed:
@@ -62,16 +84,27 @@ def copied(fd: int, inode: int) -> Iterator[socket.socket]:
         os.close(copy)
 
 
-def whence(fd: int) -> tuple[bool, str]:
-    """Return whether it is TCP, and the connection's peer: address without port, or local user."""
+def whence(fd: int) -> tuple[int, bool, str]:
+    """Return a connection's inode, whether it is TCP, and its peer: address or local user.
+
+    All of one connection, though libzmq may have another one under the number between two
+    questions: a copy would need a descriptor, of which there may be none left. Raises OSError when
+    it is no connection, or is another one by now.
+    """
+    inode = os.fstat(fd).st_ino
     with Borrowed(fd) as borrowed:
         domain = borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN)
         if domain == socket.AF_UNIX:
             facts = borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            return False, f"local user {_CREDENTIALS.unpack(facts)[1]}"
-    with Borrowed(fd, domain) as borrowed:
-        address = str(borrowed.getpeername()[0])
-    return True, address.removeprefix("::ffff:")
+            address = LOCAL_USER + str(_CREDENTIALS.unpack(facts)[1])
+    if domain != socket.AF_UNIX:
+        with Borrowed(fd, domain) as borrowed:
+            name = borrowed.getpeername()
+        # The name of a local socket is no tuple.
+        address = str(name[0]).removeprefix("::ffff:") if isinstance(name, tuple) else ""
+    if not address or os.fstat(fd).st_ino != inode:
+        raise ConnectionResetError(f"descriptor {fd} is another connection's")
+    return inode, domain != socket.AF_UNIX, address
 
 
 def local_port(fd: int) -> int | None:
@@ -81,8 +114,22 @@ def local_port(fd: int) -> int | None:
             domain = borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN)
         if domain in (socket.AF_INET, socket.AF_INET6):
             with Borrowed(fd, domain) as borrowed:
-                return int(borrowed.getsockname()[1])
+                name = borrowed.getsockname()
+            if isinstance(name, tuple):  # It may have become a local one since.
+                return int(name[1])
     return None
+
+
+def local_path(fd: int) -> str:
+    """Return the file of a local socket; "": it has none, or is none."""
+    with contextlib.suppress(OSError):
+        with Borrowed(fd) as borrowed:
+            domain = borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN)
+        if domain == socket.AF_UNIX:
+            with Borrowed(fd, domain) as borrowed:
+                name = borrowed.getsockname()
+            return name if isinstance(name, str) else ""  # A name in no directory is of bytes.
+    return ""
 
 
 def received(fd: int, inode: int) -> int | None:

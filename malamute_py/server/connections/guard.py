@@ -14,8 +14,8 @@ While the loop stands still, nothing of this is judged: watchdog.py holds floods
 from __future__ import annotations
 
 import os
+import resource
 import socket
-import stat
 import struct
 from collections.abc import Callable
 from typing import Final
@@ -25,9 +25,10 @@ import zmq
 from malamute_py.config import Config
 from malamute_py.server.connections.connection import Connection
 from malamute_py.server.connections.counts import Connections
-from malamute_py.server.connections.descriptors import copied, whence
+from malamute_py.server.connections.descriptors import copied, kept_files, lowest_free, whence
 from malamute_py.server.connections.left_behind import LeftBehind
 from malamute_py.server.connections.listening import ListeningSockets
+from malamute_py.server.connections.local import LocalConnections
 from malamute_py.server.connections.memory import Memory
 from malamute_py.server.connections.unread import UnreadBytes
 
@@ -93,7 +94,8 @@ class Guard:
         self.left_behind = LeftBehind(
             self.memory, limits.unread_share_bytes_max, limits.unread_bytes_max
         )
-        self.unread = UnreadBytes(limits, links.hello_ms, self.memory, self.left_behind)
+        self.local = LocalConnections(self.memory, limits.unread_share_bytes_max)
+        self.unread = UnreadBytes(limits, links.hello_ms, self.memory, self.left_behind, self.local)
         self._turn: list[int] = []
         """Descriptors of the connections that are still to be looked at in their turn."""
         self._alarmed = False
@@ -103,12 +105,14 @@ class Guard:
         self._all_at_ms = 0
         self._some_at_ms = 0
         self._rss_at_all = self._rss_at_check = self.memory.rss
+        self._files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._now_ms = 0
         """Time of the last check."""
 
     def close(self) -> None:
         """Forget everything."""
         self.connections.clear()
+        self.listening.close()
         self.memory.close()
 
     @property
@@ -133,6 +137,8 @@ class Guard:
 
     def drain(self, monitor: zmq.Socket[bytes], now_ms: int, most: int) -> list[Connection]:
         """Take up to `most` of the monitor's events; returns the connections that ended."""
+        if self._is_short():
+            self.listening.fill(True)
         ended: list[Connection] = []
         for _ in range(most):
             if not has_events(monitor):
@@ -165,18 +171,26 @@ class Guard:
                 self._count("handshake_failed_total")
         return ended
 
+    def _is_short(self) -> bool:
+        """Whether so few descriptors are left that no peer may connect.
+
+        The kernel gives the lowest free one, which so tells how many are used: a connection that
+        was cut has its own until libzmq closes it. Half of them are left where local peers connect:
+        these come 26,000 times a second, 260 in a turn of 10 ms.
+        """
+        files = self._files
+        kept = files // 2 if self.listening.has_local else kept_files(files) // 4 * 3
+        return lowest_free() >= files - kept
+
     def _accepted(self, fd: int, now_ms: int) -> None:
         """Take up a connection; one of too many, or one of its address, is ended for it."""
         self._count("accepted_total")
         self.connections.accepted += 1
         try:
-            facts = os.fstat(fd)
-            if not stat.S_ISSOCK(facts.st_mode):
-                return
-            is_tcp, address = whence(fd)
+            inode, is_tcp, address = whence(fd)
         except OSError:
             return  # The connection was closed before its event was taken.
-        connection = Connection(fd, facts.st_ino, is_tcp, address, now_ms, self.memory.rss)
+        connection = Connection(fd, inode, is_tcp, address, now_ms, self.memory.rss)
         self.connections.add(connection)
         surplus, reason = self.connections.surplus(connection)
         if not reason and address in self.left_behind.to_blame():
@@ -189,6 +203,8 @@ class Guard:
     def _forget(self, connection: Connection) -> None:
         """Count a connection that ended no more; what it left unread is remembered."""
         self.connections.remove(connection)
+        if not connection.is_tcp:
+            self.local.ended(connection)
         self.left_behind.add(connection)
 
     # --- the check -----------------------------------------------------------------
@@ -205,15 +221,17 @@ class Guard:
             return False
         return memory.resident() - self._rss_at_check < _CALM_BYTES
 
-    def check(self, now_ms: int, *, drained: bool) -> list[Connection]:
+    def check(self, now_ms: int, *, drained: bool, local_drained: bool = True) -> list[Connection]:
         """Look at the connections and shut down offenders; returns those that ended.
 
         An error that no code foresaw costs the connection that was looked at: it ends, with the
-        error. drained: the sockets have been read until they had nothing more.
+        error. drained: the sockets have been read until they had nothing more. local_drained: those
+        of local peers have.
         """
         self._now_ms = now_ms
         self._rss_at_check = self.memory.measure()
         self.left_behind.begin(now_ms, drained)
+        self.local.begin(waits=not local_drained)
         ended = self._look(self._due(now_ms), now_ms, drained)
         if drained:
             self.left_behind.clear()
@@ -221,6 +239,13 @@ class Guard:
             ended.append(connection)
             self._end(connection, verdict)
         self.unread.sum_up(self._suspected())
+        if not local_drained:
+            flood = self.local.flood(self.connections.local(), self.unread.total)
+            if flood is not None:
+                ended.append(flood[0])
+                self._end(*flood)
+        if self.listening.is_full and not self._is_short():
+            self.listening.fill(False)
         self.listening.keep_out(self.left_behind.to_blame(), everybody=self.left_behind.fills_all())
         if self._suspects or not drained:
             self.memory.give_back(self._share_bytes_max // 4, now_ms)
@@ -265,7 +290,7 @@ class Guard:
                 connection.error = error
                 verdict = "the broker met an error of its own when it looked at it"
             if verdict is None:
-                if connection.looks:
+                if connection.looks or connection.asked_ms:
                     self._suspects.append(fd)
                 continue
             ended.append(connection)

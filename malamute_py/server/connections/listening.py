@@ -3,16 +3,27 @@
 Owns the descriptors of libzmq's listening sockets and what the kernel drops for them. The rule: the
 connection requests of an address that is turned away are dropped, and no other address is touched
 unless everybody is kept out; where the kernel refuses a filter, connections are cut once they were
-accepted. Source: socket_filters.py; ARCHITECTURE.md, "What a peer may cost".
+accepted. Local sockets have no filters: while local peers are kept out, the file of the socket has
+another name, so that no peer finds it; clients try again. Source: socket_filters.py;
+ARCHITECTURE.md, "What a peer may cost".
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 
-from malamute_py.server.connections.descriptors import Borrowed, local_port
+from malamute_py.server.connections.descriptors import (
+    LOCAL_USER,
+    Borrowed,
+    local_path,
+    local_port,
+)
 from malamute_py.server.connections.socket_filters import ADDRESSES_MAX, shut, turn_away
+
+ASIDE = ".shut"
+"""Suffix of a local socket's file while local peers are kept out."""
 
 
 class ListeningSockets:
@@ -27,25 +38,45 @@ class ListeningSockets:
         self._fds: list[int] = []
         self.ports: frozenset[int] = frozenset()
         """Ports on which they listen over tcp."""
+        self._paths: list[str] = []
+        """Files of the sockets of local peers."""
+        self._local_away = False
+        """True: these peers are kept out, for what connections of a local user left."""
         self._turned_away: set[str] = set()
         """Addresses whose connection requests the kernel drops."""
+        self.is_full = False
+        """True: everybody is kept out, as few descriptors are left."""
         self._is_shut = False
         """True: everybody is kept out, for what ended connections left."""
 
     def add(self, fd: int) -> None:
         """Note a socket that libzmq listens with."""
+        path = local_path(fd)
+        if path:
+            self._paths.append(path)
+            return
         self._fds.append(fd)
         port = local_port(fd)
         if port is not None:
             self.ports |= {port}
 
+    @property
+    def has_local(self) -> bool:
+        """Whether some listen over ipc."""
+        return bool(self._paths)
+
+    def close(self) -> None:
+        """Give the sockets of local peers their names back: libzmq removes them by these."""
+        self._hide(False)
+
     def keep_out(self, blamed: set[str], *, everybody: bool = False) -> None:
         """Have the kernel keep out these IP addresses, or everybody, and no others any more."""
-        if not (blamed or everybody or self._turned_away or self._is_shut):
+        if not (blamed or everybody or self._turned_away or self._is_shut or self._local_away):
             return
         named = sorted(each for each in blamed if "." in each or ":" in each)
         away = set(named[:ADDRESSES_MAX])
-        if away == self._turned_away and everybody == self._is_shut:
+        local = bool(self._paths) and any(each.startswith(LOCAL_USER) for each in blamed)
+        if (away, everybody, local) == (self._turned_away, self._is_shut, self._local_away):
             return
         if everybody and not self._is_shut:
             self._count("newcomers_turned_away_total")
@@ -55,13 +86,30 @@ class ListeningSockets:
             self._count("addresses_turned_away_total")
             self._report("address_turned_away", {"peer": address})
         self._turned_away = away
+        if local and not self._local_away:
+            self._count("addresses_turned_away_total")
+            self._report("address_turned_away", {"peer": "local users"})
+        self._local_away = local
         self.open()
+
+    def fill(self, is_full: bool) -> None:
+        """Have the kernel keep everybody out while few descriptors are left.
+
+        libzmq ends the process where it finds none for a local connection, and the journal needs
+        some.
+        """
+        if is_full != self.is_full:
+            if is_full:
+                self._report("descriptors_short", {})
+            self.is_full = is_full
+            self.open()
 
     def open(self) -> None:
         """Have the sockets take all peers but those that are turned away, if they may take any."""
-        if self._is_shut:
+        if self._is_shut or self.is_full:
             self.shut()
             return
+        self._hide(self._local_away)
         for fd in list(self._fds):
             try:
                 with Borrowed(fd) as listening:
@@ -76,3 +124,15 @@ class ListeningSockets:
         for fd in list(self._fds):
             with contextlib.suppress(OSError), Borrowed(fd) as listening:
                 shut(listening)
+        self._hide(True)
+
+    def _hide(self, hidden: bool) -> None:
+        """Give the files of local sockets another name, or their own again. From any thread."""
+        for path in self._paths:
+            aside = path + ASIDE
+            # Nothing is put over a file that has the name by now.
+            with contextlib.suppress(OSError):
+                if hidden:
+                    os.rename(path, aside)
+                elif not os.path.lexists(path):
+                    os.rename(aside, path)

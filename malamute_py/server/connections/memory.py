@@ -20,6 +20,11 @@ _TRIM_EACH_MS = 250
 _TRIM_LAST_MS = 8_000
 """Times after which memory is given back again, the first and the longest: the time doubles with
 each try until the next cut, for what honest clients fill cannot be given back."""
+_FRUITFUL_MS = 1_000
+_FRUITFUL_BYTES = 8 << 20
+"""Time after which memory is given back again where the last try gave back so much: the loop drops
+what ended connections left at 35 MiB a second, and each try finds more. Measured: with the doubled
+times, 2.5 of 3 GiB were still there after 30 s, and 477 MiB stayed for good."""
 _TRIM_FAILED = "raise the limit of tasks, ulimit -u or TasksMax, or give the broker more memory"
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", int)
 """malloc_trim of glibc; other C libraries give memory back by themselves."""
@@ -45,6 +50,10 @@ class Memory:
         self._trimmed_ms = 0
         """Time at which giving memory back was tried last."""
         self._trim_each_ms = _TRIM_EACH_MS
+        self._rss_at_trim = 0
+        """Resident memory at that time."""
+        self._trimmed_empty = False
+        """True: giving back was tried since the sockets are empty and nothing is unread."""
         self._trimming: threading.Thread | None = None
 
     def close(self) -> None:
@@ -77,17 +86,26 @@ class Memory:
     def give_back(self, grown: int, now_ms: int) -> bool:
         """Return what unread bytes took to the system, if memory has grown by more than this.
 
-        glibc would keep it for the next ones. To return hundreds of MiB takes 20 to 40 ms, so a
-        thread does it. The loop goes on meanwhile, but where it allocates memory it waits for the
-        arena that malloc_trim() has locked: 6 to 33 ms. Returns True when nothing is to be given
-        back any more: bytes that the loop still held when a thread began are freed after it.
+        Called while something is unread: see settle(). glibc would keep it for the next ones. To
+        return hundreds of MiB takes 20 to 40 ms, so a thread does it. The loop goes on meanwhile,
+        but where it allocates memory it waits for the arena that malloc_trim() has locked: 6 to 33
+        ms. Returns True when nothing is to be given back any more: bytes that the loop still held
+        when a thread began are freed after it.
         """
+        self._trimmed_empty = False
+        return self._give_back(grown, now_ms, self._trim_each_ms)
+
+    def _give_back(self, grown: int, now_ms: int, each_ms: int) -> bool:
+        """Begin to give memory back unless it was tried less than each_ms ago."""
         if not self.has_filled or self.grown() <= grown:
             return True
-        if self._is_trimming or now_ms - self._trimmed_ms < self._trim_each_ms:
+        if self._is_trimming or now_ms - self._trimmed_ms < each_ms:
             return False
         self._trimmed_ms = now_ms
         self._trim_each_ms *= 2
+        if self._rss_at_trim - self.rss >= _FRUITFUL_BYTES:
+            self._trim_each_ms = min(self._trim_each_ms, _FRUITFUL_MS)
+        self._rss_at_trim = self.rss
         trimming = threading.Thread(target=_trim, args=(0,), name="trim", daemon=True)
         try:
             trimming.start()
@@ -102,9 +120,16 @@ class Memory:
     def settle(self, grown: int, now_ms: int) -> None:
         """Give memory back while nothing is unread, and take the rest as what honest clients fill.
 
-        grown: growth that is not worth a thread.
+        It is tried once at least however often it was tried before: only now is all dropped. grown:
+        growth that is not worth a thread.
         """
-        if self.give_back(grown, now_ms) or self._trim_each_ms > _TRIM_LAST_MS:
+        each_ms = self._trim_each_ms if self._trimmed_empty else _TRIM_EACH_MS
+        before_ms = self._trimmed_ms
+        given = self._give_back(grown, now_ms, each_ms)
+        if self._trimmed_ms != before_ms:
+            self._trimmed_empty = True
+        in_vain = self._trim_each_ms > _TRIM_LAST_MS and self._trimmed_empty
+        if given or (in_vain and not self._is_trimming):
             self.has_filled = False
             self._trim_each_ms = _TRIM_EACH_MS
             self.before = self.rss

@@ -16,6 +16,7 @@ answer is still below it. The message that is sent is a PONG, which a client may
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import secrets
 from typing import Any, Final
@@ -69,8 +70,15 @@ class Numbering:
         """Have a message come that tells the next number, if none was asked for lately."""
         if self._asked is None and now_ms >= self._at_ms:
             self._at_ms = now_ms + _EACH_MS
+            try:
+                asked = self._context.socket(zmq.DEALER)
+            except zmq.ZMQError as error:
+                if error.errno != errno.EMFILE:
+                    raise
+                # No descriptor is left, so that no peer comes in, either.
+                return
             self._own += 1
-            self._asked = self._context.socket(zmq.DEALER)
+            self._asked = asked
             self._asked.setsockopt(zmq.LINGER, 0)
             self._asked.connect(self._name)
             self._asked.send(self._token)

@@ -13,9 +13,8 @@ How exact it is: over tcp the bytes are exact. Small frames cost 4 to 80 times t
 ones 10 to 50 times, so those count for more where a connection is seen to send them, though never
 for more than memory has grown; growth of the resident memory while a partial message arrives counts
 as well. Bytes that a connection which has gone left in libzmq's queues count until the loop has
-dropped them. Over ipc the kernel counts no bytes: there only that growth, while unread bytes lie in
-the socket, tells; a local peer that paces itself is bounded by MAXMSGSIZE a frame alone. inproc
-peers are in this process and not judged.
+dropped them. Over ipc the kernel counts no bytes: that growth tells, while unread bytes lie in the
+socket, and local.py judges the rest. inproc peers are in this process and not judged.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from collections.abc import Iterable
 from malamute_py.config import LimitsSection
 from malamute_py.server.connections.connection import SMALL_BYTES, Connection
 from malamute_py.server.connections.left_behind import LeftBehind
+from malamute_py.server.connections.local import LocalConnections
 from malamute_py.server.connections.memory import Memory
 
 _AMPLIFICATION = 6
@@ -50,20 +50,22 @@ class UnreadBytes:
     """Judges connections by what they have unread; used by the loop thread only."""
 
     def __init__(
-        self, bounds: LimitsSection, hello_ms: int, memory: Memory, left: LeftBehind
-    ) -> None:
+        self, bounds: LimitsSection, hello_ms: int, memory: Memory, left: LeftBehind,
+        local: LocalConnections,
+    ) -> None:  # fmt: skip
         """hello_ms: how long a connection may say nothing."""
         self._bounds = bounds
         self._hello_ms = hello_ms
         self._memory = memory
         self._left = left
-        self._total = 0
+        self._local = local
+        self.total = 0
         """Memory of all unread bytes at the last check."""
 
     def sum_up(self, suspects: Iterable[Connection]) -> None:
         """Note the memory of all unread bytes, at the end of a check."""
-        self._total = sum(each.memory for each in suspects)
-        if self._total > self._bounds.unread_share_bytes_max // 4:
+        self.total = sum(each.memory for each in suspects)
+        if self.total > self._bounds.unread_share_bytes_max // 4:
             self._memory.has_filled = True
 
     def judge(self, connection: Connection, now_ms: int, drained: bool) -> str | None:
@@ -91,6 +93,10 @@ class UnreadBytes:
                 connection.rss = self._memory.rss
         elif connection.seen == 0 and now_ms - connection.accepted_ms > self._hello_ms:
             return "no message came after connecting"
+        if not connection.is_tcp:
+            silent = self._local.judge(connection, said > 0, self.total, now_ms, drained)
+            if silent is not None:
+                return silent
         unread = arrived - connection.base
         if unread <= (SMALL_BYTES if connection.is_tcp else 0):
             connection.unread = connection.memory = connection.rise = 0
@@ -119,7 +125,7 @@ class UnreadBytes:
         if connection.is_tcp and not connection.seen and unread > greeting_bytes_max:
             return f"{unread} bytes before its first message"
         # The bytes of other connections explain part of the growth.
-        growth -= max(0, self._total - before)
+        growth -= max(0, self.total - before)
         factor = _AMPLIFICATION * unread if connection.is_tcp else 0
         if growth > bounds.amplified_bytes_max + factor:
             return f"memory grew by {growth} bytes during a message of {unread} bytes so far"

@@ -124,6 +124,16 @@ def test_there_are_no_more_cursors_than_the_limit() -> None:
     assert move(shell, 2).level == 3
 
 
+def test_moves_on_their_way_take_no_room_of_new_cursors() -> None:
+    shell = world(cursors_max=2)
+    move(shell, 1)
+    peer = shell.send(
+        ME, wire.MoveCursor("s", "c", 2, 1), wire.MoveCursor("s", "d", 1, 2),
+        wire.MoveCursor("s", "d", 2, 3), wire.MoveCursor("s", "e", 1, 4),
+    )  # fmt: skip
+    assert [(one.code, one.reference) for one in peer.of(wire.Refused)] == [("limit", 4)]
+
+
 def test_a_move_that_the_journal_refuses_has_not_happened() -> None:
     shell = world()
     move(shell, 2)

@@ -476,6 +476,23 @@ def test_a_requeue_that_the_log_refuses_changes_nothing() -> None:
     assert requeue(shell) == 1
 
 
+def test_a_requeued_record_that_a_member_has_after_a_reset_does_not_come_twice() -> None:
+    shell = world()
+    bounded(shell, 2, most=1)
+    publish(shell, 3)
+    nack(shell, 2, (1, 2))
+    ack(shell, 2, (0, 1), (2, 3))
+    shell.send(1, wire.ResetGroup(3, "s", "g", [2, 0], True))
+    bounded(shell, 3, most=1)
+    assert requeue(shell) == 1
+    assert got(shell, 3) == [0, 1, 2]
+    facts = info(shell)
+    assert (facts["waiting"], facts["held"], facts["done"]) == (0, 3, 0)
+    ack(shell, 3, (0, 3))
+    facts = info(shell)
+    assert (facts["next"], facts["waiting"], facts["held"]) == (3, 0, 0)
+
+
 def test_only_those_who_administer_the_stream_may_requeue() -> None:
     shell = world(permit=lambda owner, action, name: action != "manage_streams")
     join(shell, 2)

@@ -158,6 +158,24 @@ def test_a_lost_holder_that_waits_already_goes_on_at_once() -> None:
     assert (got(shell, 3), got(shell, 4)) == ([], [0, 1])
 
 
+@pytest.mark.parametrize("how", ["unsubscribe", "bye", "lost"])
+def test_a_holder_that_leaves_another_member_of_its_identity_leaves_it_its_records(
+    how: str,
+) -> None:
+    shell = world()
+    for link in (2, 3):
+        shell.send(link, wire.Hello((1, 1), b"%d" % link * 16), identity="ann")
+        join(shell, link, "exclusive", hello=False, settings={"attempts_max": 3})
+    publish(shell, 3)
+    assert (got(shell, 2), got(shell, 3)) == ([0, 1, 2], [])
+    if how == "lost":
+        lose(shell, 2)
+    else:
+        shell.send(2, wire.Bye() if how == "bye" else wire.Unsubscribe(M))
+    assert got(shell, 3) == [0, 1, 2]
+    assert info(shell)["attempts"] == ([[1, 3]] if how == "lost" else [])
+
+
 @pytest.mark.parametrize("power_loss", [False, True])
 def test_a_restart_keeps_the_place_of_a_holder_for_its_window(power_loss: bool) -> None:
     shell = exclusive()

@@ -295,6 +295,17 @@ def test_limits_of_groups_and_members() -> None:
     assert join(shell, 9, pattern=["regex", "("]).last(wire.Refused).code == "bad_pattern"
 
 
+def test_a_reset_on_its_way_takes_no_room_of_a_new_group() -> None:
+    shell = world(groups_max=2)
+    publish(shell, 1)
+    join(shell, 2)
+    shell.hello(3)
+    reset = wire.ResetGroup(3, "s", "g", [2, 0], True)
+    shell.broker.receive(1, "", [reset], [], shell.now_ms)
+    assert not join(shell, 3, group="h", hello=False).of(wire.Refused)
+    assert join(shell, 4, group="i").last(wire.Refused).code == "limit"
+
+
 def test_a_question_too_many_for_the_start_of_a_group_is_refused_for_a_while() -> None:
     shell = world(ask=False, link_queries_max=1)
     shell.publish(1, "s", [b"x"])

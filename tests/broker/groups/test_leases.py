@@ -93,6 +93,36 @@ def test_a_member_that_joined_before_the_lease_has_none() -> None:
     assert [one["lease_ms"] for one in info(shell)["members"]] == [0, LEASE_MS]
 
 
+def test_a_lease_that_is_shorter_than_those_before_it_ends_in_time() -> None:
+    shell = world()
+    leased(shell, 2, lease_ms=100 * LEASE_MS)
+    publish(shell, 1)
+    ack(shell, 2, (0, 1))
+    shell.send(1, wire.EditGroup(3, "s", "g", {"lease_ms": LEASE_MS}))
+    join(shell, 3)
+    shell.send(2, wire.Bye())
+    publish(shell, 1)
+    join(shell, 4)
+    assert (got(shell, 3), got(shell, 4)) == ([1], [])
+    wait(shell, OVER_MS)
+    assert got(shell, 4) == [1]
+
+
+def test_a_member_without_a_lease_that_renews_gets_none() -> None:
+    shell = world()
+    join(shell, 2, credit=1)
+    publish(shell, 1)
+    shell.send(1, wire.EditGroup(3, "s", "g", {"lease_ms": LEASE_MS}))
+    assert isinstance(renew(shell, 2, (0, 1)), wire.Confirm)
+    join(shell, 3, credit=1)
+    publish(shell, 1)
+    assert (got(shell, 2), got(shell, 3)) == ([0], [1])
+    join(shell, 4)
+    wait(shell, OVER_MS)
+    assert got(shell, 4) == [1]
+    assert [event["link"] for event in events(shell, "group_lease_ended")] == [3]
+
+
 def test_a_lone_holder_that_was_silent_gives_way_to_a_member_that_joins() -> None:
     shell = world()
     leased(shell, 2, "exclusive")

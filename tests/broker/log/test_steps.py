@@ -99,6 +99,29 @@ def test_the_oldest_keys_are_forgotten_alike_at_run_time_and_after_a_restart(
     assert post.mail(1, "box", [b"a"], key=b"6").duplicate
 
 
+@pytest.mark.parametrize("flooding", [[2], [4, 5, 6, 7, 8]])
+@pytest.mark.parametrize("memory", [False, True])
+def test_keys_of_a_sender_push_out_no_keys_of_another(
+    monkeypatch: pytest.MonkeyPatch, flooding: list[int], memory: bool
+) -> None:
+    """101,000 keyed messages of one client pushed out the keys of all: a retry was taken twice."""
+    monkeypatch.setattr(tables, "KEYS_MAX", 20)
+    monkeypatch.setattr(steps_module, "MEMORY_KEYS_MAX", 20)
+    post = Stepping()
+    post.ask(1, wire.EditMailbox, "box", {"memory": memory})
+    for link in flooding[1:]:
+        post.hello(link)  # Senders without an identity count as one, however many they are.
+    own = [b"own %d" % n for n in range(10)]
+    for key in own:
+        assert not post.mail(1, "box", [b"a"], key=key).duplicate
+    for n in range(200):
+        post.mail(flooding[n % len(flooding)], "box", [b"a"], key=b"flood %d" % n)
+    if not memory:
+        post.restart()
+    for key in own:
+        assert post.mail(1, "box", [b"a"], key=key).duplicate, key
+
+
 @pytest.mark.parametrize("size", [1, 128])
 def test_keys_of_any_length_name_a_batch(size: int) -> None:
     post = Post()

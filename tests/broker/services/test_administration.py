@@ -11,7 +11,7 @@ from malamute_protocol.commands import WorkState
 from malamute_protocol.encode import encode
 from malamute_py.broker.mail import puts
 from malamute_py.broker.services import administration
-from tests.broker.service_world import MANY, pair, poisoned
+from tests.broker.service_world import MANY, World, letters, pair, poisoned
 
 
 def test_a_waiting_request_can_be_cancelled_by_its_key() -> None:
@@ -159,6 +159,33 @@ def test_dead_letters_after_many_that_a_reader_holds_are_put_back(
     assert world.info(1)["waiting"] == 2
 
 
+@pytest.mark.parametrize("request_first", [False, True])
+def test_of_a_batch_in_memory_one_request_may_be_put_back_while_others_stay_dead(
+    request_first: bool,
+) -> None:
+    world = pair()
+    world.ask(1, wire.EditService(7, "s", {"memory": True}))
+    world.offer(2)
+    world.request(1, b"a", b"b")
+    first, _ = world.numbers(2)
+    world.ack(2, [(first, first + 2)], WorkState.FAILED)
+    assert world.ask(1, wire.Requeue(8, "s", [first])) == {"count": 1}
+    if request_first:
+        world.reply(2, [first])
+    (letter,) = letters(world, 1)
+    assert letter.body == b"b"
+    world.shell.send(1, wire.AckMail(50, [(first + 1, first + 2)], 99))
+    if not request_first:
+        world.shell.send(2, wire.Unsubscribe(1))
+        world.offer(2, number=2)
+        assert [task.body for task in world.work(2, 2)] == [b"a"]
+        world.reply(2, [first], number=2)
+    assert world.replies(1) == [b"re: %d" % first]
+    (reply,) = world.mail(1)
+    world.shell.send(1, wire.AckMail(100, [(reply.number, reply.number + 1)], 98))
+    assert world.shell.broker.gauges["mail_memory_bytes"] == 0
+
+
 def test_a_request_in_hand_can_be_taken_away_and_put_back() -> None:
     world = pair()
     world.offer(2, credit=2)
@@ -249,6 +276,44 @@ def test_a_service_is_removed_with_all_that_waits_and_its_requesters_are_told() 
     assert world.info(3)["waiting"] == 1
 
 
+def failed(world: World, count: int) -> None:
+    """Let a service have so many dead letters and nothing else."""
+    world.offer(2)
+    for number in range(count):
+        world.request(1, b"x", key=b"%d" % number)
+    world.ack(2, [(0, count)], WorkState.FAILED)
+    world.shell.send(2, wire.Unsubscribe(1))
+    assert (world.info(1)["dead"], world.queued()) == (count, 0)
+
+
+def test_a_service_into_which_dead_letters_are_put_back_is_not_removed() -> None:
+    world = pair()
+    failed(world, 2)
+    peer = world.shell.send(1, wire.Requeue(7, "s"), wire.RemoveService(8, "s", "s"))
+    assert peer.last(wire.Refused).code == "wait"
+    assert peer.last(wire.Result).value == {"count": 2}
+    assert world.info(1)["waiting"] == world.queued() == 2
+
+
+@pytest.mark.parametrize("removing_first", [False, True])
+def test_a_service_that_is_removed_leaves_its_dead_letters_where_they_are(
+    removing_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(puts, "REVIVED_MAX", 1)
+    world = pair()
+    failed(world, 3)
+    commands = [wire.Requeue(7, "s"), wire.RemoveService(8, "s", "s")]
+    if removing_first:
+        commands.reverse()
+    else:
+        # The first portion has only what a reader holds, and nothing is on its way then.
+        world.shell.send(1, wire.OpenInbox(9, "s.dead", 1, 1_000_000))
+    world.shell.send(1, *commands)
+    assert [command.code for command in world.shell.peers[1].of(wire.Refused)] == ["wait"]
+    assert world.queued() == 0
+    assert world.ask(1, wire.MailboxInfo(10, "s.dead"))["messages"] == 3
+
+
 def test_a_service_with_workers_or_by_another_name_is_not_removed() -> None:
     world = pair()
     world.offer(2)
@@ -337,6 +402,21 @@ def test_an_edit_that_the_log_refuses_is_not_what_the_next_begins_from() -> None
     world.shell.send(1, wire.EditService(7, "s", {"lease_ms": 9}))
     settings = world.info(1)["settings"]
     assert (settings["attempts_max"], settings["lease_ms"]) == (0, 9)
+
+
+def test_an_edit_behind_a_refused_request_makes_the_service() -> None:
+    world = pair()
+    world.shell.send(
+        1, wire.Request("s", 801, need_workers=True), wire.EditService(5, "s", {"attempts_max": 3}),
+        frames=[encode([b"a"], subject="x")],
+    )  # fmt: skip
+    assert world.shell.peers[1].last(wire.Refused).code == "no_workers"
+    assert world.info(1)["settings"]["attempts_max"] == 3
+    world.request(1, b"a")
+    world.shell.restart()
+    world.worker(3)
+    assert world.info(3)["settings"]["attempts_max"] == 3
+    assert [one["name"] for one in world.ask(3, wire.ServiceInfo(6, "*"))["entries"]] == ["s"]
 
 
 def test_the_credit_of_a_service_is_what_its_offers_have_left_and_never_below_nothing() -> None:

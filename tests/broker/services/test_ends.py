@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from malamute_protocol import commands as wire
 from malamute_protocol.commands import WorkState
+from malamute_py.broker.ready import AppendBundle
 from tests.broker.service_world import LATER_MS, MANY, World, letters, logged, pair, poisoned
 
 
@@ -42,6 +43,61 @@ def test_a_dead_letter_that_the_log_refuses_is_kept_and_tried_again() -> None:
     world.shell.wait(1_100)
     assert [letter.body for letter in letters(world, 1)] == [b"a"]
     assert world.queued() == 0
+
+
+def test_a_request_of_too_many_attempts_goes_to_no_worker_while_the_log_refuses_its_end() -> None:
+    world = pair()
+    world.ask(1, wire.EditService(7, "s", {"attempts_max": 1}))
+    world.offer(2)
+    world.request(1, b"a")
+    world.worker(3)
+    world.offer(3)
+    refusals = [("full", "no room")]
+
+    def judge(bundle: AppendBundle) -> tuple[str, str] | None:
+        ends = any(b"request_dead" in bytes(batch.content) for batch in bundle.batches)
+        return refusals.pop() if ends and refusals else None
+
+    world.shell.judge = judge
+    world.drop(2)
+    assert not refusals
+    world.shell.wait(1_100)
+    assert world.numbers(3) == []
+    assert [letter.body for letter in letters(world, 1)] == [b"a"]
+
+
+def test_a_request_that_no_mailbox_of_dead_letters_takes_goes_to_no_worker_until_one_does() -> None:
+    world = pair()
+    world.ask(1, wire.EditMailbox(6, "s.dead", {"memory": True}))
+    world.ask(1, wire.EditService(7, "s", {"attempts_max": 1}))
+    world.worker(3)
+    world.offer(2)
+    world.request(1, b"a", b"b")
+    world.drop(2)
+    world.offer(3)
+    for _ in range(3):
+        world.shell.wait(1_100)
+    assert world.numbers(3) == []
+    (event,) = world.events("dead_letter_refused")
+    assert (event["service"], event["code"]) == ("s", "cross_ring")
+    world.ask(1, wire.EditService(8, "s", {"dead_letters": "grave"}))
+    world.shell.wait(1_100)
+    assert [letter.body for letter in letters(world, 1, "grave")] == [b"a", b"b"]
+    assert world.queued() == 0
+
+
+def test_a_request_that_is_to_be_a_dead_letter_goes_to_a_worker_if_it_may_again() -> None:
+    world = pair()
+    world.ask(1, wire.EditMailbox(6, "s.dead", {"memory": True}))
+    world.ask(1, wire.EditService(7, "s", {"attempts_max": 1}))
+    world.worker(3)
+    world.offer(2)
+    world.request(1, b"a")
+    world.drop(2)
+    world.offer(3)
+    world.ask(1, wire.EditService(8, "s", {"attempts_max": 2}))
+    world.shell.wait(1_100)
+    assert world.numbers(3) == [0]
 
 
 def test_what_was_to_become_a_dead_letter_when_the_broker_died_becomes_one_after() -> None:

@@ -316,6 +316,18 @@ def test_links_are_listed_with_what_they_hold() -> None:
     assert (facts["subscriptions"], facts["live"], facts["blocked"]) == (1, 1, False)
 
 
+def test_a_link_tells_who_is_behind_and_who_waits_for_credit() -> None:
+    shell = Shell()
+    shell.hello(1)
+    shell.hello(2)
+    shell.subscribe(2, 1, "s", records=2)
+    shell.subscribe(2, 2, "s")
+    shell.publish(1, "s", [b"x"] * 2)
+    shell.publish(1, "s", [b"x"] * 3)
+    (facts,) = asked(shell, wire.ListLinks(1, after=1))["links"]
+    assert (facts["subscriptions"], facts["without_credit"], facts["lag"]) == (2, 1, 3)
+
+
 def test_a_kicked_link_ends_by_name() -> None:
     shell = Shell()
     shell.hello(1)

@@ -357,6 +357,49 @@ def test_when_the_table_of_producers_is_full_the_longest_unused_is_forgotten() -
     assert peer.last(wire.Refused).code == "unknown_producer"
 
 
+@pytest.mark.parametrize("restart", [False, True])
+def test_producers_of_an_identity_push_out_no_producers_of_another(restart: bool) -> None:
+    """10,200 OPEN_PRODUCER of one client pushed out the sequences of all the others."""
+    shell = Shell(producers_max=10)
+    anna = shell.hello(1, identity="anna")
+    shell.hello(2, identity="bert")
+    own = [opened(shell, 1) for _ in range(4)]
+    for tracker, producer in enumerate(own):
+        publish(shell, 1, producer, 0, b"a", tracker=tracker)
+    for _ in range(100):
+        opened(shell, 2)
+    assert shell.broker.gauges["producers"] == 10
+    if restart:
+        shell.restart()
+        anna = shell.hello(1, identity="anna")
+    for tracker, producer in enumerate(own, 10):
+        publish(shell, 1, producer, 0, b"a", tracker=tracker)
+        assert (anna.last(wire.Confirm).tracker, anna.last(wire.Confirm).duplicate) == (
+            tracker, True,
+        )  # fmt: skip
+
+
+def test_places_in_streams_of_an_identity_push_out_none_of_another() -> None:
+    shell = Shell(producer_places_max=20)
+    anna = shell.hello(1, identity="anna")
+    bert = shell.hello(2, identity="bert")
+    own = [opened(shell, 1) for _ in range(4)]
+    for tracker, producer in enumerate(own):
+        publish(shell, 1, producer, 0, b"a", tracker=tracker)
+    for n in range(60):
+        producer = opened(shell, 2)
+        for tracker in (2 * n + 100, 2 * n + 101):
+            # It may have to wait until the places of others of its own are free.
+            publish(shell, 2, producer, 0, b"a", tracker=tracker)
+        assert bert.last(wire.Confirm).tracker == 2 * n + 101
+    assert shell.broker.gauges["producers"] <= 4 + 20
+    for tracker, producer in enumerate(own, 10):
+        publish(shell, 1, producer, 0, b"a", tracker=tracker)
+        assert (anna.last(wire.Confirm).tracker, anna.last(wire.Confirm).duplicate) == (
+            tracker, True,
+        )  # fmt: skip
+
+
 def test_a_duplicate_older_than_what_is_remembered_is_confirmed_without_a_position() -> None:
     shell = Shell(producer_batches_max=4)
     peer = shell.hello(1)

@@ -67,6 +67,29 @@ async def test_a_cancelled_iteration_loses_no_record(broker: FakeBroker) -> None
         assert got == list(range(140))
 
 
+async def test_a_cancelled_table_loses_no_record(broker: FakeBroker) -> None:
+    async with connect(broker.endpoint, **FAST) as client:
+        await client.publish_many("s", [b"1", b"2"])
+        subscription = client.subscribe("s", start="earliest")
+        table = asyncio.create_task(subscription.to_arrow(4))
+        await until_async(
+            lambda: subscription.position is not None and subscription.position[2] == 2
+        )
+        await client.publish_many("s", [b"3"])
+        await until_async(
+            lambda: subscription.position is not None and subscription.position[2] == 3
+        )
+        table.cancel()
+        await asyncio.wait([table])
+        assert (await subscription.accepted()).next == 0
+        await client.publish_many("s", [b"4", b"5"])
+        whole = await subscription.to_arrow(4)
+        assert whole.column("body").to_pylist() == [b"1", b"2", b"3", b"4"]
+        last = await subscription.next_record()
+        assert last is not None
+        assert last.body == b"5"
+
+
 async def test_a_wait_for_that_times_out_can_be_repeated(broker: FakeBroker) -> None:
     async with connect(broker.endpoint, **FAST) as client:
         subscription = client.subscribe("s")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from malamute_protocol.errors import BrokerRefused, MalamuteError, Timeout
 from malamute_py.client.session.mailboxes import InboxOptions
 from malamute_py.client.session.outbox import Tally
 from malamute_py.client.session.requests import Replies
+from malamute_py.client.session.step import Step
 from tests.client.script import Script, stamped
 from tests.client.session.conversation import (
     accept,
@@ -240,6 +242,73 @@ def test_mail_that_was_handed_over_is_not_handed_over_again_after_a_reconnect() 
     view.done(1)
     [ack] = of(script.step(), c.AckMail)
     assert ack.ranges == [(1, 2)]
+
+
+def test_a_batch_of_which_a_part_was_not_handed_out_again_is_not_called_acknowledged() -> None:
+    script = opened()
+    view = script.session.mailboxes.read(InboxOptions("box"))
+    script.step()
+    accept(script)
+    deliver(script, [b"a", b"b"], 0)
+    view.take()
+    script.reconnect()
+    accept(script)
+    deliver(script, [b"b"], 1)
+    assert view.take() is None
+    view.mailbox.ack([(0, 2)], token="both")
+    [ack] = of(script.step(), c.AckMail)
+    assert ack.ranges == [(1, 2)]
+    confirm(script, ack)
+    assert outcomes(script) == {"both": False}
+
+
+def test_a_message_that_came_again_while_a_step_waited_is_the_readers_when_it_is_refused() -> None:
+    script = opened()
+    view = script.session.mailboxes.read(InboxOptions("box"))
+    script.step()
+    accept(script)
+    deliver(script, [b"a"], 0)
+    view.take()
+    step = Step()
+    step.ack(SimpleNamespace(opened=view.mailbox, number=0))
+    step.move_cursor("s", "cursor", 5, since=4)
+    script.session.steps.add(step, "step")
+    script.step()
+    [atomic] = of(script.reconnect(), c.Atomic)
+    accept(script)
+    script.say(c.Refused(66, atomic.tracker, "wait", "", 100))
+    deliver(script, [b"a"], 0)
+    assert view.take() is None, "its reader has it"
+    [atomic] = of(script.wait(100), c.Atomic)
+    script.say(c.Refused(66, atomic.tracker, "conflict"))
+    assert isinstance(outcomes(script)["step"], BrokerRefused)
+    view.mailbox.ack([(0, 1)], token="mine")
+    [ack] = of(script.step(), c.AckMail)
+    confirm(script, ack)
+    assert outcomes(script) == {"mine": True}
+
+
+def test_a_reader_that_closes_does_not_give_back_what_another_reader_was_given_since() -> None:
+    script = opened()
+    one = script.session.mailboxes.read(InboxOptions("box"))
+    script.step()
+    accept(script)
+    deliver(script, [b"a", b"b", b"c"], 0)
+    one.take()
+    two = script.session.mailboxes.read(InboxOptions("box"))
+    one.mailbox.ack([(1, 2)], 0)
+    [ack] = of(script.step(), c.AckMail)
+    confirm(script, ack)
+    deliver(script, [b"b"], 1)
+    assert two.take() is not None
+    script.session.mailboxes.close(one)
+    [ack] = of(script.step(), c.AckMail)
+    assert ack.ranges == [(0, 1), (2, 3)]
+    confirm(script, ack)
+    two.mailbox.ack([(1, 2)], token="two")
+    [ack] = of(script.step(), c.AckMail)
+    confirm(script, ack)
+    assert outcomes(script) == {"two": True}
 
 
 # --- asking ---

@@ -361,3 +361,57 @@ def test_answers_that_come_too_late_at_once_are_one_line_in_the_log() -> None:
     assert "request 0 of svc" in warned
     assert "(and 15 more)" in warned
     assert not warnings(script)
+
+
+def test_ends_of_a_service_in_memory_that_are_under_way_together_are_all_said() -> None:
+    script = opened()
+    offering = working(script)
+    one, two = take_all(offering)
+    script.session.offerings.end(one, c.WorkState.COMPLETED, token="one")
+    script.session.offerings.end(two, c.WorkState.FAILED, token="two")
+    asked = of(script.step(), c.AckWork)
+    assert [ack.level for ack in asked] == [2, 2]
+    said = []
+    for ack in asked:
+        said += of(script.say(c.Refused(53, ack.tracker, "unsupported")), c.AckWork)
+    said += of(script.wait(1), c.AckWork)
+    assert [(ack.state, ack.level) for ack in said] == [(3, 0), (4, 0)]
+    for ack in said:
+        confirm(script, ack)
+    assert outcomes(script) == {"one": True, "two": True}
+    assert not offering.not_held
+
+
+def test_replies_of_a_service_in_memory_that_are_under_way_together_all_get_through() -> None:
+    script = opened()
+    offering = working(script, 1)
+    frames = stamped(encode([b"2"], subject="a"), 1)
+    script.say(c.Work(offering.number, "bob", "bob", 0, 1, 300, 2, None, b"l" * 16), frames=frames)
+    for job in take_all(offering):
+        reply(script, job, b"one", last=False)
+    steps = of(script.step(), c.Atomic)
+    assert len(steps) == 2
+    for step in steps:
+        script.say(c.Refused(66, step.tracker, "cross_ring"))
+    script.wait(1)
+    plain = [command for command, _ in script.heard if isinstance(command, c.Reply)][2:]
+    assert [bool(command.tracker) for command in plain] == [True, True]
+    assert not of(script.step(), c.AckWork)
+
+
+def test_draining_releases_a_request_that_waits_for_the_handler_of_its_former_run() -> None:
+    script = opened()
+    offering = working(script, 1)
+    former = offering.take()
+    former.running = True
+    offering.lost_to_others([former.number])
+    work(script, offering, 1, attempts=2)
+    assert offering.take() is None, "its former run is still at it"
+    script.session.offerings.drain(offering)
+    [ack] = of(script.step(), c.AckWork)
+    assert (ack.state, ack.ranges) == (c.WorkState.RELEASED, [(0, 1)])
+    former.running = False
+    offering.ran(former)
+    assert offering.take() is None, "the worker begins nothing more"
+    confirm(script, ack)
+    assert not offering.in_hand

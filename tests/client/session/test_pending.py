@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
+import pytest
+
 from malamute_protocol import commands as c
 from malamute_protocol.errors import BrokerRefused, ConnectionLost
 from malamute_py.client.session.events import (
@@ -30,10 +35,21 @@ def test_requests_are_answered_refused_or_sent_again() -> None:
     assert answer.outcome.code == "unknown_link"
 
 
-def test_a_removal_whose_answer_was_lost_is_not_repeated() -> None:
+@pytest.mark.parametrize(
+    "asked",
+    [
+        c.RemoveStream(0, "s"),
+        c.RemoveCursor(0, "s", "c"),
+        c.RemoveGroup(0, "s", "g"),
+        c.Requeue(0, "svc", []),
+        c.RequeueGroup(0, "s", "g", []),
+    ],
+    ids=lambda asked: type(asked).__name__,
+)
+def test_a_removal_or_requeue_whose_answer_was_lost_is_not_repeated(asked: Any) -> None:
     script = Script()
     script.open()
-    script.session.request(lambda number: c.RemoveStream(number, "s"), "remove")
+    script.session.request(lambda number: msgspec.structs.replace(asked, request=number), "asked")
     script.step()
     assert script.reconnect() == []
     [answer] = [event for event in script.happened if isinstance(event, Answered)]

@@ -41,6 +41,23 @@ def test_threads_share_one_client(broker: FakeBroker) -> None:
             assert mine == [b"%d-%d" % (name, n) for n in range(50)], "order per producer"
 
 
+def test_a_table_that_was_not_filled_in_time_loses_no_record(broker: FakeBroker) -> None:
+    with connect_sync(broker.endpoint, **FAST) as client:
+        client.publish_many("s", [b"1", b"2", b"3"])
+        with client.subscribe("s", start="earliest", timeout_ms=WAIT_MS) as subscription:
+            assert subscription.to_arrow(1).num_rows == 1
+            subscription._timeout_ms = 100
+            with pytest.raises(Timeout):
+                subscription.to_arrow(4)
+            position = subscription.position
+            assert position is not None
+            assert position.next == 1
+            client.publish_many("s", [b"4", b"5"])
+            subscription._timeout_ms = WAIT_MS
+            table = subscription.to_arrow(4)
+            assert table.column("body").to_pylist() == [b"2", b"3", b"4", b"5"]
+
+
 def test_a_blocked_iteration_ends_when_the_subscription_is_closed(broker: FakeBroker) -> None:
     with connect_sync(broker.endpoint, **FAST) as client:
         subscription = client.subscribe("quiet")

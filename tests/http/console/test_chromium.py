@@ -32,6 +32,28 @@ return halves;
 half."""
 HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=2</script>'
 TAB, ENTER = "\ue004", "\ue007"
+PAGES = (
+    "", "/streams", "/stream?name=walked&place=newest", "/mailboxes", "/mailbox?name=walked.box",
+    "/services", "/service?name=walked.service", "/groups", "/group?stream=walked&name=readers",
+    "/cursors", "/cursor?stream=walked&name=billing", "/clients", "/users?verb=read&name=walked",
+    "/settings?all=yes",
+)  # fmt: skip
+CONTROLS = """
+for (const each of document.querySelectorAll("details")) each.open = true;
+const kinds =
+  "a[href], button, input:not([type=hidden]), select, textarea, summary, [tabindex='0']";
+return [...document.querySelectorAll(kinds)].filter(each => each.checkVisibility()).map(
+  (each, at) => each.dataset.at = `${at} ${each.tagName} ${each.textContent.trim()}`);
+"""
+"""Script that opens all forms, and names all that a person can press or fill in."""
+FOCUS = """
+const at = document.activeElement, box = at.getBoundingClientRect(), style = getComputedStyle(at);
+const field = ["INPUT", "SELECT", "TEXTAREA"].includes(at.tagName);
+return [at.dataset.at, style.outlineStyle !== "none" && parseInt(style.outlineWidth) > 1,
+  box.bottom > 0 && box.top < innerHeight && box.right > 0 && box.left < innerWidth,
+  !field || at.labels.length > 0 || at.hasAttribute("aria-label")];
+"""
+"""Script that tells where the focus is: the name; whether it is marked, in the window, labelled."""
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +128,33 @@ def test_a_change_is_made_by_keyboard_alone(
     assert "1 message of typed.box purged" in window.text()
 
 
+@pytest.mark.parametrize("width", [1_160, 380])
+def test_the_tabulator_reaches_all_that_can_be_pressed_or_filled_in(
+    http: RunningHttp, client: SyncClient, tmp_path: Path, width: int
+) -> None:
+    client.publish("walked", b"x")
+    client.send("walked.box", b"x")
+    client.edit_service("walked.service")
+    client.cursor("walked", "billing").edit()
+    with client.group("walked", "readers", start="latest") as member:
+        member.accepted()
+    with Chromium(tmp_path / "keyboard", width=width, height=800) as window:
+        log_in(window, http)
+        for page in PAGES:
+            window.go(f"{http.serving.url}/console{page}")
+            # A page that refreshes itself would put new elements in the place of the named ones.
+            window.run("document.getElementById('refresh').checked = false")
+            wanted = window.run(CONTROLS)
+            assert len(wanted) > 10, page
+            reached = []
+            for _ in wanted:
+                window.press(TAB)
+                name, marked, in_window, labelled = window.run(FOCUS)
+                assert (marked, in_window, labelled) == (True, True, True), (page, name)
+                reached.append(name)
+            assert reached == wanted, page
+
+
 def test_a_phone_shows_every_page_without_scrolling_sideways(
     http: RunningHttp, client: SyncClient, tmp_path: Path
 ) -> None:
@@ -114,15 +163,18 @@ def test_a_phone_shows_every_page_without_scrolling_sideways(
         log_in(phone, http)
         for page in (
             "", "/streams", "/stream?name=narrow&place=newest", "/mailboxes", "/services",
-            "/groups", "/cursors", "/clients", "/settings",
+            "/groups", "/cursors", "/clients", "/users", "/settings",
         ):  # fmt: skip
             phone.go(f"{http.serving.url}/console{page}")
             assert phone.run("return document.documentElement.scrollWidth") <= 380, page
             # A form that is opened is no wider than the page.
             phone.run("for (const each of document.querySelectorAll('details')) each.open = true")
             assert phone.run("return document.documentElement.scrollWidth") <= 380, page
-            cut = phone.run("return [...document.querySelectorAll('section textarea')].filter("
-                            "each => each.getBoundingClientRect().right > 370).length")  # fmt: skip
+            cut = phone.run(
+                "return [...document.querySelectorAll('section :is(textarea, input, select)')]"
+                ".filter(each => !each.closest('.table')"
+                " && each.getBoundingClientRect().right > 354).length"
+            )
             assert cut == 0, page
         assert phone.run("return document.querySelector('[name=all]').offsetHeight") < 30
         client.edit_service("marked", attempts_max=1)

@@ -236,6 +236,27 @@ def test_subjects_are_purged_before_a_place(root: Browser, client: SyncClient) -
     assert [record.offset for record in left] == [1, 3]
 
 
+def test_a_client_shows_its_credit_and_how_far_it_is_behind(
+    root: Browser, client: SyncClient, broker: EmbeddedBroker
+) -> None:
+    for _ in range(5):
+        client.publish("followed", b"x")
+    credential = Plain("root", PASSWORDS["root"])
+    with (
+        connect_sync(broker.tcp_endpoint, credential=credential, software="reader 1.0") as reading,
+        reading.subscribe(
+            "followed", start="earliest", credit_records=2, credit_bytes=1 << 20
+        ) as subscription,
+    ):
+        assert subscription.accepted().next == 0
+
+        def told() -> bool:
+            row = root.get("clients").words.partition("reader 1.0")[2].partition("Disconnect")[0]
+            return "1 (0 live, 1 without credit) 3" in row
+
+        until(told)
+
+
 def test_a_client_is_disconnected(
     root: Browser, broker: EmbeddedBroker, client: SyncClient
 ) -> None:

@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 from malamute_py.config import Config
-from malamute_py.server.connections import left_behind, memory
+from malamute_py.server.connections import descriptors, left_behind, memory
 from malamute_py.server.connections.connection import Connection
 from malamute_py.server.connections.guard import EVENTS_A_TURN, Guard
 
@@ -57,6 +57,39 @@ def test_a_connection_whose_descriptor_is_a_files_by_now_is_gone() -> None:
         assert guard.connections.get(fd) is None
         guard._accepted(fd, 0)
         assert guard.connections.get(fd) is None
+    guard.close()
+
+
+@pytest.mark.parametrize("becomes", ["local", "listening", "file"])
+def test_a_descriptor_that_becomes_another_while_it_is_asked_about_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, becomes: str
+) -> None:
+    """A TCP connection's number was a local one's at the next question: an IndexError."""
+    guard = Guard(LOCAL, count=lambda name: None, report=lambda name, facts: None)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()),
+        server.accept()[0] as accepted,
+        socket.socket(socket.AF_UNIX) as local,
+        tempfile.TemporaryFile() as file,
+    ):
+        fd, inode = accepted.fileno(), os.fstat(accepted.fileno()).st_ino
+        numbers = {"local": local.fileno(), "listening": server.fileno(), "file": file.fileno()}
+        began = descriptors.Borrowed.__init__
+
+        def turns(self: descriptors.Borrowed, asked: int, family: int = socket.AF_INET) -> None:
+            began(self, asked, family)
+            # libzmq's thread closes the connection now, and something else gets its number.
+            os.dup2(numbers[becomes], fd)
+
+        monkeypatch.setattr(descriptors.Borrowed, "__init__", turns)
+        connection = Connection(fd, inode, True, "127.0.0.1", 0, 0)
+        guard._accepted(fd, 0)
+        assert guard.connections.get(fd) is None, "the one that was accepted is gone"
+        assert connection.arrived() is None
+        port = descriptors.local_port(fd)
+        assert port == (server.getsockname()[1] if becomes == "listening" else None)
+        monkeypatch.undo()
     guard.close()
 
 
@@ -430,6 +463,42 @@ def test_memory_that_cannot_be_given_back_is_tried_less_and_less_often_until_the
         assert not guard.memory.has_filled, "the rest is what honest clients fill"
         assert given[0] < before + 8
         other.__exit__()
+
+
+def test_memory_is_given_back_each_second_while_it_shrinks(given: Counter[int]) -> None:
+    """2.5 of 3 GiB were still there after 30 s: each try doubled the time until the next one."""
+    with Watched() as watched:
+        watched.look()
+        watched.guard.cut(watched.connection, "planted")
+        for left in range(30, 10, -1):
+            watched.grows(left * (10 << 20))
+            before = given[0]
+            for _ in range(2):
+                watched.look(drained=False)
+                if watched.guard.memory._trimming is not None:
+                    watched.trimmed()
+            assert given[0] > before, "the looks are a second apart"
+
+
+def test_memory_is_given_back_once_nothing_is_unread_however_often_it_was_tried_before(
+    given: Counter[int],
+) -> None:
+    """477 MiB stayed for good: the last try had been made while messages were still dropped."""
+    with Watched() as watched:
+        guard = watched.guard
+        watched.look()
+        guard.cut(watched.connection, "planted")
+        watched.grows(300 << 20)
+        for _ in range(100):
+            watched.look(drained=False)
+            watched.trimmed()
+        before = given[0]
+        watched.look()
+        watched.trimmed()
+        assert given[0] == before + 1
+        watched.look()
+        assert not guard.memory.has_filled
+        assert guard.memory.before == guard.memory.rss
 
 
 def test_memory_of_connections_that_end_by_themselves_is_given_back(

@@ -1,0 +1,89 @@
+"""Merging: one batch of many small ones, for those who pay for each batch.
+
+Owns which batches are small and the batch that takes their place. A table with a chunk for each of
+40,000 lone records takes polars seconds to read; one of their rows together takes milliseconds. The
+rules: the records and their order stay, and what cannot be gathered stays a batch of its own.
+Source: SPEC.md, section 5.7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import numpy as np
+
+from malamute_protocol.batch import Batch
+from malamute_protocol.content import Content
+from malamute_protocol.gather import SharedGathering
+from malamute_protocol.stamp import Stamp
+
+_FEW: Final = 64
+"""Records up to which a batch is small: of more, a batch costs less than to gather them."""
+_SMALL_BYTES: Final = 16 << 10
+_TOGETHER: Final = 65_536
+"""Records of a batch that was made of small ones, about."""
+
+
+def is_small(batch: Batch) -> bool:
+    """Whether a batch has so few records that it is merged with others like it."""
+    return batch.content.head.count <= _FEW and batch.stamp.size <= _SMALL_BYTES
+
+
+def merged(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """Yield batches of one stream, with small ones that follow each other as one.
+
+    Raises BatchError: a batch is not what its head says.
+    """
+    run = _Run()
+    for batch in batches:
+        if not run.takes(batch):
+            yield from run.take()
+            if not run.takes(batch):
+                yield batch
+                continue
+        run.add(batch)
+    yield from run.take()
+
+
+class _Run:
+    """Small batches that follow each other, gathered so far."""
+
+    def __init__(self) -> None:
+        self._batches: list[Batch] = []
+        self._gathering = SharedGathering(0)
+        self._firsts: list[int] = []
+        """Place of each batch's first row among all rows gathered."""
+
+    def takes(self, batch: Batch) -> bool:
+        """Whether a batch may join those gathered so far."""
+        gathering = self._gathering
+        return (
+            is_small(batch)
+            and gathering.rows < _TOGETHER
+            and gathering.takes(batch.stamp, batch.content)
+        )
+
+    def add(self, batch: Batch) -> None:
+        """Gather a batch. Raises BatchError."""
+        if not self._batches:
+            self._gathering = SharedGathering(batch.stamp.stream)
+        gathering, content = self._gathering, batch.content
+        content.check_codes()
+        self._firsts.append(gathering.rows)
+        gathering.add(batch.stamp, content)
+        self._batches.append(batch)
+
+    def take(self) -> list[Batch]:
+        """Take the batch of all that were gathered; a lone one stays as it is."""
+        batches, gathering = self._batches, self._gathering
+        if len(batches) > 1:
+            delivered = np.ones(gathering.rows, np.bool_)
+            for batch, first in zip(batches, self._firsts, strict=True):
+                if batch.rows is not None:
+                    delivered[first : first + len(batch.rows)] = batch.rows
+            rows = np.flatnonzero(delivered)
+            (found,) = gathering.gather(rows, [len(rows)])
+            batches = [Batch(Stamp.unpack(found.stamp), Content(found.content))]
+        self._batches, self._firsts, self._gathering = [], [], SharedGathering(0)
+        return batches

@@ -1,0 +1,86 @@
+"""Small batches become one, and their records stay what they were."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from malamute_protocol.arrow import batches_to_table
+from malamute_protocol.batch import Batch, Content, Stamp, encode
+from malamute_protocol.merging import merged
+
+
+def batch_at(base: int, bodies: list[bytes], *, time_ms: int = 1000, **options: Any) -> Batch:
+    content = encode(bodies, **options)
+    head = Content(content).head
+    stamp = Stamp(
+        1, 0, 0, 0, 1, base, time_ms, 7, 0, 96 + len(content), head.count, 0, head.content_crc
+    )
+    return Batch(stamp, Content(content))
+
+
+def told(batches: list[Batch]) -> list[Any]:
+    """Return all that a reader sees of each record."""
+    return [
+        (
+            record.offset, record.append_time_ms, record.client_time_ms, record.expires_at_ms,
+            record.keys, dict(record.fields), dict(record.properties), bytes(record.body),
+        )
+        for batch in batches for record in batch
+    ]  # fmt: skip
+
+
+def some(chance: random.Random, base: int) -> Batch:
+    """Return a batch of any size and any columns, of which some rows may be left out."""
+    count = chance.choice([1, 1, 1, 2, 5, 64, 65, 200])
+    options: dict[str, Any] = {"subject": chance.choice(["a", "b", "a.b"])}
+    if chance.random() < 0.3:
+        options["subject"] = [chance.choice(["x", "y", ("y", "k")]) for _ in range(count)]
+    if chance.random() < 0.3:
+        options["fields"] = [chance.choice([None, {"f": "1"}, {"f": "2"}]) for _ in range(count)]
+    if chance.random() < 0.3:
+        options["client_time_ms"] = [chance.choice([None, 5, -7]) for _ in range(count)]
+    if chance.random() < 0.1:
+        options["properties"] = {"p": 1}
+    if chance.random() < 0.1:
+        options["expires_at_ms"] = 99
+    bodies = [chance.randbytes(chance.choice([0, 3, 300])) for _ in range(count)]
+    batch = batch_at(base, bodies, time_ms=1000 + base // 100, **options)
+    if count > 1 and chance.random() < 0.2:
+        rows = [True] * count
+        rows[chance.randrange(count)] = False
+        batch = batch.with_rows(np.array(rows))
+    return batch
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_records_and_their_order_stay(seed: int) -> None:
+    chance = random.Random(seed)
+    batches: list[Batch] = []
+    base = 0
+    for _ in range(120):
+        batch = some(chance, base)
+        base = batch.stamp.next_offset + chance.choice([0, 0, 3])
+        batches.append(batch)
+    found = list(merged(batches))
+    assert told(found) == told(batches)
+    assert len(found) < len(batches)
+
+
+def test_lone_records_become_one_batch_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("malamute_protocol.merging._TOGETHER", 100)
+    batches = [batch_at(n, [b"%d" % n], subject=f"s{n % 3}") for n in range(250)]
+    assert [len(batch) for batch in merged(batches)] == [100, 100, 50]
+    assert batches_to_table(batches).column("body").num_chunks == 3
+
+
+@pytest.mark.parametrize(
+    "large", [batch_at(1, [b""] * 65, subject="a"), batch_at(1, [bytes(16 << 10)], subject="a")]
+)
+def test_large_batches_and_lone_small_ones_stay_as_they_are(large: Batch) -> None:
+    small = batch_at(0, [b"0"], subject="a")
+    last = batch_at(99, [b"1"], subject="a")
+    assert list(merged([small, large, last])) == [small, large, last]

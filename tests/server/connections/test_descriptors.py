@@ -1,0 +1,140 @@
+"""Descriptors: what a broker does that has few left."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from malamute_protocol.commands import Confirm, Publish
+from malamute_protocol.encode import encode
+from malamute_py.config import Config
+from malamute_py.server.connections import guard as guard_module
+from malamute_py.server.connections.descriptors import kept_files, lowest_free
+from malamute_py.server.connections.guard import Guard
+from malamute_py.server.connections.numbering import Numbering
+from tests.server import daemon as daemon_module
+from tests.server.daemon import Daemon
+from tests.server.peer import RawPeer
+from tests.waiting import WAIT_MS
+
+FILES = 700
+
+
+def test_the_lowest_free_descriptor_tells_how_many_are_used() -> None:
+    free = lowest_free()
+    with open(os.devnull, "rb") as file:
+        assert file.fileno() == free
+        assert lowest_free() > free
+    assert lowest_free() == free
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_nobody_may_connect_while_few_descriptors_are_left(
+    monkeypatch: pytest.MonkeyPatch, local: bool
+) -> None:
+    told: list[str] = []
+    guard = Guard(Config(), count=lambda name: None, report=lambda name, facts: told.append(name))
+    monkeypatch.setattr(guard, "_files", FILES)
+    if local:
+        guard.listening._paths.append("/there/is/no/such/file")
+    left = FILES // 2 if local else kept_files(FILES) // 4 * 3
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with context, context.socket(zmq.PAIR) as monitor:
+        for free, is_full in ((FILES - left - 1, False), (FILES - left, True)):
+            monkeypatch.setattr(guard_module, "lowest_free", lambda free=free: free)
+            guard.drain(monitor, 0, 1)
+            assert guard.listening.is_full is is_full
+    assert told == ["descriptors_short"]
+    for free, is_full in ((FILES - left, True), (FILES - left - 1, False)):
+        monkeypatch.setattr(guard_module, "lowest_free", lambda free=free: free)
+        guard.check(0, drained=True)
+        assert guard.listening.is_full is is_full
+    guard.close()
+
+
+def test_the_next_routing_id_is_asked_for_later_where_no_descriptor_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The error ended the broker, by a peer that connected often enough."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    router.setsockopt(zmq.RCVTIMEO, WAIT_MS)
+    router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    numbering = Numbering(context, router)
+
+    def none_left(kind: int) -> Any:
+        raise zmq.ZMQError(errno.EMFILE)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(context, "socket", none_left)
+        numbering.ask(100)
+    numbering.ask(105)
+    assert numbering._asked is None, "too early"
+    numbering.ask(200)
+    _, *frames = router.recv_multipart()
+    assert numbering.answers(frames)
+    numbering.close()
+    router.close(0)
+    context.term()
+
+
+@pytest.mark.system
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["tcp", "ipc"])
+def test_peers_that_connect_without_end_leave_the_broker_its_descriptors(
+    tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over tcp a socket of the broker's own could not be made, over ipc libzmq aborted."""
+    limit = f"import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, ({FILES}, {FILES}))\n"
+    monkeypatch.setattr(daemon_module, "PROGRAM", limit + daemon_module.PROGRAM)
+    path = tmp_path / "socket"
+    mask = os.umask(0o077)
+    try:
+        daemon = Daemon(tmp_path / "data", listen=f'["tcp://127.0.0.1:0", "ipc://{path}"]')
+    finally:
+        os.umask(mask)
+    with daemon, RawPeer(daemon.endpoint) as canary:
+        port = int(daemon.endpoint.rpartition(":")[2])
+        ends = time.monotonic() + 4
+        made: list[socket.socket] = []
+
+        def connect() -> None:
+            while time.monotonic() < ends:
+                peer = socket.socket(socket.AF_UNIX if transport == "ipc" else socket.AF_INET)
+                peer.settimeout(0.5)
+                try:
+                    peer.connect(str(path) if transport == "ipc" else ("127.0.0.1", port))
+                except OSError:
+                    peer.close()
+                    time.sleep(0.001)
+                else:
+                    made.append(peer)
+                    if len(made) > FILES + 200:
+                        with contextlib.suppress(IndexError):
+                            made.pop(0).close()
+
+        threads = [threading.Thread(target=connect) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        most = tracker = 0
+        while any(thread.is_alive() for thread in threads):
+            most = max(most, len(os.listdir(f"/proc/{daemon.process.pid}/fd")))
+            tracker += 1
+            canary.send(Publish("canary", tracker), frames=(encode([b"x"]),))
+            assert canary.get(Confirm)[0].tracker == tracker
+        for peer in made:
+            peer.close()
+        assert daemon.process.poll() is None, daemon.text
+        assert most < FILES
+        with RawPeer(daemon.endpoint) as newcomer:
+            assert newcomer.welcome is not None
+        assert daemon.terminate() == 0
