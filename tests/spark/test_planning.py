@@ -180,7 +180,7 @@ def test_what_was_seen_not_to_match_is_not_planned_again() -> None:
 
 
 def test_records_that_do_not_match_are_passed_over_across_restarts_of_the_broker() -> None:
-    """What was looked at in a later epoch than the query's position is no loss."""
+    """A look in a later epoch than the query's position finds no loss."""
     client = ScriptedClient([False] * 10)
     reader = reader_of(client)
     begin = reader.initialOffset()
