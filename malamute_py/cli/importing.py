@@ -55,7 +55,8 @@ append time are new."""
 
 _ROWS: Final = 1_000
 _BYTES: Final = 1 << 20
-"""Records and bytes of bodies of one step; a change makes other keys of the same file."""
+"""Records and bytes of bodies of one step, and half a batch of a broker with lower limits at most;
+a change makes other keys of the same file."""
 _UNDER_WAY: Final = 16
 _HEADER: Final = ("body", "subject", "keys", "fields", "client_time", "expires", "properties")
 """Columns of a Parquet file that are taken for the parts of a record."""
@@ -98,15 +99,18 @@ def import_(
                 " without keys: each run adds all rows", USAGE,
             )  # fmt: skip
         run = _Import(client, stream, facts.uuid if keys else b"")
+        welcome = client.welcome
+        assert welcome is not None, "a broker has answered"
+        cuts = _Cuts(welcome.batch_records_max, welcome.batch_bytes_max)
         total = file.stat().st_size
         rows_of = _TypedRows(facts.settings) if typed else None
         if form == JSON_LINES[0]:
             defaults = inputs.Defaults()
             make = None if rows_of is None else rows_of.from_json
             pieces = inputs.read_rows(source, defaults, parts=True, typed=make)
-            chunks = _chunks(pieces) if rows_of is None else rows_of.chunks(pieces)
+            chunks = cuts.chunks(pieces) if rows_of is None else rows_of.chunks(pieces)
         else:
-            chunks = _of_parquet(source, rows_of)
+            chunks = _of_parquet(source, rows_of, cuts)
         return run.go(chunks, source, total, as_json=as_json)
 
 
@@ -120,20 +124,39 @@ def _made(client: SyncClient, stream: str) -> StreamFacts:
         return client.create_stream(stream)
 
 
-def _chunks(pieces: Iterable[list[Row]]) -> Iterator[_Chunk]:
-    """Cut rows into steps at places that do not depend on how they arrive."""
-    rows: list[Row] = []
-    size = 0
-    for piece in pieces:
-        for row in piece:
-            more = len(row[0]) if isinstance(row[0], bytes) else sum(map(len, row[0]))
-            if rows and (len(rows) == _ROWS or size + more > _BYTES):
-                yield _chunk(rows)
-                rows, size = [], 0
-            rows.append(row)
-            size += more
-    if rows:
-        yield _chunk(rows)
+class _Cuts:
+    """The cutting of rows into steps at places that do not depend on how the rows arrive."""
+
+    def __init__(self, records_max: int, bytes_max: int) -> None:
+        """records_max, bytes_max: of a batch at this broker."""
+        self._rows = min(_ROWS, records_max)
+        self._bytes = min(_BYTES, bytes_max // 2)
+        self._content_bytes = bytes_max - bytes_max // 16
+
+    def chunks(self, pieces: Iterable[list[Row]]) -> Iterator[_Chunk]:
+        """Yield the chunks of rows."""
+        rows: list[Row] = []
+        size = 0
+        for piece in pieces:
+            for row in piece:
+                more = len(row[0]) if isinstance(row[0], bytes) else sum(map(len, row[0]))
+                if rows and (len(rows) == self._rows or size + more > self._bytes):
+                    yield from self._whole_or_halves(rows)
+                    rows, size = [], 0
+                rows.append(row)
+                size += more
+        if rows:
+            yield from self._whole_or_halves(rows)
+
+    def _whole_or_halves(self, rows: list[Row]) -> Iterator[_Chunk]:
+        """Yield a chunk of rows, or those of its halves: fields and properties may fill a batch."""
+        chunk = _chunk(rows)
+        if len(rows) == 1 or len(chunk.content) <= self._content_bytes:
+            yield chunk
+            return
+        half = len(rows) // 2
+        yield from self._whole_or_halves(rows[:half])
+        yield from self._whole_or_halves(rows[half:])
 
 
 def _chunk(rows: list[Row]) -> _Chunk:
@@ -148,7 +171,7 @@ def _chunk(rows: list[Row]) -> _Chunk:
 # --- Parquet -------------------------------------------------------------------------------------
 
 
-def _of_parquet(source: IO[bytes], typed: _TypedRows | None) -> Iterator[_Chunk]:
+def _of_parquet(source: IO[bytes], typed: _TypedRows | None, cuts: _Cuts) -> Iterator[_Chunk]:
     """Yield the rows of a Parquet file. Raises CommandFailed."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -170,7 +193,7 @@ def _of_parquet(source: IO[bytes], typed: _TypedRows | None) -> Iterator[_Chunk]
             " `malamute stream create NAME --schema FILE`"
         )
     names = [name for name in schema.names if name in _HEADER]
-    yield from _chunks(_rows(batch.select(names)) for batch in batches)
+    yield from cuts.chunks(_rows(batch.select(names)) for batch in batches)
 
 
 def _check_columns(schema: pa.Schema, names: Collection[str]) -> None:

@@ -18,6 +18,8 @@ from datetime import datetime
 from difflib import get_close_matches
 from typing import Any, Final, get_origin, get_type_hints
 
+import numpy as np
+
 from malamute_protocol.address import NAME_BYTES_MAX
 from malamute_protocol.codec import CODECS
 from malamute_protocol.commands import Command
@@ -278,20 +280,29 @@ def _is_sequence(value: Any) -> bool:
     return hasattr(value, "__getitem__")
 
 
-def several(name: str, value: Any) -> None:
-    """A sequence of bodies, no single one. Raises LocalProtocolError `bad_batch`."""
+def several(name: str, value: Any) -> Any:
+    """A sequence of bodies that can be cut. Raises LocalProtocolError `bad_batch`: it is none."""
     if not _is_sequence(value):
         raise wrong(name, value, f"a sequence of bytes, not a {type(value).__name__}", "bad_batch")
+    return _by_place(value)
+
+
+def _by_place(value: Any) -> Any:
+    """Return a sequence whose items and slices go by place.
+
+    A deque has no slices, and a Series of pandas has its items by its index.
+    """
+    return value if isinstance(value, list | tuple | np.ndarray) else list(value)
 
 
 def column_of(name: str, value: Any, count: int) -> Sequence[Any]:
-    """Check that each record of a batch has a value. Raises LocalProtocolError `bad_batch`."""
+    """A sequence of one value a record, which can be cut. Raises LocalProtocolError `bad_batch`."""
     if not _is_sequence(value):
         allowed = f"a sequence of one value a record, not a {type(value).__name__}"
         raise wrong(name, value, allowed, "bad_batch")
     if len(value) != count:
         raise LocalProtocolError("bad_batch", f"{len(value)} values in {name} for {count} records")
-    return value  # type: ignore[no-any-return]
+    return _by_place(value)  # type: ignore[no-any-return]
 
 
 def pattern_of(value: Any) -> Any:

@@ -361,13 +361,33 @@ def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
                     f"column {field.name!r} is of type {column.type}, the stream's is {field.type}",
                 )
             try:
-                column = column.cast(field.type)
+                column = without_views(column).cast(field.type)
             except pa.ArrowException as error:
                 raise LocalProtocolError("bad_schema", f"column {field.name!r}: {error}") from error
         if column.null_count and not field.nullable:
             raise LocalProtocolError("bad_schema", f"column {field.name!r} has nulls")
         columns.append(column)
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+def without_views(column: Any) -> Any:
+    """Return a dictionary column or array whose values are no views: Arrow takes none of these out.
+
+    polars makes such columns of its categories. Any other column is returned as it is.
+    """
+    kind, kinds = column.type, pa.types
+    if not kinds.is_dictionary(kind):
+        return column
+    if kinds.is_string_view(kind.value_type):
+        plain: Any = pa.string()
+    elif kinds.is_binary_view(kind.value_type):
+        plain = pa.binary()
+    else:
+        return column
+    if isinstance(column, pa.ChunkedArray):
+        chunks = [without_views(chunk) for chunk in column.chunks]
+        return _arrow.chunked_array(chunks, pa.dictionary(kind.index_type, plain))
+    return pa.DictionaryArray.from_arrays(column.indices, column.dictionary.cast(plain))
 
 
 def _becomes(given: Any, wanted: Any) -> bool:

@@ -77,6 +77,34 @@ def test_a_range_is_chosen_by_offset_time_and_pattern(m: Run, filled: str, tmp_p
     assert offsets("--from", "6") == []
 
 
+def test_records_with_much_beside_their_bodies_are_imported_once(
+    m: Run, broker: EmbeddedBroker, stream: str, tmp_path: Path
+) -> None:
+    with broker.connect_sync() as client:
+        kept_beside = [{"note": f"{n:03d}".ljust(60_000, "p")} for n in range(400)]
+        client.publish_many(stream, [b"x"] * 400, properties=kept_beside)
+    file, to = str(tmp_path / "r.jsonl"), f"{stream}-to"
+    m("stream", "export", stream, file).ok()
+    assert m("stream", "import", to, file, "--json").ok().json["added"] == 400
+    assert kept(m, to) == kept(m, stream)
+    assert m("stream", "import", to, file, "--json").ok().json["known"] == 400
+
+
+def test_a_broker_with_low_limits_is_imported_into(
+    m: Run, stream: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    low: dict[str, Any] = {
+        "limits.batch_records_max": 100, "limits.batch_bytes_max": 256 << 10,
+        "limits.record_bytes_max": 64 << 10,
+    }  # fmt: skip
+    file = tmp_path / "r.jsonl"
+    file.write_text("\n".join(json.dumps({"body": f"{n:02000d}"}) for n in range(950)))
+    with EmbeddedBroker(tcp=True, **low) as small:
+        monkeypatch.setenv("MALAMUTE_ENDPOINT", small.tcp_endpoint)
+        assert m("stream", "import", stream, str(file), "--json").ok().json["added"] == 950
+        assert m("stream", "import", stream, str(file), "--json").ok().json["known"] == 950
+
+
 def test_an_import_that_was_cut_off_goes_on_where_it_was(
     m: Run, stream: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

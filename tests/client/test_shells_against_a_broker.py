@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+from collections import deque
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 import zmq
@@ -149,6 +152,67 @@ async def test_a_bulk_call_of_one_batch_with_a_wrong_record_sends_none_of_it(she
         with pytest.raises(LocalProtocolError, match="too_large"):
             await shell.do("publish_many", "s", [b"1", b"2"], **options)
     assert (await shell.do("publish", "s", b"first")).offset == 0
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.binary(), pa.string(), pa.large_binary(), pa.large_string(), pa.binary_view(),
+        pa.string_view(), pa.dictionary(pa.uint8(), pa.string()),
+    ],
+    ids=str,
+)  # fmt: skip
+async def test_bodies_and_subjects_of_an_arrow_table_may_be_of_any_kind_of_text(
+    shell: Any, kind: Any
+) -> None:
+    names = ["left out", "a", "bb", "", "a", "long enough for a view to refer to it"]
+    column: Any = pa.array(names, pa.string()).cast(kind)
+    table = pa.table({"body": column, "key": column}).slice(1)
+    await shell.do("publish_arrow", "s", table, subject="key")
+    records = await shell.take(shell.client.subscribe("s", start="earliest"), 5)
+    assert [(record.subject, bytes(record.body).decode()) for record in records] == [
+        (name, name) for name in names[1:]
+    ]
+
+
+async def test_an_arrow_table_is_cut_by_its_subjects_too(shell: Any) -> None:
+    names = [f"{n:05d}".ljust(255, "s") for n in range(65_536)]
+    table = pa.table({"body": [b"x"] * len(names), "key": names})
+    confirmed = await shell.do("publish_arrow", "s", table, subject="key")
+    assert [one.count for one in confirmed] == [32_768, 32_768]
+    records = await shell.take(shell.client.subscribe("s", start="earliest"), len(names))
+    assert [record.subject for record in records] == names
+
+
+async def test_arrow_columns_that_cannot_be_bodies_or_subjects_are_named(shell: Any) -> None:
+    bodies = pa.array([b"1", b"2"])
+    null = pa.DictionaryArray.from_arrays(pa.array([0, 1]), pa.array(["a", None]))
+    wrong: Any = (
+        ([pa.array([1, 2])], ["body"], "column 'body'"),
+        ([pa.array([["a"], ["b"]])], ["body"], "column 'body'"),
+        ([bodies, bodies], ["body", "body"], "several columns"),
+        ([bodies, pa.array(["a", None])], ["body", "key"], "'key' has nulls"),
+        ([bodies, null], ["body", "key"], "'key' has nulls"),
+        ([bodies, pa.array([b"a", b"\xff"])], ["body", "key"], "column 'key'"),
+        ([bodies, bodies, bodies], ["body", "key", "key"], "several columns"),
+    )
+    for columns, names, why in wrong:
+        table = pa.Table.from_arrays(list(columns), names=names)
+        with pytest.raises(LocalProtocolError, match=why):
+            await shell.do("publish_arrow", "s", table, subject="key")
+    assert await shell.do("list_streams") == []
+
+
+async def test_bodies_may_be_any_sequence(shell: Any) -> None:
+    bodies = [b"%d" % n for n in range(70_000)]
+    for given in (deque(bodies), pd.Series(bodies, index=range(5, 70_005)), np.array(bodies)):
+        subjects = deque(["a"]) * len(bodies)
+        confirmed = await shell.do("publish_many", "s", given, subjects=subjects)
+        assert [one.count for one in confirmed] == [65_536, 4_464]
+        await shell.do("send_many", "box", given)
+        start = confirmed[0].offset
+        records = await shell.take(shell.client.subscribe("s", start=start), len(bodies))
+        assert [bytes(record.body) for record in records] == bodies
 
 
 async def test_a_bad_pattern_is_raised_before_anything_is_sent(shell: Any) -> None:

@@ -182,6 +182,42 @@ def test_rows_that_are_too_large_together_are_halved() -> None:
         encoded(pa.table({"carrier": ["x" * 17_000_000]}))
 
 
+@pytest.mark.parametrize("kind", [pa.string_view(), pa.binary_view()], ids=str)
+def test_a_batch_of_views_has_the_bytes_of_its_own_rows_alone(kind: Any) -> None:
+    message = schema_message(columns([("note", kind)]))
+    schemas = Schemas([(schema_id(message), message)])
+    table = pa.table({"note": pa.array([f"{n:07d}" + "x" * 50 for n in range(400_000)], kind)})
+    found = list(TableRows(table, schemas).contents(8 << 20, DEFAULT_LIMITS))
+    assert sum(count for _, count in found) == 400_000
+    assert sum(len(content) for content, _ in found) < 45_000_000
+    small = TableRows(table.slice(7, 10), schemas)
+    ((content, _),) = small.contents(8 << 20, DEFAULT_LIMITS)
+    assert len(content) < 4_000
+
+
+def test_categories_of_views_are_published_and_name_subjects() -> None:
+    values = pa.array(["AA", "UA", None], pa.string_view())
+    for places in (pa.array([1, 0, 1], pa.uint32()), pa.array([1, 0, 1], pa.int8())):
+        named = pa.DictionaryArray.from_arrays(places, values)
+        table = pa.Table.from_arrays([pa.chunked_array([named, named])], names=["carrier"])
+        ((content, count),) = encoded(table, subject="carrier")
+        assert count == 6
+        assert content.subject_codes is not None
+        assert [content.table.keys[code] for code in content.subject_codes] == [
+            ("UA",), ("AA",), ("UA",), ("UA",), ("AA",), ("UA",),
+        ]  # fmt: skip
+
+
+def test_columns_that_cannot_be_subjects_are_refused_by_name() -> None:
+    null = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0]), pa.array(["a", None]))
+    for column, why in (
+        (null, "'who' has nulls"), (pa.array([["a"], ["b"], ["c"]]), "column 'who'"),
+        (pa.array([b"a", b"\xff", b"c"]), "column 'who'"),
+    ):  # fmt: skip
+        with pytest.raises(LocalProtocolError, match=why):
+            encoded(TABLE.append_column("who", column), subject="who")
+
+
 def test_columns_of_subjects_and_times_need_not_be_in_the_schema() -> None:
     table = TABLE.append_column("who", pa.array(["a", "b", "a"]).dictionary_encode())
     table = table.append_column("at", pa.array([5_000_000, None, 7_000_000], pa.timestamp("us")))

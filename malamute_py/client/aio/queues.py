@@ -677,7 +677,8 @@ class QueueVerbs(PagedVerbs):
     ) -> list[PeekedMail]:
         """Look at messages without taking them, those with a number above `after`.
 
-        body_bytes: how much of each body is shown. Raises BrokerRefused.
+        body_bytes: how much of a body is shown, 512 KiB at most. Fewer than `limit` come where all
+        have more; the next ones follow after the last number. Raises BrokerRefused.
         """
         value = await self._link.ask(
             lambda number: c.PeekMail(number, mailbox, after, limit, body_bytes)
@@ -738,8 +739,7 @@ class QueueVerbs(PagedVerbs):
     ) -> list[PeekedRequest]:
         """Look at requests without taking them, those with a number above `after`.
 
-        A broker may give fewer than `limit`; the next ones follow after the last one's number.
-        Raises BrokerRefused.
+        A broker may give fewer; the next ones follow after the last number. Raises BrokerRefused.
         """
         value = await self._link.ask(lambda number: c.PeekRequests(number, service, after, limit))
         return fact_list(PeekedRequest, value, "requests")

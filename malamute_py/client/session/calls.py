@@ -41,6 +41,7 @@ from malamute_py.client.position import StartPoint, start_on_wire
 from malamute_py.client.session.requests import Terms
 from malamute_py.client.session.rows import PACKINGS, More, OutgoingRow, Packing
 from malamute_py.client.session.subscription import VISIBILITIES, SubscribeOptions
+from malamute_py.client.session.tables import subject_options
 from malamute_py.client.words import ReadVisibility, Until
 
 Blob: TypeAlias = bytes | bytearray | memoryview | str
@@ -168,7 +169,7 @@ class Bulk:
 
         Raises LocalProtocolError: the columns differ in length.
         """
-        several("bodies", bodies)
+        bodies = several("bodies", bodies)
         self._bodies: Sequence[Any] = bodies
         self._lists = len(bodies) > 0 and isinstance(bodies[0], list | tuple)
         self._batch_bytes = batch_bytes
@@ -205,7 +206,7 @@ class Bulk:
                 value = later_of(name, value, "bad_batch")
             (self._columns if is_column else self._whole)[name] = value
         for name, values in self._columns.items():
-            column_of(name, values, len(bodies))
+            self._columns[name] = column_of(name, values, len(bodies))
 
     def cuts(self) -> Iterator[tuple[int, int]]:
         """Yield (first, end) of the records of each batch, and of its halves after `encode` failed.
@@ -310,6 +311,11 @@ def arrow_contents(
     kept = None if properties is None else properties_of(properties)
     if body not in whole.column_names:
         raise LocalProtocolError("bad_batch", f"the table has no column {body!r}")
+    for name in (body, subject):
+        if whole.column_names.count(name) > 1:
+            raise LocalProtocolError(
+                "bad_batch", f"several columns of the table are named {name!r}"
+            )
     no_near_column(subject, whole.column_names)
     for piece in whole.to_batches(max_chunksize=limits.batch_records_max):
         if not piece.num_rows:
@@ -317,31 +323,36 @@ def arrow_contents(
         column = piece.column(body)
         if column.null_count:
             raise LocalProtocolError("bad_batch", f"column {body!r} has nulls")
-        if column.type not in (pa.binary(), pa.string()):
+        if column.type not in (pa.binary(), pa.string(), pa.large_binary(), pa.large_string()):
             try:
-                column = column.cast(pa.binary())
+                column = column.cast(pa.large_binary())
             except pa.ArrowException as error:
                 raise LocalProtocolError(
                     "bad_batch", f"column {body!r} has no bodies, but {column.type}: {error}"
                 ) from error
         _, offsets, blob = column.buffers()
         assert offsets is not None, "a binary column without offsets"
-        bounds = np.frombuffer(memoryview(offsets), np.int32, len(column) + 1, 4 * column.offset)
+        width = 4 if column.type in (pa.binary(), pa.string()) else 8
+        bounds = np.frombuffer(
+            memoryview(offsets), f"<i{width}", len(column) + 1, width * column.offset
+        )
         subjects = _arrow_subjects(piece, subject) if subject in piece.column_names else None
-        for first, end in _cuts(bounds, batch_bytes):
+        cuts = list(_cuts(bounds, batch_bytes))[::-1]
+        while cuts:
+            first, end = cuts.pop()
             options: dict[str, Any] = {"subject": subject}
             if subjects is not None:
-                coded = subjects.slice(first, end - first)
-                if isinstance(coded, pa.DictionaryArray) and len(coded.dictionary) > len(coded):
-                    coded = coded.dictionary_decode()  # most of its entries are others' subjects
-                if not isinstance(coded, pa.DictionaryArray):
-                    coded = coded.dictionary_encode()
-                options = {
-                    "subject_table": coded.dictionary.to_pylist(),
-                    "subject_codes": coded.indices.cast(pa.int32()).to_numpy(),
-                }
+                options = subject_options(subjects.slice(first, end - first), subject)
             options["properties"], options["limits"] = kept, limits
-            yield encode_columns(bounds[first : end + 1], blob or b"", **options)
+            try:
+                content = encode_columns(bounds[first : end + 1], blob or b"", **options)
+            except BatchTooLarge:
+                if end - first == 1:
+                    raise
+                half = (first + end) // 2
+                cuts += [(half, end), (first, half)]
+            else:
+                yield content
 
 
 def _arrow_subjects(piece: Any, name: str) -> Any:

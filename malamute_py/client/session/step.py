@@ -544,7 +544,7 @@ def rows_of_columns(
 
     Raises LocalProtocolError: the columns differ in length, or a body is none.
     """
-    several("bodies", bodies)
+    bodies = several("bodies", bodies)
     count = len(bodies)
     if subjects is not None and subject != "":
         raise LocalProtocolError("bad_batch", "give subject or subjects, not both")

@@ -72,6 +72,56 @@ def as_table(table: Any) -> Any:
     return pa.table(table)
 
 
+def subject_options(column: Any, name: str) -> dict[str, Any]:
+    """Return the subjects of some rows as options of the encoder.
+
+    column: an array with the subject of each row. name: of the column in the table. Raises
+    LocalProtocolError `bad_batch`: the column has nulls, or values that cannot be subjects.
+    """
+    import pyarrow as pa
+
+    from malamute_protocol.arrow import without_views
+
+    if column.null_count:
+        raise LocalProtocolError("bad_batch", f"column {name!r} has nulls")
+    try:
+        column = without_views(column)
+        if isinstance(column, pa.DictionaryArray) and len(column.dictionary) > len(column):
+            column = column.dictionary_decode()  # most of its entries are others' subjects
+        if not isinstance(column, pa.DictionaryArray):
+            column = column.cast(pa.string()).dictionary_encode()
+        values, codes = column.dictionary.cast(pa.string()), column.indices.cast(pa.int32())
+    except pa.ArrowException as error:
+        raise LocalProtocolError("bad_batch", f"column {name!r}: {error}") from error
+    codes = codes.to_numpy()
+    # A slice of a dictionary column has all values of the column: those in use are few.
+    used = np.flatnonzero(np.bincount(codes, minlength=len(values)))
+    if len(used) < len(values):
+        places = np.zeros(len(values), np.int32)
+        places[used] = np.arange(len(used), dtype=np.int32)
+        values, codes = values.take(pa.array(used)), places[codes]
+    if values.null_count:
+        raise LocalProtocolError("bad_batch", f"column {name!r} has nulls")
+    return {
+        "subject_table": values.to_pylist(),
+        "subject_codes": codes if len(values) > 1 else None,
+    }
+
+
+def _own_bytes(column: Any) -> Any:
+    """Return a column or array of views as one that has the bytes of its own rows alone.
+
+    A slice of views refers to the bytes of the whole, which would all be counted, and sent with it.
+    """
+    import pyarrow as pa
+
+    if pa.types.is_string_view(column.type):
+        return column.cast(pa.large_string())
+    if pa.types.is_binary_view(column.type):
+        return column.cast(pa.large_binary())
+    return column
+
+
 class TableRows:
     """A table on its way into a typed stream."""
 
@@ -136,13 +186,19 @@ class TableRows:
         count = self._rows.num_rows
         if not count:
             return
-        rows = min(_ROWS_MAX, max(1, batch_bytes * count // max(1, self._rows.nbytes)))
+        size = sum(_own_bytes(column).nbytes for column in self._rows.columns)
+        rows = min(_ROWS_MAX, max(1, batch_bytes * count // max(1, size)))
         for first in range(0, count, rows):
             yield from self._encoded(first, min(rows, count - first), limits)
 
     def _encoded(self, first: int, count: int, limits: Limits) -> Iterator[tuple[bytes, int]]:
         """The content of so many rows, or those of its halves where it gets too large."""
         rows = self._rows.slice(first, count).combine_chunks().to_batches()[0]
+        columns = [
+            column if (own := _own_bytes(column)) is column else own.cast(column.type)
+            for column in rows.columns
+        ]
+        rows = rows.from_arrays(columns, schema=rows.schema)
         body = np.frombuffer(memoryview(rows.serialize()), np.uint8)
         try:
             content = encode_arrow(
@@ -164,22 +220,13 @@ class TableRows:
             return self._given(first, count)
         import pyarrow as pa
 
+        from malamute_protocol.arrow import without_views
+
         options: dict[str, Any] = {"subject": self._subject}
         named = self._columns.get("subject")
         if named is not None:
-            column = named.slice(first, count).combine_chunks()
-            if column.null_count:
-                raise LocalProtocolError("bad_batch", f"column {self._subject!r} has nulls")
-            if not isinstance(column, pa.DictionaryArray):
-                column = column.cast(pa.string()).dictionary_encode()
-            # A slice of a dictionary column has all values of the column: those in use are few.
-            used, codes = np.unique(
-                column.indices.to_numpy(zero_copy_only=False), return_inverse=True
-            )
-            options = {
-                "subject_table": column.dictionary.cast(pa.string()).take(used).to_pylist(),
-                "subject_codes": codes.astype(np.int32) if len(used) > 1 else None,
-            }
+            column = without_views(named).slice(first, count).combine_chunks()
+            options = subject_options(column, self._subject)
         options["properties"] = self._properties
         timed = self._columns.get("client_time")
         if timed is not None:

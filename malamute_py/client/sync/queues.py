@@ -667,7 +667,8 @@ class SyncQueueVerbs(SyncPagedVerbs):
     ) -> list[PeekedMail]:
         """Look at messages without taking them, those with a number above `after`.
 
-        body_bytes: how much of each body is shown. Raises BrokerRefused.
+        body_bytes: how much of a body is shown, 512 KiB at most. Fewer than `limit` come where all
+        have more; the next ones follow after the last number. Raises BrokerRefused.
         """
         value = self._link.ask(lambda number: c.PeekMail(number, mailbox, after, limit, body_bytes))
         return fact_list(PeekedMail, value, "messages")
@@ -726,8 +727,7 @@ class SyncQueueVerbs(SyncPagedVerbs):
     ) -> list[PeekedRequest]:
         """Look at requests without taking them, those with a number above `after`.
 
-        A broker may give fewer than `limit`; the next ones follow after the last one's number.
-        Raises BrokerRefused.
+        A broker may give fewer; the next ones follow after the last number. Raises BrokerRefused.
         """
         value = self._link.ask(lambda number: c.PeekRequests(number, service, after, limit))
         return fact_list(PeekedRequest, value, "requests")
