@@ -96,7 +96,7 @@ def export(
     as_toml: Annotated[bool, typer.Option("--toml", help="Print TOML instead of JSON.")] = False,
     users: UsersFile = None,
 ) -> None:
-    """Print definitions: streams, mailboxes, services, cursors, groups, and a file of users."""
+    """Print definitions: streams, mailboxes, services, cursors and groups with their settings."""
     of_file = {} if users is None else _in_file(users)
     with linked(ctx) as client:
         found = {**_there(client, prefix), **of_file}
