@@ -7,6 +7,7 @@ from typing import Any
 
 from malamute_py.broker.services import hand_outs, requests, returns
 from malamute_py.broker.services.dispatch import Dispatch
+from malamute_py.broker.services.ends import Ends
 from malamute_py.broker.services.recovery import Recovery
 from malamute_py.broker.services.returns import Returns
 from malamute_py.changelog.effects import requests as effects
@@ -98,7 +99,7 @@ def _one_attempt_less(stack: contextlib.ExitStack) -> None:
 
         return most
 
-    replace(stack, Returns, "attempts_max", make)
+    replace(stack, Ends, "attempts_max", make)
 
 
 PLANTS: dict[str, Planted] = {
