@@ -37,7 +37,8 @@ _CUT_OFF_MAX = 65_536
 """Lost connections whose last messages are looked for, under a load that never ends."""
 _NOTES_MAX = 4
 """Times that EVENTS_A_TURN connections are noted for one message. Without a bound, local peers that
-connected and closed 12,000 times a second held the loop for 5.4 s: new ones came all the time."""
+connected and closed 12,000 times a second held the loop for 5.4 s: new ones came all the time. A
+message whose connection was not noted by then waits for the next turn."""
 _LONG_BYTES = 8
 """Bytes that the length of a frame of 255 bytes or more takes besides, in every version of ZMTP."""
 _NOBLOCK = int(zmq.NOBLOCK)
@@ -96,6 +97,9 @@ class Inbound:
         taken up yet are dropped, until none can be left. When there are too many, the oldest go
         first: a message that still comes of one of these makes a link that is silent, and ends as
         such."""
+        self.held: dict[Listener, tuple[zmq.Frame, Arrived]] = {}
+        """Listener -> first frame and message of a peer whose connection is still to be noted. The
+        messages behind it wait, too."""
         self.commands = 0
         """Commands that the core was given since the collector looked at young objects."""
 
@@ -122,6 +126,8 @@ class Inbound:
 
     def drain(self, listener: Listener, now_ms: int) -> bool:
         """Take a burst of messages; True when the socket has nothing more."""
+        if self.held and listener in self.held and not self._admit_held(listener, now_ms):
+            return False
         receive = listener.socket.recv
         routes = self._peers.routes(listener)
         polled = [(listener.socket, _POLLIN)]
@@ -182,8 +188,11 @@ class Inbound:
             count += 1
             try:
                 if peer is None or (peer.strict and not self._peers.is_same(peer, head)):
-                    peer = self._admit(listener, head, frames, peer, now_ms)
+                    arrived = Arrived(frames, size, parts)
+                    peer = self._admit(listener, head, arrived, peer, now_ms)
                     if peer is None:
+                        if listener in self.held:
+                            break
                         continue
                 if peer.connection is None and peer.fd >= 0:
                     self._peers.attach(peer, self._unsure())
@@ -278,11 +287,14 @@ class Inbound:
         return True
 
     def _admit(
-        self, listener: Listener, head: zmq.Frame, frames: list[Any], old: Peer | None, now_ms: int
+        self, listener: Listener, head: zmq.Frame, arrived: Arrived, old: Peer | None, now_ms: int
     ) -> Peer | None:
-        """Open a link for a peer that was not known by this routing id; None: it was refused."""
+        """Open a link for a peer that was not known by this routing id.
+
+        Returns None when the peer was refused, and when its message is held for the next turn.
+        """
         numbering = listener.numbering
-        if numbering is not None and numbering.answers(frames):
+        if numbering is not None and numbering.answers(arrived.frames):
             # Our own peer has no connection that could be noted.
             if numbering.is_claimed(head.bytes):
                 self._note(listener, None, now_ms)
@@ -292,7 +304,9 @@ class Inbound:
         connection = self._peers.connection(head)
         if connection is not None and connection.revoked:
             return None
-        self._note(listener, head, now_ms)
+        if not self._note(listener, head, now_ms):
+            self.held[listener] = head, arrived
+            return None
         if numbering is not None and not self._is_numbered(numbering, head):
             return None
         if old is not None:
@@ -309,19 +323,39 @@ class Inbound:
         self._core.malformed(peer.number, "limit", reason, now_ms)
         return None
 
-    def _note(self, listener: Listener, head: zmq.Frame | None, now_ms: int) -> None:
+    def _admit_held(self, listener: Listener, now_ms: int) -> bool:
+        """Admit the peer of the message that is held; False: its connection is still to be noted.
+
+        The message of an admitted peer is done in a share of this turn.
+        """
+        head, arrived = self.held.pop(listener)
+        old = self._peers.routes(listener).get(head.bytes)
+        try:
+            peer = self._admit(listener, head, arrived, old, now_ms)
+        except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+            self._core.failed(0, "receiving", error, now_ms)
+            return True
+        if peer is not None:
+            peer.queued = deque()
+            peer.queue(arrived)
+            self.queued[peer.number] = peer
+        return listener not in self.held
+
+    def _note(self, listener: Listener, head: zmq.Frame | None, now_ms: int) -> bool:
         """Have the guard note connections until it has that of a message, or some.
 
         EVENT_ACCEPTED was written before the connection's first message, maybe after many others.
-        The connection may also have ended since. head: None: note some.
+        The connection may also have ended since. head: None: note some. Returns False when the
+        connection of the message may be among those that are still to be noted.
         """
         monitor = listener.monitor
         if monitor is None:
-            return
+            return True
         for _ in range(_NOTES_MAX):
             if (head is not None and self._is_noted(listener, head)) or not has_events(monitor):
-                return
+                return True
             self.ended += self._guard.drain(monitor, now_ms, EVENTS_A_TURN)
+        return (head is not None and self._is_noted(listener, head)) or not has_events(monitor)
 
     def _is_noted(self, listener: Listener, head: zmq.Frame) -> bool:
         """Whether the guard has noted the connection of a message, and that it was given its id."""

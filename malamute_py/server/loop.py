@@ -208,7 +208,8 @@ class Loop:
                 inbound.ended += self._guard.drain(listener.monitor, now_ms, EVENTS_A_TURN)
                 if listener.numbering is not None:
                     listener.numbering.ask(now_ms)
-            if listener.socket in ready and not inbound.drain(listener, now_ms):
+            has_messages = listener.socket in ready or listener in inbound.held
+            if has_messages and not inbound.drain(listener, now_ms):
                 drained = False
                 if listener.is_local:
                     local_drained = False

@@ -16,6 +16,7 @@ from malamute_py.config import Config
 from malamute_py.server import inbound
 from malamute_py.server.connections.guard import EVENTS_A_TURN
 from malamute_py.server.inbound import Inbound
+from malamute_py.server.peers import Arrived
 
 _FRAME_NS = 1_000
 QUESTION = [b"our own question"]
@@ -122,7 +123,7 @@ def test_one_message_of_many_frames_is_taken_up_in_a_turn_beside_others() -> Non
     [
         (QUESTION, False, 0),
         (QUESTION, True, inbound._NOTES_MAX),
-        (SMALL, False, inbound._NOTES_MAX),
+        (SMALL, False, inbound._NOTES_MAX),  # It waits, and nobody is cut.
     ],
 )
 def test_one_message_has_few_connections_noted_however_many_come(
@@ -151,8 +152,56 @@ def test_one_message_has_few_connections_noted_however_many_come(
         answers=lambda frames: frames is QUESTION, is_claimed=lambda routing_id: claimed,
         is_given=lambda routing_id, accepted: False,
     )  # fmt: skip
-    listener: Any = SimpleNamespace(numbering=numbering, monitor=object())
+    listener: Any = Taken([])
+    listener.numbering, listener.monitor = numbering, object()
     head: Any = SimpleFrame(b"\0\0\0\0\1", True)
-    assert taken._admit(listener, head, frames, None, 0) is None
+    assert taken._admit(listener, head, Arrived(frames, 20, 2), None, 0) is None
+    assert bool(taken.held) is (frames is SMALL)
+    assert taken._counters["claimed_ids_total"] == claimed
     assert drained == [EVENTS_A_TURN] * noted
     assert bool(cut) is claimed
+
+
+def test_a_newcomer_is_judged_once_its_connection_is_noted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Behind many connections an honest client counted as one that claims a routing id."""
+    waiting = [inbound._NOTES_MAX + 2]
+    monkeypatch.setattr(inbound, "has_events", lambda monitor: waiting[0] > 0)
+    taken = Taken([SMALL, SMALL])
+    newcomer = taken._peers.pop(b"one")
+    connections = SimpleNamespace(accepted=0)
+
+    def note(monitor: object, now_ms: int, most: int) -> list[Any]:
+        waiting[0] -= 1
+        connections.accepted = 0 if waiting[0] else 1
+        return []
+
+    def add(listener: object, head: SimpleFrame) -> Any:
+        taken._peers[head.bytes] = newcomer
+        return newcomer
+
+    shares: list[bytes] = []
+    newcomer.queue = lambda arrived: shares.append(arrived.frames[0])
+    newcomer.connection = None
+    fakes: dict[str, Any] = {
+        "add": add, "attach": lambda peer, unsure: True, "connection": lambda head: None,
+        "is_known": lambda head: connections.accepted == 1,
+        "monitor": object(),
+        "numbering": SimpleNamespace(
+            answers=lambda frames: False, is_given=lambda routing_id, accepted: accepted == 1
+        ),
+    }  # fmt: skip
+    for name, fake in fakes.items():
+        setattr(taken, name, fake)
+    taken.inbound._guard = SimpleNamespace(drain=note, connections=connections)
+    taken.inbound.until = _TAKE_NS
+    assert not taken.inbound.drain(taken, 0)
+    assert list(taken.inbound.held) == [taken]
+    assert not taken._peers.get(b"one")
+    assert len(taken._frames) == 2, "the message behind it was taken up before it"
+    assert taken.inbound.drain(taken, 0)
+    assert shares == [SMALL[0]] * 2
+    assert not taken.inbound.held
+    assert taken.inbound.queued == {newcomer.number: newcomer}
+    assert taken.inbound._counters["claimed_ids_total"] == 0
