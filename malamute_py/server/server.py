@@ -39,7 +39,7 @@ from malamute_py.server.checkpointing.checkpoints import Checkpoints
 from malamute_py.server.checkpointing.recovered import QueuesFound, QueuesLost, find_queues
 from malamute_py.server.clock import Clock
 from malamute_py.server.collector import Collector
-from malamute_py.server.connections.descriptors import counts_bytes, kept_files
+from malamute_py.server.connections.descriptors import Room, counts_bytes, lowest_free, room
 from malamute_py.server.connections.guard import Guard
 from malamute_py.server.connections.watchdog import Watchdog
 from malamute_py.server.core_settings import core_settings
@@ -74,8 +74,9 @@ EXIT_BUG = 70
 """Exit code EX_SOFTWARE of sysexits.h, an internal software error: a supervisor starts the broker
 again."""
 _KEPT_BYTES = 4 << 20
-_FILES_MIN = 16
-"""Descriptors that connections get at least."""
+_FILES_LATER = 16
+_FILES_LISTENER = 8
+"""Descriptors that the parts open after the guard begins, in all and for each listener."""
 _SWITCH_S = 0.001
 """Interval after which a thread of Python has to let others run: the loop shares the lock with
 threads that hand over results, and 5 ms would be added to a confirm."""
@@ -463,7 +464,7 @@ class Server:
             )
             self._guard = Guard(
                 config,
-                self._connections_for(config),
+                self._room_for(config, endpoints),
                 count=self._count,
                 report=self._report_connection,
             )
@@ -614,16 +615,18 @@ class Server:
         self._counters[f"{name}_total"] += 1
         getattr(self.log, level)(name, **facts)
 
-    def _connections_for(self, config: Config) -> int:
-        """Return how many connections leave the journal its descriptors."""
+    def _room_for(self, config: Config, endpoints: list[Endpoint]) -> Room:
+        """Return the bounds of connections that leave the broker its own descriptors."""
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        most = max(_FILES_MIN, files - kept_files(files))
-        if most < config.links.connections_max:
+        own = lowest_free() + _FILES_LATER + _FILES_LISTENER * len(endpoints)
+        found = room(files, own, local=any(each.transport == "ipc" for each in endpoints))
+        if found.connections < config.links.connections_max:
             self.log.warning(
-                "connections_bounded", connections=most, configured=config.links.connections_max,
+                "connections_bounded", connections=found.connections,
+                configured=config.links.connections_max,
                 do=f"raise the limit of open files (ulimit -n), which is {files}",
             )  # fmt: skip
-        return most
+        return found
 
     def _report_connection(self, name: str, facts: dict[str, object]) -> None:
         self._loop.report(name, facts)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -547,20 +546,3 @@ def test_the_log_says_once_in_which_way_history_is_read(
     with serving(config(tmp_path, journal__mapped_reads=asked)) as (_, _, log):
         (said,) = log.of("history_reads")
         assert said.items() >= facts.items()
-
-
-@pytest.mark.moderate
-def test_few_descriptors_mean_few_connections_so_that_the_journal_has_its_own(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (268, 268))
-    with serving(config(tmp_path)) as (server, at, log), contextlib.ExitStack() as stack:
-        (bounded,) = log.of("connections_bounded")
-        assert bounded["connections"] == 16
-        assert "ulimit -n" in bounded["do"]
-        server._guard._files = 1 << 20  # The process of the tests has many open, too.
-        peers = [stack.enter_context(RawPeer(at)) for _ in range(16)]
-        with pytest.raises(ConnectionError), Zmtp(at) as surplus:
-            surplus.receive_exactly(1)
-        until(lambda: server.metrics()["shell"].get("connections_refused_total", 0) >= 1)
-        assert isinstance(publish(peers[0], 1, encode([b"x"]), "s"), Confirm)

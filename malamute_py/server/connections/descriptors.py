@@ -17,6 +17,7 @@ import struct
 import sys
 import termios
 from collections.abc import Iterator
+from typing import NamedTuple
 
 _TCP_INFO = getattr(socket, "TCP_INFO", 11)
 _BYTES_RECEIVED = struct.Struct("=Q")
@@ -30,11 +31,42 @@ LOCAL_USER = "local user "
 
 _FILES_KEPT = 256
 """Descriptors that are left to the journal at least."""
+_CONNECTIONS_MIN = 16
+"""Connections that there may be at one time, however few descriptors there are."""
 
 
 def kept_files(files: int) -> int:
     """Return how many of so many descriptors are left to the journal and to what comes too much."""
     return max(_FILES_KEPT, files // 8)
+
+
+class Room(NamedTuple):
+    """Bounds that leave the broker descriptors of its own."""
+
+    connections: int
+    """Connections for which there is room."""
+    surplus_from: int
+    """Connections beyond which the newest is cut."""
+    shut_from: int
+    """Lowest free descriptor from which on nobody may connect."""
+
+
+def room(files: int, own: int, *, local: bool) -> Room:
+    """Return the bounds for a process that may have so many descriptors.
+
+    own: descriptors that the process has without connections. local: whether local peers may
+    connect: these come 26,000 times a second, 260 in a turn of 10 ms, so that half of all
+    descriptors are left to them. Over tcp alone, surplus connections are cut before nobody may
+    connect. Where local peers may, nobody may connect first: connections that are cut leave free
+    numbers below others that are used, so that the lowest free one tells too little, and libzmq
+    ended the process (seen with 700 descriptors).
+    """
+    kept = kept_files(files)
+    shut_from = files - (files // 2 if local else kept // 4 * 3)
+    shut_from = max(shut_from, own + 2 * _CONNECTIONS_MIN)
+    most = shut_from - own - (0 if local else kept // 4)
+    most = max(_CONNECTIONS_MIN, most)
+    return Room(most, shut_from if local else most, shut_from)
 
 
 def lowest_free() -> int:

@@ -25,7 +25,7 @@ import zmq
 from malamute_py.config import Config
 from malamute_py.server.connections.connection import Connection
 from malamute_py.server.connections.counts import Connections
-from malamute_py.server.connections.descriptors import copied, kept_files, lowest_free, whence
+from malamute_py.server.connections.descriptors import Room, copied, lowest_free, room, whence
 from malamute_py.server.connections.left_behind import LeftBehind
 from malamute_py.server.connections.listening import ListeningSockets
 from malamute_py.server.connections.local import LocalConnections
@@ -72,23 +72,23 @@ class Guard:
     def __init__(
         self,
         config: Config,
-        connections_max: int | None = None,
+        bounds: Room | None = None,
         *,
         count: Callable[[str], None],
         report: Callable[[str, dict[str, object]], None],
     ) -> None:
-        """connections_max: fewer than the configured number, for lack of descriptors.
+        """bounds: those that leave the broker its descriptors; None: those of what is open now.
 
         count: adds to a counter by its name. report: takes an event's name and facts.
         """
         links, limits = config.links, config.limits
-        most = links.connections_max
+        if bounds is None:
+            files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            bounds = room(files, lowest_free(), local=False)
         self._count = count
         self._report = report
         self._share_bytes_max = limits.unread_share_bytes_max
-        self.connections = Connections(
-            links, most if connections_max is None else min(most, connections_max)
-        )
+        self.connections = Connections(links, min(links.connections_max, bounds.surplus_from))
         self.listening = ListeningSockets(count, report)
         self.memory = Memory(count, report)
         self.left_behind = LeftBehind(
@@ -105,7 +105,7 @@ class Guard:
         self._all_at_ms = 0
         self._some_at_ms = 0
         self._rss_at_all = self._rss_at_check = self.memory.rss
-        self._files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._shut_from = bounds.shut_from
         self._now_ms = 0
         """Time of the last check."""
 
@@ -175,12 +175,9 @@ class Guard:
         """Whether so few descriptors are left that no peer may connect.
 
         The kernel gives the lowest free one, which so tells how many are used: a connection that
-        was cut has its own until libzmq closes it. Half of them are left where local peers connect:
-        these come 26,000 times a second, 260 in a turn of 10 ms.
+        was cut has its own until libzmq closes it.
         """
-        files = self._files
-        kept = files // 2 if self.listening.has_local else kept_files(files) // 4 * 3
-        return lowest_free() >= files - kept
+        return lowest_free() >= self._shut_from
 
     def _accepted(self, fd: int, now_ms: int) -> None:
         """Take up a connection; one of too many, or one of its address, is ended for it."""

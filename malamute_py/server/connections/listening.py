@@ -60,11 +60,6 @@ class ListeningSockets:
         if port is not None:
             self.ports |= {port}
 
-    @property
-    def has_local(self) -> bool:
-        """Whether some listen over ipc."""
-        return bool(self._paths)
-
     def close(self) -> None:
         """Give the sockets of local peers their names back: libzmq removes them by these."""
         self._hide(False)

@@ -18,13 +18,14 @@ from malamute_protocol.commands import Confirm, Publish
 from malamute_protocol.encode import encode
 from malamute_py.config import Config
 from malamute_py.server.connections import guard as guard_module
-from malamute_py.server.connections.descriptors import kept_files, lowest_free
+from malamute_py.server.connections.descriptors import Room, lowest_free, room
 from malamute_py.server.connections.guard import Guard
 from malamute_py.server.connections.numbering import Numbering
 from tests.server import daemon as daemon_module
 from tests.server.daemon import Daemon
 from tests.server.peer import RawPeer
-from tests.waiting import WAIT_MS
+from tests.server.zmtp import Zmtp
+from tests.waiting import WAIT_MS, WAIT_S
 
 FILES = 700
 
@@ -38,15 +39,28 @@ def test_the_lowest_free_descriptor_tells_how_many_are_used() -> None:
 
 
 @pytest.mark.parametrize("local", [False, True])
-def test_nobody_may_connect_while_few_descriptors_are_left(
-    monkeypatch: pytest.MonkeyPatch, local: bool
+@pytest.mark.parametrize("files", [192, 256, FILES, 1_024, 20_000, 1 << 20])
+def test_what_is_told_of_connections_fits_below_where_nobody_may_connect(
+    files: int, local: bool
 ) -> None:
+    own = 40
+    bounds = room(files, own, local=local)
+    assert bounds.connections >= 16
+    assert own + bounds.connections <= bounds.shut_from
+    if not local:
+        assert own + bounds.surplus_from + 16 <= bounds.shut_from
+    assert bounds.shut_from >= own + 16
+    if files >= FILES:
+        assert bounds.shut_from <= (files // 2 if local else files - files // 16)
+
+
+def test_nobody_may_connect_while_few_descriptors_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    guard = Guard(Config(), count=lambda name: None, report=lambda name, facts: told.append(name))
-    monkeypatch.setattr(guard, "_files", FILES)
-    if local:
-        guard.listening._paths.append("/there/is/no/such/file")
-    left = FILES // 2 if local else kept_files(FILES) // 4 * 3
+    guard = Guard(
+        Config(), Room(100, 100, FILES - 200), count=lambda name: None,
+        report=lambda name, facts: told.append(name),
+    )  # fmt: skip
+    left = 200
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     with context, context.socket(zmq.PAIR) as monitor:
         for free, is_full in ((FILES - left - 1, False), (FILES - left, True)):
@@ -88,21 +102,54 @@ def test_the_next_routing_id_is_asked_for_later_where_no_descriptor_is_left(
 
 
 @pytest.mark.system
+@pytest.mark.parametrize("files", [192, 256])
+def test_a_broker_of_few_descriptors_cuts_surplus_connections_and_shuts_nobody_out(
+    tmp_path: Path, files: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker of so few kept everybody out from the start."""
+    with _daemon(tmp_path, files, monkeypatch, local=False) as daemon:
+        assert daemon.wait_for("connections_bounded")["connections"] == 16
+        with contextlib.ExitStack() as stack:
+            peers = [stack.enter_context(RawPeer(daemon.endpoint)) for _ in range(16)]
+            with pytest.raises(ConnectionError), Zmtp(daemon.endpoint) as surplus:
+                surplus.receive_exactly(1)
+            peers[0].send(Publish("s", 1), frames=(encode([b"x"]),))
+            assert peers[0].get(Confirm)[0].tracker == 1
+        port = int(daemon.endpoint.rpartition(":")[2])
+        made = [socket.create_connection(("127.0.0.1", port), WAIT_S) for _ in range(20)]
+        assert "16 connections already" in daemon.wait_for("connection_cut")["reason"]
+        for peer in made:
+            peer.close()
+        with RawPeer(daemon.endpoint) as newcomer:
+            assert newcomer.welcome is not None
+        assert daemon.terminate() == 0
+        assert "descriptors_short" not in daemon.text
+
+
+def _daemon(tmp_path: Path, files: int, monkeypatch: pytest.MonkeyPatch, *, local: bool) -> Daemon:
+    """Start a broker of so many descriptors; local: it listens over ipc, too."""
+    limit = f"import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, ({files}, {files}))\n"
+    monkeypatch.setattr(daemon_module, "PROGRAM", limit + daemon_module.PROGRAM)
+    listen = '"tcp://127.0.0.1:0"' + f', "ipc://{tmp_path / "socket"}"' * local
+    mask = os.umask(0o077)
+    try:
+        return Daemon(tmp_path / "data", listen=f"[{listen}]")
+    finally:
+        os.umask(mask)
+
+
+@pytest.mark.system
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["tcp", "ipc"])
 def test_peers_that_connect_without_end_leave_the_broker_its_descriptors(
     tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over tcp a socket of the broker's own could not be made, over ipc libzmq aborted."""
-    limit = f"import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, ({FILES}, {FILES}))\n"
-    monkeypatch.setattr(daemon_module, "PROGRAM", limit + daemon_module.PROGRAM)
     path = tmp_path / "socket"
-    mask = os.umask(0o077)
-    try:
-        daemon = Daemon(tmp_path / "data", listen=f'["tcp://127.0.0.1:0", "ipc://{path}"]')
-    finally:
-        os.umask(mask)
-    with daemon, RawPeer(daemon.endpoint) as canary:
+    with (
+        _daemon(tmp_path, FILES, monkeypatch, local=True) as daemon,
+        RawPeer(daemon.endpoint) as canary,
+    ):
         port = int(daemon.endpoint.rpartition(":")[2])
         ends = time.monotonic() + 4
         made: list[socket.socket] = []
