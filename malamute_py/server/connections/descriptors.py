@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import fcntl
 import os
 import socket
@@ -25,6 +26,8 @@ _BYTES_RECEIVED_AT = 128
 """tcpi_bytes_received in struct tcp_info, Linux 4.1 and later."""
 _CREDENTIALS = struct.Struct("=iII")
 """struct ucred: process, user, group."""
+_OWN = os.open(os.devnull, os.O_RDONLY)
+"""A descriptor that is always open, to be duplicated: descriptor 0 may be closed."""
 LOCAL_USER = "local user "
 """Beginning of the address of a local peer, before the number of its user."""
 
@@ -72,8 +75,10 @@ def room(files: int, own: int, *, local: bool) -> Room:
 def lowest_free() -> int:
     """Return the lowest free descriptor; the greatest number there is, if none is free."""
     try:
-        found = os.dup(0)
-    except OSError:
+        found = os.dup(_OWN)
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
         return sys.maxsize
     os.close(found)
     return found

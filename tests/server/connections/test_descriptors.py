@@ -54,6 +54,17 @@ def test_what_is_told_of_connections_fits_below_where_nobody_may_connect(
         assert bounds.shut_from <= (files // 2 if local else files - files // 16)
 
 
+def test_a_closed_descriptor_0_is_a_free_one() -> None:
+    """It counted as none being free, and nobody could connect."""
+    kept = os.dup(0)
+    os.close(0)
+    try:
+        assert lowest_free() == 0
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+
+
 def test_nobody_may_connect_while_few_descriptors_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     guard = Guard(
