@@ -65,8 +65,7 @@ class Connection:
         self.rss = rss
         """Resident memory when the partial message began."""
         self.heard_rss = rss
-        """Only of a local connection: resident memory when a whole message of it had come last, or
-        less of it since."""
+        """Only of a local connection: least resident memory since its last whole message."""
         self.asked_ms = 0
         """Only of a local connection: when its peer was asked for a sign of life; 0: it was not."""
         self.stretch = self.stretch_frames = 0

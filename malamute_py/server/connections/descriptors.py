@@ -124,9 +124,9 @@ def copied(fd: int, inode: int) -> Iterator[socket.socket]:
 def whence(fd: int) -> tuple[int, bool, str]:
     """Return a connection's inode, whether it is TCP, and its peer: address or local user.
 
-    All of one connection, though libzmq may have another one under the number between two
-    questions: a copy would need a descriptor, of which there may be none left. Raises OSError when
-    it is no connection, or is another one by now.
+    The three facts are one connection's: OSError where libzmq gave the number to another one
+    meanwhile. The descriptor is not copied for that, as there may be none left. Raises OSError,
+    too, when it is no connection.
     """
     inode = os.fstat(fd).st_ino
     with Borrowed(fd) as borrowed:

@@ -20,9 +20,10 @@ _TRIM_EACH_MS = 250
 _TRIM_LAST_MS = 8_000
 """Times after which memory is given back again, the first and the longest: the time doubles with
 each try until the next cut, for what honest clients fill cannot be given back."""
-_FRUITFUL_MS = 1_000
 _FRUITFUL_BYTES = 8 << 20
-"""Time after which memory is given back again where the last try gave back so much: the loop drops
+"""Memory that a try gives back at least to be fruitful: the next one then comes soon."""
+_FRUITFUL_MS = 1_000
+"""Time after which memory is given back again where the last try was fruitful: the loop drops
 what ended connections left at 35 MiB a second, and each try finds more. Measured: with the doubled
 times, 2.5 of 3 GiB were still there after 30 s, and 477 MiB stayed for good."""
 _TRIM_FAILED = "raise the limit of tasks, ulimit -u or TasksMax, or give the broker more memory"
@@ -120,8 +121,8 @@ class Memory:
     def settle(self, grown: int, now_ms: int) -> None:
         """Give memory back while nothing is unread, and take the rest as what honest clients fill.
 
-        It is tried once at least however often it was tried before: only now is all dropped. grown:
-        growth that is not worth a thread.
+        The memory is given back once at least, however often that was tried before: the loop has
+        dropped all messages of cut connections only now. grown: growth that is not worth a thread.
         """
         each_ms = self._trim_each_ms if self._trimmed_empty else _TRIM_EACH_MS
         before_ms = self._trimmed_ms
