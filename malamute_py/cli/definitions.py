@@ -39,7 +39,7 @@ Examples:
   malamute import definitions.json --dry-run --context test
   malamute import definitions.json --context test
   malamute export | malamute import - --context test
-  malamute export --users users.toml > all.json
+  umask 077; malamute export --users users.toml > all.json
   malamute import all.json --context test --users test/users.toml
 
 \b
@@ -51,10 +51,10 @@ The file is JSON, or TOML by the ending .toml:
 
 It has streams, mailboxes, services, cursors and groups with their settings: no records, messages,
 requests or positions. With --users it also has what a users file has: users with the hashes of
-their passwords or their public keys, permissions and quotas. An import writes these into the users
-file that it is given, and nowhere without --users; `malamute config reload` has a broker take them
-up. Settings that the file does not name stay as they are; a new cursor stands at the earliest
-record. Nothing is removed."""
+their passwords or their public keys, permissions and quotas. Nobody else should read it then. An
+import writes these into the users file that it is given, and nowhere without --users; `malamute
+config reload` has a broker take them up. Settings that the file does not name stay as they are; a
+new cursor stands at the earliest record. Nothing is removed."""
 
 _KINDS: Final = ("streams", "mailboxes", "services", "cursors", "groups")
 _OF_STREAM: Final = ("cursors", "groups")
@@ -384,6 +384,8 @@ def _read(source: str) -> Definitions:
         for name, value in _map(told.get(kind, {}), source, kind).items():
             if kind in _OF_USERS:
                 entries[name,] = dict(_map(value, source, f"{kind}.{name}"))
+                if None in entries[name,].values():
+                    raise CommandFailed(f"{source}: {kind}.{name} has a null", USAGE)
                 continue
             if kind not in _OF_STREAM:
                 entries[name,] = _settings(value, source, f"{kind}.{name}")

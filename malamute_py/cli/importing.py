@@ -20,6 +20,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from malamute_protocol.errors import BrokerRefused
+from malamute_protocol.limits import Limits
 from malamute_py.cli import inputs, output
 from malamute_py.cli.commands import say
 from malamute_py.cli.exporting import JSON_LINES, form_of
@@ -103,7 +104,12 @@ def import_(
         assert welcome is not None, "a broker has answered"
         cuts = _Cuts(welcome.batch_records_max, welcome.batch_bytes_max)
         total = file.stat().st_size
-        rows_of = _TypedRows(facts.settings) if typed else None
+        limits = Limits(
+            record_bytes_max=welcome.record_bytes_max,
+            batch_bytes_max=welcome.batch_bytes_max,
+            batch_records_max=welcome.batch_records_max,
+        )
+        rows_of = _TypedRows(facts.settings, limits) if typed else None
         if form == JSON_LINES[0]:
             defaults = inputs.Defaults()
             make = None if rows_of is None else rows_of.from_json
@@ -201,26 +207,32 @@ def _check_columns(schema: pa.Schema, names: Collection[str]) -> None:
     import pyarrow as pa
 
     def is_text(kind: Any) -> bool:
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         return str(kind) in ("string", "large_string", "string_view", "null")
 
     def is_blob(kind: Any) -> bool:
-        return is_text(kind) or str(kind) in ("binary", "large_binary", "binary_view")
+        return is_text(kind) or is_bytes(kind)
+
+    def is_bytes(kind: Any) -> bool:
+        kinds = ("binary", "large_binary", "binary_view", "null")
+        return str(kind) in kinds or bool(pa.types.is_fixed_size_binary(kind))
 
     def is_list(kind: Any, of: Callable[[Any], bool]) -> bool:
-        return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind)) and of(kind.value_type)
+        lists = pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list
+        return pa.types.is_null(kind) or (any(one(kind) for one in lists) and of(kind.value_type))
 
     def is_time(kind: Any) -> bool:
         return bool(pa.types.is_timestamp(kind) or pa.types.is_null(kind))
 
     fitting: dict[str, tuple[str, Callable[[Any], bool]]] = {
-        "body": ("binary or string, or lists of them", lambda k: is_blob(k) or is_list(k, is_blob)),
+        "body": ("binary, string or lists of binary", lambda k: is_blob(k) or is_list(k, is_bytes)),
         "subject": ("string", is_text),
         "keys": ("lists of string", lambda k: is_list(k, is_text)),
-        "fields": ("map<string, string>", lambda k: bool(pa.types.is_map(k))
-                   and is_text(k.key_type) and is_text(k.item_type)),
+        "fields": ("map<string, string>", lambda k: pa.types.is_null(k) or (bool(pa.types.is_map(k))
+                   and is_text(k.key_type) and is_text(k.item_type))),
         "client_time": ("timestamp", is_time),
         "expires": ("timestamp", is_time),
-        "properties": ("binary, MessagePack maps", is_blob),
+        "properties": ("binary, MessagePack maps", is_bytes),
     }  # fmt: skip
     for column in schema:
         kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
@@ -235,8 +247,11 @@ def _check_columns(schema: pa.Schema, names: Collection[str]) -> None:
 
 def _rows(batch: Any) -> list[Row]:
     """Return the rows of a piece of a Parquet file as records. Raises CommandFailed."""
-    if "body" in batch.schema.names and batch.column("body").null_count:
-        raise CommandFailed("a row of it has no body (null); an empty body is b''")
+    if "body" in batch.schema.names:
+        bodies = batch.column("body")
+        parts = bodies.flatten() if hasattr(bodies, "flatten") else bodies
+        if bodies.null_count or parts.null_count:
+            raise CommandFailed("a row of it has no body (null); an empty body is b''")
     return [_row(each) for each in batch.to_pylist()]
 
 
@@ -275,8 +290,9 @@ def _ms(at: Any) -> int | None:
 class _TypedRows:
     """Rows of a file on their way into a typed stream, as batches of its newest schema."""
 
-    def __init__(self, settings: dict[str, Any]) -> None:
-        """settings: of the stream."""
+    def __init__(self, settings: dict[str, Any], limits: Limits) -> None:
+        """settings: of the stream. limits: the broker's."""
+        self._limits = limits
         import pyarrow as pa
 
         from malamute_protocol.arrow import HEADER_COLUMNS, parse_schema
@@ -324,7 +340,6 @@ class _TypedRows:
 
     def _chunk(self, table: Any, rows: list[Row]) -> _Chunk:
         """Make a chunk of the rows of a table, encoded for the typed stream."""
-        from malamute_protocol.limits import DEFAULT_LIMITS
         from malamute_py.client.session.tables import TableRows
 
         def options(first: int, count: int) -> dict[str, Any]:
@@ -332,7 +347,7 @@ class _TypedRows:
             return {"subject": [row[1] for row in some], **inputs.further_columns(some)}
 
         typed = TableRows(table, self._schemas, headers=options)
-        return _Chunk(len(rows), contents=list(typed.contents(_BYTES, DEFAULT_LIMITS)))
+        return _Chunk(len(rows), contents=list(typed.contents(_BYTES, self._limits)))
 
 
 # --- one import ----------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ def in_force(
 ) -> list[UserFacts]:
     """Ask the broker for its users, and whether each may do something.
 
-    users, config: files that the command was given. Raises CommandFailed: there is one.
+    users, config: files that the command was given. Raises CommandFailed: a file was given.
     """
     from malamute_py.cli.linking import linked
 

@@ -31,7 +31,7 @@ def is_small(batch: Batch) -> bool:
 
 
 def merged(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """Yield batches of one stream, with small ones that follow each other as one.
+    """Yield batches, with small ones that follow each other in one stream as one.
 
     Raises BatchError: a batch is not what its head says.
     """
@@ -57,11 +57,13 @@ class _Run:
 
     def takes(self, batch: Batch) -> bool:
         """Whether a batch may join those gathered so far."""
-        gathering = self._gathering
+        gathering, stamp = self._gathering, batch.stamp
+        if self._batches:
+            last = self._batches[-1].stamp
+            if stamp.stream != last.stream or stamp.base_offset < last.next_offset:
+                return False
         return (
-            is_small(batch)
-            and gathering.rows < _TOGETHER
-            and gathering.takes(batch.stamp, batch.content)
+            is_small(batch) and gathering.rows < _TOGETHER and gathering.takes(stamp, batch.content)
         )
 
     def add(self, batch: Batch) -> None:

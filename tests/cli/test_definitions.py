@@ -210,3 +210,12 @@ def test_users_that_a_broker_would_refuse_are_not_written(
     assert not Path("users.toml").exists()
     with empty.connect_sync() as client:
         assert client.list_streams("") == []
+
+
+def test_a_null_of_a_users_entry_is_refused_by_name(
+    m: Run, empty: EmbeddedBroker, tmp_path: Path
+) -> None:
+    (tmp_path / "all.json").write_text('{"users": {"ann": {"password": null}}}')
+    failed = m("import", str(tmp_path / "all.json"), "--users", str(tmp_path / "u.toml"),
+               env=at(empty))  # fmt: skip
+    assert "users.ann has a null" in failed.err

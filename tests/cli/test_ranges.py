@@ -254,6 +254,9 @@ def test_a_file_whose_name_says_no_form_is_refused(m: Run, stream: str, tmp_path
         ({"body": ["a"], "client_time": [1]}, "column client_time is int64"),
         ({"body": ["a"], "expires": ["tomorrow"]}, "column expires is string"),
         ({"body": ["a"], "fields": ["x"]}, "column fields is string"),
+        ({"body": [[b"a", None]]}, "no body"),
+        ({"body": [["a"]]}, "column body is list"),
+        ({"body": ["a"], "properties": ["x"]}, "column properties is string"),
         ({"body": ["a"], "properties": [b"\x81"]}, "properties of a row"),
         ({"body": ["a"], "properties": [b"\x05"]}, "properties of a row"),
     ],
@@ -276,7 +279,10 @@ def test_columns_of_any_layout_of_text_and_others_beside_are_imported(
     from pyarrow import parquet
 
     subjects = pa.array(["x", "y"]).dictionary_encode()
-    table = {"body": pa.array(["a", "b"], pa.large_string()), "subject": subjects, "n": [1, 2]}
+    table = {
+        "body": pa.array(["a", "b"], pa.large_string()), "subject": subjects, "n": [1, 2],
+        "fields": [None, None], "properties": [None, None], "client_time": [None, None],
+    }  # fmt: skip
     parquet.write_table(pa.table(table), tmp_path / "r.parquet")
     m("stream", "import", stream, str(tmp_path / "r.parquet")).ok()
     assert [each["subject"] for each in kept(m, stream)] == ["x", "y"]

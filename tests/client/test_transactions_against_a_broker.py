@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from malamute_protocol.errors import BrokerRefused, LocalProtocolError, Timeout
+from malamute_protocol.errors import BrokerRefused, LocalProtocolError, MalamuteError, Timeout
 from malamute_py.broker.transactions.moving import Moving
 from malamute_py.broker.transactions.transactions import Transactions
 from malamute_py.client.session.transactions import CHUNK_ROWS
@@ -347,3 +347,23 @@ async def test_a_commit_that_is_put_off_may_be_waited_for_again(connect: Connect
     await shell.do("trim", "full", 10)
     await shell.call(transaction.commit)
     assert await shell.do("transactions") == []
+
+
+async def test_a_timeout_amid_the_records_of_a_call_ends_the_transaction(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit would have the records alone that were added before it."""
+    shell = await connect()
+    await shell.do("create_stream", "open")
+    transaction = await begun(shell)
+
+    def late(*_: Any) -> Any:
+        raise Timeout("no room in time")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(transaction, "_flush", late)
+        with pytest.raises(Timeout):
+            await shell.call(transaction.publish_many, "open", [b"x" * 1000] * 10_000)
+    with pytest.raises(MalamuteError):
+        await shell.call(transaction.commit)
+    assert (await shell.do("stream_info", "open")).tail == 0

@@ -84,3 +84,13 @@ def test_large_batches_and_lone_small_ones_stay_as_they_are(large: Batch) -> Non
     small = batch_at(0, [b"0"], subject="a")
     last = batch_at(99, [b"1"], subject="a")
     assert list(merged([small, large, last])) == [small, large, last]
+
+
+def test_batches_that_do_not_follow_each_other_stay_apart() -> None:
+    batches = [batch_at(n, [b"%d" % n], subject="a") for n in (5, 6, 2, 3)]
+    found = list(merged(batches))
+    assert [len(batch) for batch in found] == [2, 2]
+    assert told(found) == told(batches)
+    other = batch_at(7, [b"7"], subject="a")
+    other.stamp = other.stamp._replace(stream=8)
+    assert len(list(merged([batches[0], batches[1], other]))) == 2

@@ -229,7 +229,7 @@ class _Acknowledging(Effect):
         """Take the records as done at once; the log is told later, with others (flush_ms)."""
         for page, mask in self.picked:
             self._take(page, mask)
-            page.news = UNLOGGED
+            page.logging = UNLOGGED
         self.acknowledgements.done(self.group, self.picked)
         self.acknowledgements.progress.flush_later(self.group)
 

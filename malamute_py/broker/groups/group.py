@@ -644,7 +644,7 @@ class Group:
             _, self.done = without_done(self.holdings.read, self.done, [(offset, offset + 1)])
             return  # The group has not read it yet: reading will find it.
         if any(page.open & mask for page, mask in self.holdings.within(offset, offset + 1)):
-            return  # A reset has had the group read it again: it waits, or a member has it.
+            return  # A reset has had the group read the record again, which is open since then.
         self.holdings.take_in(offset, 1)
         if self.slots is None:
             return
@@ -667,7 +667,7 @@ class Group:
         """Whether records are done that are not so in the log."""
         if self.holdings.low > self.row.next:
             return True
-        return any(page.news is UNLOGGED for page in self.holdings.pages)
+        return any(page.logging is UNLOGGED for page in self.holdings.pages)
 
 
 def _end_of(entry: Tries) -> int:

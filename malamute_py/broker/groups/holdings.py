@@ -42,7 +42,7 @@ class Page:
     """Offsets [base, base + PAGE) of a group; bit i stands for offset base + i."""
 
     __slots__ = (
-        "base", "held", "late", "leases", "leaving", "news", "open", "since", "slots", "waiting",
+        "base", "held", "late", "leases", "leaving", "logging", "open", "since", "slots", "waiting",
     )  # fmt: skip
 
     def __init__(self, base: int) -> None:
@@ -63,7 +63,7 @@ class Page:
         """Time at which leases of each member end -> their offsets, and some held no more."""
         self.slots: np.ndarray[Any, np.dtype[np.uint16]] | None = None
         """The slot of each offset, in a keyed group."""
-        self.news = LOGGED
+        self.logging = LOGGED
         """Whether the log knows what is done: LOGGED, being LOGGED, or UNLOGGED."""
 
 
@@ -165,7 +165,7 @@ class Holdings:
         self.pages = [
             page for page in pages
             if page.open
-            or page.base + PAGE > (low if page.news else self.read)
+            or page.base + PAGE > (low if page.logging else self.read)
         ]  # fmt: skip
         self._bases = [page.base for page in self.pages]
 

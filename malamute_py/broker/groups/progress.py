@@ -46,9 +46,9 @@ class Progress:
         if low > group.row.next:
             ranges.append((group.row.next, low))
         for page in holdings.pages:
-            if page.news is UNLOGGED and len(ranges) < RANGES_AT_ONCE:
+            if page.logging is UNLOGGED and len(ranges) < RANGES_AT_ONCE:
                 ranges += [(first, end) for first, end in holdings.done_ahead(page) if end > low]
-                page.news = LOGGING
+                page.logging = LOGGING
         if not ranges:
             return
         change = GroupDone(group.stream.number, group.name, ranges, self._shard.epoch)
@@ -68,9 +68,9 @@ class Progress:
         self._settle(group, UNLOGGED)
         self.flush_later(group)
 
-    def _settle(self, group: Group, news: int) -> None:
+    def _settle(self, group: Group, logging: int) -> None:
         """Note of the pages that were being logged what the log has of them."""
         group.flushing = False
         for page in group.holdings.pages:
-            if page.news is LOGGING:
-                page.news = news
+            if page.logging is LOGGING:
+                page.logging = logging

@@ -76,13 +76,7 @@ class Requeueing:
         if group.gone:
             job.answer.refuse("unknown_group", f"group '{group.name}' was removed")
             return
-        mine = group.stream.number, group.name
-        found = self._puts.next_letters(
-            job.search,
-            lambda rare: (
-                rare.origin is not None and (rare.origin.number, rare.origin.group) == mine
-            ),
-        )
+        found = self._puts.next_letters(job.search, job.is_mine)
         if found is not None:
             mailbox, letters = found
             rows = self._there(job, letters)

@@ -176,7 +176,7 @@ class Bodies:
             self._shares[base] = self._shares.get(base, 0) + 1
 
     def _unshare(self, base: int) -> bool:
-        """Note one owner less of a batch in memory; False: it has one alone, or is none of them."""
+        """Note one owner less of a batch; False: it has a single one, or is not in memory only."""
         shares = self._shares.pop(base, 0)
         if shares > 1:
             self._shares[base] = shares - 1

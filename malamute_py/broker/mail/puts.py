@@ -322,7 +322,7 @@ class LetterSearch(msgspec.Struct, eq=False):
             found = dict.fromkeys(islice(mailbox.order.after(self._after), REVIVED_MAX), -1)
             self._after = max(found, default=-1)
         elif self._after < 0:
-            self._after = 0  # All of them are looked at at once.
+            self._after = 0  # One portion looks at all numbers.
             for number in self.numbers:
                 base = mailbox.order.floor(number)
                 if base is not None and number < base + mailbox.rows[mailbox.number, base].count:

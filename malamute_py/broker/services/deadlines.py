@@ -137,12 +137,12 @@ class Deadlines:
             lost = batch.alive & ~batch.row.waiting & ~batch.moving & ~batch.leased
             if lost:
                 self._returns.give_back(batch.service, [(batch, lost)], "died")
+            aside, batch.aside = batch.aside & batch.free, 0
             spent = self._ends.spent(batch, batch.free)
             if spent:
                 self._returns.bury_exhausted(batch.service, [(batch, spent)], "died")
-            kept = batch.tried & batch.free & ~spent
-            if kept:
-                # Rows of which attempts_max was raised meanwhile are in no queue.
+            if kept := aside & ~spent:
+                # Their attempts_max was raised meanwhile.
                 batch.service.wait(batch, kept, again=True)
         for service in {batch.service for batch in batches}:
             self._registry.runnable[service] = None

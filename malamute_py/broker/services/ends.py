@@ -205,6 +205,12 @@ class Ends:
             # A time that is still to come stays: else refusal after refusal would put it off.
             self.settle_at_ms = now_ms + RETRY_MS
 
+    def bury_later(self, items: Iterable[BatchRows], *why: Any) -> None:
+        """Keep rows whose attempts are used up out of the queue until they can be buried."""
+        for batch, rows in items:
+            batch.aside |= rows
+        self.later(items)
+
 
 class _Ending(Effect):
     """Requests on their way out."""
@@ -253,7 +259,7 @@ class _Ending(Effect):
             spent = ends.spent(batch, waiting)
             if spent:
                 # No worker gets them any more: they become dead letters when the log takes that.
-                ends.later([(batch, spent)])
+                ends.bury_later([(batch, spent)])
                 waiting ^= spent
             if waiting:
                 # Entries of these rows were dropped if their turn came while they were ending.

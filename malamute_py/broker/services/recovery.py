@@ -62,6 +62,7 @@ class Recovery:
                 again |= rows
             elif rows & waiting:
                 # The broker ended before these could become dead letters.
+                batch.aside |= rows & waiting
                 waiting &= ~rows
                 self._ends.unsettled[batch] = None
         if waiting & ~again:

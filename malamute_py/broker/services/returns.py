@@ -109,7 +109,7 @@ class Returns:
             reason = f"{reason}, at last: {said}"
         try:
             part = self._ends.bury(
-                service, items, reason, Then(failed=partial(self._ends.later, items))
+                service, items, reason, Then(failed=partial(self._ends.bury_later, items))
             )
         except BrokerRefused as error:
             if not service.refusing:
@@ -118,7 +118,7 @@ class Returns:
                     "dead_letter_refused", "error", service=service.name, code=error.code,
                     reason=error.reason,
                 )  # fmt: skip
-            self._ends.later(items)
+            self._ends.bury_later(items)
             return
         self._steps.take([part])
 

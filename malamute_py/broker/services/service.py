@@ -37,6 +37,7 @@ class RequestBatch:
     """One batch of requests in a queue, as far as it has not ended."""
 
     __slots__ = (
+        "aside",
         "base",
         "buried",
         "deadline_ms",
@@ -69,6 +70,8 @@ class RequestBatch:
         """Rows of `moving` whose return is on its way."""
         self.ending = 0
         """Rows whose end is on its way into the log."""
+        self.aside = 0
+        """Rows in no queue: their attempts are used up, and no dead letter of them could be put."""
         self.delayed = 0
         """Rows that wait for the end of a pause."""
         self.pauses: dict[Pause, None] | None = None
@@ -100,14 +103,6 @@ class RequestBatch:
     def alive(self) -> int:
         """Rows that have not ended and are not about to."""
         return self.row.left & ~self.ending
-
-    @property
-    def tried(self) -> int:
-        """Rows that were handed out before."""
-        rows = 0
-        for some in self.row.attempts.values():
-            rows |= some
-        return rows
 
     @property
     def leased(self) -> int:

@@ -96,7 +96,14 @@ class MailboxView:
 
     def forget(self, ranges: list[Range]) -> None:
         """Drop numbers that were given to this reader once and come again, to whichever reader."""
+        given = self._given
+        if not given:
+            return
+        # Mostly there is nothing to forget: numbers that come are new.
+        first, end = min(run[0] for run in given), max(run[1] for run in given)
         for low, high in ranges:
+            if low >= end or high <= first:
+                continue
             self._given = [
                 piece
                 for first, end in self._given

@@ -38,7 +38,13 @@ from malamute_py.client.session.calls import (
 )
 from malamute_py.client.session.outgoing import RETRY_MS, RETRYABLE
 from malamute_py.client.session.publisher import level_number
-from malamute_py.client.session.subscription import CREDIT_BYTES, CREDIT_RECORDS, Notice
+from malamute_py.client.session.subscription import (
+    CREDIT_BYTES,
+    CREDIT_RECORDS,
+    GapError,
+    GapNotice,
+    Notice,
+)
 from malamute_py.client.settings import Wait
 from malamute_py.client.sync.link import Pending, ThreadLink
 from malamute_py.client.sync.subscription import SyncSubscription
@@ -61,7 +67,8 @@ class SyncKeyView:
         """Return the newest value of a key; None: there is no such key.
 
         No power loss can take back what this returns. Raises BrokerRefused: `unknown_stream`,
-        `unsupported` (the stream has no keys), `forbidden`; Timeout; ConnectionLost.
+        `unsupported` (the stream has no keys), `forbidden`; Timeout; ConnectionLost; GapError: a
+        large value cannot be read any more.
         """
         stream, key = self._stream, key_of(key)
         answer = self._ask(lambda number: c.GetKey(number, stream, key))
@@ -69,8 +76,9 @@ class SyncKeyView:
 
     def _newest(self, key: str) -> KeyEntry | None:
         """Read a key's newest record, whose value is too large for an answer. Raises Timeout."""
+        notices: list[Notice] = []
         subscription = self._subscribe(
-            pattern_of_key(key), start=LastPerSubject(), until="tail", on_notice=_pass_over
+            pattern_of_key(key), start=LastPerSubject(), until="tail", on_notice=notices.append
         )
         wait_ms = self._link.engine.settings.call_timeout_ms
         newest: KeyEntry | None = None
@@ -78,6 +86,9 @@ class SyncKeyView:
             while (record := subscription.next_record(wait_ms)) is not None:
                 if record.subject == key:
                     newest = entry_of_record(record)
+        for notice in notices:
+            if newest is None and isinstance(notice, GapNotice):
+                raise GapError(notice)
         return None if newest is None or newest.deleted else newest
 
     def put(

@@ -15,7 +15,13 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from malamute_protocol import commands as c
-from malamute_protocol.errors import BatchTooLarge, BrokerRefused, MalamuteError, Timeout
+from malamute_protocol.errors import (
+    BatchTooLarge,
+    BrokerRefused,
+    LocalProtocolError,
+    MalamuteError,
+    Timeout,
+)
 from malamute_py.client.arguments import duration, name_of
 from malamute_py.client.engine.engine import clock_ms
 from malamute_py.client.engine.waits import APPENDED, COMMIT, NOT_STAGED, STAGED, STEP, timed_out
@@ -123,7 +129,7 @@ class SyncTransaction:
             else:
                 step = opened.repeated(step)
             return self._commit(step, until_ms)
-        except BrokerRefused:
+        except (BrokerRefused, LocalProtocolError):
             self._commit_unanswered = None
             # A part of it cannot be had any more: the rest is not to wait for its timeout.
             with contextlib.suppress(MalamuteError):
@@ -261,7 +267,8 @@ class SyncTransaction:
     ) -> None:
         """Add records for a stream; what is given as a sequence has one value a record.
 
-        Raises as publish(), and LocalProtocolError: the columns differ in length.
+        Raises as publish(), and LocalProtocolError: the columns differ in length. A Timeout amid
+        them ends the transaction, which would have some of the records alone.
         """
         name_of("stream", stream)
         rows = rows_of_columns(
@@ -283,7 +290,13 @@ class SyncTransaction:
         opened = self._opened
         at = opened.add(stream, rows)
         while at < len(rows):
-            self._flush()
+            try:
+                self._flush()
+            except BaseException:
+                if at:
+                    # A commit would have some of the rows of this call alone.
+                    self._abandon()
+                raise
             at = opened.add(stream, rows, at)
 
     def _flush(self) -> None:

@@ -86,6 +86,23 @@ def test_a_request_that_no_mailbox_of_dead_letters_takes_goes_to_no_worker_until
     assert world.queued() == 0
 
 
+def test_requests_beside_one_that_cannot_be_a_dead_letter_wait_once() -> None:
+    world = pair()
+    world.ask(1, wire.EditMailbox(6, "s.dead", {"memory": True}))
+    world.ask(1, wire.EditService(7, "s", {"attempts_max": 2}))
+    world.offer(2, credit=1)
+    world.request(1, b"a", b"b")
+    world.drop(2)
+    world.worker(3)
+    world.offer(3)
+    assert world.numbers(3) == [0, 1]
+    world.drop(3)
+    for _ in range(5):
+        world.shell.wait(1_100)
+    queues = world.service("s").by_subject.values()
+    assert [queue.rows for queue in queues] == [1]
+
+
 def test_a_request_that_is_to_be_a_dead_letter_goes_to_a_worker_if_it_may_again() -> None:
     world = pair()
     world.ask(1, wire.EditMailbox(6, "s.dead", {"memory": True}))
