@@ -51,7 +51,7 @@ class Room(NamedTuple):
     surplus_from: int
     """Connections beyond which the newest is cut."""
     shut_from: int
-    """Lowest free descriptor from which on nobody may connect."""
+    """Lowest free descriptor from which on no peer may connect."""
 
 
 def room(files: int, own: int, *, local: bool) -> Room:
@@ -59,10 +59,10 @@ def room(files: int, own: int, *, local: bool) -> Room:
 
     own: descriptors that the process has without connections. local: whether local peers may
     connect: these come 26,000 times a second, 260 in a turn of 10 ms, so that half of all
-    descriptors are left to them. Over tcp alone, surplus connections are cut before nobody may
-    connect. Where local peers may, nobody may connect first: connections that are cut leave free
-    numbers below others that are used, so that the lowest free one tells too little, and libzmq
-    ended the process (seen with 700 descriptors).
+    descriptors are left to them. Over tcp alone, surplus connections are cut before all peers are
+    kept out. Where local peers may connect, all peers are kept out first: connections that are cut
+    leave free numbers below others that are used, so that the lowest free one tells too little, and
+    libzmq ended the process (seen with 700 descriptors).
     """
     kept = kept_files(files)
     shut_from = files - (files // 2 if local else kept // 4 * 3)

@@ -55,7 +55,7 @@ def test_what_is_told_of_connections_fits_below_where_nobody_may_connect(
 
 
 def test_a_closed_descriptor_0_is_a_free_one() -> None:
-    """It counted as none being free, and nobody could connect."""
+    """The closed descriptor counted as none being free, and no peer could connect."""
     kept = os.dup(0)
     os.close(0)
     try:
