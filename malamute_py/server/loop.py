@@ -342,9 +342,7 @@ class Loop:
         ended = self._guard.check(now_ms, drained=drained, local_drained=local_drained)
         doubted, self._guard.local.doubted = self._guard.local.doubted, []
         for connection in doubted:
-            # A connection that has no link yet has nobody to ask: its time runs all the same.
-            if connection.links and not self._peers.ask(connection.links):
-                connection.asked_ms = 0
+            self._peers.ask(connection.links)
         for connection in ended:
             if connection.error is not None:
                 link = min(connection.links, default=0)

@@ -249,15 +249,13 @@ class Peers:
                 return self._connections.spoke(peer.connection, peer.identity)
         return True
 
-    def ask(self, numbers: Iterable[int]) -> bool:
-        """Have each of these links answer with a PONG; False: none takes messages now."""
-        asked = False
+    def ask(self, numbers: Iterable[int]) -> None:
+        """Have each of these links answer with a PONG, if its peer takes messages now."""
         for number in numbers:
             peer = self._by_number.get(number)
             if peer is not None and not peer.pending:
                 with contextlib.suppress(Unreachable):
-                    asked = peer.put(_QUESTION) or asked
-        return asked
+                    peer.put(_QUESTION)
 
     def remove(self, number: int) -> Peer | None:
         """Forget a link; messages that were held for it are dropped."""

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,8 +21,6 @@ from malamute_py.server.connections.connection import Connection
 from malamute_py.server.connections.listening import ASIDE, ListeningSockets
 from malamute_py.server.connections.local import ANSWER_MS, LocalConnections
 from malamute_py.server.connections.memory import Memory
-from malamute_py.server.loop import Loop
-from malamute_py.server.peers import Peers
 from tests.server.daemon import Daemon
 from tests.server.peer import RawPeer
 from tests.server.zmtp import MORE, Zmtp, frame
@@ -258,25 +255,3 @@ def publish(peer: Any, tracker: int) -> None:
     """Publish a record and answer what the broker asks until it is confirmed."""
     peer.send(Publish("canary", tracker), frames=(encode([b"x"]),))
     assert peer.get(Confirm)[0].tracker == tracker
-
-
-@pytest.mark.parametrize(
-    ("pending", "takes", "links", "asked_ms"),
-    [([], True, {1}, 5), ([], False, {1}, 0), (["held"], True, {1}, 0), ([], True, set(), 5)],
-)
-def test_a_peer_that_could_not_be_asked_has_no_time_that_runs(
-    pending: list[str], takes: bool, links: set[int], asked_ms: int
-) -> None:
-    """A blocked peer was cut for a question that was never sent."""
-    connections: Any = None
-    peers = Peers(connections)
-    peer: Any = SimpleNamespace(pending=pending, put=lambda frames: takes)
-    peers._by_number[1] = peer
-    doubted = SimpleNamespace(links=links, asked_ms=5)
-    loop: Any = SimpleNamespace(
-        _peers=peers, _guard_ms=1, _guard_at_ms=0, _guard=SimpleNamespace(
-            check=lambda now_ms, **_: [], suspects=False, local=SimpleNamespace(doubted=[doubted])
-        ),
-    )  # fmt: skip
-    Loop._watch(loop, 0, False, True)
-    assert doubted.asked_ms == asked_ms
