@@ -90,6 +90,8 @@ def import_(
     as_json: output.Json = False,
 ) -> int:  # fmt: skip
     """Publish the records of a file, each once however often it is run."""
+    from malamute_py.client.session.lanes import limits_of
+
     form = form_of(file)
     with file.open("rb") as source, linked(ctx, stays=True, anonymous=_IDENTITY) as client:
         facts = _made(client, stream)
@@ -102,13 +104,9 @@ def import_(
         run = _Import(client, stream, facts.uuid if keys else b"")
         welcome = client.welcome
         assert welcome is not None, "a broker has answered"
-        cuts = _Cuts(welcome.batch_records_max, welcome.batch_bytes_max)
+        limits = limits_of(welcome)
+        cuts = _Cuts(limits)
         total = file.stat().st_size
-        limits = Limits(
-            record_bytes_max=welcome.record_bytes_max,
-            batch_bytes_max=welcome.batch_bytes_max,
-            batch_records_max=welcome.batch_records_max,
-        )
         rows_of = _TypedRows(facts.settings, limits) if typed else None
         if form == JSON_LINES[0]:
             defaults = inputs.Defaults()
@@ -133,11 +131,12 @@ def _made(client: SyncClient, stream: str) -> StreamFacts:
 class _Cuts:
     """The cutting of rows into steps at places that do not depend on how the rows arrive."""
 
-    def __init__(self, records_max: int, bytes_max: int) -> None:
-        """records_max, bytes_max: of a batch at this broker."""
-        self._rows = min(_ROWS, records_max)
-        self._bytes = min(_BYTES, bytes_max // 2)
-        self._content_bytes = bytes_max - bytes_max // 16
+    def __init__(self, limits: Limits) -> None:
+        """limits: the broker's."""
+        most = limits.batch_bytes_max
+        self._rows = min(_ROWS, limits.batch_records_max)
+        self._bytes = min(_BYTES, most // 2)
+        self._content_bytes = most - most // 16
 
     def chunks(self, pieces: Iterable[list[Row]]) -> Iterator[_Chunk]:
         """Yield the chunks of rows."""

@@ -1,4 +1,4 @@
-"""Whatever the console shows and changes, a command does, too, and tells as JSON."""
+"""Commands do and show what the console does and shows, also as JSON."""
 
 from __future__ import annotations
 

@@ -336,7 +336,9 @@ def arrow_contents(
         bounds = np.frombuffer(
             memoryview(offsets), f"<i{width}", len(column) + 1, width * column.offset
         )
-        subjects = _arrow_subjects(piece, subject) if subject in piece.column_names else None
+        subjects = piece.column(subject) if subject in piece.column_names else None
+        if subjects is not None:
+            _check_subjects(subjects.type, subject)
         cuts = list(_cuts(bounds, batch_bytes))[::-1]
         while cuts:
             first, end = cuts.pop()
@@ -355,19 +357,14 @@ def arrow_contents(
                 yield content
 
 
-def _arrow_subjects(piece: Any, name: str) -> Any:
-    """Return the column with the subjects. Raises LocalProtocolError: some are no text."""
+def _check_subjects(kind: Any, name: str) -> None:
+    """Raise LocalProtocolError for a column of a type that is no text."""
     import pyarrow as pa
 
-    column, kinds = piece.column(name), pa.types
-    if kinds.is_dictionary(column.type) and column.dictionary.null_count:
-        column = column.dictionary_decode()  # no row may have the null
-    kind = column.type.value_type if kinds.is_dictionary(column.type) else column.type
-    if column.null_count:
-        raise LocalProtocolError("bad_batch", f"column {name!r} has nulls")
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
     if str(kind).removeprefix("large_").removesuffix("_view") not in ("string", "binary"):
         raise LocalProtocolError("bad_batch", f"column {name!r} has no subjects, but {kind}")
-    return column
 
 
 def content_count(content: Any) -> int:

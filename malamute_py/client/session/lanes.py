@@ -118,6 +118,15 @@ class OutgoingBatch(ABC):
         """Give the callers of the rows their outcome."""
 
 
+def limits_of(welcome: Welcome) -> Limits:
+    """Return the limits of what a broker takes, as it told them."""
+    return Limits(
+        record_bytes_max=welcome.record_bytes_max,
+        batch_bytes_max=welcome.batch_bytes_max,
+        batch_records_max=welcome.batch_records_max,
+    )
+
+
 Kind = TypeVar("Kind", bound=OutgoingBatch)
 
 
@@ -278,11 +287,7 @@ class Lanes(ABC, Generic[Kind]):
     def link_up(self, welcome: Welcome) -> None:
         """Take the limits of a new link, on which what is unconfirmed leaves again, in order."""
         self._linked = True
-        self.limits = Limits(
-            record_bytes_max=welcome.record_bytes_max,
-            batch_bytes_max=welcome.batch_bytes_max,
-            batch_records_max=welcome.batch_records_max,
-        )
+        self.limits = limits_of(welcome)
         self.batch_bytes = self._settings.batch_target(self.limits)
         self.records_max = welcome.batch_records_max
 

@@ -26,8 +26,6 @@ _BYTES_RECEIVED_AT = 128
 """tcpi_bytes_received in struct tcp_info, Linux 4.1 and later."""
 _CREDENTIALS = struct.Struct("=iII")
 """struct ucred: process, user, group."""
-_OWN = os.open(os.devnull, os.O_RDONLY)
-"""A descriptor that is always open, to be duplicated: descriptor 0 may be closed."""
 LOCAL_USER = "local user "
 """Beginning of the address of a local peer, before the number of its user."""
 
@@ -75,7 +73,7 @@ def room(files: int, own: int, *, local: bool) -> Room:
 def lowest_free() -> int:
     """Return the lowest free descriptor; the greatest number there is, if none is free."""
     try:
-        found = os.dup(_OWN)
+        found = os.eventfd(0, os.EFD_CLOEXEC)
     except OSError as error:
         if error.errno != errno.EMFILE:
             raise

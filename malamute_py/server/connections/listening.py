@@ -45,7 +45,7 @@ class ListeningSockets:
         self._turned_away: set[str] = set()
         """Addresses whose connection requests the kernel drops."""
         self.is_full = False
-        """True: everybody is kept out, as few descriptors are left."""
+        """True: all peers are kept out, as few descriptors are left."""
         self._is_shut = False
         """True: everybody is kept out, for what ended connections left."""
 
@@ -88,7 +88,7 @@ class ListeningSockets:
         self.open()
 
     def fill(self, is_full: bool) -> None:
-        """Have the kernel keep everybody out while few descriptors are left.
+        """Have the kernel keep all peers out while few descriptors are left.
 
         libzmq ends the process where it finds none for a local connection, and the journal needs
         some.

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import zmq
 
-from malamute_protocol.commands import Confirm, Publish
+from malamute_protocol.commands import BrokerInfo, Confirm, Publish, Result
 from malamute_protocol.encode import encode
 from malamute_py.config import Config
 from malamute_py.server.connections import guard as guard_module
@@ -117,15 +117,20 @@ def test_the_next_routing_id_is_asked_for_later_where_no_descriptor_is_left(
 def test_a_broker_of_few_descriptors_cuts_surplus_connections_and_shuts_nobody_out(
     tmp_path: Path, files: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A broker of so few kept everybody out from the start."""
+    """A broker of so few kept all clients out from the start."""
     with _daemon(tmp_path, files, monkeypatch, local=False) as daemon:
-        assert daemon.wait_for("connections_bounded")["connections"] == 16
+        bounded = daemon.wait_for("connections_bounded")
+        assert bounded["connections"] == 16
+        assert "ulimit -n" in bounded["do"]
         with contextlib.ExitStack() as stack:
             peers = [stack.enter_context(RawPeer(daemon.endpoint)) for _ in range(16)]
             with pytest.raises(ConnectionError), Zmtp(daemon.endpoint) as surplus:
                 surplus.receive_exactly(1)
             peers[0].send(Publish("s", 1), frames=(encode([b"x"]),))
             assert peers[0].get(Confirm)[0].tracker == 1
+            peers[0].send(BrokerInfo(2))
+            told = peers[0].get(Result)[0].value
+            assert told["shell"]["connections_refused_total"] >= 1
         port = int(daemon.endpoint.rpartition(":")[2])
         made = [socket.create_connection(("127.0.0.1", port), WAIT_S) for _ in range(20)]
         assert "16 connections already" in daemon.wait_for("connection_cut")["reason"]
