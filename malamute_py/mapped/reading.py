@@ -311,11 +311,12 @@ class Reading:
             last.check()
         self._idle = 0
         deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+        waited = True
         while True:
             while self._waiting:
                 item = self._waiting.popleft()
                 if isinstance(item, Batch):
-                    batch = self._hand_over(item)
+                    batch = self._hand_over(item, waited)
                     if batch is not None:
                         return batch
                 elif isinstance(item, MovedRecords):
@@ -327,22 +328,28 @@ class Reading:
                 else:
                     self._handed = item.to_offset
                     self._tell(item)
+                waited = True
             if self._closed:
                 return None
+            waited = False
             if not self._advance():
                 self._wait(deadline)
 
-    def _hand_over(self, batch: Batch) -> Batch | None:
-        """Return the batch, or None if it was overwritten while it waited after a notice."""
+    def _hand_over(self, batch: Batch, waited: bool) -> Batch | None:
+        """Return the batch, or None if it was overwritten while it waited after a notice.
+
+        waited: whether the batch may have waited; False: it was checked a moment ago.
+        """
         stamp = batch.stamp
+        following = min(batch.span()[1] if stamp.derived else stamp.next_offset, self._end)
         if isinstance(batch, MappedBatch):
-            if not batch.intact():
-                lost = GapNotice(stamp.base_offset, stamp.next_offset, "retention", _BOUNDS)
-                self._waiting.appendleft(lost)
+            if waited and not batch.intact():
+                begin = max(stamp.base_offset, self._handed)
+                lost = list(self._losses(begin, following, "retention", _BOUNDS))
+                self._waiting.extendleft(reversed(lost))
                 return None
             self._last = batch
-        following = batch.span()[1] if stamp.derived else stamp.next_offset
-        self._handed = min(following, self._end)
+        self._handed = following
         self._epoch = stamp.epoch
         return batch
 
@@ -356,10 +363,12 @@ class Reading:
         return batch
 
     def _advance(self) -> bool:
-        """Bring something to hand over, or the end; False: nothing came."""
+        """Bring something to hand over, or the end, or more steps; False: nothing came."""
         for step in self._steps:
             if isinstance(step, Found):
-                self._take(step)
+                if not self._take(step):
+                    self._steps = self._at.overtaken(step.segment.number, self._bound)
+                    return True
             elif isinstance(step, Spotted):
                 self._take_rows(step)
             elif isinstance(step, Passed):
@@ -380,20 +389,20 @@ class Reading:
         self._closed = True
         return True
 
-    def _take(self, found: Found) -> None:
-        """Take up the wanted rows of a batch.
+    def _take(self, found: Found) -> bool:
+        """Take up the wanted rows of a batch; False: it was overwritten meanwhile.
 
-        A batch that was overwritten meanwhile is left without moving on: the walk goes on where the
-        ring is, and the loss is named from here on.
+        Such a batch is left without moving on: the walk is to go on where the ring is, and the loss
+        is named from here on.
         """
         stamp = found.stamp
         base, after = stamp.base_offset, min(stamp.next_offset, self._end)
         if base > self._next:
             self._miss(base)
-        if stamp.append_time_ms < self._oldest_ms():
+        if self._entry.settings.max_age_ms and stamp.append_time_ms < self._oldest_ms():
             self._lose_aged(stamp.lsn)
             if self._next >= after:
-                return
+                return True
         offsets = max(self._next, self._floor), self._end
         batch: MappedBatch | None = None
         try:
@@ -405,22 +414,22 @@ class Reading:
                     batch.schemas = self._schemas_with(content.head.schema_id)
         except (BatchError, IndexError) as error:
             # Bytes that were overwritten may look like anything.
-            if found.segment.intact():
-                self._lose(after, "damaged", str(error))
-            return
-        if batch is None:
             if not found.segment.intact():
-                return
-        else:
+                return False
+            self._lose(after, "damaged", str(error))
+            return True
+        if not found.segment.intact():
+            return False
+        if batch is not None:
             try:
-                batch.check()
                 self._hand_in(batch)
             except Overwritten:
-                return
+                return False
             except (BatchError, IndexError, ValueError) as error:
                 self._lose(after, "damaged", str(error))
-                return
+                return True
         self._next = max(self._next, after)
+        return True
 
     def _hand_in(self, batch: MappedBatch) -> None:
         """Have a batch wait for the caller, as the request wants it. Raises as its methods."""
@@ -467,7 +476,8 @@ class Reading:
     def _queue(
         self, item: Batch | MovedRecords | GapNotice | RewoundNotice | JournalCorrupt
     ) -> None:
-        self._flush()
+        if len(self._gathering):
+            self._flush()
         self._waiting.append(item)
 
     def _schemas_with(self, number: int) -> Schemas | None:
@@ -570,18 +580,25 @@ class Reading:
         """Report the offsets up to `to_offset` as a gap, for this reason."""
         self._why = None
         to_offset = min(to_offset, self._end)
-        begin, self._next = self._next, max(self._next, to_offset)
+        for item in self._losses(self._next, to_offset, code, reason):
+            self._queue(item)
+        self._next = max(self._next, to_offset)
+
+    def _losses(
+        self, begin: int, to_offset: int, code: str, reason: str
+    ) -> Iterator[GapNotice | MovedRecords]:
+        """Yield what the caller gets in place of the offsets [begin, to_offset)."""
         if code == "retention" and self._entry.settings.keep:
             # What is left of these records has moved, and the others were replaced.
             if begin < to_offset:
-                self._queue(MovedRecords(self._segments, begin, to_offset, self._moved_bound))
+                yield MovedRecords(self._segments, begin, to_offset, self._moved_bound)
             return
         purged = min(to_offset, self._entry.trimmed)
         if code == "retention" and begin < purged:
-            self._note(GapNotice(begin, purged, "purged", _REMOVED))
+            yield GapNotice(begin, purged, "purged", _REMOVED)
             begin = purged
         if begin < to_offset:
-            self._note(GapNotice(begin, to_offset, code, reason))
+            yield GapNotice(begin, to_offset, code, reason)
 
     def _moved_bound(self) -> int:
         """Return how far copies are looked for: they may be newer than what was read until now."""
