@@ -427,6 +427,42 @@ def test_a_reader_that_lags_gets_what_has_moved_and_no_gap() -> None:
     assert not peer.of(wire.Gap)
 
 
+def test_a_reader_gets_no_gap_for_records_that_move_while_the_journal_reads_them() -> None:
+    world = World()
+    for number in range(10):
+        world.put(f"k{number}", b"%d" % number)
+    world.evict()
+    world.auto_read = False
+    peer = world.subscribe(1, 5, "s")
+    (read,) = world.reads
+    answer = world._read(read)
+    world.reads.clear()
+    turned(world)
+    assert world.stream("s").first > 10
+    world.broker.history(answer)
+    world.auto_read = True
+    world.run()
+    got = dict(peer.received[5])
+    assert [got[n + 1] for n in range(10)] == [b"%d" % n for n in range(10)]
+    assert not peer.of(wire.Gap)
+
+
+def test_a_value_that_moves_while_the_journal_looks_for_it_is_answered() -> None:
+    world = World()
+    world.put("a", b"value")
+    for _ in range(2):  # from its segment into a copy, then from this copy into another
+        world.evict()
+        world.auto_ask = False
+        world.send(1, wire.GetKey(77, "s", "a"))
+        (query,) = world.queries
+        world.queries.clear()
+        world.auto_ask = True
+        turned(world)
+        world.broker.answered(IndexAnswer(query.token, world._answer(query)))
+        world.run()
+        assert result(world.peers[1])["body"] == b"value"
+
+
 def test_a_cursor_before_records_that_have_moved_stays_there() -> None:
     world = World()
     world.put("a", b"1")
