@@ -414,6 +414,21 @@ def test_a_reader_gets_newest_records_that_have_moved_in_the_order_of_offsets(
     assert peer.received[5][-1] == (world.stream("s").next - 1, b"new")
 
 
+@PLACES
+def test_a_start_by_a_time_before_all_that_has_not_moved_gives_what_has(place: Any) -> None:
+    world = World()
+    moved(world)
+    place(world)
+    for number, start in enumerate(([3, 0], [4, 0]), 5):
+        peer = world.subscribe(1, number, "s", ["prefix", "k"], start)
+        assert peer.received[number] == [(n + 1, b"%d" % n) for n in range(10)]
+    tail = world.stream("s").next
+    world.now_ms += 1_000
+    world.put("k0", b"new")
+    peer = world.subscribe(1, 7, "s", start=[3, world.now_ms])
+    assert peer.received[7] == [(tail, b"new")]
+
+
 def test_a_reader_that_lags_gets_what_has_moved_and_no_gap() -> None:
     world = World()
     world.put("a", b"1")
