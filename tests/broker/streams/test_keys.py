@@ -10,7 +10,8 @@ import pytest
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode, encode_lists
 from malamute_protocol.keys import DELETION_FIELD
-from malamute_py.broker.ready import IndexAnswer
+from malamute_py.broker.ready import AppendBundle, IndexAnswer
+from malamute_py.changelog.copies import MOVED_STREAM
 from tests.broker.shell import Peer, Shell
 
 KEEP = {"keep": "last-per-subject", "ring_bytes": 1 << 20}
@@ -547,6 +548,32 @@ def test_a_record_replaced_while_its_copy_is_made_is_not_copied() -> None:
     turned(world)
     restarted(world)
     assert world.get("a")["body"] == b"new"
+
+
+def test_a_publish_behind_copies_that_no_segment_holds_is_refused_wait() -> None:
+    world = World()
+    world.put("a", b"value")
+    world.auto_ask = False
+    while not any(query.kind == "copies" for query in world.queries):
+        world.answer_queries()
+        world.run()
+        world.put("busy", b"x" * 900)
+
+    def judge(bundle: AppendBundle) -> tuple[str, str] | None:
+        copies = bundle.batches[0].stream == MOVED_STREAM
+        return ("too_large", "a batch of 5 MB; a segment has 4") if copies else None
+
+    world.judge = judge
+    (query,) = world.queries
+    world.queries.clear()
+    world.broker.answered(IndexAnswer(query.token, world._answer(query)))
+    refused = world.put("busy", b"x" * 900)
+    assert (refused.code, refused.retry_ms > 0) == ("wait", True)
+    assert isinstance(world.put("busy", b"x" * 900), wire.Confirm)
+    world.judge = None
+    world.auto_ask = True
+    turned(world)
+    assert world.get("a")["body"] == b"value"
 
 
 def test_a_ring_full_of_newest_records_refuses_by_name_and_loses_none() -> None:
