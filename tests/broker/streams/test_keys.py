@@ -211,6 +211,28 @@ def test_a_value_is_told_once_no_power_loss_can_take_it_back() -> None:
     assert peer.of(wire.Result)[before].value["body"] == b"two"
 
 
+@pytest.mark.parametrize("where", ["memory", "journal"])
+def test_values_that_are_asked_for_together_take_no_more_than_the_link_s_room(where: str) -> None:
+    world = World(share_min_bytes=100_000, share_max_bytes=100_000)
+    peer = world.publish(1, "s", [b"x" * 30_000], subject="a", tracker=900)
+    if where == "memory":
+        world.auto_sync = False
+        world.publish(1, "s", [b"x" * 30_000], subject="a", tracker=901)
+    else:
+        world.evict()
+        world.auto_ask = False
+    world.send(1, *[wire.GetKey(100 + number, "s", "a") for number in range(50)])
+    assert not [answer for answer in peer.of(wire.Result) if answer.request >= 100]
+    world.auto_sync = world.auto_ask = True
+    world.sync()
+    world.answer_queries()
+    world.run()
+    assert len([answer for answer in peer.of(wire.Result) if answer.request >= 100]) == 4
+    assert [refused.code for refused in peer.of(wire.Refused)] == ["wait"] * 46
+    world.send(1, wire.Pong(peer.last(wire.Ping).token))
+    assert len(world.get("a")["body"]) == 30_000
+
+
 def test_keys_come_in_pages_by_name() -> None:
     world = World(page_max=2)
     for key in "edcba":
