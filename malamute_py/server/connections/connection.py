@@ -18,9 +18,9 @@ class Connection:
 
     __slots__ = (
         "accepted_ms", "address", "asked_ms", "base", "delivered", "error", "fd", "frame_bytes",
-        "frames", "heard_rss", "inode", "is_tcp", "links", "looks", "memory", "quiet", "revoked",
-        "rise", "rss", "sampled", "sampled_frames", "seen", "spoke", "stretch", "stretch_frames",
-        "taken_ms", "unread", "user",
+        "frames", "heard_rss", "inode", "is_tcp", "links", "looks", "memory", "monitor", "quiet",
+        "revoked", "rise", "rss", "sampled", "sampled_frames", "seen", "spoke", "stretch",
+        "stretch_frames", "taken_ms", "unread", "user",
     )  # fmt: skip
 
     def __init__(
@@ -31,6 +31,8 @@ class Connection:
         self.inode = inode
         self.is_tcp = is_tcp
         self.address = address
+        self.monitor: object = None
+        """The monitor that told of the connection, and will tell of its end."""
         self.spoke = False
         """True: a message of the connection was taken up; a new routing id then belongs to another
         connection."""
