@@ -20,7 +20,7 @@ class Connection:
         "accepted_ms", "address", "asked_ms", "base", "delivered", "error", "fd", "frame_bytes",
         "frames", "heard_rss", "inode", "is_tcp", "links", "looks", "memory", "monitor", "quiet",
         "revoked", "rise", "rss", "sampled", "sampled_frames", "seen", "spoke", "stretch",
-        "stretch_frames", "taken_ms", "unread", "user",
+        "stretch_frames", "surplus", "taken_ms", "unread", "user",
     )  # fmt: skip
 
     def __init__(
@@ -38,6 +38,8 @@ class Connection:
         connection."""
         self.user = ""
         """The identity of the connection's credential, once it has sent a message."""
+        self.surplus = False
+        """True: its user had too many connections when it sent its first message."""
         self.accepted_ms = now_ms
         self.delivered = 0
         """Bytes on the wire of the whole messages read from the connection; the loop counts."""
