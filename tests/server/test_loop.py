@@ -703,4 +703,17 @@ def test_links_of_several_connections_share_no_offences() -> None:
         for _ in range(2):
             loop._goodbye(peer, connection, "malformed", 0)  # type: ignore[arg-type]
         assert cut == ["it broke the protocol again and again"]
+        assert not loop._offences
         loop._graces.clear()
+
+
+def test_offences_are_forgotten_with_the_connection_that_was_cut() -> None:
+    """Each client that broke the protocol and was cut left an entry for ever."""
+    with RunningLoop(LOCAL) as running, dealer(running.endpoint) as peer:
+        ping(peer)
+        running.stop_the_clock()
+        peer.send_multipart([b"\xc1"])
+        running.until(lambda: running.loop._offences)
+        running.leap(1_000)
+        running.until(lambda: running.counters["cut_total"])
+        running.until(lambda: not running.loop._offences)

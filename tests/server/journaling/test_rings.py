@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -174,6 +176,24 @@ def test_a_ring_that_is_removed_while_it_is_opened_leaves_nothing_behind(bench: 
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert isinstance(bench.append("own"), AppendRefused)
+
+
+def test_a_removed_ring_in_memory_takes_none_once_it_is_removed(bench: Bench) -> None:
+    """Its last read, which the next reader might have wanted, kept the whole ring."""
+    rings = bench.rings
+    rings.open("memory-own", {"memory": True, "ring_bytes": 4 << 20})
+    bench.appended("memory-own")
+    ring = weakref.ref(rings._rings["memory-own"])
+    rings.read(ReadRange("memory-own", 1, 7, 0, 1, 1 << 20, shared=True))
+    deadline = time.monotonic() + WAIT_S
+    while not any(isinstance(each, HistoryRead) for each in bench.results.take()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    rings.open("memory-own", {"remove": True})
+    while ring() is not None:
+        gc.collect()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_what_nobody_waits_for_is_synced_a_little_later_and_a_removed_ring_never(
