@@ -28,7 +28,7 @@ from malamute_protocol.errors import (
 )
 from malamute_py.client.aio.client import Client
 from malamute_py.client.session.letters import RequestFailed
-from malamute_py.client.session.memberships import GroupOptions
+from malamute_py.client.session.group_options import GroupOptions
 from malamute_py.client.settings import ClientOptions, ClientSettings, make_settings
 from malamute_py.client.words import ConfirmAt, GroupKind
 from tests.simulation.acts import LEVEL_STORED, LEVEL_SYNCED, Act, Wish

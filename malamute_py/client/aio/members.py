@@ -18,8 +18,8 @@ from malamute_py.client.arguments import duration
 from malamute_py.client.engine.waits import ACKED, NOTHING, OPENED, PASSED_OVER
 from malamute_py.client.readers.group import MemberBase, numbers_of
 from malamute_py.client.session.acknowledgements import AckForm
+from malamute_py.client.session.group_options import AGAIN, DONE, RELEASED, GroupOptions, failed
 from malamute_py.client.session.held_batches import Held, HeldBatch
-from malamute_py.client.session.memberships import AGAIN, DONE, RELEASED, GroupOptions, failed
 from malamute_py.client.session.subscription import Notice
 from malamute_py.client.settings import Wait
 from malamute_py.client.words import AckWhen

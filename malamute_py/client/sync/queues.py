@@ -36,14 +36,13 @@ from malamute_py.client.facts import (
 )
 from malamute_py.client.position import Position, StartPoint, start_on_wire
 from malamute_py.client.session.calls import make_pattern
-from malamute_py.client.session.memberships import (
+from malamute_py.client.session.group_options import (
     CREDIT_BYTES,
     CREDIT_RECORDS,
     GroupOptions,
-    decided,
     group_visibility,
-    has_left,
 )
+from malamute_py.client.session.memberships import decided, has_left
 from malamute_py.client.session.subscription import Notice
 from malamute_py.client.sync.cursors import SyncStreamCursor
 from malamute_py.client.sync.members import JOINING, SyncMember
