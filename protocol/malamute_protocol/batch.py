@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 
+from malamute_protocol.bodies import Bodies
 from malamute_protocol.columns import NO_TIME, Array
-from malamute_protocol.content import Bodies, Content
+from malamute_protocol.content import Content
 from malamute_protocol.content_layout import APPEND_TIMES, ARROW, BLOB, OFFSET_DELTAS
 from malamute_protocol.encode import (
     encode,

@@ -17,8 +17,9 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
+from malamute_protocol.bodies import Bodies
 from malamute_protocol.columns import Array
-from malamute_protocol.content import Bodies, Content
+from malamute_protocol.content import Content
 from malamute_protocol.content_layout import (
     ARROW,
     BLOB,
