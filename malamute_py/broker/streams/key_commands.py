@@ -39,7 +39,7 @@ VALUE_BYTES_MAX = 512 << 10
 READ_BYTES = 256 << 10
 """Bytes of records of which a start enters the keys at once: some 5 ms of the loop."""
 TRIES_MAX = 3
-"""Times that a value is looked for whose record was replaced and given up meanwhile."""
+"""Times that a value is looked for whose record was replaced, or has moved, meanwhile."""
 
 
 class KeyCommands:
@@ -171,6 +171,7 @@ class KeyCommands:
 
         keys = stream.keys
         assert keys is not None
+        copy = keys.copy_of(command.subject)
 
         def found(batch: Any) -> None:
             """Answer a GET_KEY with the record that was read.
@@ -180,7 +181,7 @@ class KeyCommands:
             if isinstance(batch, IndexFailure):
                 self._answers.refuse(link, command, batch.code, batch.reason)
             elif batch is None:
-                self._not_found(link, command, stream, offset, tries)
+                self._not_found(link, command, stream, (offset, copy), tries)
             else:
                 view = memoryview(batch)
                 content = Content(view[STAMP_BYTES:])
@@ -190,16 +191,23 @@ class KeyCommands:
 
         self._shard.ask(
             stream.ring.name, stream.number, "batch",
-            {"offset": offset, "copy": keys.copy_of(command.subject)},
+            {"offset": offset, "copy": copy},
             self._links.contained(link, "GET_KEY", found), link, lambda: link.open,
         )  # fmt: skip
 
     def _not_found(
-        self, link: Link, command: GetKey, stream: Stream, offset: int, tries: int
+        self, link: Link, command: GetKey, stream: Stream, place: tuple[int, int | None], tries: int
     ) -> None:
-        """Look again for a value that the journal does not have: it was replaced, or is damaged."""
-        keys = stream.keys
-        if keys is not None and tries > 1 and keys.find(command.subject) != (offset, False):
+        """Look again for a value that the journal does not have, unless it is damaged.
+
+        place: offset of the record, and where its copy lay. A record that was replaced or has
+        moved meanwhile is not damaged.
+        """
+        keys, subject = stream.keys, command.subject
+        assert keys is not None
+        offset, copy = place
+        there = keys.find(subject) == (offset, False) and keys.copy_of(subject) == copy
+        if tries > 1 and not there:
             self._get(link, command, tries - 1)
         else:
             reason = f"the record at {offset} of stream '{stream.name}' cannot be read"
