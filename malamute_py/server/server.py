@@ -467,6 +467,7 @@ class Server:
                 relieve=lost if checkpoints is None else checkpoints.relieve,
                 bodies=bodies,
                 damaged=self._found.damaged,
+                rests=self._found.rests,
             )
             self._guard = Guard(
                 config,
