@@ -11,6 +11,7 @@ deploy/malamute.toml explains each key (a test compares the two).
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -530,13 +531,12 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def _beside(folder: Path, table: dict[str, Any]) -> dict[str, Any]:
-    """Return a configuration in which relative paths of files begin at `folder`, its own."""
+    """Return a configuration whose paths of files begin at `folder`, its own, `/` or a home."""
     for key in FILES:
         section, _, name = key.partition(".")
         inner = table.get(section)
-        named = inner.get(name) if isinstance(inner, dict) else None
-        if isinstance(inner, dict) and isinstance(named, str) and named and named[0] != "~":
-            inner[name] = str(folder / named)
+        if isinstance(inner, dict) and isinstance(named := inner.get(name), str) and named:
+            inner[name] = str(folder / os.path.expanduser(named))
     return table
 
 
