@@ -19,7 +19,7 @@ from malamute_py.cli.failures import INTERRUPTED, USAGE, CommandFailed
 from malamute_py.cli.linking import LAST_WAIT_MS, linked
 from malamute_py.cli.parameters import OneStream, Pattern, RangeFrom, RangeTo, TimesBy
 from malamute_py.cli.replay import Replay, Sink, StreamRange, Writer
-from malamute_py.cli.subscribe import check_kind
+from malamute_py.cli.subscribe import check_kind, known
 
 if TYPE_CHECKING:
     from malamute_protocol.batch import Batch
@@ -66,11 +66,17 @@ def export(
     asked = StreamRange(begin, end, by == "client")
     with ExitStack() as parts:
         client = parts.enter_context(linked(ctx, stays=True))
+        settings = known(client, stream).settings
+        if settings.get("body_kind") == "arrow" and not settings.get("schema"):
+            raise CommandFailed(
+                f"{stream} has tables whose schema the broker does not know: no file has a form for"
+                f" them; `malamute replay {stream} --to-stream NAME` copies them"
+            )
         records = parts.enter_context(asked.subscribe(client, stream, pattern))
         records.accepted()
         sink: Sink
         if form == PARQUET:
-            sink = Parquet(file, client.stream_info(stream).settings.get("schema") or b"")
+            sink = Parquet(file, settings.get("schema") or b"")
         else:
             sink = Writer(as_json=True, out=parts.enter_context(file.open("wb")))
         run = Replay(records, asked.end, sink)

@@ -198,7 +198,9 @@ class _Coded:
             values = _arrow.array(list(self._entries(table)), self._kind)
             found = self._made[id(table)] = (table, values)
             if len(self._made) > _TABLES_KEPT:
-                self._made.popitem(last=False)
+                # Another table may get its address, and is to get no rows of this one.
+                dropped, _ = self._made.popitem(last=False)
+                self._bases.pop(dropped, None)
         return found[1]
 
 

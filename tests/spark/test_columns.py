@@ -291,3 +291,13 @@ def test_a_schema_of_the_users_own_is_refused_with_what_to_do() -> None:
     check_schema(ours, options())
     with pytest.raises(MalamuteSourceError, match=r"remove \.schema\(\.\.\.\)"):
         check_schema(spark_schema(options(includeKeys="true")), options())
+
+
+def test_a_table_at_the_address_of_one_that_is_gone_has_its_own_subjects() -> None:
+    # Each header table is too large for the memo of tables, and lives no longer than its batch.
+    gather = Gather(options(columns="subject"))
+    for number in range(600):
+        fields = {f"f{field}": f"{number}".ljust(1024, "x") for field in range(64)}
+        gather.add(stamped(encode([b""], subject=f"s{number}", fields=fields), number))
+    found = [row["subject"] for piece in gather.take() for row in piece.to_pylist()]
+    assert found == [f"s{number}" for number in range(600)]

@@ -99,11 +99,16 @@ class OutgoingSteps(OutgoingBatch):
 
     @property
     def may_be_plain(self) -> bool:
-        """Whether this is one move or one acknowledgement, which needs no ATOMIC around it."""
+        """Whether this is one move or one acknowledgement, which needs no ATOMIC around it.
+
+        An acknowledgement of very many ranges leaves as several commands, and is none.
+        """
+        parts = self.rows[0].parts
         return (
             not self.plain
-            and len(self.rows) == len(self.places) == 1
-            and all(place[0] in (MOVE, ACK) for place in self.places)
+            and len(self.rows) == len(parts) == 1
+            and len(self.content) == 1 + len(parts)
+            and all(place[0] in (MOVE, ACK) for place in parts)
         )
 
     def joins(self, step: Step, parts_max: int, bytes_max: int) -> bool:
@@ -144,10 +149,12 @@ class OutgoingSteps(OutgoingBatch):
         self.numbers += step.count
 
     def remove(self, step: Step) -> None:
-        """Take a step out of a batch that has not left."""
+        """Take a step out of a batch that has not left, and that no other joins from now on."""
         self.rows.remove(step)
         self.bytes -= step.size
         self.numbers -= step.count
+        # `moves` still has its moves, which meet no condition of a later step.
+        self.sealed = True
 
     def empty_like(self) -> OutgoingSteps:
         """Make an empty batch that no step joins, so that none suffers for a refused one."""

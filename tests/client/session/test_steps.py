@@ -539,3 +539,39 @@ def test_a_step_that_crosses_rings_is_refused_when_it_is_more_than_a_move() -> N
     script.step()
     script.refuse(script.sent()[0][0][0], "cross_ring")
     assert code_of(script.settled()["1"]) == "cross_ring"
+
+
+def test_a_condition_of_a_move_is_not_met_by_a_move_that_was_withdrawn() -> None:
+    script = Stepping()
+    script.add(moved(50), "1")
+    script.session.steps.withdraw(script.add(moved(100, 50), "2"))
+    script.add(moved(150, 100), "3")
+    script.step()
+    moves = [part for sent in script.sent() for part in parts(sent)]
+    assert [(move.next, move.from_) for move in moves if isinstance(move, c.MoveCursor)] == [
+        (50, -1), (150, 100),
+    ]  # fmt: skip
+
+
+def test_a_move_for_a_stream_in_memory_leaves_alone_though_a_step_beside_it_was_withdrawn() -> None:
+    script = Stepping()
+    script.add(moved(10, 3), "1")
+    script.session.steps.withdraw(script.add(published(b"x"), "2"))
+    script.step()
+    [command] = script.refuse(script.sent()[0][0][0], "cross_ring")
+    assert isinstance(command, c.MoveCursor)
+
+
+def test_an_acknowledgement_in_several_commands_is_done_as_a_whole_or_not_at_all() -> None:
+    script = Stepping()
+    script.reconnect(batch_records_max=65_536)
+    numbers = range(0, 2 * RANGES_MAX + 2, 2)
+    inbox = Bag(7, set(numbers))
+    step = Step()
+    for number in numbers:
+        step.ack(Item(inbox, number))
+    script.add(step, "1")
+    script.step()
+    assert script.refuse(script.sent()[0][0][0], "cross_ring") == []
+    assert code_of(script.settled()["1"]) == "cross_ring"
+    assert inbox.held == set(numbers)

@@ -119,7 +119,8 @@ def test_a_login_that_the_broker_has_no_room_for_is_told_why(
 ) -> None:
     """It was told that the broker was not there, or asked for another kind of credential."""
     monkeypatch.setattr(logins, "_CONNECT_MS", 500)
-    with EmbeddedBroker(tcp=True, **{"links.links_max": 1}) as broker, at(broker) as http:
+    one: dict[str, Any] = {"links.links_max": 1}
+    with EmbeddedBroker(tcp=True, **one) as broker, at(broker) as http:
         http.samples()  # The HTTP side has the one link that there may be.
         page = Browser(http.address).log_in()
         assert page.status == 401
