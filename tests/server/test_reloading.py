@@ -161,6 +161,30 @@ def test_users_and_permissions_are_taken_up_together_or_not_at_all(tmp_path: Pat
     assert found.complete.streams.streams_max == 6
 
 
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("[quotas.ann]\nstreems = 1", "quotas.identities.ann.streems"),
+        ('[users.bob]\nidentities = ["web"]', "authentication.identities.bob"),
+        ('[users.bob]\nidentities = ["ann-{n}"]', "authentication.identities.bob"),
+    ],
+)
+def test_a_users_file_is_checked_as_a_configuration_is(tmp_path: Path, text: str, key: str) -> None:
+    """A misspelt quota ended the broker at a reload; templates took another user's identities."""
+    file = tmp_path / "users.toml"
+    good = f'[users.ann]\npassword = "{ANN}"\n'
+    file.write_text(good)
+    file.chmod(0o600)
+    config = from_table({"authentication": {"mechanism": "plain", "users_file": str(file)}})
+    before = Reading(config, with_users(config), [])
+    file.write_text(good + text)
+    found = take_up(before, Examined(config, [], [], str), with_users)
+    assert [(each, outcome) for each, outcome, _ in found.changes] == [
+        (f"{file}: {key}", "refused")
+    ]
+    assert found.complete == before.complete
+
+
 TOGETHER = """\
 [authentication]
 mechanism = "plain"
