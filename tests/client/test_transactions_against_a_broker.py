@@ -408,3 +408,21 @@ async def test_a_content_whose_call_was_late_is_not_in_the_transaction(
     await shell.call(transaction.publish_batch, "late", content)
     await shell.call(transaction.commit, timeout_ms=WAIT_MS)
     assert (await shell.do("stream_info", "late")).tail == len(taken) + 1
+
+
+async def test_records_of_a_transaction_keep_the_order_of_the_calls_whatever_their_form(
+    connect: Connect,
+) -> None:
+    shell = await connect()
+    for repeated in (1, CHUNK_ROWS):
+        stream = f"order-{repeated}"
+        transaction = await begun(shell)
+        for number, codec in enumerate(("none", "gzip", "none")):
+            bodies = [b"%d" % number] * repeated
+            await shell.call(transaction.publish_many, stream, bodies, codec=codec)
+        await shell.call(transaction.publish_batch, stream, encode([b"3"]))
+        await shell.call(transaction.publish, stream, b"4")
+        await shell.call(transaction.commit)
+        found = [int(body) for body in await records(shell, stream)]
+        assert found == sorted(found)
+        assert len(found) == 3 * repeated + 2
