@@ -40,7 +40,7 @@ from malamute_py.client.facts import (
     fact_list,
     facts,
 )
-from malamute_py.client.position import Confirmation, Position, StartPoint, start_on_wire
+from malamute_py.client.position import Confirmation, Position, StartPoint, found_at, start_on_wire
 from malamute_py.client.readers.cursor_name import CursorName
 from malamute_py.client.readers.group import MemberBase, numbers_of
 from malamute_py.client.session.acknowledgements import AckForm
@@ -163,12 +163,12 @@ class StreamCursor(CursorName):
         return await self._moving(AtomicStep(self._link), next, since).commit()
 
     async def reset(self, start: StartPoint) -> int:
-        """Have it stand at a start point, wherever it stands; returns the offset."""
+        """Have it stand at a start point; returns the offset. Raises as Client.trim()."""
         wire = start_on_wire(start)
         value = await self._link.ask(lambda number: c.FindOffset(number, self.stream, wire))
-        offset = int(value["offset"])
-        await self._moving(AtomicStep(self._link), offset, None, force=True).commit()
-        return offset
+        found = found_at(self.stream, start, value)
+        await self._moving(AtomicStep(self._link), found, None, force=True).commit()
+        return found.next
 
     async def edit(
         self,
@@ -506,9 +506,7 @@ class QueueVerbs(PagedVerbs):
         if wire[:1] == [c.StartKind.OFFSET] and wire is not start:
             return int(wire[1])
         value = await self._link.ask(lambda number: c.FindOffset(number, stream, wire))
-        if value["rewound"]:
-            raise LocalProtocolError("bad_start", f"{stream!r} ends before {start!r}")
-        return Position(value["stream"], value["epoch"], value["offset"])
+        return found_at(stream, start, value)
 
     # --- cursors -----------------------------------------------------------------------------
 

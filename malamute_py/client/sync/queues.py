@@ -37,7 +37,7 @@ from malamute_py.client.facts import (
     fact_list,
     facts,
 )
-from malamute_py.client.position import Confirmation, Position, StartPoint, start_on_wire
+from malamute_py.client.position import Confirmation, Position, StartPoint, found_at, start_on_wire
 from malamute_py.client.readers.cursor_name import CursorName
 from malamute_py.client.readers.group import MemberBase, numbers_of
 from malamute_py.client.session.acknowledgements import AckForm
@@ -161,12 +161,12 @@ class SyncStreamCursor(CursorName):
         return self._moving(SyncAtomicStep(self._link), next, since).commit()
 
     def reset(self, start: StartPoint) -> int:
-        """Have it stand at a start point, wherever it stands; returns the offset."""
+        """Have it stand at a start point; returns the offset. Raises as SyncClient.trim()."""
         wire = start_on_wire(start)
         value = self._link.ask(lambda number: c.FindOffset(number, self.stream, wire))
-        offset = int(value["offset"])
-        self._moving(SyncAtomicStep(self._link), offset, None, force=True).commit()
-        return offset
+        found = found_at(self.stream, start, value)
+        self._moving(SyncAtomicStep(self._link), found, None, force=True).commit()
+        return found.next
 
     def edit(
         self,
@@ -496,9 +496,7 @@ class SyncQueueVerbs(SyncPagedVerbs):
         if wire[:1] == [c.StartKind.OFFSET] and wire is not start:
             return int(wire[1])
         value = self._link.ask(lambda number: c.FindOffset(number, stream, wire))
-        if value["rewound"]:
-            raise LocalProtocolError("bad_start", f"{stream!r} ends before {start!r}")
-        return Position(value["stream"], value["epoch"], value["offset"])
+        return found_at(stream, start, value)
 
     # --- cursors -----------------------------------------------------------------------------
 
