@@ -372,6 +372,30 @@ async def test_a_timeout_amid_the_records_of_a_call_ends_the_transaction(
     assert (await shell.do("stream_info", "open")).tail == 0
 
 
+async def test_a_beginning_whose_wait_was_over_leaves_nothing_open(connect: Connect) -> None:
+    shell = await connect()
+    transaction = shell.client.transaction()
+    arrived = transaction._arrived
+
+    async def late(*given: Any) -> None:
+        await arrived(*given)
+        raise Timeout("late")
+
+    def late_sync(*given: Any) -> None:
+        arrived(*given)
+        raise Timeout("late")
+
+    transaction._arrived = late if shell.kind == "asyncio" else late_sync
+    with pytest.raises(Timeout):
+        await shell.call(transaction.begin)
+    for _ in range(100):
+        if not await shell.do("transactions"):
+            break
+    assert await shell.do("transactions") == []
+    with pytest.raises(LocalProtocolError):
+        await shell.call(transaction.publish, "none", b"x")
+
+
 async def test_a_content_of_as_many_records_as_a_batch_has_follows_other_records(
     connect: Connect,
 ) -> None:
