@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from malamute_protocol.batch import Batch, Record
@@ -20,7 +20,6 @@ from malamute_protocol.content import Content
 from malamute_protocol.content_layout import ARROW
 from malamute_protocol.errors import BatchError, LocalProtocolError, Timeout
 from malamute_protocol.gather import Gathering, Row
-from malamute_protocol.merging import is_small
 from malamute_protocol.pattern import Pattern
 from malamute_protocol.schema import Schemas
 from malamute_protocol.stamp import Stamp, parse_message_id
@@ -39,6 +38,7 @@ from malamute_py.mapped.moved import MovedRecords
 from malamute_py.mapped.segments import Segments
 from malamute_py.mapped.selection import Selection
 from malamute_py.mapped.streams import Catalogue, StreamEntry
+from malamute_py.mapped.tables import ArrowTables
 from malamute_py.mapped.tail import RingTail
 from malamute_py.mapped.walk import (
     END,
@@ -131,8 +131,7 @@ class Reading:
         """Few rows of many batches that become one batch; they come after all that waits."""
         self._gathered_lsn = 0
         """Position in the ring of the first of these rows' batches."""
-        self._given: dict[int, MappedBatch] = {}
-        """Segment -> one batch of it, where views of the last to_arrow() lie."""
+        self._tables = ArrowTables()
         quiet = 0
         for _ in range(_ADVANCES_MAX):
             quiet = 0 if tail.advance() else quiet + 1
@@ -311,11 +310,12 @@ class Reading:
             last.check()
         self._idle = 0
         deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+        waited = True
         while True:
             while self._waiting:
                 item = self._waiting.popleft()
                 if isinstance(item, Batch):
-                    batch = self._hand_over(item)
+                    batch = self._hand_over(item, waited)
                     if batch is not None:
                         return batch
                 elif isinstance(item, MovedRecords):
@@ -327,22 +327,28 @@ class Reading:
                 else:
                     self._handed = item.to_offset
                     self._tell(item)
+                waited = True
             if self._closed:
                 return None
+            waited = False
             if not self._advance():
                 self._wait(deadline)
 
-    def _hand_over(self, batch: Batch) -> Batch | None:
-        """Return the batch, or None if it was overwritten while it waited after a notice."""
+    def _hand_over(self, batch: Batch, waited: bool) -> Batch | None:
+        """Return the batch, or None if it was overwritten while it waited after a notice.
+
+        waited: whether the batch may have waited; False: it was checked a moment ago.
+        """
         stamp = batch.stamp
+        following = min(batch.span()[1] if stamp.derived else stamp.next_offset, self._end)
         if isinstance(batch, MappedBatch):
-            if not batch.intact():
-                lost = GapNotice(stamp.base_offset, stamp.next_offset, "retention", _BOUNDS)
-                self._waiting.appendleft(lost)
+            if waited and not batch.intact():
+                begin = max(stamp.base_offset, self._handed)
+                lost = list(self._losses(begin, following, "retention", _BOUNDS))
+                self._waiting.extendleft(reversed(lost))
                 return None
             self._last = batch
-        following = batch.span()[1] if stamp.derived else stamp.next_offset
-        self._handed = min(following, self._end)
+        self._handed = following
         self._epoch = stamp.epoch
         return batch
 
@@ -356,10 +362,12 @@ class Reading:
         return batch
 
     def _advance(self) -> bool:
-        """Bring something to hand over, or the end; False: nothing came."""
+        """Bring something to hand over, or the end, or more steps; False: nothing came."""
         for step in self._steps:
             if isinstance(step, Found):
-                self._take(step)
+                if not self._take(step):
+                    self._steps = self._at.overtaken(step.segment.number, self._bound)
+                    return True
             elif isinstance(step, Spotted):
                 self._take_rows(step)
             elif isinstance(step, Passed):
@@ -380,20 +388,20 @@ class Reading:
         self._closed = True
         return True
 
-    def _take(self, found: Found) -> None:
-        """Take up the wanted rows of a batch.
+    def _take(self, found: Found) -> bool:
+        """Take up the wanted rows of a batch; False: it was overwritten meanwhile.
 
-        A batch that was overwritten meanwhile is left without moving on: the walk goes on where the
-        ring is, and the loss is named from here on.
+        Such a batch is left without moving on: the walk is to go on where the ring is, and the loss
+        is named from here on.
         """
         stamp = found.stamp
         base, after = stamp.base_offset, min(stamp.next_offset, self._end)
         if base > self._next:
             self._miss(base)
-        if stamp.append_time_ms < self._oldest_ms():
+        if self._entry.settings.max_age_ms and stamp.append_time_ms < self._oldest_ms():
             self._lose_aged(stamp.lsn)
             if self._next >= after:
-                return
+                return True
         offsets = max(self._next, self._floor), self._end
         batch: MappedBatch | None = None
         try:
@@ -405,22 +413,22 @@ class Reading:
                     batch.schemas = self._schemas_with(content.head.schema_id)
         except (BatchError, IndexError) as error:
             # Bytes that were overwritten may look like anything.
-            if found.segment.intact():
-                self._lose(after, "damaged", str(error))
-            return
-        if batch is None:
             if not found.segment.intact():
-                return
-        else:
+                return False
+            self._lose(after, "damaged", str(error))
+            return True
+        if not found.segment.intact():
+            return False
+        if batch is not None:
             try:
-                batch.check()
                 self._hand_in(batch)
             except Overwritten:
-                return
+                return False
             except (BatchError, IndexError, ValueError) as error:
                 self._lose(after, "damaged", str(error))
-                return
+                return True
         self._next = max(self._next, after)
+        return True
 
     def _hand_in(self, batch: MappedBatch) -> None:
         """Have a batch wait for the caller, as the request wants it. Raises as its methods."""
@@ -467,7 +475,8 @@ class Reading:
     def _queue(
         self, item: Batch | MovedRecords | GapNotice | RewoundNotice | JournalCorrupt
     ) -> None:
-        self._flush()
+        if len(self._gathering):
+            self._flush()
         self._waiting.append(item)
 
     def _schemas_with(self, number: int) -> Schemas | None:
@@ -570,18 +579,25 @@ class Reading:
         """Report the offsets up to `to_offset` as a gap, for this reason."""
         self._why = None
         to_offset = min(to_offset, self._end)
-        begin, self._next = self._next, max(self._next, to_offset)
+        for item in self._losses(self._next, to_offset, code, reason):
+            self._queue(item)
+        self._next = max(self._next, to_offset)
+
+    def _losses(
+        self, begin: int, to_offset: int, code: str, reason: str
+    ) -> Iterator[GapNotice | MovedRecords]:
+        """Yield what the caller gets in place of the offsets [begin, to_offset)."""
         if code == "retention" and self._entry.settings.keep:
             # What is left of these records has moved, and the others were replaced.
             if begin < to_offset:
-                self._queue(MovedRecords(self._segments, begin, to_offset, self._moved_bound))
+                yield MovedRecords(self._segments, begin, to_offset, self._moved_bound)
             return
         purged = min(to_offset, self._entry.trimmed)
         if code == "retention" and begin < purged:
-            self._note(GapNotice(begin, purged, "purged", _REMOVED))
+            yield GapNotice(begin, purged, "purged", _REMOVED)
             begin = purged
         if begin < to_offset:
-            self._note(GapNotice(begin, to_offset, code, reason))
+            yield GapNotice(begin, to_offset, code, reason)
 
     def _moved_bound(self) -> int:
         """Return how far copies are looked for: they may be newer than what was read until now."""
@@ -636,61 +652,21 @@ class Reading:
         dictionaries. Views of an earlier call are forgotten: check() answers for this one. Raises
         as next_batch().
         """
-        from malamute_protocol.arrow import table_of
-        from malamute_protocol.merging import merged
-
-        self._given.clear()
-        table = table_of(list(self._pieces(merged(self._whole_or_own()), decode)), decode=decode)
-        self.check()
-        return table
+        return self._tables.table(self, decode)
 
     def arrow_reader(self, *, decode: bool = False) -> pa.RecordBatchReader:
         """Return a reader of all record batches to the end, read as it is asked for; see check().
 
         An error of next_batch() is raised by that reader, and ends it.
         """
-        import pyarrow as pa
-
-        from malamute_protocol.arrow import arrow_schema
-
-        self._given.clear()
-        pieces = self._pieces(self, decode)
-        first = next(pieces, None)
-        if first is None:
-            return pa.RecordBatchReader.from_batches(arrow_schema(decode=decode), iter(()))
-
-        def all_of_them() -> Iterator[pa.RecordBatch]:
-            yield first
-            yield from pieces
-
-        return pa.RecordBatchReader.from_batches(first.schema, all_of_them())
-
-    def _whole_or_own(self) -> Iterator[Batch]:
-        """Yield all batches to the end, copies of those that are small."""
-        for batch in self:
-            if isinstance(batch, MappedBatch) and is_small(batch):
-                batch = batch.copy()
-            yield batch
-
-    def _pieces(self, batches: Iterable[Batch], decode: bool) -> Iterator[pa.RecordBatch]:
-        """Yield each batch as an Arrow record batch, all of one schema."""
-        version = 0
-        for batch in batches:
-            if batch.schemas is not None and not version:
-                # All pieces have one schema: a version that comes later is cast to it.
-                version = batch.schemas.newest
-            piece = batch.to_arrow(decode=decode, schema=version)
-            if isinstance(batch, MappedBatch) and not batch.copied:
-                self._given.setdefault(id(batch.segment), batch)
-            yield piece
+        return self._tables.reader(self, decode)
 
     def check(self) -> None:
         """Raise Overwritten unless all views of the last to_arrow() or arrow_reader() were right.
 
         Ask after they were used: what was computed of them before is right then.
         """
-        for batch in self._given.values():
-            batch.check()
+        self._tables.check()
 
     # --- life ------------------------------------------------------------------------------
 
@@ -703,7 +679,7 @@ class Reading:
         self._steps = iter(())
         self._waiting.clear()
         self._last = None
-        self._given.clear()
+        self._tables.forget()
 
     def __enter__(self) -> Reading:
         return self

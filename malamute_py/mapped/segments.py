@@ -74,6 +74,8 @@ class SegmentMap:
         self._map = mmap.mmap(fd, self.size, mmap.MAP_SHARED, mmap.PROT_READ)
         self.view = memoryview(self._map)
         self._present = bytearray(-(-self.size // _PIECE_BYTES))
+        self._ready = self._ready_end = 0
+        """Part of the file that was brought in, without a page that cannot be read."""
         self._unreadable: set[int] = set()
         """Pages that the disk cannot read."""
         self.unreadable(0, SEGMENT_HEADER_BYTES)
@@ -86,11 +88,18 @@ class SegmentMap:
 
     def unreadable(self, begin: int, end: int) -> str:
         """Have the kernel bring in [begin, end); returns what is wrong with it, or ""."""
+        if self._ready <= begin and end <= self._ready_end:
+            return ""
         if end > self.size:
             return f"the file was cut off at {self.size} bytes"
-        for piece in range(begin // _PIECE_BYTES, (end - 1) // _PIECE_BYTES + 1):
+        first, after = begin // _PIECE_BYTES, (end - 1) // _PIECE_BYTES + 1
+        for piece in range(first, after):
             if not self._present[piece]:
                 self._bring(piece)
+        if not self._unreadable:
+            if not self._ready <= first * _PIECE_BYTES <= self._ready_end:
+                self._ready = first * _PIECE_BYTES
+            self._ready_end = min(after * _PIECE_BYTES, self.size)
         if self._unreadable:
             for page in range(begin // mmap.PAGESIZE, (end - 1) // mmap.PAGESIZE + 1):
                 if page in self._unreadable:
@@ -159,10 +168,7 @@ class SegmentMap:
 
     def stamp(self, at: int) -> Stamp | str:
         """The stamp at a position of the segment, or why there is none."""
-        if at + STAMP_BYTES > self.size:
-            return self.unreadable(at, at + STAMP_BYTES)
-        fault = self.unreadable(at, at + STAMP_BYTES)
-        if fault:
+        if fault := self.unreadable(at, at + STAMP_BYTES):
             return fault
         found = stamp_here(self.view, at, self.base_lsn + at)
         return stamp_or_fault(self.view, at, self.base_lsn + at) if found is None else found

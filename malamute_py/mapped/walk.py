@@ -128,6 +128,14 @@ class Walk:
             else:
                 yield from self._by_index(segment, index)
 
+    def overtaken(self, number: int, bound_lsn: int) -> Iterator[Step]:
+        """Yield what run() does, after a segment that was overwritten while it was looked at.
+
+        Raises OSError.
+        """
+        yield from self._skip(number, bound_lsn)
+        yield from self.run(bound_lsn)
+
     def _by_index(self, segment: SegmentMap, index: StoredIndex) -> Iterator[Step]:
         """Yield the stream's batches of a finished segment, as its index file names them.
 
@@ -170,10 +178,10 @@ class Walk:
                 if isinstance(step, Lost):
                     reason = step.reason
                 yield step
-            if not segment.intact():
-                yield from self._skip(segment.number, END)
-                return
             if after > self.next:
+                if not segment.intact():
+                    yield from self._skip(segment.number, END)
+                    return
                 self.next = after
                 yield Lost("damaged", reason, after)
         self.lsn = segment.base_lsn + self._segments.segment_bytes
@@ -233,7 +241,8 @@ class Walk:
     def _within(self, segment: SegmentMap, at: int, stop: int) -> Iterator[Step]:
         """Yield the stream's batches in a part of a segment.
 
-        It ends early where the broker overwrites the segment while it is read.
+        It ends early where the broker overwrites the segment while it is read. Each batch
+        was right a moment before it is yielded; its user asks again when it was used.
         """
         epoch = 0
         while stop - at >= STAMP_BYTES:
@@ -241,17 +250,17 @@ class Walk:
             if isinstance(stamp, Stamp) and stamp.epoch >= epoch and at + stamp.size <= stop:
                 epoch, end = stamp.epoch, at + stamp.size
                 mine = stamp.stream == self._stream and stamp.control_kind == DATA
-                if not mine or stamp.next_offset <= self.next:
+                if not mine or (after := stamp.next_offset) <= self.next:
                     at = end
                     continue
                 fault = self._fault(segment, at, stamp) if self._contents else ""
-                if not segment.intact():
-                    return
-                if fault:
-                    yield Lost("damaged", f"{_name(segment, at)}: {fault}", stamp.next_offset)
-                else:
+                if not fault:
                     yield Found(segment, at, stamp)
-                    self.next = max(self.next, stamp.next_offset)
+                    self.next = max(self.next, after)
+                elif segment.intact():
+                    yield Lost("damaged", f"{_name(segment, at)}: {fault}", after)
+                else:
+                    return
                 at = end
                 continue
             if not segment.intact():

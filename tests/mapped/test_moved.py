@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from malamute_py import EmbeddedBroker
+from malamute_protocol.stamp import Stamp
+from malamute_py import EmbeddedBroker, GapNotice, Notice
 from malamute_py.client.sync.client import SyncClient
 from malamute_py.journal import open_reader
 from malamute_py.mapped import LogReader
 from malamute_py.mapped.moved import MovedRecords
+from malamute_py.mapped.segments import SegmentMap
 
 KEYS = [f"k{number}" for number in range(30)]
 
@@ -119,3 +121,32 @@ def test_a_copy_that_is_overwritten_while_it_is_read_is_looked_for_anew(
         offsets = [record.offset for record in reading.records()]
     assert len(found) > 1
     assert offsets == [*range(1, 8), *range(9, 32)]
+
+
+@pytest.mark.slow
+def test_a_batch_that_is_overwritten_while_it_waits_gives_what_has_moved(
+    client: SyncClient, reader: LogReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits behind the notice of a damage: its newest records are not lost with it."""
+    kept = client.kv("s").put("kept", b"1")
+    client.kv("s").put("damaged", b"1")
+    client.kv("s").put("waits", b"1")
+    notices: list[tuple[int, int, str]] = []
+
+    def note(notice: Notice) -> None:
+        assert isinstance(notice, GapNotice)
+        notices.append((notice.from_offset, notice.to_offset, notice.code))
+        turn(client)
+        turn(client)
+
+    stamp_at = SegmentMap.stamp
+
+    def damaged(segment: SegmentMap, at: int) -> Stamp | str:
+        stamp = stamp_at(segment, at)
+        return "damaged" if isinstance(stamp, str) or stamp.base_offset == kept + 1 else stamp
+
+    monkeypatch.setattr(SegmentMap, "stamp", damaged)
+    with reader.read("s", start=kept, end=kept + 3, on_notice=note) as reading:
+        read = [record.subject for record in reading.records()]
+    assert notices == [(kept + 1, kept + 2, "damaged")]
+    assert read == ["kept", "waits"]

@@ -161,6 +161,45 @@ def test_users_and_permissions_are_taken_up_together_or_not_at_all(tmp_path: Pat
     assert found.complete.streams.streams_max == 6
 
 
+TOGETHER = """\
+[authentication]
+mechanism = "plain"
+[authentication.users]
+ann = "{ann}"
+bob = "{bob}"
+[permissions.ann]
+{verb} = ["x"]
+[permissions.bob]
+read = ["*"]
+[quotas.identities.ann]
+links = 3
+[streams]
+streams_max = 6
+"""
+
+
+def test_a_fault_in_the_permissions_of_one_user_has_no_other_user_taken_up(tmp_path: Path) -> None:
+    file = tmp_path / "malamute.toml"
+    file.write_text(TOGETHER.format(ann=ANN, bob=BOB, verb="reed"))
+    before = {
+        "authentication": {"mechanism": "plain", "users": {"ann": ANN}},
+        "permissions": {"ann": {"write": ["x"]}},
+    }
+    found = reading(before, examine(file))
+    assert found.config.authentication == from_table(before).authentication
+    assert found.config.permissions == from_table(before).permissions
+    assert found.config.quotas.identities == {}
+    assert found.config.streams.streams_max == 6
+    outcomes = {key: outcome for key, outcome, _ in found.changes}
+    assert outcomes == {
+        "permissions.ann": "refused", "authentication.users": "refused",
+        "quotas.identities": "refused", "streams.streams_max": "applied",
+    }  # fmt: skip
+    file.write_text(TOGETHER.format(ann=ANN, bob=BOB, verb="read"))
+    found = reading(before, examine(file))
+    assert set(found.config.authentication.users) == {"ann", "bob"}
+
+
 def test_settings_are_read_and_replaced_by_their_dotted_names() -> None:
     config = Config()
     for key in RELOADED:

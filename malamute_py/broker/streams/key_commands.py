@@ -8,11 +8,12 @@ sections 4 and 8.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from malamute_protocol.commands import GetKey, ListKeys, UpdateKey
+from malamute_protocol.commands import Command, GetKey, ListKeys, UpdateKey
 from malamute_protocol.content import Content
 from malamute_protocol.content_layout import LIST
 from malamute_protocol.errors import BrokerRefused
@@ -38,7 +39,7 @@ VALUE_BYTES_MAX = 512 << 10
 READ_BYTES = 256 << 10
 """Bytes of records of which a start enters the keys at once: some 5 ms of the loop."""
 TRIES_MAX = 3
-"""Times that a value is looked for whose record was replaced and given up meanwhile."""
+"""Times that a value is looked for whose record was replaced, or has moved, meanwhile."""
 
 
 class KeyCommands:
@@ -53,6 +54,10 @@ class KeyCommands:
         self._catalogue = catalogue
         self._publishing = publishing
         self._answers = answers
+
+    def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
+        """Return the handlers of the commands that look at keys."""
+        return {GetKey: self.get_key, ListKeys: self.list_keys}
 
     def _stream(self, link: Link, command: Any, *actions: str) -> tuple[Stream, Keys]:
         """Return the stream of a command, with its keys. Raises BrokerRefused."""
@@ -166,6 +171,7 @@ class KeyCommands:
 
         keys = stream.keys
         assert keys is not None
+        copy = keys.copy_of(command.subject)
 
         def found(batch: Any) -> None:
             """Answer a GET_KEY with the record that was read.
@@ -175,7 +181,7 @@ class KeyCommands:
             if isinstance(batch, IndexFailure):
                 self._answers.refuse(link, command, batch.code, batch.reason)
             elif batch is None:
-                self._not_found(link, command, stream, offset, tries)
+                self._not_found(link, command, stream, (offset, copy), tries)
             else:
                 view = memoryview(batch)
                 content = Content(view[STAMP_BYTES:])
@@ -185,16 +191,23 @@ class KeyCommands:
 
         self._shard.ask(
             stream.ring.name, stream.number, "batch",
-            {"offset": offset, "copy": keys.copy_of(command.subject)},
+            {"offset": offset, "copy": copy},
             self._links.contained(link, "GET_KEY", found), link, lambda: link.open,
         )  # fmt: skip
 
     def _not_found(
-        self, link: Link, command: GetKey, stream: Stream, offset: int, tries: int
+        self, link: Link, command: GetKey, stream: Stream, place: tuple[int, int | None], tries: int
     ) -> None:
-        """Look again for a value that the journal does not have: it was replaced, or is damaged."""
-        keys = stream.keys
-        if keys is not None and tries > 1 and keys.find(command.subject) != (offset, False):
+        """Look again for a value that the journal does not have, unless it is damaged.
+
+        place: offset of the record, and where its copy lay. A record that was replaced or has
+        moved meanwhile is not damaged.
+        """
+        keys, subject = stream.keys, command.subject
+        assert keys is not None
+        offset, copy = place
+        there = keys.find(subject) == (offset, False) and keys.copy_of(subject) == copy
+        if tries > 1 and not there:
             self._get(link, command, tries - 1)
         else:
             reason = f"the record at {offset} of stream '{stream.name}' cannot be read"

@@ -40,6 +40,7 @@ class Session:
         self.source = Source(0)
         """The facts of the overview, asked over the person's own link, once a second at most."""
         self.source.client = client
+        self.source.unlinked = "there is no link to the broker"
         self.csrf = secrets.token_urlsafe(_ID_BYTES)
         """The token that every form of the session carries."""
         self.began = self.used = now

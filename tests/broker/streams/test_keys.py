@@ -10,7 +10,8 @@ import pytest
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode, encode_lists
 from malamute_protocol.keys import DELETION_FIELD
-from malamute_py.broker.ready import IndexAnswer
+from malamute_py.broker.ready import AppendBundle, IndexAnswer
+from malamute_py.changelog.copies import MOVED_STREAM
 from tests.broker.shell import Peer, Shell
 
 KEEP = {"keep": "last-per-subject", "ring_bytes": 1 << 20}
@@ -414,6 +415,21 @@ def test_a_reader_gets_newest_records_that_have_moved_in_the_order_of_offsets(
     assert peer.received[5][-1] == (world.stream("s").next - 1, b"new")
 
 
+@PLACES
+def test_a_start_by_a_time_before_all_that_has_not_moved_gives_what_has(place: Any) -> None:
+    world = World()
+    moved(world)
+    place(world)
+    for number, start in enumerate(([3, 0], [4, 0]), 5):
+        peer = world.subscribe(1, number, "s", ["prefix", "k"], start)
+        assert peer.received[number] == [(n + 1, b"%d" % n) for n in range(10)]
+    tail = world.stream("s").next
+    world.now_ms += 1_000
+    world.put("k0", b"new")
+    peer = world.subscribe(1, 7, "s", start=[3, world.now_ms])
+    assert peer.received[7] == [(tail, b"new")]
+
+
 def test_a_reader_that_lags_gets_what_has_moved_and_no_gap() -> None:
     world = World()
     world.put("a", b"1")
@@ -425,6 +441,42 @@ def test_a_reader_that_lags_gets_what_has_moved_and_no_gap() -> None:
     got = dict(peer.received[5])
     assert [got[n + 2] for n in range(10)] == [b"%d" % n for n in range(10)]
     assert not peer.of(wire.Gap)
+
+
+def test_a_reader_gets_no_gap_for_records_that_move_while_the_journal_reads_them() -> None:
+    world = World()
+    for number in range(10):
+        world.put(f"k{number}", b"%d" % number)
+    world.evict()
+    world.auto_read = False
+    peer = world.subscribe(1, 5, "s")
+    (read,) = world.reads
+    answer = world._read(read)
+    world.reads.clear()
+    turned(world)
+    assert world.stream("s").first > 10
+    world.broker.history(answer)
+    world.auto_read = True
+    world.run()
+    got = dict(peer.received[5])
+    assert [got[n + 1] for n in range(10)] == [b"%d" % n for n in range(10)]
+    assert not peer.of(wire.Gap)
+
+
+def test_a_value_that_moves_while_the_journal_looks_for_it_is_answered() -> None:
+    world = World()
+    world.put("a", b"value")
+    for _ in range(2):  # from its segment into a copy, then from this copy into another
+        world.evict()
+        world.auto_ask = False
+        world.send(1, wire.GetKey(77, "s", "a"))
+        (query,) = world.queries
+        world.queries.clear()
+        world.auto_ask = True
+        turned(world)
+        world.broker.answered(IndexAnswer(query.token, world._answer(query)))
+        world.run()
+        assert result(world.peers[1])["body"] == b"value"
 
 
 def test_a_cursor_before_records_that_have_moved_stays_there() -> None:
@@ -496,6 +548,32 @@ def test_a_record_replaced_while_its_copy_is_made_is_not_copied() -> None:
     turned(world)
     restarted(world)
     assert world.get("a")["body"] == b"new"
+
+
+def test_a_publish_behind_copies_that_no_segment_holds_is_refused_wait() -> None:
+    world = World()
+    world.put("a", b"value")
+    world.auto_ask = False
+    while not any(query.kind == "copies" for query in world.queries):
+        world.answer_queries()
+        world.run()
+        world.put("busy", b"x" * 900)
+
+    def judge(bundle: AppendBundle) -> tuple[str, str] | None:
+        copies = bundle.batches[0].stream == MOVED_STREAM
+        return ("too_large", "a batch of 5 MB; a segment has 4") if copies else None
+
+    world.judge = judge
+    (query,) = world.queries
+    world.queries.clear()
+    world.broker.answered(IndexAnswer(query.token, world._answer(query)))
+    refused = world.put("busy", b"x" * 900)
+    assert (refused.code, refused.retry_ms > 0) == ("wait", True)
+    assert isinstance(world.put("busy", b"x" * 900), wire.Confirm)
+    world.judge = None
+    world.auto_ask = True
+    turned(world)
+    assert world.get("a")["body"] == b"value"
 
 
 def test_a_ring_full_of_newest_records_refuses_by_name_and_loses_none() -> None:

@@ -305,6 +305,16 @@ def test_beyond_the_bound_the_idlest_session_of_the_user_with_most_ends() -> Non
     assert len(sessions) == 3
 
 
+async def test_a_session_without_a_link_says_so() -> None:
+    """Its overview said that the broker had not been reached yet."""
+    sessions = Sessions()
+    cookie, link = client_of(sessions, "a")
+    session = sessions.find(cookie)
+    assert session is not None
+    link.linked = False
+    assert (await session.source.facts()).reason == "there is no link to the broker"
+
+
 def test_an_address_waits_after_wrong_attempts_and_longer_each_time() -> None:
     time = Time()
     attempts = Attempts(clock=time)
