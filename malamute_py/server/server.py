@@ -39,7 +39,13 @@ from malamute_py.server.checkpointing.checkpoints import Checkpoints
 from malamute_py.server.checkpointing.recovered import QueuesFound, QueuesLost, find_queues
 from malamute_py.server.clock import Clock
 from malamute_py.server.collector import Collector
-from malamute_py.server.connections.descriptors import Room, counts_bytes, lowest_free, room
+from malamute_py.server.connections.descriptors import (
+    Room,
+    backlog,
+    counts_bytes,
+    lowest_free,
+    room,
+)
 from malamute_py.server.connections.guard import Guard
 from malamute_py.server.connections.watchdog import Watchdog
 from malamute_py.server.core_settings import core_settings
@@ -461,6 +467,7 @@ class Server:
                 relieve=lost if checkpoints is None else checkpoints.relieve,
                 bodies=bodies,
                 damaged=self._found.damaged,
+                rests=self._found.rests,
             )
             self._guard = Guard(
                 config,
@@ -624,6 +631,7 @@ class Server:
             self.log.warning(
                 "connections_bounded", connections=found.connections,
                 configured=config.links.connections_max,
+                backlog=backlog(config.links.backlog, files),
                 do=f"raise the limit of open files (ulimit -n), which is {files}",
             )  # fmt: skip
         return found

@@ -35,6 +35,11 @@ _ENTRIES_MAX: Final = 200_000
 _ROW_BYTES: Final = 24
 """Bytes that a row is assumed to cost beside its values."""
 _CRC: Final = struct.Struct("<8xI")
+_SHORT_MAP: Final = 15
+"""Entries of a map whose number MessagePack has in its first byte."""
+_SHORT_TEXT: Final = 31
+"""Bytes of a text whose length MessagePack has in its first byte."""
+_BYTE_MAX: Final = 255
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -199,8 +204,16 @@ def _map_sizes(name: str, column: Any, first: int, entry: int) -> Array:
     np.cumsum(keys + values + entry, out=ends[1:])
     sizes: Array = np.diff(ends[bounds])
     if name == "properties":
-        _check_most(name, sizes, DEFAULT_LIMITS.property_bytes_max, first)
+        np.cumsum(_packed_sizes(keys) + _packed_sizes(values), out=ends[1:])
+        lengths = np.diff(bounds)
+        packed = np.diff(ends[bounds]) + np.where(lengths > _SHORT_MAP, 3, 1)
+        _check_most(name, packed, DEFAULT_LIMITS.property_bytes_max, first)
     return sizes
+
+
+def _packed_sizes(lengths: Array) -> Array:
+    """Bytes of texts of these lengths as MessagePack, up to 64 KiB."""
+    return lengths + 1 + (lengths > _SHORT_TEXT) + (lengths > _BYTE_MAX)
 
 
 def _check_most(name: str, sizes: Array, most: int, first: int, what: str = "bytes") -> None:

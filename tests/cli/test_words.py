@@ -208,3 +208,10 @@ def test_info_shows_sizes_in_units_to_a_person_and_numbers_to_a_program(
     sizes = [words[1] for words in told_of if "bytes" in words[0].split() and len(words) > 1]
     assert len(sizes) > 10
     assert all(re.fullmatch(r"[0-9.]+ (B|[KMGT]iB)", size) for size in sizes), sizes
+
+
+def test_a_time_is_told_to_the_millisecond_however_far_away_it_is() -> None:
+    for year in (1, 1969, 2026, 2112, 2500, 9999):
+        begin_ms = values.time_ms(f"{year:04}-06-30T12:34:56Z")
+        for at_ms in range(begin_ms, begin_ms + 1000, 7):
+            assert values.time_ms(values.iso_text(at_ms)) == at_ms

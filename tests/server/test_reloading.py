@@ -161,6 +161,69 @@ def test_users_and_permissions_are_taken_up_together_or_not_at_all(tmp_path: Pat
     assert found.complete.streams.streams_max == 6
 
 
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("[quotas.ann]\nstreems = 1", "quotas.identities.ann.streems"),
+        ('[users.bob]\nidentities = ["web"]', "authentication.identities.bob"),
+        ('[users.bob]\nidentities = ["ann-{n}"]', "authentication.identities.bob"),
+    ],
+)
+def test_a_users_file_is_checked_as_a_configuration_is(tmp_path: Path, text: str, key: str) -> None:
+    """A misspelt quota ended the broker at a reload; templates took another user's identities."""
+    file = tmp_path / "users.toml"
+    good = f'[users.ann]\npassword = "{ANN}"\n'
+    file.write_text(good)
+    file.chmod(0o600)
+    config = from_table({"authentication": {"mechanism": "plain", "users_file": str(file)}})
+    before = Reading(config, with_users(config), [])
+    file.write_text(good + text)
+    found = take_up(before, Examined(config, [], [], str), with_users)
+    assert [(each, outcome) for each, outcome, _ in found.changes] == [
+        (f"{file}: {key}", "refused")
+    ]
+    assert found.complete == before.complete
+
+
+TOGETHER = """\
+[authentication]
+mechanism = "plain"
+[authentication.users]
+ann = "{ann}"
+bob = "{bob}"
+[permissions.ann]
+{verb} = ["x"]
+[permissions.bob]
+read = ["*"]
+[quotas.identities.ann]
+links = 3
+[streams]
+streams_max = 6
+"""
+
+
+def test_a_fault_in_the_permissions_of_one_user_has_no_other_user_taken_up(tmp_path: Path) -> None:
+    file = tmp_path / "malamute.toml"
+    file.write_text(TOGETHER.format(ann=ANN, bob=BOB, verb="reed"))
+    before = {
+        "authentication": {"mechanism": "plain", "users": {"ann": ANN}},
+        "permissions": {"ann": {"write": ["x"]}},
+    }
+    found = reading(before, examine(file))
+    assert found.config.authentication == from_table(before).authentication
+    assert found.config.permissions == from_table(before).permissions
+    assert found.config.quotas.identities == {}
+    assert found.config.streams.streams_max == 6
+    outcomes = {key: outcome for key, outcome, _ in found.changes}
+    assert outcomes == {
+        "permissions.ann": "refused", "authentication.users": "refused",
+        "quotas.identities": "refused", "streams.streams_max": "applied",
+    }  # fmt: skip
+    file.write_text(TOGETHER.format(ann=ANN, bob=BOB, verb="read"))
+    found = reading(before, examine(file))
+    assert set(found.config.authentication.users) == {"ann", "bob"}
+
+
 def test_settings_are_read_and_replaced_by_their_dotted_names() -> None:
     config = Config()
     for key in RELOADED:

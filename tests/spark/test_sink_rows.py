@@ -215,3 +215,14 @@ def test_a_time_before_1970_is_rounded_down_as_any_other() -> None:
     time = datetime(1969, 12, 31, 23, 59, 59, 999_500, tzinfo=UTC)
     [(_, record)] = written(options(), table(body=[b""], client_time=[time]))
     assert record.client_time_ms == -1
+
+
+def test_properties_are_measured_as_they_are_stored() -> None:
+    many = [(f"k{number:04}", "v") for number in range(3_000)]
+    largest = [("k", "x" * 65_530)]
+    frame = table(subject=["a", "a"], body=[b"", b""], properties=[many, largest])
+    found = [dict(record.properties) for _, record in written(options(), frame)]
+    assert found == [dict(many), dict(largest)]
+    frame = table(subject=["a", "a"], body=[b"", b""], properties=[many, [("k", "x" * 65_531)]])
+    with pytest.raises(UnwritableRows, match=r"of row 1 .* has 65537 bytes, at most 65536"):
+        written(options(), frame)

@@ -41,6 +41,15 @@ def kept_files(files: int) -> int:
     return max(_FILES_KEPT, files // 8)
 
 
+def backlog(configured: int, files: int) -> int:
+    """Return how many connections may wait to be accepted, of so many that are configured.
+
+    They take a descriptor in the end, however many connections there are already: libzmq accepts
+    all that wait. files: the limit of open files.
+    """
+    return min(configured, kept_files(files) // 8)
+
+
 class Room(NamedTuple):
     """Bounds that leave the broker descriptors of its own."""
 
