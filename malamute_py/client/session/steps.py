@@ -80,7 +80,7 @@ _OWNING: Final = (PUBLISH, SEND, REQUEST, REPLY, CONTENT)
 class OutgoingSteps(OutgoingBatch):
     """Steps that leave as one ATOMIC, from the first of them until it is answered."""
 
-    __slots__ = ("contents", "key", "moves", "numbers", "places", "plain")
+    __slots__ = ("contents", "key", "moves", "numbers", "places", "plain", "turns")
 
     rows: list[Step]
 
@@ -92,6 +92,8 @@ class OutgoingSteps(OutgoingBatch):
         self.key = b""
         self.places: set[Place] = set()
         self.moves: dict[Place, Move] = {}
+        self.turns: dict[Place, Place] = {}
+        """Place of plain rows -> form of the rows that go there, where it is another."""
         self.numbers = 0
         """Records and acknowledged numbers."""
         self.plain = False
@@ -125,6 +127,8 @@ class OutgoingSteps(OutgoingBatch):
             fresh = step.parts.keys() - self.places
             if len(self.places) + len(fresh) > parts_max:
                 return False
+        if (step.turns or self.turns) and self._turns_over(step):
+            return False
         for place in step.parts if step.merge_limited else ():
             if place[0] == MOVE:
                 before = self.moves.get(place)
@@ -135,10 +139,26 @@ class OutgoingSteps(OutgoingBatch):
                 return False
         return True
 
+    def _turns_over(self, step: Step) -> bool:
+        """Whether rows of a step would leave before rows of another form that were added earlier.
+
+        Rows of the same place and form leave together, as one part.
+        """
+        if step.mixed:
+            return True
+        for base, (form, _) in step.turns.items():
+            known = self.turns.get(base, base if base in self.places else form)
+            if known != form:
+                return True
+        return any(self.turns.get(place, place) != place for place in step.parts)
+
     def take_in(self, step: Step) -> None:
         """Merge a further step into this batch."""
         self.rows.append(step)
         self.places.update(step.parts)
+        if step.turns:
+            self.turns.update({base: form for base, (form, _) in step.turns.items()})
+            self.sealed = self.sealed or step.mixed
         if step.merge_limited:
             for place, rows in step.parts.items():
                 if place[0] == MOVE:
