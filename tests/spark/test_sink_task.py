@@ -326,3 +326,17 @@ def test_a_link_without_identity_is_refused(
     monkeypatch.setattr(SinkOptions, "named", lambda self, _: self)
     with pytest.raises(MalamuteSourceError, match="gives this link no identity"):
         write_partition(options(endpoint, stream), batch, 0, iter([rows(0, 1)]))
+
+
+def test_rows_of_more_streams_than_a_step_has_parts_are_published(
+    client: SyncClient, endpoint: str, stream: str, batch: BatchName
+) -> None:
+    made: Any = pa
+    names = [f"{stream}-{number % 600}" for number in range(1200)]
+    bodies = [b"%06d" % number for number in range(1200)]
+    several = made.record_batch({"stream": names, "body": made.array(bodies, made.binary())})
+    chosen = parse_sink_options({"endpoint": endpoint}, streaming=True)
+    told = write_partition(chosen, batch, 0, iter([several]))
+    assert (told.rows, len(told.streams)) == (1200, 600)
+    assert numbers(client, names[0]) == [0, 600]
+    assert numbers(client, names[599]) == [599, 1199]
