@@ -25,7 +25,7 @@ from malamute_protocol.batch import Options, encode_columns
 from malamute_protocol.columns import NO_TIME
 from malamute_protocol.content_layout import PROPERTIES_DICTIONARY
 from malamute_protocol.errors import LocalProtocolError
-from malamute_protocol.limits import DEFAULT_LIMITS
+from malamute_protocol.limits import DEFAULT_LIMITS, Limits
 from pyspark_malamute.errors import UnwritableRows
 from pyspark_malamute.sink_options import SinkOptions
 
@@ -67,12 +67,15 @@ class Chunk(NamedTuple):
 
 
 def chunks(
-    options: SinkOptions, batches: Iterable[Any], published: Callable[[int], int | None]
+    options: SinkOptions,
+    batches: Iterable[Any],
+    published: Callable[[int], int | None],
+    limits_of_broker: Callable[[], Limits] = lambda: DEFAULT_LIMITS,
 ) -> Iterator[Chunk]:
     """The rows of a partition in chunks; none of a partition without rows.
 
     published: number of a chunk -> how many rows it has, where it is published; asked once there is
-    a row for it. Raises UnwritableRows.
+    a row for it. limits_of_broker: asked after that. Raises UnwritableRows.
     """
     held: list[Any] = []
     number = first = count = size = 0
@@ -91,8 +94,12 @@ def chunks(
             done = int(ends[begin - 1]) if begin else 0
             fixed = published(number)
             if fixed is None:
-                fitting = int(np.searchsorted(ends, done + options.chunk_bytes - size, "right"))
-                stop = min(fitting, begin + ROWS_MAX - count, streams.end(begin))
+                limits = limits_of_broker()
+                most = min(options.chunk_bytes, limits.batch_bytes_max * 3 // 4)
+                fitting = int(np.searchsorted(ends, done + most - size, "right"))
+                # The record of the chunk goes into the same step.
+                rows = min(ROWS_MAX, max(1, limits.batch_records_max - 1))
+                stop = min(fitting, begin + rows - count, streams.end(begin))
             else:
                 stop = min(begin + fixed - count, batch.num_rows)
             if stop <= begin and count:
