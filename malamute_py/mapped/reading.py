@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from malamute_protocol.batch import Batch, Record
@@ -20,7 +20,6 @@ from malamute_protocol.content import Content
 from malamute_protocol.content_layout import ARROW
 from malamute_protocol.errors import BatchError, LocalProtocolError, Timeout
 from malamute_protocol.gather import Gathering, Row
-from malamute_protocol.merging import is_small
 from malamute_protocol.pattern import Pattern
 from malamute_protocol.schema import Schemas
 from malamute_protocol.stamp import Stamp, parse_message_id
@@ -39,6 +38,7 @@ from malamute_py.mapped.moved import MovedRecords
 from malamute_py.mapped.segments import Segments
 from malamute_py.mapped.selection import Selection
 from malamute_py.mapped.streams import Catalogue, StreamEntry
+from malamute_py.mapped.tables import ArrowTables
 from malamute_py.mapped.tail import RingTail
 from malamute_py.mapped.walk import (
     END,
@@ -131,8 +131,7 @@ class Reading:
         """Few rows of many batches that become one batch; they come after all that waits."""
         self._gathered_lsn = 0
         """Position in the ring of the first of these rows' batches."""
-        self._given: dict[int, MappedBatch] = {}
-        """Segment -> one batch of it, where views of the last to_arrow() lie."""
+        self._tables = ArrowTables()
         quiet = 0
         for _ in range(_ADVANCES_MAX):
             quiet = 0 if tail.advance() else quiet + 1
@@ -653,61 +652,21 @@ class Reading:
         dictionaries. Views of an earlier call are forgotten: check() answers for this one. Raises
         as next_batch().
         """
-        from malamute_protocol.arrow import table_of
-        from malamute_protocol.merging import merged
-
-        self._given.clear()
-        table = table_of(list(self._pieces(merged(self._whole_or_own()), decode)), decode=decode)
-        self.check()
-        return table
+        return self._tables.table(self, decode)
 
     def arrow_reader(self, *, decode: bool = False) -> pa.RecordBatchReader:
         """Return a reader of all record batches to the end, read as it is asked for; see check().
 
         An error of next_batch() is raised by that reader, and ends it.
         """
-        import pyarrow as pa
-
-        from malamute_protocol.arrow import arrow_schema
-
-        self._given.clear()
-        pieces = self._pieces(self, decode)
-        first = next(pieces, None)
-        if first is None:
-            return pa.RecordBatchReader.from_batches(arrow_schema(decode=decode), iter(()))
-
-        def all_of_them() -> Iterator[pa.RecordBatch]:
-            yield first
-            yield from pieces
-
-        return pa.RecordBatchReader.from_batches(first.schema, all_of_them())
-
-    def _whole_or_own(self) -> Iterator[Batch]:
-        """Yield all batches to the end, copies of those that are small."""
-        for batch in self:
-            if isinstance(batch, MappedBatch) and is_small(batch):
-                batch = batch.copy()
-            yield batch
-
-    def _pieces(self, batches: Iterable[Batch], decode: bool) -> Iterator[pa.RecordBatch]:
-        """Yield each batch as an Arrow record batch, all of one schema."""
-        version = 0
-        for batch in batches:
-            if batch.schemas is not None and not version:
-                # All pieces have one schema: a version that comes later is cast to it.
-                version = batch.schemas.newest
-            piece = batch.to_arrow(decode=decode, schema=version)
-            if isinstance(batch, MappedBatch) and not batch.copied:
-                self._given.setdefault(id(batch.segment), batch)
-            yield piece
+        return self._tables.reader(self, decode)
 
     def check(self) -> None:
         """Raise Overwritten unless all views of the last to_arrow() or arrow_reader() were right.
 
         Ask after they were used: what was computed of them before is right then.
         """
-        for batch in self._given.values():
-            batch.check()
+        self._tables.check()
 
     # --- life ------------------------------------------------------------------------------
 
@@ -720,7 +679,7 @@ class Reading:
         self._steps = iter(())
         self._waiting.clear()
         self._last = None
-        self._given.clear()
+        self._tables.forget()
 
     def __enter__(self) -> Reading:
         return self

@@ -17,8 +17,9 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
+from malamute_protocol.bodies import Bodies
 from malamute_protocol.columns import Array
-from malamute_protocol.content import Bodies, Content
+from malamute_protocol.content import Content
 from malamute_protocol.content_layout import (
     ARROW,
     BLOB,
@@ -29,7 +30,8 @@ from malamute_protocol.content_layout import (
     PROPERTIES_DICTIONARY,
     SUBJECT_CODES,
 )
-from malamute_protocol.encode import Options, _assemble, pack_subjects, plain_content
+from malamute_protocol.encode import _assemble, plain_content
+from malamute_protocol.encode_headers import Options, pack_subjects
 from malamute_protocol.errors import LocalProtocolError
 from malamute_protocol.limits import UNBOUNDED
 from malamute_protocol.stamp import DERIVED, STAMP_BYTES, Stamp, pack_stamps

@@ -8,11 +8,12 @@ sections 4 and 8.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from malamute_protocol.commands import GetKey, ListKeys, UpdateKey
+from malamute_protocol.commands import Command, GetKey, ListKeys, UpdateKey
 from malamute_protocol.content import Content
 from malamute_protocol.content_layout import LIST
 from malamute_protocol.errors import BrokerRefused
@@ -53,6 +54,10 @@ class KeyCommands:
         self._catalogue = catalogue
         self._publishing = publishing
         self._answers = answers
+
+    def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
+        """Return the handlers of the commands that look at keys."""
+        return {GetKey: self.get_key, ListKeys: self.list_keys}
 
     def _stream(self, link: Link, command: Any, *actions: str) -> tuple[Stream, Keys]:
         """Return the stream of a command, with its keys. Raises BrokerRefused."""

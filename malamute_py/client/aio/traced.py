@@ -34,8 +34,9 @@ from malamute_py.client.aio.handlers import within_span
 from malamute_py.client.aio.keys import KeyView
 from malamute_py.client.aio.link import LoopLink
 from malamute_py.client.aio.mail import Inbox
+from malamute_py.client.aio.members import Member
 from malamute_py.client.aio.publishing import BulkPublisher
-from malamute_py.client.aio.queues import AtomicStep, Member
+from malamute_py.client.aio.steps import AtomicStep
 from malamute_py.client.aio.subscription import NO_OFFSET, Subscription
 from malamute_py.client.aio.transactions import Transaction
 from malamute_py.client.aio.work import Request, Worker

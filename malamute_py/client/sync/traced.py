@@ -48,8 +48,9 @@ from malamute_py.client.sync.handlers import HandlerRun, within_span
 from malamute_py.client.sync.keys import SyncKeyView
 from malamute_py.client.sync.link import Pending, ThreadLink
 from malamute_py.client.sync.mail import SyncInbox
+from malamute_py.client.sync.members import SyncMember
 from malamute_py.client.sync.publishing import SyncBulkPublisher
-from malamute_py.client.sync.queues import SyncAtomicStep, SyncMember
+from malamute_py.client.sync.steps import SyncAtomicStep
 from malamute_py.client.sync.subscription import NO_OFFSET, SyncSubscription
 from malamute_py.client.sync.transactions import SyncTransaction
 from malamute_py.client.sync.work import SyncRequest, SyncWorker

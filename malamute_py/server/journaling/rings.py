@@ -91,7 +91,7 @@ def ring_settings(
     """Return the settings to open a ring with: as asked, else as configured.
 
     A segment holds two of the largest batches where three such segments fit into the ring, as they
-    do into ring main (config.py checks it); else it is a third of the ring.
+    do into ring main (config/combinations.py checks it); else it is a third of the ring.
     """
     shared_bytes = config.memory_ring_bytes if asked.get("memory") else config.ring_bytes
     ring_bytes = asked.get("ring_bytes") or shared_bytes
