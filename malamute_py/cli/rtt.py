@@ -74,23 +74,26 @@ async def _measured(
             "question": lambda: client.list_streams(name, limit=1)
         }
         refused: dict[str, str] = {}
+        made = False
         try:
-            await client.create_stream(name, description="made by malamute rtt")
-        except BrokerRefused as error:
-            refused = {f"confirm {level}": str(error) for level in levels}
-        else:
-            for level in levels:
-                trips[f"confirm {level}"] = lambda level=level: client.publish(  # type: ignore[misc]
-                    name, body, confirm=level
-                )
-        try:
+            try:
+                await client.create_stream(name, description="made by malamute rtt")
+                made = True
+                await client.publish(name, body)
+            except BrokerRefused as error:
+                refused = {f"confirm {level}": str(error) for level in levels}
+            else:
+                for level in levels:
+                    trips[f"confirm {level}"] = lambda level=level: client.publish(  # type: ignore[misc]
+                        name, body, confirm=level
+                    )
             with Progress("measuring", total=count * len(trips)) as progress:
                 return [
                     await _timed(what, trip, count, progress, at * count)
                     for at, (what, trip) in enumerate(trips.items())
                 ], refused
         finally:
-            if not refused and client.linked:
+            if made and client.linked:
                 await client.remove_stream(name)
 
 
