@@ -112,7 +112,8 @@ class StreamAdmin:
 
     def stream_info(self, link: Link, command: StreamInfo) -> None:
         """Facts about one stream."""
-        stream = self._catalogue.find(link.owner, command.stream, "read")
+        action = self._catalogue.telling(link.owner, command.stream)
+        stream = self._catalogue.find(link.owner, command.stream, action)
         self._answers.result(link, command, self._facts(stream))
 
     def stream_schemas(self, link: Link, command: StreamSchemas) -> None:
@@ -150,7 +151,6 @@ class StreamAdmin:
     def list_streams(self, link: Link, command: ListStreams) -> None:
         """One page of names and short facts."""
         limit = max(1, min(command.limit, self._shard.settings.page_max))
-        permit = self._shard.settings.permit
         page: list[dict[str, Any]] = []
         more = False
         for name in self._catalogue.names_after(command.after, command.prefix):
@@ -158,7 +158,7 @@ class StreamAdmin:
                 more = True
                 break
             stream = self._catalogue.get(name)
-            if stream is not None and permit(link.owner, "read", name):
+            if stream is not None and self._catalogue.tells(link.owner, name):
                 page.append(_short(stream, self._shard.now_ms))
         self._answers.result(link, command, {"streams": page, "more": more})
 
