@@ -390,6 +390,8 @@ class Reading:
         if self._next < self._end and self._at.lsn < self._until_lsn:
             return bool(self._waiting) or self._renew()
         self._lose_newest()
+        if self._next < self._end:
+            self._look()
         self._miss(self._end)
         self._closed = True
         return True
@@ -528,6 +530,7 @@ class Reading:
         self._tail.advance(thorough=self._idle % _THOROUGH == 0)
         if self._tail.turns != self._turns:
             self._turns = self._tail.turns
+            self._look()  # the ring of a stream that was removed has come to nothing
             stop = self._next_offset(self._tail.end_lsn)
             if self._next > stop:
                 self._note(RewoundNotice(self._next, stop, self._epoch))
@@ -553,13 +556,17 @@ class Reading:
         """Look once in a while at what became of the stream."""
         if now - self._looked >= _CATALOGUE_S:
             self._looked = now
-            self._catalogue.refresh()
-            entry = self._catalogue.entry(self._entry.number)
-            if entry is None:
-                self._closed = True
-                raise StreamRemoved(f"the stream '{self._entry.name}' was removed")
-            self._entry = entry
-            self._selection.purge(entry.purges)
+            self._look()
+
+    def _look(self) -> None:
+        """Look at what became of the stream. Raises StreamRemoved, and ends the reading."""
+        self._catalogue.refresh()
+        entry = self._catalogue.entry(self._entry.number)
+        if entry is None:
+            self._closed = True
+            raise StreamRemoved(f"the stream '{self._entry.name}' was removed")
+        self._entry = entry
+        self._selection.purge(entry.purges)
 
     def _wait(self, deadline: float | None) -> None:
         """Sleep until files are looked at again. Raises Timeout once the deadline is over."""
