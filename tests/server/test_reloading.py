@@ -568,7 +568,7 @@ class Gate:
 
 
 def test_a_signal_amid_a_reading_has_the_configuration_read_once_more(tmp_path: Path) -> None:
-    """What was changed after the file had been read was not taken up until the next signal."""
+    """A change after the file had been read was not taken up until the next signal."""
     file = tmp_path / "malamute.toml"
     file.write_text('data_directory = ""\nlisten = ["inproc://reloads"]\n')
     gate = Gate(file)
