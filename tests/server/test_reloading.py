@@ -186,6 +186,31 @@ def test_a_users_file_is_checked_as_a_configuration_is(tmp_path: Path, text: str
     assert found.complete == before.complete
 
 
+def test_a_bound_that_defaults_do_not_fit_stays_as_it_was() -> None:
+    """Each stream that was to be made by first use was refused from then on."""
+    before = {"streams": {"default": {"description": "x" * 100}}}
+    after = {"streams": {"default": {"description": "x" * 100}, "settings_bytes_max": 50}}
+    found = reading(before, after)
+    assert {(key, outcome) for key, outcome, _ in found.changes} == {
+        ("streams.default", "refused"), ("streams.settings_bytes_max", "refused"),
+    }  # fmt: skip
+    assert found.config == from_table(before)
+
+
+def test_what_a_wrong_users_file_holds_back_is_told_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "users.toml"
+    before = {"authentication": {"mechanism": "plain", "users": {"ann": ANN}}}
+    after = {
+        "authentication": {"mechanism": "plain", "users": {"ann": ANN}, "users_file": str(file)},
+        "permissions": {"ann": {"read": ["x"]}},
+    }
+    found = reading(before, after)
+    assert {(key, outcome) for key, outcome, _ in found.changes} == {
+        ("authentication.users_file", "refused"), ("permissions", "refused"),
+    }  # fmt: skip
+    assert found.config == from_table(before)
+
+
 TOGETHER = """\
 [authentication]
 mechanism = "plain"
