@@ -147,7 +147,10 @@ def take_up(before: Reading, examined: Examined, complete: Callable[[Config], Co
     config = with_values(before.config, values)
     try:
         check_defaults(config)
-        completed = complete(config)
+        if any(_setting_of(change.key) in SECURITY for change in changes):
+            completed = with_values(before.complete, values)
+        else:
+            completed = complete(config)
         check_credentials(completed.authentication)
         check_namespaces(completed)
     except ConfigError as error:

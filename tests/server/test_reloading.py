@@ -197,6 +197,25 @@ def test_a_bound_that_defaults_do_not_fit_stays_as_it_was() -> None:
     assert found.config == from_table(before)
 
 
+def test_a_fault_of_the_configuration_holds_the_users_file_back(tmp_path: Path) -> None:
+    file, users = tmp_path / "malamute.toml", tmp_path / "users.toml"
+    text = f'[authentication]\nmechanism = "plain"\nusers_file = "{users}"\n'
+    ann = f'[users.ann]\npassword = "{ANN}"\n'
+    users.write_text(ann)
+    users.chmod(0o600)
+    file.write_text(text)
+    config = load(file)
+    before = Reading(config, with_users(config), [])
+    users.write_text(f'{ann}[users.bob]\npassword = "{BOB}"\n')
+    file.write_text(f"{text}[permissions.ann]\nreed = []\n")
+    found = take_up(before, examine(file), with_users)
+    assert [(key, outcome) for key, outcome, _ in found.changes] == [("permissions.ann", "refused")]
+    assert found.complete == before.complete
+    file.write_text(text)
+    found = take_up(before, examine(file), with_users)
+    assert set(found.complete.authentication.users) == {"ann", "bob"}
+
+
 def test_what_a_wrong_users_file_holds_back_is_told_by_name(tmp_path: Path) -> None:
     file = tmp_path / "users.toml"
     before = {"authentication": {"mechanism": "plain", "users": {"ann": ANN}}}
