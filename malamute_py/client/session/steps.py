@@ -29,7 +29,12 @@ from malamute_protocol.commands import (
     Trim,
     Welcome,
 )
-from malamute_protocol.errors import BrokerRefused, LocalProtocolError, MalamuteError
+from malamute_protocol.errors import (
+    BrokerRefused,
+    ConnectionLost,
+    LocalProtocolError,
+    MalamuteError,
+)
 from malamute_protocol.limits import DEFAULT_LIMITS, RANGES_MAX
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.client.position import Confirmation
@@ -74,6 +79,8 @@ PARTS_MAX: Final = 256
 ROWS_MAX: Final = 4096
 """Records and acknowledged numbers of a merged step: what any broker takes as one REQUEST."""
 
+_DONE_BEFORE: Final = frozenset({"conflict", "not_held"})
+"""Refusals of a move and of an acknowledgement that have been done already."""
 _OWNING: Final = (PUBLISH, SEND, REQUEST, REPLY, CONTENT)
 
 
@@ -462,7 +469,7 @@ class Steps(Lanes[OutgoingSteps]):
         """
         if not self._came_back(batch):
             return
-        batch.doubtful = False
+        doubtful, batch.doubtful = batch.doubtful, False
         before = batch.lane
         again = error.code in RETRYABLE and (batch.count > 1 or batch.rows[0].token is not None)
         if again:
@@ -478,6 +485,9 @@ class Steps(Lanes[OutgoingSteps]):
         elif again:
             batch.put_off()
             self._put_back(batch)
+        elif batch.plain and doubtful and error.code in _DONE_BEFORE:
+            # Without a key the broker cannot tell it from what it did before the link was lost.
+            self._end(batch, ConnectionLost(f"it may have been done before: {error}"))
         else:
             self._end(batch, error)
         for lane in {before, batch.lane}:

@@ -9,6 +9,7 @@ import pytest
 
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode, encode_lists
+from malamute_protocol.framing import NUMBERS
 from malamute_protocol.keys import DELETION_FIELD
 from malamute_py.broker import BrokerSettings
 from malamute_py.broker.ready import AppendBundle, IndexAnswer
@@ -196,6 +197,16 @@ def test_nothing_happened_that_the_journal_refused() -> None:
     del world.refuse[ring]
     assert world.update("a", b"two", first).offset == first + 1
     assert world.get("a")["body"] == b"two"
+
+
+def test_a_retry_of_an_update_that_the_journal_refuses_is_refused_as_an_update() -> None:
+    world = World()
+    world.refuse[world.stream("s").ring.name] = ("disk_full", "no room")
+    content = world.content("a", b"v", sequence=0)
+    updates = [wire.UpdateKey("s", tracker, 0, 0) for tracker in (50, 51)]
+    peer = world.send(1, *updates, frames=[content, content])
+    refused = [(one.command, one.reference) for one in peer.of(wire.Refused)]
+    assert refused == [(NUMBERS[wire.UpdateKey], 50), (NUMBERS[wire.UpdateKey], 51)]
 
 
 def test_a_value_is_told_once_no_power_loss_can_take_it_back() -> None:

@@ -627,3 +627,17 @@ def test_steps_are_merged_only_as_far_as_their_records_keep_their_order() -> Non
     script.step()
     found = [contents(sent) for sent in script.sent()]
     assert [each[0] for each in found] == [[b"0", b"1"], [b"2", b"3"], [b"4"]]
+
+
+def test_a_move_by_a_command_alone_that_may_have_been_done_is_not_said_to_be_refused() -> None:
+    for lost in (True, False):
+        script = Stepping()
+        script.add(moved(10, 3), "1")
+        script.step()
+        script.refuse(script.sent()[0][0][0], "cross_ring")
+        if lost:
+            script.reconnect()
+        move = script.last(c.MoveCursor)
+        script.say(c.Refused(66, move.tracker, "conflict", "cursor 'c' stands at 10"))
+        told = script.settled()["1"]
+        assert isinstance(told, ConnectionLost if lost else BrokerRefused)
