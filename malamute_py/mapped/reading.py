@@ -193,10 +193,10 @@ class Reading:
             return self._no_later_than(offset if inclusive else offset + 1, stop)
         if kind == StartKind.TIME:
             time_ms, inclusive = arguments
-            return self._at_time(time_ms, inclusive, stop)
+            return self._or_moved(self._at_time(time_ms, inclusive, stop))
         if kind == StartKind.CLIENT_TIME:
             time_ms, inclusive = arguments
-            return self._at_client_time(time_ms, inclusive, stop)
+            return self._or_moved(self._at_client_time(time_ms, inclusive, stop), always=True)
         raise LocalProtocolError(
             "bad_start",
             "a reader of the files knows no cursors, and no last record of each subject: ask the"
@@ -211,6 +211,12 @@ class Reading:
         if self._missing.oldest:
             first = min(first, self._missing.first(self._entry.number))
         return self._skip_aged(lsn, max(first, self._floor))
+
+    def _or_moved(self, found: int, *, always: bool = False) -> int:
+        """Return 1 for an offset found by time, if records that have moved may be of that time."""
+        first = max(begin_of(self._segments, self._entry.number, self._floor)[1], self._floor)
+        moved = self._entry.settings.keep and first > 1
+        return 1 if moved and (always or found <= first) else found
 
     def _from_position(self, stop: int, offset: int, epoch: int = 0, uuid: bytes = b"") -> int:
         """Return the offset to begin with, for a reader that stood at `offset`.
@@ -384,6 +390,8 @@ class Reading:
         if self._next < self._end and self._at.lsn < self._until_lsn:
             return bool(self._waiting) or self._renew()
         self._lose_newest()
+        if self._next < self._end:
+            self._look()
         self._miss(self._end)
         self._closed = True
         return True
@@ -522,6 +530,7 @@ class Reading:
         self._tail.advance(thorough=self._idle % _THOROUGH == 0)
         if self._tail.turns != self._turns:
             self._turns = self._tail.turns
+            self._look()  # the ring of a stream that was removed has come to nothing
             stop = self._next_offset(self._tail.end_lsn)
             if self._next > stop:
                 self._note(RewoundNotice(self._next, stop, self._epoch))
@@ -547,13 +556,17 @@ class Reading:
         """Look once in a while at what became of the stream."""
         if now - self._looked >= _CATALOGUE_S:
             self._looked = now
-            self._catalogue.refresh()
-            entry = self._catalogue.entry(self._entry.number)
-            if entry is None:
-                self._closed = True
-                raise StreamRemoved(f"the stream '{self._entry.name}' was removed")
-            self._entry = entry
-            self._selection.purge(entry.purges)
+            self._look()
+
+    def _look(self) -> None:
+        """Look at what became of the stream. Raises StreamRemoved, and ends the reading."""
+        self._catalogue.refresh()
+        entry = self._catalogue.entry(self._entry.number)
+        if entry is None:
+            self._closed = True
+            raise StreamRemoved(f"the stream '{self._entry.name}' was removed")
+        self._entry = entry
+        self._selection.purge(entry.purges)
 
     def _wait(self, deadline: float | None) -> None:
         """Sleep until files are looked at again. Raises Timeout once the deadline is over."""

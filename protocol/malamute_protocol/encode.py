@@ -121,11 +121,11 @@ def _plain(bodies: Sequence[bytes], subject: Any, limits: Limits, options: Optio
     count = len(bodies)
     if not count or count > limits.batch_records_max or type(subject) is not str:
         return None
-    packed = pack_subjects((subject,))
     try:
+        packed = pack_subjects((subject,))
         bounds = list(accumulate(map(len, bodies), initial=0))
         blob = b"".join(bodies)
-    except TypeError:
+    except (TypeError, UnicodeEncodeError):
         return None
     total = bounds[-1]
     if (
@@ -225,11 +225,12 @@ def encode_fixed(blob: bytes, width: int, **options: Unpack[Options]) -> bytes:
 
     Raises LocalProtocolError: as encode(), or the blob is no multiple of the width.
     """
-    if width <= 0 or len(blob) % width:
+    size = memoryview(blob).nbytes
+    if width <= 0 or size % width:
         raise LocalProtocolError(
-            "bad_batch", f"{len(blob)} bytes do not divide into records of {width} bytes"
+            "bad_batch", f"{size} bytes do not divide into records of {width} bytes"
         )
-    count = len(blob) // width
+    count = size // width
     return encode_columns(np.arange(count + 1, dtype=np.int64) * width, blob, **options)
 
 
@@ -244,9 +245,11 @@ def encode_columns(offsets: Any, blob: Any, **options: Unpack[Options]) -> bytes
     data = memoryview(blob).cast("B")
     if bounds.ndim != 1 or not len(bounds) or bounds.dtype.kind not in "iu":
         raise LocalProtocolError("bad_batch", "offsets must be n+1 integers")
-    sizes = np.diff(bounds)
-    if int(bounds[0]) < 0 or int(bounds[-1]) > len(data) or (sizes < 0).any():
+    # Compared, not subtracted: the difference of two unsigned integers is never below 0.
+    falls = (bounds[1:] < bounds[:-1]).any()
+    if falls or int(bounds[0]) < 0 or int(bounds[-1]) > len(data):
         raise LocalProtocolError("bad_batch", f"offsets fall or leave the blob of {len(data)}")
+    sizes = np.diff(bounds)
     if len(sizes) and int(sizes.max()) > limits.record_bytes_max:
         row = int(sizes.argmax())
         raise LocalProtocolError("too_large", _over("record", row, int(sizes[row]), limits))

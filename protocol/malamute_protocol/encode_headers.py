@@ -90,6 +90,8 @@ def subjects_of(count: int, options: Options) -> tuple[tuple[bytes, int], Array 
     codes: Array | None = None
     if "subject_table" in options:
         table = list(options["subject_table"])
+        if not table:
+            raise LocalProtocolError("bad_batch", "a subject table without an entry")
         codes = _codes(count, options.get("subject_codes"), len(table), 0, "subject")
     else:
         subject = options.get("subject")
@@ -100,8 +102,11 @@ def subjects_of(count: int, options: Options) -> tuple[tuple[bytes, int], Array 
         else:
             table, codes = _distinct(count, subject)
     if further:
-        table = [[e, *further] if type(e) is str else [*e, *further] for e in table]
-    return (pack_subjects(table), len(table)), codes
+        table = [[e, *further] if isinstance(e, str) else [*e, *further] for e in table]
+    try:
+        return (pack_subjects(table), len(table)), codes
+    except (TypeError, ValueError) as error:
+        raise LocalProtocolError("bad_batch", f"the subjects: {error}") from error
 
 
 def _distinct(count: int, subjects: Any) -> tuple[list[Any], Array | None]:
@@ -111,13 +116,13 @@ def _distinct(count: int, subjects: Any) -> tuple[list[Any], Array | None]:
     try:
         index = dict.fromkeys(subjects)
     except TypeError:
-        subjects = [entry if type(entry) is str else tuple(entry) for entry in subjects]
+        subjects = [entry if isinstance(entry, str) else tuple(entry) for entry in subjects]
         index = dict.fromkeys(subjects)
     places: dict[Any, int] = {}
     # ("a",) and "a" are one entry.
     codes_of = {
         entry: places.setdefault(
-            entry[0] if type(entry) is not str and len(entry) == 1 else entry, len(places)
+            entry[0] if not isinstance(entry, str) and len(entry) == 1 else entry, len(places)
         )
         for entry in index
     }
@@ -131,6 +136,14 @@ def fieldmaps_of(count: int, options: Options) -> tuple[tuple[bytes, int], Array
 
     Code -1 is a row without fields. Raises LocalProtocolError.
     """
+    try:
+        return _fieldmaps(count, options)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise LocalProtocolError("bad_batch", f"the fields: {error}") from error
+
+
+def _fieldmaps(count: int, options: Options) -> tuple[tuple[bytes, int], Array | None]:
+    """Do the work of fieldmaps_of(). Raises what wrong types raise, too."""
     if "field_table" in options:
         table = list(options["field_table"])
         codes = _codes(count, options.get("field_codes"), len(table), -1, "field")
@@ -142,6 +155,8 @@ def fieldmaps_of(count: int, options: Options) -> tuple[tuple[bytes, int], Array
         return (b"", 0), None
     if isinstance(fields, Mapping):
         return (pack_fieldmaps([fields]), 1), None
+    # A list: to go through another sequence twice may bring other objects.
+    fields = list(fields)
     if len(fields) != count:
         raise LocalProtocolError("bad_batch", f"{len(fields)} field maps for {count} records")
     # Records often share one map object: compare by identity first, by value once each.
@@ -170,16 +185,18 @@ def _codes(count: int, codes: Any, entries: int, least: int, what: str) -> Array
         if entries > 1:
             raise LocalProtocolError("bad_batch", f"{entries} {what} entries and no codes")
         return None
-    column = np.ascontiguousarray(codes, dtype=I4)
-    if len(column) != count:
-        raise LocalProtocolError("bad_batch", f"{len(column)} {what} codes for {count} records")
+    column = np.asarray(codes)
+    if column.shape != (count,):
+        raise LocalProtocolError("bad_batch", f"{column.size} {what} codes for {count} records")
+    if column.dtype.kind not in "iu":
+        raise LocalProtocolError("bad_batch", f"{what} codes are integers, not {column.dtype}")
     outside = np.flatnonzero((column < least) | (column >= entries))
     if len(outside):
         row = int(outside[0])
         raise LocalProtocolError(
             "bad_batch", f"{what} code {int(column[row])} of record {row}: {entries} entries"
         )
-    return column
+    return np.ascontiguousarray(column, dtype=I4)
 
 
 def check_table(
@@ -236,12 +253,18 @@ def times_of(count: int, times: object, what: str, none: int) -> Array | None:
             return np.full(count, times, I8)
         if isinstance(times, Sequence):
             times = [none if time is None else time for time in times]
-        column = np.ascontiguousarray(times, dtype=I8)
+        column = np.atleast_1d(np.asarray(times))
     except (TypeError, ValueError, OverflowError) as error:
         raise LocalProtocolError("bad_batch", f"{what}: {error}") from error
-    if len(column) != count:
-        raise LocalProtocolError("bad_batch", f"{len(column)} {what} for {count} records")
-    return column
+    if column.shape != (count,):
+        raise LocalProtocolError("bad_batch", f"{column.size} {what} for {count} records")
+    kind = column.dtype.kind
+    if kind == "O" and isinstance(times, np.ndarray):
+        return times_of(count, column.tolist(), what, none)
+    if kind not in "iu" or (kind == "u" and int(column.max()) >= 1 << 63):
+        found = f"{column.dtype}" if kind != "u" else f"{int(column.max())}"
+        raise LocalProtocolError("bad_batch", f"{what} are integers of 64 bits, not {found}")
+    return np.ascontiguousarray(column, dtype=I8)
 
 
 def properties_of(count: int, options: Options, limits: Limits) -> tuple[int, list[Any]]:

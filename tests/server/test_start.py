@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import socket
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import malamute_py as malamute
@@ -325,3 +327,29 @@ def test_a_directory_beside_the_rings_with_another_file_is_no_removed_ring(tmp_p
         until(lambda: not (tmp_path / "rings" / "empty").exists())
     assert (tmp_path / "rings" / "mine" / "notes.txt").read_text() == "mine"
     assert (tmp_path / "rings" / "whole" / "ring").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["malamute-zap", "malamute-hash-1", "malamute-reader", "watchdog"])
+def test_a_start_without_room_for_a_thread_ends_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A broker with authentication hung: the context waited for the socket of its handler."""
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name == name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    users = {"ann": hash_password("a", salt=bytes(16))}
+    wanted = msgspec.structs.replace(
+        config(), authentication=Authentication(mechanism="plain", users=users)
+    )
+    before = threading.active_count()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refused)
+        with pytest.raises((RuntimeError, StartError), match="can't start new thread"):
+            Server(wanted, log=Lines()).start()
+    until(lambda: threading.active_count() <= before)
+    with Server(wanted, log=Lines()):
+        pass

@@ -320,7 +320,7 @@ class Publishing:
         waiter = again.waiter
         if waiter is None:
             return
-        waiter.duplicate = True
+        waiter.duplicate, waiter.command = True, NUMBERS[type(command)]
         link.unconfirmed_bytes += waiter.size
         sequence = again.content.head.first_sequence
         original = place.under_way.get(sequence)

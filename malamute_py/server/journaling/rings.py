@@ -171,6 +171,9 @@ class Rings:
         """Removed rings, whose files go one after the other."""
         self._unready: dict[str, Unready] = {}
         """Rings that are being opened, or could not be."""
+        self._early_pins: dict[str, dict[str, tuple[int, int | None]]] = {}
+        """Pins of rings that are being opened, each as pin() was told; set before the first
+        append."""
         self._stopping = False
         self._dirty: dict[str, Ring] = {}
         """Rings with appends that no sync covers."""
@@ -247,6 +250,7 @@ class Rings:
         """Have a ring opened, or removed, by a thread; until then its appends are refused."""
         if settings.get("remove"):
             self._dirty.pop(name, None)
+            self._early_pins.pop(name, None)
             self._in_memory.discard(name)
             self.latencies.forget(name)
             self._opener.put(Change(name, settings))
@@ -305,6 +309,9 @@ class Rings:
         ring = self._rings.get(name)
         if ring is None:
             return [AppendRefused(token, "journal_failed", f"there is no ring {name}")]
+        if self._early_pins:
+            for pin, (stream, offset) in self._early_pins.pop(name, {}).items():
+                self.pin(name, pin, stream, offset)
         batches = bundles[0].batches
         if len(bundles) > 1:
             batches = tuple(batch for bundle in bundles for batch in bundle.batches)
@@ -401,7 +408,11 @@ class Rings:
         """Hold a ring back from a stream's offset on; None: no longer."""
         found = self._rings.get(ring)
         if found is None:
+            if ring in self._unready:
+                self._early_pins.setdefault(ring, {})[name] = stream, offset
             return
+        if self._early_pins:
+            self._early_pins.get(ring, {}).pop(name, None)
         if offset is None:
             found.unpin(name)
         else:

@@ -127,6 +127,21 @@ def test_a_new_ring_is_opened_beside_the_loop_and_its_appends_wait(bench: Bench)
     assert bench.rings.facts()["own"]["prepared_in_append_total"] == 0
 
 
+def test_a_pin_that_comes_while_its_ring_is_being_opened_holds(bench: Bench) -> None:
+    with bench.rings._rings[MAIN]._space.preparing:
+        bench.troubles.may_create.clear()
+        bench.rings.open("own", OWN)
+        for name, offset in (("one", 0), ("two", 0), ("two", None)):
+            bench.rings.pin("own", name, 1, offset)
+        bench.troubles.may_create.set()
+        bench.appended("own")
+    ring = bench.rings._rings["own"]
+    assert ring._space.pins() == {"one": (1, 0)}
+    bench.rings.pin("own", "one", 1, 1)
+    bench.appended("own")
+    assert ring._space.pins() == {"one": (1, 1)}
+
+
 def test_a_ring_that_could_not_be_opened_is_tried_again(bench: Bench) -> None:
     bench.troubles.full = True
     bench.rings.open("own", OWN)
