@@ -60,6 +60,7 @@ class LogReader:
     def streams(self) -> list[StreamEntry]:
         """Return all streams, by name, as of now. Raises OSError."""
         self._catalogue.refresh()
+        self._forget_rings()
         return self._catalogue.entries()
 
     def read(
@@ -126,6 +127,7 @@ class LogReader:
     def _entry(self, name: str) -> StreamEntry:
         """Return a stream by its name, as of now. Raises UnknownStream."""
         self._catalogue.refresh()
+        self._forget_rings()
         entry = self._catalogue.find(name)
         if entry is None:
             raise UnknownStream(
@@ -137,6 +139,11 @@ class LogReader:
                 f"the stream '{name}' is kept in the broker's memory: read it with a client"
             )
         return entry
+
+    def _forget_rings(self) -> None:
+        """Release the files of rings whose streams were removed: they still take room on disk."""
+        for name in self._rings.keys() - self._catalogue.rings() - {_MAIN}:
+            self._rings.pop(name)[0].forget()
 
     def _ring(self, name: str, wait_s: float = 0.0) -> tuple[Segments, RingTail]:
         """Open a ring, once; wait_s: for how long to wait for a ring that is not begun."""
