@@ -427,7 +427,7 @@ class Broker:
         if self._steps.owns(answer.token):
             self._steps.refused(answer)
         elif answer.token in self._compaction.handed:
-            self._compaction.refused(answer)
+            self._publishing.spared.add(self._compaction.refused(answer))
         else:
             self._publishing.refused(answer)
 

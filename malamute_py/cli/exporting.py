@@ -37,6 +37,8 @@ JSON_LINES: Final = (".jsonl", ".ndjson")
 PARQUET: Final = ".parquet"
 _GROUP_ROWS: Final = 16_384
 """Rows of one row group: batches of few records are written together."""
+_GROUP_BYTES: Final = 64 << 20
+"""Bytes of the batches that wait to be written together."""
 
 
 def form_of(file: Path) -> str:
@@ -109,7 +111,7 @@ class Parquet:
         # A column of the schema goes before what a record has by the same name.
         self._header = [name for name in arrow.HEADER_COLUMNS if name not in names]
         self._waiting: list[Any] = []
-        self._rows = 0
+        self._rows = self._held = 0
         self._writer: Any = None
 
     def write(self, batch: Batch) -> None:
@@ -120,9 +122,11 @@ class Parquet:
         rows = to_arrow(batch, decode=True, header=header, schema=self._schema)
         self._waiting.append(rows)
         self._rows += rows.num_rows
+        # A row that was selected holds all of its batch.
+        self._held += batch.stamp.size
         self.count += rows.num_rows
         self.bytes += rows.nbytes
-        if self._rows >= _GROUP_ROWS:
+        if self._rows >= _GROUP_ROWS or self._held >= _GROUP_BYTES:
             self._write()
 
     def _write(self) -> None:
@@ -139,7 +143,7 @@ class Parquet:
             table = pa.Table.from_batches(self._waiting)
             self._writer.write_table(table.combine_chunks(), row_group_size=len(table))
             self._waiting.clear()
-            self._rows = 0
+            self._rows = self._held = 0
 
     def flush(self) -> None:
         """Do nothing: a row group is written when it has enough rows."""

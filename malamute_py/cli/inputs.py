@@ -277,10 +277,19 @@ def _row(
         expires = _time(value["expires"])
     properties = {name: _property(each) for name, each in properties.items()}
     body = _body(value) if typed is None else typed(value["row"])
+    named = {name: _field(each) for name, each in fields.items() if each is not None}
     return (
-        body, subject, {**defaults.fields, **{k: str(v) for k, v in fields.items()}},
-        client_time, expires, {**defaults.properties, **properties},
+        body, subject, {**defaults.fields, **named}, client_time, expires,
+        {**defaults.properties, **properties},
     )  # fmt: skip
+
+
+def _field(value: Any) -> str:
+    """Return the text of a field: a text and a number as they are, other values as JSON."""
+    import msgspec
+
+    plain = isinstance(value, str | int | float) and not isinstance(value, bool)
+    return str(value) if plain else msgspec.json.encode(value).decode()
 
 
 def _property(value: Any) -> Any:

@@ -173,6 +173,7 @@ class _Crew:
     ) -> None:
         """told: the signals that this process got."""
         self._told = told
+        self._client = client
         self._worker = worker
         self._service = service
         self._command = command
@@ -251,6 +252,10 @@ class _Crew:
         with self._lock:
             long = [each for each, began in self._running.items() if now - began >= _ASK_EVERY_S]
         for request in long:
+            # While there is no link, each would be waited for in vain, and no signal be heeded; the
+            # client renews all of them when there is one.
+            if not self._client.linked:
+                return
             with suppress(MalamuteError):
                 request.renew(_ANSWER_MS)
 

@@ -5,7 +5,7 @@ the nearest one, and is never ignored. Source: deploy/malamute.toml explains eac
 compares the two).
 """
 
-from malamute_py.config.combinations import wrong_in_combination
+from malamute_py.config.combinations import faults_of_users, wrong_in_combination
 from malamute_py.config.keys import (
     ENVIRONMENT_PREFIX,
     KEYS,
@@ -59,6 +59,7 @@ __all__ = [
     "Names",
     "NamespaceSection",
     "QuotasSection",
+    "faults_of_users",
     "from_table",
     "key_of_variable",
     "load",

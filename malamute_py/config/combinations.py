@@ -95,15 +95,8 @@ def wrong_in_combination(config: Config) -> Iterator[ConfigError]:
             f"{checkpoint.force_percent} is not below checkpoint.pressure_percent "
             f"({checkpoint.pressure_percent})",
         )
-    tables = [(f"quotas.identities.{name}", own) for name, own in config.quotas.identities.items()]
-    tables += [(f"namespaces.{name}.quotas", own.quotas) for name, own in config.namespaces.items()]
-    for table, quotas in tables:
-        for quota in quotas:
-            if quota not in QUOTAS:
-                near = nearest(quota, QUOTAS) or f"; there are {', '.join(QUOTAS)}"
-                yield ConfigError(f"{table}.{quota}", f"there is no such quota{near}")
+    yield from faults_of_users(config)
     yield from _namespace_faults(config)
-    yield from _identity_faults(config.authentication)
     try:
         check_http(config.http)
     except ConfigError as error:
@@ -120,6 +113,21 @@ def wrong_in_combination(config: Config) -> Iterator[ConfigError]:
             'mechanism = "curve" needs the public key of each client: name = "key", or a '
             "users_file that ends in .toml",
         )
+
+
+def faults_of_users(config: Config) -> Iterator[ConfigError]:
+    """Find faults in quotas and templates, also of a configuration that has its users file in it.
+
+    Such are quotas that there are not, and templates that _identity_faults() finds.
+    """
+    tables = [(f"quotas.identities.{name}", own) for name, own in config.quotas.identities.items()]
+    tables += [(f"namespaces.{name}.quotas", own.quotas) for name, own in config.namespaces.items()]
+    for table, quotas in tables:
+        for quota in quotas:
+            if quota not in QUOTAS:
+                near = nearest(quota, QUOTAS) or f"; there are {', '.join(QUOTAS)}"
+                yield ConfigError(f"{table}.{quota}", f"there is no such quota{near}")
+    yield from _identity_faults(config.authentication)
 
 
 def _namespace_faults(config: Config) -> Iterator[ConfigError]:

@@ -7,6 +7,7 @@ unit ("4GiB", "5s"). Source: deploy/malamute.toml.
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -157,13 +158,16 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def _beside(folder: Path, table: dict[str, Any]) -> dict[str, Any]:
-    """Return a configuration in which relative paths of files begin at `folder`, its own."""
+    """Return a configuration in which relative paths of files begin at `folder`, its own.
+
+    One that begins with `~` begins at the home of a user.
+    """
     for key in FILES:
         section, _, name = key.partition(".")
         inner = table.get(section)
         named = inner.get(name) if isinstance(inner, dict) else None
-        if isinstance(inner, dict) and isinstance(named, str) and named and named[0] != "~":
-            inner[name] = str(folder / named)
+        if isinstance(inner, dict) and isinstance(named, str) and named:
+            inner[name] = str(folder / os.path.expanduser(named))
     return table
 
 

@@ -193,10 +193,10 @@ class Reading:
             return self._no_later_than(offset if inclusive else offset + 1, stop)
         if kind == StartKind.TIME:
             time_ms, inclusive = arguments
-            return self._at_time(time_ms, inclusive, stop)
+            return self._or_moved(self._at_time(time_ms, inclusive, stop))
         if kind == StartKind.CLIENT_TIME:
             time_ms, inclusive = arguments
-            return self._at_client_time(time_ms, inclusive, stop)
+            return self._or_moved(self._at_client_time(time_ms, inclusive, stop), always=True)
         raise LocalProtocolError(
             "bad_start",
             "a reader of the files knows no cursors, and no last record of each subject: ask the"
@@ -211,6 +211,12 @@ class Reading:
         if self._missing.oldest:
             first = min(first, self._missing.first(self._entry.number))
         return self._skip_aged(lsn, max(first, self._floor))
+
+    def _or_moved(self, found: int, *, always: bool = False) -> int:
+        """Return 1 for an offset found by time, if records that have moved may be of that time."""
+        first = max(begin_of(self._segments, self._entry.number, self._floor)[1], self._floor)
+        moved = self._entry.settings.keep and first > 1
+        return 1 if moved and (always or found <= first) else found
 
     def _from_position(self, stop: int, offset: int, epoch: int = 0, uuid: bytes = b"") -> int:
         """Return the offset to begin with, for a reader that stood at `offset`.

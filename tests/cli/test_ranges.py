@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from malamute_protocol.batch import Batch, Content, Stamp, encode
 from malamute_protocol.encode import encode_arrow, encode_lists
 from malamute_protocol.limits import DEFAULT_LIMITS
 from malamute_protocol.schema import Schemas, schema_id
 from malamute_py import EmbeddedBroker
-from malamute_py.cli import importing
+from malamute_py.cli import exporting, importing
 from malamute_py.client.session.tables import TableRows
 from tests.cli.running import Run
 
@@ -348,3 +349,22 @@ def test_properties_that_json_has_no_number_for_and_times_beyond_its_years_come_
         (record,) = client.subscribe(to, start="earliest", until="tail")
     assert repr(dict(record.properties)) == repr(properties)
     assert (record.client_time_ms, record.expires_at_ms) == (late_ms, late_ms)
+
+
+def test_a_row_group_has_a_bound_of_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyarrow import parquet
+
+    file = tmp_path / "r.parquet"
+    for bound, groups in ((1 << 20, 1), (15_000, 3)):
+        monkeypatch.setattr(exporting, "_GROUP_BYTES", bound)
+        sink = exporting.Parquet(file, b"")
+        for number in range(6):
+            content = Content(encode([bytes(10_000)]))
+            sink.write(
+                Batch(
+                    Stamp(1, 0, 0, 0, 1, number, 0, 1, 0, 10_000, 1, 0, content.head.content_crc),
+                    content,
+                )
+            )
+        sink.finish(None)
+        assert parquet.ParquetFile(file).metadata.num_row_groups == groups

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -457,3 +458,21 @@ def test_a_request_that_comes_again_while_its_run_is_noted_is_another_run() -> N
     crew._handle(requests[0])
     assert notes == ["again", "first"]
     assert not crew._running
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_no_run_is_renewed_one_by_one_while_the_broker_is_away(linked: bool) -> None:
+    renewed: list[int] = []
+
+    class Asked:
+        """A request whose renewal would be waited for."""
+
+        def renew(self, timeout_ms: int) -> None:
+            renewed.append(timeout_ms)
+
+    crew: Any = object.__new__(_Crew)
+    crew._lock = threading.Lock()
+    crew._client = SimpleNamespace(linked=linked)
+    crew._running = {Asked(): 0.0, Asked(): 0.0}
+    crew._ask()
+    assert len(renewed) == (2 if linked else 0)

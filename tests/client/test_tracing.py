@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -163,6 +164,28 @@ async def test_many_records_of_one_call_carry_one_context_between_them(traced: T
     assert codes is None
     assert len(maps) == 1
     assert len(traced.tracing.spans.contexts_of(few)) == 1
+
+
+async def test_properties_of_any_sequence_carry_the_context(traced: Traced) -> None:
+    stream = traced.name
+    await traced.shell.do("publish_many", stream, [b"1", b"2"], properties=deque([{"n": 1}, None]))
+    subscription = traced.client.subscribe(stream, start="earliest", until="tail")
+    batch = await traced.shell.call(subscription.next_batch)
+    assert [set(record.properties) for record in batch.records()] == [
+        {"n", "traceparent"}, {"traceparent"},
+    ]  # fmt: skip
+
+
+async def test_an_encoded_batch_of_a_step_carries_its_context(traced: Traced) -> None:
+    stream = traced.name
+    step = traced.client.atomic()
+    step.publish_batch(stream, encode([b"1", b"2"], properties={"x": 1}))
+    await traced.shell.call(step.commit)
+    subscription = traced.client.subscribe(stream, start="earliest", until="tail")
+    batch = await traced.shell.call(subscription.next_batch)
+    found = get_current_span(traced.tracing.context_of(batch)).get_span_context()
+    assert found.span_id == id_of(traced.one("atomic"))
+    assert set(batch.properties_of(0)) == {"x", "traceparent"}
 
 
 async def test_an_encoded_batch_carries_one_context_beside_its_own_properties(

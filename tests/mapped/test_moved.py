@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from malamute_protocol.stamp import Stamp
-from malamute_py import EmbeddedBroker, GapNotice, Notice
+from malamute_py import AtClientTime, AtTime, EmbeddedBroker, GapNotice, Notice
 from malamute_py.changelog.copies import unpack_copy
 from malamute_py.client.sync.client import SyncClient
 from malamute_py.journal import open_reader
@@ -78,6 +78,15 @@ def test_a_pattern_and_a_start_select_among_what_has_moved(
     with reader.read("s", "prefix:k", start=25, end=28) as reading:
         assert [record.offset for record in reading.records()] == [25, 26, 27]
         assert reading.position.next == 28
+
+
+@pytest.mark.parametrize("start", [AtTime(0), AtClientTime(0)])
+def test_a_start_by_a_time_before_all_that_has_not_moved_gives_what_has(
+    client: SyncClient, reader: LogReader, start: AtTime | AtClientTime
+) -> None:
+    with reader.read("s", "prefix:k", start=start, until="tail") as reading:
+        offsets = [record.offset for record in reading.records()]
+    assert offsets[:30] == [*range(1, 8), *range(9, 32)]
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -159,6 +160,30 @@ def test_users_and_permissions_are_taken_up_together_or_not_at_all(tmp_path: Pat
     assert found.complete.permissions["ann"].read == ["x"]
     assert found.complete.authentication == before.complete.authentication
     assert found.complete.streams.streams_max == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("[quotas.ann]\nstreems = 1", "quotas.identities.ann.streems"),
+        ('[users.bob]\nidentities = ["web"]', "authentication.identities.bob"),
+        ('[users.bob]\nidentities = ["ann-{n}"]', "authentication.identities.bob"),
+    ],
+)
+def test_a_users_file_is_checked_as_a_configuration_is(tmp_path: Path, text: str, key: str) -> None:
+    """A misspelt quota ended the broker at a reload; templates took another user's identities."""
+    file = tmp_path / "users.toml"
+    good = f'[users.ann]\npassword = "{ANN}"\n'
+    file.write_text(good)
+    file.chmod(0o600)
+    config = from_table({"authentication": {"mechanism": "plain", "users_file": str(file)}})
+    before = Reading(config, with_users(config), [])
+    file.write_text(good + text)
+    found = take_up(before, Examined(config, [], [], str), with_users)
+    assert [(each, outcome) for each, outcome, _ in found.changes] == [
+        (f"{file}: {key}", "refused")
+    ]
+    assert found.complete == before.complete
 
 
 TOGETHER = """\
@@ -524,3 +549,57 @@ def test_a_broker_in_a_terminal_ends_with_it() -> None:
     finally:
         os.close(outer)
         os.close(inner)
+
+
+class Gate:
+    """Readings of a configuration that wait while the gate is shut."""
+
+    def __init__(self, file: Path) -> None:
+        self.count = 0
+        self.open = threading.Event()
+        self.open.set()
+        self._file = file
+
+    def read(self) -> Examined:
+        found = examine(self._file)
+        self.count += 1
+        assert self.open.wait(WAIT_S)
+        return found
+
+
+def test_a_signal_amid_a_reading_has_the_configuration_read_once_more(tmp_path: Path) -> None:
+    """What was changed after the file had been read was not taken up until the next signal."""
+    file = tmp_path / "malamute.toml"
+    file.write_text('data_directory = ""\nlisten = ["inproc://reloads"]\n')
+    gate = Gate(file)
+    with Server(load(file), log=Lines(), reread=gate.read) as server:
+        gate.open.clear()
+        server._on_reload_signal(signal.SIGHUP, None)
+        until(lambda: gate.count == 2)
+        file.write_text(file.read_text() + "[streams]\nstreams_max = 7\n")
+        for _ in range(3):
+            server._on_reload_signal(signal.SIGHUP, None)
+        gate.open.set()
+        until(lambda: server.config.streams.streams_max == 7)
+        assert gate.count == 3
+
+
+def test_a_system_without_room_for_a_thread_costs_one_reload_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No reload was possible afterwards, and one that a signal asked for ended the broker."""
+    file = tmp_path / "malamute.toml"
+    file.write_text('data_directory = ""\nlisten = ["inproc://reloads"]\n')
+    gate = Gate(file)
+
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with Server(load(file), log=Lines(), reread=gate.read) as server:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refused)
+            assert "can't start new thread" in server.request_reload()
+            server._on_reload_signal(signal.SIGHUP, None)
+        assert gate.count == 1
+        server._on_reload_signal(signal.SIGHUP, None)
+        until(lambda: gate.count == 2)

@@ -15,7 +15,7 @@ from malamute_py.client.aio.link import LoopLink
 from malamute_py.client.aio.steps import AtomicStep
 from malamute_py.client.arguments import settings_of, truth
 from malamute_py.client.facts import CursorFacts, facts
-from malamute_py.client.position import Confirmation, Position, StartPoint, start_on_wire
+from malamute_py.client.position import Confirmation, Position, StartPoint, found_at, start_on_wire
 from malamute_py.client.readers.cursor_name import CursorName
 
 
@@ -40,12 +40,15 @@ class StreamCursor(CursorName):
         return await self._moving(AtomicStep(self._link), next, since).commit()
 
     async def reset(self, start: StartPoint) -> int:
-        """Have it stand at a start point, wherever it stands; returns the offset."""
+        """Have it stand at a start point, wherever it stands; returns the offset.
+
+        Raises LocalProtocolError `bad_start`: the stream ends before it, or is another one.
+        """
         wire = start_on_wire(start)
         value = await self._link.ask(lambda number: c.FindOffset(number, self.stream, wire))
-        offset = int(value["offset"])
-        await self._moving(AtomicStep(self._link), offset, None, force=True).commit()
-        return offset
+        found = found_at(self.stream, start, value)
+        await self._moving(AtomicStep(self._link), found, None, force=True).commit()
+        return found.next
 
     async def edit(
         self,

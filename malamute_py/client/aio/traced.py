@@ -395,6 +395,11 @@ class TracedStep(AtomicStep):
     send = of_step(AtomicStep.send)
     request = of_step(AtomicStep.request)
 
+    def publish_batch(self, stream: str, content: bytes) -> None:
+        """Add an encoded content with the span's context; see AtomicStep.publish_batch()."""
+        carried = spans_of(self._link).carried_in(content, self._span, self._link.publisher.limits)
+        super().publish_batch(stream, carried)
+
     async def commit(self, timeout_ms: Wait = "default") -> Confirmation | None:
         """Have it taken, and wait for the confirm; see AtomicStep.commit()."""
         with ending(self._committing()):

@@ -76,7 +76,8 @@ class Transaction:
         try:
             await self._arrived(timeout_ms)
         except BaseException:
-            self._opened.open = False
+            # The broker may open it yet, and would keep it until its time is over.
+            self._abandon()
             raise
 
     async def _begin(self) -> None:

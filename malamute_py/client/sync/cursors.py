@@ -14,7 +14,7 @@ from malamute_protocol import commands as c
 from malamute_py.client import options
 from malamute_py.client.arguments import settings_of, truth
 from malamute_py.client.facts import CursorFacts, facts
-from malamute_py.client.position import Confirmation, Position, StartPoint, start_on_wire
+from malamute_py.client.position import Confirmation, Position, StartPoint, found_at, start_on_wire
 from malamute_py.client.readers.cursor_name import CursorName
 from malamute_py.client.sync.link import ThreadLink
 from malamute_py.client.sync.steps import SyncAtomicStep
@@ -41,12 +41,15 @@ class SyncStreamCursor(CursorName):
         return self._moving(SyncAtomicStep(self._link), next, since).commit()
 
     def reset(self, start: StartPoint) -> int:
-        """Have it stand at a start point, wherever it stands; returns the offset."""
+        """Have it stand at a start point, wherever it stands; returns the offset.
+
+        Raises LocalProtocolError `bad_start`: the stream ends before it, or is another one.
+        """
         wire = start_on_wire(start)
         value = self._link.ask(lambda number: c.FindOffset(number, self.stream, wire))
-        offset = int(value["offset"])
-        self._moving(SyncAtomicStep(self._link), offset, None, force=True).commit()
-        return offset
+        found = found_at(self.stream, start, value)
+        self._moving(SyncAtomicStep(self._link), found, None, force=True).commit()
+        return found.next
 
     def edit(
         self,

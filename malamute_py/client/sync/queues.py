@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Unpack
 
 from malamute_protocol import commands as c
-from malamute_protocol.errors import LocalProtocolError
 from malamute_protocol.pattern import Pattern
 from malamute_py.client import options
 from malamute_py.client.arguments import (
@@ -34,7 +33,7 @@ from malamute_py.client.facts import (
     fact_list,
     facts,
 )
-from malamute_py.client.position import Position, StartPoint, start_on_wire
+from malamute_py.client.position import Position, StartPoint, found_at, start_on_wire
 from malamute_py.client.session.calls import make_pattern
 from malamute_py.client.session.group_options import (
     CREDIT_BYTES,
@@ -148,9 +147,7 @@ class SyncQueueVerbs(SyncPagedVerbs):
         if wire[:1] == [c.StartKind.OFFSET] and wire is not start:
             return int(wire[1])
         value = self._link.ask(lambda number: c.FindOffset(number, stream, wire))
-        if value["rewound"]:
-            raise LocalProtocolError("bad_start", f"{stream!r} ends before {start!r}")
-        return Position(value["stream"], value["epoch"], value["offset"])
+        return found_at(stream, start, value)
 
     # --- cursors -----------------------------------------------------------------------------
 

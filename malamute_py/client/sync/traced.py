@@ -373,6 +373,11 @@ class SyncTracedStep(SyncAtomicStep):
     send = of_step(SyncAtomicStep.send)
     request = of_step(SyncAtomicStep.request)
 
+    def publish_batch(self, stream: str, content: bytes) -> None:
+        """Add an encoded content with the span's context; see SyncAtomicStep.publish_batch()."""
+        carried = spans_of(self._link).carried_in(content, self._span, self._link.publisher.limits)
+        super().publish_batch(stream, carried)
+
     def commit(self, timeout_ms: Wait = "default") -> Confirmation | None:
         """Have it taken, and wait for the confirm; see SyncAtomicStep.commit()."""
         with ending(self._committing()):

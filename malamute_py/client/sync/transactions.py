@@ -77,7 +77,8 @@ class SyncTransaction:
         try:
             self._arrived(timeout_ms)
         except BaseException:
-            self._opened.open = False
+            # The broker may open it yet, and would keep it until its time is over.
+            self._abandon()
             raise
 
     def _begin(self) -> None:

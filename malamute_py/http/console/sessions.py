@@ -56,7 +56,7 @@ class Session:
         """Event streams that are open."""
 
     async def broker_ms(self) -> int:
-        """Return the broker's clock."""
+        """Return the broker's clock; 0: the broker does not tell it just now."""
         return int((await self.source.facts()).broker.get("now_ms", 0))
 
     def note(self, kind: str, sentence: str) -> None:

@@ -13,6 +13,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import resource
 import socket
 import struct
 import sys
@@ -77,6 +78,16 @@ def room(files: int, own: int, *, local: bool) -> Room:
     most = shut_from - own - (0 if local else kept // 4)
     most = max(_CONNECTIONS_MIN, most)
     return Room(most, shut_from if local else most, shut_from)
+
+
+def raise_open_files() -> tuple[int, int]:
+    """Raise the limit of open files as far as allowed; returns it before and after."""
+    soft, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 1 << 20 if allowed == resource.RLIM_INFINITY else min(allowed, 1 << 20)
+    if soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, allowed))
+    return soft, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def lowest_free() -> int:

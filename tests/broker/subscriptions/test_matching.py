@@ -450,6 +450,23 @@ def test_a_job_that_no_reader_waits_for_ends() -> None:
     assert not audience_of(shell.stream("s")).late
 
 
+def test_headers_are_not_made_in_one_go_when_the_last_who_waits_for_them_leaves() -> None:
+    shell = Sliced()
+    shell.hello(1)
+    shell.hello(2)
+    shell.publish(2, "s", [b"first"])
+    shell.subscribe(1, 1, "s", ["topic", "a.*"], [1])
+    names = [f"{number}" for number in range(20_000)]
+    shell.broker.receive(2, "", [wire.Publish("s", 7)], [batch(names)], shell.now_ms)
+    while not audience_of(shell.stream("s")).late:
+        shell.turn()
+    (late,) = audience_of(shell.stream("s")).late
+    shell.broker.receive(1, "", [wire.Unsubscribe(1)], [], shell.now_ms)
+    shell.run()
+    assert not audience_of(shell.stream("s")).late
+    assert late.batch.content._headers is None, "they would be made in one go"
+
+
 @pytest.mark.parametrize("first", [0, *slow([5, 10, 15, 20, 25])])
 def test_random_subscribers_come_and_go_while_batches_are_matched(first: int) -> None:
     for seed in range(first, first + 5):
