@@ -35,7 +35,8 @@ from malamute_py.journal.marks import read_meta
 from malamute_py.journal.storage import FileStorage
 from malamute_py.mapped.errors import NoJournal, UnknownStream
 from malamute_py.mapped.missing import find_missing
-from malamute_py.mapped.reading import POLL_S, Reading, Request
+from malamute_py.mapped.reading import POLL_S, Reading
+from malamute_py.mapped.request import Request
 from malamute_py.mapped.segments import Segments
 from malamute_py.mapped.streams import Catalogue, StreamEntry
 from malamute_py.mapped.tail import RingTail
