@@ -19,7 +19,7 @@ from malamute_protocol.errors import BrokerRefused
 from malamute_py.cli import output
 from malamute_py.cli.commands import say
 from malamute_py.cli.linking import linked_in_loop
-from malamute_py.cli.measuring import Measure, show
+from malamute_py.cli.measuring import Measure, removed, show
 from malamute_py.cli.progress import Progress
 from malamute_py.client.words import ConfirmAt
 
@@ -93,8 +93,8 @@ async def _measured(
                     for at, (what, trip) in enumerate(trips.items())
                 ], refused
         finally:
-            if made and client.linked:
-                await client.remove_stream(name)
+            if made:
+                await removed(client, name, client.remove_stream(name))
 
 
 async def _timed(
