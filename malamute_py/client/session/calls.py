@@ -378,6 +378,8 @@ def content_count(content: Any) -> int:
             "bad_batch", f"{len(content)} bytes where the content's head says {head[4]}"
         )
     count: int = head[5]
+    if not count:
+        raise LocalProtocolError("bad_batch", "a batch content without records")
     return count
 
 
