@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,8 +14,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from malamute_protocol.batch import encode
 from malamute_protocol.errors import BrokerRefused
-from malamute_py import Tracing
-from tests.client.shells import Connect
+from malamute_py import EmbeddedBroker, Tracing
+from tests.client.shells import FAST, SHELLS, Connect
+from tests.waiting import WAIT_S, until_async
 
 RING: dict[str, Any] = {"ring_bytes": 4 << 20}
 KEYS: dict[str, Any] = {**RING, "keep": "last-per-subject"}
@@ -197,3 +199,42 @@ async def test_the_span_of_a_call_ends_once_with_the_last_part_of_its_batch(
     assert window.confirmed == window.published == COUNT
     assert [span.name for span in exporter.get_finished_spans()] == ["publish s"]
     assert len(window.confirmations) > 1
+
+
+@pytest.mark.moderate
+@pytest.mark.parametrize("kind", SHELLS, ids=lambda shell: shell.kind)
+async def test_a_broker_restarted_amid_batches_that_are_divided_has_each_record_once_in_order(
+    kind: Any, tmp_path: Path, endpoint: str
+) -> None:
+    def start() -> EmbeddedBroker:
+        return EmbeddedBroker(tmp_path, listen=[endpoint]).start()
+
+    broker = await asyncio.to_thread(start)
+    shell = kind()
+    await shell.connect(endpoint, **FAST)
+    await shell.do("create_stream", "s", **KEYS)
+    keys = [f"k{number:04d}" for number in range(2_000)]
+    confirmed: list[Any] = []
+
+    async def publishing() -> None:
+        for first in range(0, len(keys), 500):
+            some = keys[first : first + 500]
+            bodies = [key.encode() + bytes(400) for key in some]
+            confirmed.extend(await shell.do("publish_many", "s", bodies, subjects=some))
+
+    writing = asyncio.create_task(publishing())
+    try:
+        for number in range(3):
+            await until_async(lambda: len(confirmed) > 2 * number or writing.done())  # noqa: B023
+            await asyncio.to_thread(broker.stop)
+            broker = await asyncio.to_thread(start)
+        await asyncio.wait_for(writing, WAIT_S)
+        assert shell.client.reconnects >= 1
+        found = await history(shell)
+        assert [key for _, key, _ in found] == keys
+        assert [offset for offset, *_ in found] == list(range(1, len(keys) + 1))
+        assert sum(one.count for one in confirmed) == len(keys)
+        assert len(confirmed) > 8
+    finally:
+        await shell.do("close", flush_ms=0)
+        await asyncio.to_thread(broker.stop)
