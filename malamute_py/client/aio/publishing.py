@@ -190,7 +190,8 @@ class PublishVerbs(AsyncVerbs):
         """Publish a pyarrow table or record batch, without a Python object a row.
 
         body: the column with the bodies (binary or string). subject: name of a column, or
-        one subject for all. properties: of each row. Raises as publish().
+        one subject for all. properties: of each row. Small chunks of the table that follow each
+        other share a batch. Raises as publish().
         """
         async with self._window(stream, confirm, timeout_ms) as window:
             batch_bytes = self._publisher.batch_bytes_of(stream)
