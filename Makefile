@@ -103,6 +103,7 @@ LOOK_INSIDE := tests/broker/log/test_steps.py::test_a_step_that_is_too_large_is_
     tests/protocol/test_tables_in_steps.py::test_a_table_that_is_wrong_is_free_when_it_was_refused \
     tests/protocol/test_tables_in_steps.py::test_a_table_whose_reading_is_given_up_is_free_at_once
 REPLACES := tests/simulation/test_plants.py tests/broker/subscriptions/test_gathering.py \
+    tests/broker/subscriptions/test_large_tables.py \
     tests/broker/subscriptions/test_matching.py tests/broker/test_containment.py \
     tests/broker/test_proportion.py tests/broker/test_random_crowd.py tests/broker/test_shares.py \
     tests/client/test_internal_ends.py tests/broker/groups/test_random_dead_letters.py

@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from malamute_py.client.aio.keys import KeyWatch as KeyWatch
     from malamute_py.client.aio.mail import Inbox as Inbox
     from malamute_py.client.aio.mail import Mail as Mail
+    from malamute_py.client.aio.members import Member as Member
     from malamute_py.client.aio.publishing import BulkPublisher as BulkPublisher
-    from malamute_py.client.aio.queues import AtomicStep as AtomicStep
-    from malamute_py.client.aio.queues import Member as Member
+    from malamute_py.client.aio.steps import AtomicStep as AtomicStep
     from malamute_py.client.aio.subscription import Subscription as Subscription
     from malamute_py.client.aio.transactions import Transaction as Transaction
     from malamute_py.client.aio.work import Request as Request
@@ -93,9 +93,9 @@ if TYPE_CHECKING:
     from malamute_py.client.sync.keys import SyncKeyWatch as SyncKeyWatch
     from malamute_py.client.sync.mail import SyncInbox as SyncInbox
     from malamute_py.client.sync.mail import SyncMail as SyncMail
+    from malamute_py.client.sync.members import SyncMember as SyncMember
     from malamute_py.client.sync.publishing import SyncBulkPublisher as SyncBulkPublisher
-    from malamute_py.client.sync.queues import SyncAtomicStep as SyncAtomicStep
-    from malamute_py.client.sync.queues import SyncMember as SyncMember
+    from malamute_py.client.sync.steps import SyncAtomicStep as SyncAtomicStep
     from malamute_py.client.sync.subscription import SyncSubscription as SyncSubscription
     from malamute_py.client.sync.transactions import SyncTransaction as SyncTransaction
     from malamute_py.client.sync.work import SyncRequest as SyncRequest
@@ -149,11 +149,9 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "Inbox",
         "Mail",
     ),
+    "malamute_py.client.aio.members": ("Member",),
     "malamute_py.client.aio.publishing": ("BulkPublisher",),
-    "malamute_py.client.aio.queues": (
-        "AtomicStep",
-        "Member",
-    ),
+    "malamute_py.client.aio.steps": ("AtomicStep",),
     "malamute_py.client.aio.subscription": ("Subscription",),
     "malamute_py.client.aio.transactions": ("Transaction",),
     "malamute_py.client.aio.work": (
@@ -221,11 +219,9 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "SyncInbox",
         "SyncMail",
     ),
+    "malamute_py.client.sync.members": ("SyncMember",),
     "malamute_py.client.sync.publishing": ("SyncBulkPublisher",),
-    "malamute_py.client.sync.queues": (
-        "SyncAtomicStep",
-        "SyncMember",
-    ),
+    "malamute_py.client.sync.steps": ("SyncAtomicStep",),
     "malamute_py.client.sync.subscription": ("SyncSubscription",),
     "malamute_py.client.sync.transactions": ("SyncTransaction",),
     "malamute_py.client.sync.work": (

@@ -2,7 +2,7 @@
 
 Owns the places: a line of the file, a variable, the command line, the default. The rules: a wrong
 value is reported and left out, so that one problem hides no other; a value that is a secret is
-never shown. Source: config.py, which has the checks themselves.
+never shown. Source: config/, which has the checks themselves.
 """
 
 from __future__ import annotations

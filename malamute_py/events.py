@@ -124,6 +124,7 @@ EVENTS: Final = (
     Event("segment_retired", "info", "the oldest segment of a ring was given up"),
     Event("segment_not_prepared", "warning", "no new segment could be had: the disk is full?"),
     Event("ring_not_opened", "warning", "a stream's own ring could not be opened"),
+    Event("ring_not_removed", "warning", "files of a removed stream's ring could not be removed; it is tried again"),
     Event("ring_not_closed", "error", "a ring that had failed was left as it is"),
     Event("ring_failed", "error critical", "a write or sync failed; the ring takes nothing more: look at the disk, start again"),
     Event("checkpoint_done", "debug info", "an advance of the tables (debug; info after a failure)"),

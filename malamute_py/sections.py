@@ -1,8 +1,8 @@
 """The section of the configuration for the HTTP side, and the error of all sections.
 
 Owns what the HTTP side needs of the configuration, and who may read files with secrets. `malamute
-http` may run without the broker's packages, beside a broker elsewhere, and config.py names the
-bounds of the core. The rule: this module imports nothing of the broker. Source:
+http` may run without the broker's packages, beside a broker elsewhere, and config/sections.py names
+the bounds of the core. The rule: this module imports nothing of the broker. Source:
 deploy/malamute.toml.
 """
 

@@ -117,7 +117,10 @@ class Refusals:
         if not self._codes:
             return None
         code = self._codes.pop(ring, None)
-        return None if code is None else (code, self._counts.pop(ring))
+        if code is None:
+            return None
+        del self._last_ms[ring]
+        return code, self._counts.pop(ring)
 
     def last(self, now_ms: int) -> dict[str, dict[str, Any]]:
         """Ring -> code of the last refusal and how long ago it was, of rings that refuse."""

@@ -20,7 +20,8 @@ _SIZE: Final = {
     "g": 1 << 30, "gib": 1 << 30, "gb": 10**9,
     "t": 1 << 40, "tib": 1 << 40, "tb": 10**12,
 }  # fmt: skip
-_NUMBER: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)")
+_NUMBER: Final = re.compile(r"(\d{1,18}(?:\.\d+)?)\s*([a-zA-Z]*)")
+"""A number of so few digits that no float of it is infinite, and its unit."""
 
 
 def duration_ms(text: str) -> float:
@@ -46,7 +47,8 @@ def size_bytes(text: str) -> int:
     factor = _SIZE.get(match[2].lower()) if match else None
     if match is None or factor is None:
         raise ValueError(f"{text!r} is not a size; write for instance 4096, 64MiB or 1GiB")
-    return round(float(match[1]) * factor)
+    # A float of a whole number may be another number.
+    return int(match[1]) * factor if match[1].isdecimal() else round(float(match[1]) * factor)
 
 
 def begins_with_a_duration(text: str) -> bool:

@@ -116,6 +116,11 @@ CANCELLED: Final = (
     "any thread may call any of them; a wait ends by its timeout, or by the client's close",
 )
 
+INTERRUPTED: Final = (
+    "a cancelled call leaves all others as they were",
+    "a timeout or the client's end interrupts a waiting caller",
+)
+
 FILES: Final = {
     "administration.py": File(
         ("AdministrationVerbs", "PagedVerbs"),
@@ -161,6 +166,13 @@ FILES: Final = {
         ),
         {"connect": "connect_sync"},
     ),
+    "cursors.py": File(
+        ("AtomicStep", "Client", "StreamCursor"),
+        (
+            ("as awaitables", "as blocking calls"),
+            INTERRUPTED,
+        ),
+    ),
     "keys.py": File(
         ("KeyView", "KeyWatch", "Subscription"),
         (
@@ -190,6 +202,14 @@ FILES: Final = {
             ("await some of it first", "wait for some of it"),
             ("exist yet. Replies", f"exist yet. {TIMEOUT} Replies"),
             ("iterator of Mail;", "iterator of SyncMail;"),
+        ),
+    ),
+    "members.py": File(
+        ("Client", "Member"),
+        (
+            ("as awaitables", "as blocking calls"),
+            INTERRUPTED,
+            ("the future is what", "its result is what"),
         ),
     ),
     "pages.py": File(("PagedVerbs",)),
@@ -224,7 +244,6 @@ FILES: Final = {
     "queues.py": File(
         (
             "AtomicStep",
-            "Client",
             "Member",
             "PagedVerbs",
             "QueueVerbs",
@@ -233,13 +252,15 @@ FILES: Final = {
         ),
         (
             ("as awaitables", "as blocking calls"),
-            (
-                "a cancelled call leaves all others as they were",
-                "a timeout or the client's end interrupts a waiting caller",
-            ),
+            INTERRUPTED,
+        ),
+    ),
+    "steps.py": File(
+        ("AtomicStep", "Client"),
+        (
+            ("as an awaitable", "as a blocking call"),
             ("whose commit was cancelled", "whose commit timed out"),
             ("may still be taken, and then is taken whole", "may still be taken, whole"),
-            ("the future is what", "its result is what"),
         ),
     ),
     "streams.py": File(
@@ -254,10 +275,7 @@ FILES: Final = {
         ("Client", "Transaction"),
         (
             ("as awaitables", "as blocking calls"),
-            (
-                "a cancelled call leaves all others as they were",
-                "a timeout or the client's end interrupts a waiting caller",
-            ),
+            INTERRUPTED,
             ("whose call was cancelled", "whose call timed out"),
         ),
     ),

@@ -8,6 +8,7 @@ Source: SPEC.md, section 4; docs/design.md, Safety.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from heapq import nsmallest
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -17,6 +18,7 @@ from msgspec.structs import asdict
 from malamute_protocol.address import NAME_BYTES_MAX
 from malamute_protocol.commands import (
     BrokerInfo,
+    Command,
     Kick,
     ListLinks,
     ListNamespaces,
@@ -47,6 +49,17 @@ class Administration:
         self._catalogue = catalogue
         self._producers = producers
         self._answers = answers
+
+    def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
+        """Return the handlers of these commands."""
+        return {
+            BrokerInfo: self.broker_info,
+            ListLinks: self.list_links,
+            Kick: self.kick,
+            ReloadConfig: self.reload_config,
+            ListUsers: self.list_users,
+            ListNamespaces: self.list_namespaces,
+        }
 
     def broker_info(self, link: Link, command: BrokerInfo) -> None:
         """Answer with facts about the broker.

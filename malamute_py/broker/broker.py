@@ -14,9 +14,6 @@ from typing import Any, Final
 
 from malamute_protocol import commands as wire
 from malamute_protocol.commands import Command
-from malamute_protocol.content import Content
-from malamute_protocol.content_layout import has_large_table
-from malamute_protocol.errors import BatchError, BrokerRefused
 from malamute_protocol.framing import NUMBERS
 from malamute_py.broker.administration import Administration
 from malamute_py.broker.atomic import Intake
@@ -33,14 +30,13 @@ from malamute_py.broker.log.confirms import Confirms
 from malamute_py.broker.log.ring import RingState, Settlement
 from malamute_py.broker.log.steps import Steps
 from malamute_py.broker.mail.mail import Mail
+from malamute_py.broker.reading_ahead import ReadingAhead
 from malamute_py.broker.ready import (
     CHANGE_STREAM,
-    MAIL_STREAM,
     MAIN,
     AppendBundle,
     Appended,
     AppendRefused,
-    BatchChecked,
     BodiesFound,
     HistoryRead,
     IndexAnswer,
@@ -60,7 +56,7 @@ from malamute_py.broker.streams.key_commands import KeyCommands
 from malamute_py.broker.streams.named import Named
 from malamute_py.broker.streams.producers import Producers
 from malamute_py.broker.streams.publishing import Publishing
-from malamute_py.broker.streams.recovery import recover, recover_queues
+from malamute_py.broker.streams.recovery import mail_next, recover, recover_queues
 from malamute_py.broker.streams.removal import Removal
 from malamute_py.broker.streams.retention import Retention
 from malamute_py.broker.streams.start_positions import Starts
@@ -83,12 +79,6 @@ from malamute_py.changelog.records import (
 )
 from malamute_py.changelog.snapshots import PackedSnapshot, encode_snapshot
 from malamute_py.changelog.tables import Tables
-
-NUMBERS_SHIFT: Final = 28
-"""Where the log was not closed in order, numbers of messages go on at epoch << 28: after all
-numbers of earlier runs, and below 2^53 for as many starts as a broker will see."""
-UNSYNCED_NUMBERS: Final = 1 << 20
-"""Numbers that are skipped, at least, after the newest one that is left."""
 
 
 class Broker:
@@ -119,7 +109,7 @@ class Broker:
         rings = {MAIN: main}
         self._steps = Steps(
             shard, self._confirms, main,
-            changes.next if changes else 0, _mail_next(state, epoch), self._apply,
+            changes.next if changes else 0, mail_next(state, epoch), self._apply,
         )  # fmt: skip
         self._retention = Retention(shard)
         self._compaction = Compaction(shard, self._retention, self._when_ring_visible)
@@ -136,6 +126,10 @@ class Broker:
         self.reads_first: Final = self._validation.reads_first
         self.ahead_bytes = self._validation.ahead_bytes
         """Bytes of a message from which on reads_first() is to be asked of its frames."""
+        self._ahead = ReadingAhead(shard, self._links, self._matching, self._validation)
+        self.read_ahead: Final = self._ahead.read
+        self.validating: Final = self._ahead.validating
+        self.checked: Final = self._ahead.checked
         self._lagging = Lagging(shard, self._links, self._delivery, self._matching)
         self._on_demand = OnDemand(
             shard, self._links, self._delivery, self._matching, self._lagging
@@ -156,7 +150,7 @@ class Broker:
             self._matching, answers, self._mail.puts, groups, self._cursors.has,
         )  # fmt: skip
         self._subscriptions = Subscriptions(
-            shard, self._links, self._delivery, self._lagging, starts
+            shard, self._links, self._catalogue, self._delivery, self._lagging, starts
         )
         self._administration = Administration(
             shard, self._links, self._catalogue, self._producers, answers
@@ -206,8 +200,6 @@ class Broker:
             shard, self._links, self._catalogue, self._publishing, self._mail, self._intake,
             self._key_commands, answers, self._table(),
         )  # fmt: skip
-        self._ahead = False
-        """Whether header tables of a message that waits are still to be read in steps."""
         self._queues: Final = (
             self._matching.queue, self._matching.remains.parts, self._delivery.fallen,
             *self._on_demand.turns.queues,
@@ -226,32 +218,12 @@ class Broker:
 
     def _table(self) -> dict[type[Command], Callable[[Link, Any], None]]:
         """Return the handlers of all commands but PUBLISH; the link's state was checked before."""
-        administration, streams = self._administration, self._stream_admin
         return {
-            wire.Hello: self._links.hello,
-            wire.Ping: self._links.answer_ping,
-            wire.Pong: self._links.pong,
-            wire.Bye: self._bye,
-            wire.Subscribe: self._subscribe,
-            wire.Unsubscribe: self._links.unsubscribe,
-            wire.Credit: self._links.credit,
-            wire.OpenProducer: streams.open_producer,
-            wire.CreateStream: streams.create_stream,
-            wire.EditStream: streams.edit_stream,
-            wire.RemoveStream: streams.remove_stream,
-            wire.StreamInfo: streams.stream_info,
-            wire.StreamSchemas: streams.stream_schemas,
-            wire.ListStreams: streams.list_streams,
-            wire.FindOffset: streams.find_offset,
-            wire.PlanRead: streams.plan_read,
-            wire.GetKey: self._key_commands.get_key,
-            wire.ListKeys: self._key_commands.list_keys,
-            wire.BrokerInfo: administration.broker_info,
-            wire.ListLinks: administration.list_links,
-            wire.Kick: administration.kick,
-            wire.ReloadConfig: administration.reload_config,
-            wire.ListUsers: administration.list_users,
-            wire.ListNamespaces: administration.list_namespaces,
+            **self._links.handlers(),
+            wire.Subscribe: self._subscriptions.subscribe,
+            **self._stream_admin.handlers(),
+            **self._key_commands.handlers(),
+            **self._administration.handlers(),
             **self._mail.handlers(),
             **self._services.handlers(),
             **self._cursors.handlers(),
@@ -314,48 +286,6 @@ class Broker:
         }
 
     # --- from the peers ---------------------------------------------------------------------
-
-    def read_ahead(
-        self, link: int, commands: Sequence[Command], frames: Sequence[Any], now_ms: int
-    ) -> bool:
-        """Read large header tables of a peer's next message, within this turn's share.
-
-        Batches that are to be validated in full are put on their way to a thread.
-        frames: the content frames of that message. False: they are still to be read; the message
-        is to be received when a later turn says True, with the same frames.
-        """
-        self._shard.advance(now_ms)
-        peer = self._links.get(link)
-        if peer is None:
-            return True
-        try:
-            if not peer.reading:
-                peer.reading = list(map(Content, filter(has_large_table, frames)))
-            for content in peer.reading:
-                if not self._matching.read(content):
-                    self._ahead = True
-                    return False
-            if not self._validation.validated(peer, commands, frames):
-                return False
-        except BatchError:
-            pass  # receive() refuses the message by that name.
-        except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
-            self._links.fail(peer, "reading headers", error)
-        self._shard.was_read(peer.reading)
-        peer.reading = []
-        return True
-
-    def validating(self, link: int) -> bool:
-        """Whether a peer's next message waits for batches that are being validated."""
-        peer = self._links.get(link)
-        return peer is not None and peer.verdicts is not None
-
-    def checked(self, answer: BatchChecked) -> int:
-        """Take the answer to a BatchCheck; returns the number of the link that sent the batch."""
-        link = self._validation.checked(answer)
-        if answer.error is not None and link.open:
-            self._links.fail(link, "validating a batch", answer.error)
-        return link.number
 
     def receive(
         self,
@@ -464,37 +394,6 @@ class Broker:
             self._links.close(link, "draining", "draining", "the broker is about to stop")
         self._forget_ended_links()
 
-    def _bye(self, link: Link, command: wire.Bye) -> None:
-        """End a link whose client has said BYE."""
-        # A client that says BYE with another code leaves this link and comes back on another.
-        happened = "bye" if command.code == "closed" else "lost"
-        self._links.close(link, happened, "closed", command.reason[:200])
-
-    def _subscribe(self, link: Link, command: wire.Subscribe) -> None:
-        """Check a SUBSCRIBE, enter it, and begin it once its stream is there."""
-        subscriptions = self._subscriptions
-        number = command.subscription
-        wrong: tuple[str, str] | None
-        try:
-            self._links.check_number(link, number)
-            wrong = subscriptions.check(link, command)
-        except BrokerRefused as error:
-            wrong = error.code, error.reason
-        if wrong is None and not self._shard.settings.permit(link.owner, "read", command.stream):
-            wrong = "forbidden", f"you may not read stream '{command.stream}'"
-        if wrong is None and not command.create and self._catalogue.get(command.stream) is None:
-            wrong = "unknown_stream", self._catalogue.absent(link.owner, command.stream)
-        if wrong is not None:
-            self._links.refuse(link, 12, number, *wrong)
-            return
-        sub = subscriptions.enter(link, command)
-        use = partial(subscriptions.begin, sub, command)
-        self._catalogue.use(
-            command.stream, link.owner,
-            self._links.contained(link, "SUBSCRIBE", use, 12, number),
-            partial(subscriptions.refuse, sub),
-        )  # fmt: skip
-
     def _when_ring_visible(self, ring: RingState, lsn: int, settlement: Settlement) -> None:
         """Call once a ring is visible up to an LSN, or with why it never will be."""
         self._publishing.when_visible(ring, lsn, settlement)
@@ -528,7 +427,7 @@ class Broker:
         if self._steps.owns(answer.token):
             self._steps.refused(answer)
         elif answer.token in self._compaction.handed:
-            self._compaction.refused(answer)
+            self._publishing.spared.add(self._compaction.refused(answer))
         else:
             self._publishing.refused(answer)
 
@@ -625,7 +524,7 @@ class Broker:
         """Let time pass: heartbeats, expiry, retention, and the turn's share of matching."""
         self._shard.advance(now_ms)
         self._matching.refill()
-        self._ahead = False
+        self._ahead.unread = False
         for link in self._links.beat():
             if not link.blocked:
                 self._delivery.cover_all(link)
@@ -727,7 +626,7 @@ class Broker:
         is known. Where bundles were answered since, there is more to be done anyway.
         """
         mail, services, groups = self._mail, self._services, self._groups
-        if self._reception.acks or self._ahead or self._links.ended or not self._steps.idle:
+        if self._reception.acks or self._ahead.unread or self._links.ended or not self._steps.idle:
             return self._shard.now_ms
         if any(self._queues) and (
             self._delivery.fallen
@@ -767,19 +666,3 @@ class Broker:
             return encode_snapshot(PackedSnapshot(Tables(), 0, sequences)) if sequences else []
         tables = self._catalogue.tables
         return encode_snapshot(PackedSnapshot(tables, self._steps.change_next, sequences))
-
-
-def _mail_next(state: RecoveredState, epoch: int) -> int:
-    """The next number of the mail stream: no number that a client was told of is given again.
-
-    A power loss may have taken back messages whose numbers a reader knows already; so may one
-    before a run that wrote no mail, however that run ended.
-    """
-    main = state.rings.get(MAIN)
-    if main is None:
-        return 0
-    mail = main.streams.get(MAIL_STREAM)
-    following = 0 if mail is None else mail.next
-    if main.clean and mail is not None and mail.epochs and mail.epochs[-1][0] == epoch - 1:
-        return following
-    return max(following + UNSYNCED_NUMBERS, epoch << NUMBERS_SHIFT)

@@ -2,7 +2,7 @@
 
 Owns its options and the words for the person who starts it on a terminal. The rule: options
 override variables, which override the file; in a pipe there are JSON log lines and no other text.
-Source: config.py; deploy/malamute.toml.
+Source: config/; deploy/malamute.toml.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
 import typer
@@ -18,7 +19,7 @@ from malamute_protocol.errors import BrokerRefused, MalamuteError
 from malamute_py.cli import output
 from malamute_py.cli.failures import USAGE, CommandFailed, explained
 from malamute_py.cli.linking import linked
-from malamute_py.cli.looking import Look, look
+from malamute_py.cli.looking import COUNTS, Look, look
 from malamute_py.cli.values import count_text, duration_ms, duration_text
 
 OK: Final = 0
@@ -89,9 +90,14 @@ class Kind(NamedTuple):
 
 
 def _lags(seen: Look) -> dict[str, float]:
-    found = {f"{each.stream}/{each.cursor}": each.lag for each in seen.everything.cursors}
-    found |= {f"{each.stream}/{each.group}": each.lag for each in seen.everything.groups}
-    return {name: float(lag) for name, lag in found.items()}
+    """Return lags; of a cursor and a group of one name that of the one farther behind."""
+    found: dict[str, float] = {}
+    cursors = ((each.stream, each.cursor, each.lag) for each in seen.everything.cursors)
+    groups = ((each.stream, each.group, each.lag) for each in seen.everything.groups)
+    for stream, reader, lag in chain(cursors, groups):
+        name = f"{stream}/{reader}"
+        found[name] = max(found.get(name, 0.0), float(lag))
+    return found
 
 
 def _dead(seen: Look) -> dict[str, float]:
@@ -153,6 +159,7 @@ def _span(seconds: float) -> str:
     return duration_text(int(seconds * 1000))
 
 
+_COUNTED: Final = ("broker", COUNTS)
 KINDS: Final = (
     Kind("lag", _lags, ("cursors", "groups"),
          lambda value: f"{count_text(int(value), 'record')} behind", _number),
@@ -168,11 +175,11 @@ KINDS: Final = (
          ("services",), lambda value: f"oldest request for {_span(value)}", _seconds, "s"),
     Kind("dead", _dead, ("services", "groups"),
          lambda value: count_text(int(value), "dead letter"), _number),
-    Kind("headroom", _headrooms, ("broker",), lambda value: f"{value:.1f}% left", _share, "%",
+    Kind("headroom", _headrooms, _COUNTED, lambda value: f"{value:.1f}% left", _share, "%",
          low=True),
-    Kind("clients-least", _clients, ("broker",), lambda value: count_text(int(value), "client"),
+    Kind("clients-least", _clients, _COUNTED, lambda value: count_text(int(value), "client"),
          _number, low=True, alone=True),
-    Kind("clients-most", _clients, ("broker",), lambda value: count_text(int(value), "client"),
+    Kind("clients-most", _clients, _COUNTED, lambda value: count_text(int(value), "client"),
          _number, alone=True),
     Kind("slow-clients", _slow, ("clients",), lambda value: count_text(int(value), "slow client"),
          _number, alone=True),
@@ -181,6 +188,8 @@ _WHERE: Final = {
     "lag": "cursor or group", "depth": "mailbox", "oldest": "mailbox", "waiting": "service",
     "waiting-age": "service", "dead": "service or group", "headroom": "ring",
 }  # fmt: skip
+
+_LOW: Final = frozenset(kind.option for kind in KINDS if kind.low)
 
 Thresholds: TypeAlias = list[str] | None
 
@@ -344,9 +353,8 @@ def _tell(findings: Sequence[Finding], data: Sequence[Datum], as_json: bool) -> 
 def _performance(datum: Datum) -> str:
     """Write a figure as monitoring plugins do: 'label'=value[unit];warn;crit;least."""
     label = datum.label.replace("'", "_").replace("=", "_").replace("|", "_")
-    low = "-least" in label or label.startswith("headroom")
     bounds = ["" if each is None else f"{each:g}" for each in (datum.warn, datum.crit)]
-    if low:  # A range that alarms below its end.
+    if label.partition(" ")[0] in _LOW:  # A range that alarms below its end.
         bounds = [f"{each}:" if each else "" for each in bounds]
     value = f"{datum.value:.3f}".rstrip("0").rstrip(".")
     return f"'{label}'={value}{datum.unit};{bounds[0]};{bounds[1]};0"

@@ -398,6 +398,8 @@ def _read(source: str) -> Definitions:
 def _settings(value: Any, source: str, what: str) -> dict[str, Any]:
     """Return settings, whose sizes and times may have units."""
     given = _map(value, source, what)
+    if None in given.values():
+        raise CommandFailed(f"{source}: {what} has a null", USAGE)
     try:
         read = {
             name: value if name == "schema" else wanted(None, **{name: value})[name]

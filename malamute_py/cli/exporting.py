@@ -19,7 +19,7 @@ from malamute_py.cli.failures import INTERRUPTED, USAGE, CommandFailed
 from malamute_py.cli.linking import LAST_WAIT_MS, linked
 from malamute_py.cli.parameters import OneStream, Pattern, RangeFrom, RangeTo, TimesBy
 from malamute_py.cli.replay import Replay, Sink, StreamRange, Writer
-from malamute_py.cli.subscribe import check_kind
+from malamute_py.cli.subscribe import check_kind, known
 
 if TYPE_CHECKING:
     from malamute_protocol.batch import Batch
@@ -37,6 +37,8 @@ JSON_LINES: Final = (".jsonl", ".ndjson")
 PARQUET: Final = ".parquet"
 _GROUP_ROWS: Final = 16_384
 """Rows of one row group: batches of few records are written together."""
+_GROUP_BYTES: Final = 64 << 20
+"""Bytes of the batches that wait to be written together."""
 
 
 def form_of(file: Path) -> str:
@@ -66,11 +68,17 @@ def export(
     asked = StreamRange(begin, end, by == "client")
     with ExitStack() as parts:
         client = parts.enter_context(linked(ctx, stays=True))
+        settings = known(client, stream).settings
+        if settings.get("body_kind") == "arrow" and not settings.get("schema"):
+            raise CommandFailed(
+                f"{stream} has tables whose schema the broker does not know: no file has a form for"
+                f" them; `malamute replay {stream} --to-stream NAME` copies them"
+            )
         records = parts.enter_context(asked.subscribe(client, stream, pattern))
         records.accepted()
         sink: Sink
         if form == PARQUET:
-            sink = Parquet(file, client.stream_info(stream).settings.get("schema") or b"")
+            sink = Parquet(file, settings.get("schema") or b"")
         else:
             sink = Writer(as_json=True, out=parts.enter_context(file.open("wb")))
         run = Replay(records, asked.end, sink)
@@ -103,7 +111,7 @@ class Parquet:
         # A column of the schema goes before what a record has by the same name.
         self._header = [name for name in arrow.HEADER_COLUMNS if name not in names]
         self._waiting: list[Any] = []
-        self._rows = 0
+        self._rows = self._held = 0
         self._writer: Any = None
 
     def write(self, batch: Batch) -> None:
@@ -114,9 +122,11 @@ class Parquet:
         rows = to_arrow(batch, decode=True, header=header, schema=self._schema)
         self._waiting.append(rows)
         self._rows += rows.num_rows
+        # A row that was selected holds all of its batch.
+        self._held += batch.stamp.size
         self.count += rows.num_rows
         self.bytes += rows.nbytes
-        if self._rows >= _GROUP_ROWS:
+        if self._rows >= _GROUP_ROWS or self._held >= _GROUP_BYTES:
             self._write()
 
     def _write(self) -> None:
@@ -133,7 +143,7 @@ class Parquet:
             table = pa.Table.from_batches(self._waiting)
             self._writer.write_table(table.combine_chunks(), row_group_size=len(table))
             self._waiting.clear()
-            self._rows = 0
+            self._rows = self._held = 0
 
     def flush(self) -> None:
         """Do nothing: a row group is written when it has enough rows."""

@@ -111,7 +111,7 @@ def import_(
         if form == JSON_LINES[0]:
             defaults = inputs.Defaults()
             make = None if rows_of is None else rows_of.from_json
-            pieces = inputs.read_rows(source, defaults, parts=True, typed=make)
+            pieces = inputs.read_rows(source, defaults, parts=True, typed=make, following="")
             chunks = cuts.chunks(pieces) if rows_of is None else rows_of.chunks(pieces)
         else:
             chunks = _of_parquet(source, rows_of, cuts)
@@ -246,11 +246,18 @@ def _check_columns(schema: pa.Schema, names: Collection[str]) -> None:
 
 def _rows(batch: Any) -> list[Row]:
     """Return the rows of a piece of a Parquet file as records. Raises CommandFailed."""
+    import pyarrow as pa
+
     if "body" in batch.schema.names:
         bodies = batch.column("body")
         parts = bodies.flatten() if hasattr(bodies, "flatten") else bodies
         if bodies.null_count or parts.null_count:
             raise CommandFailed("a row of it has no body (null); an empty body is b''")
+    for place, column in enumerate(batch.schema):
+        if pa.types.is_timestamp(column.type) and column.type.unit == "ms":
+            # Python's times end with the year 9999.
+            times = batch.column(place).cast(pa.int64())
+            batch = batch.set_column(place, column.name, times)
     return [_row(each) for each in batch.to_pylist()]
 
 
@@ -277,8 +284,8 @@ def _row(values: dict[str, Any]) -> Row:
 
 def _ms(at: Any) -> int | None:
     """Return a time of a file in milliseconds; one without a zone is in UTC."""
-    if at is None:
-        return None
+    if at is None or isinstance(at, int):
+        return at
     seconds: float = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
     return round(seconds * 1_000)
 
@@ -368,25 +375,30 @@ class _Import:
         began = time.monotonic()
         try:
             with Progress(f"importing into {self._stream}", total=total) as progress:
-                for chunk in chunks:
-                    self._put(chunk)
-                    while len(self._under_way) >= _UNDER_WAY:
-                        self._settle()
-                    progress.update(
-                        0 if source.closed else source.tell(),
-                        f"{self._added:,} added, {self._known:,} known",
-                    )
+                unreadable: CommandFailed | None = None
+                try:
+                    for chunk in chunks:
+                        self._put(chunk)
+                        while len(self._under_way) >= _UNDER_WAY:
+                            self._settle()
+                        progress.update(
+                            0 if source.closed else source.tell(),
+                            f"{self._added:,} added, {self._known:,} known",
+                        )
+                except CommandFailed as error:
+                    unreadable = error  # Steps before it are still to be confirmed.
                 while self._under_way:
                     self._settle()
-        except BrokerRefused as error:
-            if error.code != "cross_ring":
-                raise
-            raise CommandFailed(
-                f"{self._stream} is in memory or has a ring of its own, where a step has no key;"
-                " --no-keys imports without: each run adds all records"
-            ) from None
-        except BaseException:
-            say(f"{count_text(self._added, 'record')} added for certain; run it again to go on")
+                if unreadable is not None:
+                    raise unreadable
+        except BaseException as error:
+            if isinstance(error, BrokerRefused) and error.code == "cross_ring":
+                raise CommandFailed(
+                    f"{self._stream} is in memory or has a ring of its own, where a step has no"
+                    " key; --no-keys imports without: each run adds all records"
+                ) from None
+            again = "run it again to go on" if self._key else "a further run adds them once more"
+            say(f"{count_text(self._added, 'record')} added for certain; {again}")
             raise
         spent_ms = round((time.monotonic() - began) * 1_000)
         known = f", {self._known:,} were there already" if self._known else ""

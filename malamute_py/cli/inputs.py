@@ -191,11 +191,12 @@ def read_rows(
     *,
     parts: bool = False,
     typed: Callable[[Any], Any] | None = None,
+    following: str = "; the lines before it were taken",
 ) -> Iterator[list[Row]]:
     """Yield the rows of JSON lines, as many as have arrived. Raises as _objects().
 
     parts: whether a body may be a list of parts. typed: makes the body of what a line has as `row`,
-    which each line must have then.
+    which each line must have then. following: ends the error of a line that cannot be read.
     """
     number = 0
     for lines in _chunks(source):
@@ -209,7 +210,7 @@ def read_rows(
             try:
                 rows.append(_row(line, defaults, client_time, expires, parts, typed))
             except (CommandFailed, ValueError, TypeError, KeyError) as error:
-                failure = CommandFailed(f"line {number}: {error}; the lines before it were taken")
+                failure = CommandFailed(f"line {number}: {error}{following}")
                 break
         if rows:
             yield rows
@@ -276,16 +277,27 @@ def _row(
         expires = _time(value["expires"])
     properties = {name: _property(each) for name, each in properties.items()}
     body = _body(value) if typed is None else typed(value["row"])
+    named = {name: _field(each) for name, each in fields.items() if each is not None}
     return (
-        body, subject, {**defaults.fields, **{k: str(v) for k, v in fields.items()}},
-        client_time, expires, {**defaults.properties, **properties},
+        body, subject, {**defaults.fields, **named}, client_time, expires,
+        {**defaults.properties, **properties},
     )  # fmt: skip
 
 
+def _field(value: Any) -> str:
+    """Return the text of a field: a text and a number as they are, other values as JSON."""
+    import msgspec
+
+    plain = isinstance(value, str | int | float) and not isinstance(value, bool)
+    return str(value) if plain else msgspec.json.encode(value).decode()
+
+
 def _property(value: Any) -> Any:
-    """Return the value of a property; bytes are written as {"base64": text}."""
+    """Return the value of a property; what JSON has not is an object, as {"base64": text}."""
     if isinstance(value, dict) and value.keys() == {"base64"}:
         return base64.b64decode(value["base64"], validate=True)
+    if isinstance(value, dict) and value.keys() == {"float"}:
+        return float(value["float"])
     return value
 
 

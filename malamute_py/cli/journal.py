@@ -38,6 +38,7 @@ from malamute_py.cli.values import (
 
 if TYPE_CHECKING:
     from malamute_protocol.batch import Batch
+    from malamute_py.changelog.settings import StreamSettings
     from malamute_py.client.session.subscription import Notice
     from malamute_py.journal.inspect import Dumped, RingStat
 
@@ -174,16 +175,21 @@ def _stat(rings: tuple[RingStat, ...], names: dict[int, str], facts: dict[str, A
 
 def stream_names(directory: Path) -> dict[int, str]:
     """Return names by number, from the change log in ring main; damaged records are left out."""
+    return {number: name for number, (name, _) in _streams(directory).items()}
+
+
+def _streams(directory: Path) -> dict[int, tuple[str, StreamSettings]]:
+    """Return names and newest settings by number, as of stream_names()."""
     import msgspec
 
     from malamute_protocol.errors import BatchError
-    from malamute_py.changelog.records import StreamCreated, decode_change
+    from malamute_py.changelog.records import StreamCreated, StreamEdited, decode_change
     from malamute_py.changelog.snapshots import decode_snapshot
     from malamute_py.journal import JournalError
     from malamute_py.journal.inspect import dump as read
     from malamute_py.journal.layout import control_bodies
 
-    names: dict[int, str] = {}
+    found: dict[int, tuple[str, StreamSettings]] = {}
     try:
         for dumped in read(directory, "main"):
             if dumped.kind not in ("change", "snapshot") or dumped.stamp is None:
@@ -193,16 +199,18 @@ def stream_names(directory: Path) -> dict[int, str]:
                 if dumped.kind == "snapshot":
                     # The journal's own record goes first.
                     rows = decode_snapshot(bodies[1:]).tables.streams
-                    names.update((number, row.name) for number, row in rows.items())
+                    found |= {number: (row.name, row.settings) for number, row in rows.items()}
                     continue
                 for change in map(decode_change, bodies):
                     if isinstance(change, StreamCreated):
-                        names[change.number] = change.name
+                        found[change.number] = change.name, change.settings
+                    elif isinstance(change, StreamEdited) and change.number in found:
+                        found[change.number] = found[change.number][0], change.settings
             except (BatchError, msgspec.MsgspecError, TypeError):
                 continue
     except (JournalError, OSError):
-        return names
-    return names
+        return found
+    return found
 
 
 # --- verify --------------------------------------------------------------------------------
@@ -515,9 +523,17 @@ def _dump_records(
 
     begin, end: offsets or times.
     """
+    from malamute_protocol.schema import Schemas
+    from malamute_py.changelog.settings import versions
     from malamute_py.journal.inspect import dump as read
 
-    names = stream_names(directory)
+    streams = _streams(directory)
+    names = {number: name for number, (name, _) in streams.items()}
+    schemas = {
+        number: Schemas(versions(settings).items())
+        for number, (_, settings) in streams.items()
+        if settings.schema
+    }
     number = None if stream is None else _number(stream, names)
     within = _FileRange(begin, end)
     faults = 0
@@ -530,6 +546,7 @@ def _dump_records(
                 continue
             for batch in _batch(dumped, number):
                 name = names.get(batch.stamp.stream, str(batch.stamp.stream))
+                batch.schemas = schemas.get(batch.stamp.stream)
                 lines = []
                 for record in batch.records():
                     if not within.has(record.offset, record.append_time_ms):

@@ -67,14 +67,21 @@ def show(
 
 
 def make_pair(path: Path) -> str:
-    """Write the two files of a new pair; returns the public key."""
+    """Write the two files of a new pair, both or none; returns the public key."""
     import zmq
 
     public, secret = zmq.curve_keypair()
     beside = Path(f"{path}{PUBLIC_SUFFIX}")
-    for each, key, mode in ((path, secret, 0o600), (beside, public, 0o644)):
-        with open(os.open(each, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as out:
-            out.write(key + b"\n")
+    made: list[Path] = []
+    try:
+        for each, key, mode in ((path, secret, 0o600), (beside, public, 0o644)):
+            with open(os.open(each, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as out:
+                made.append(each)
+                out.write(key + b"\n")
+    except BaseException:
+        for each in made:
+            each.unlink()
+        raise
     return str(public.decode())
 
 

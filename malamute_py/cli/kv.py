@@ -185,7 +185,7 @@ def watch(
     as_json: output.Json = False,
 ) -> None:  # fmt: skip
     """Print the present values, then each change as it comes."""
-    with linked(ctx) as client, _view(client, stream).watch(pattern) as entries:
+    with linked(ctx, stays=not present) as client, _view(client, stream).watch(pattern) as entries:
         for entry in entries:
             if entry is not None:
                 _print(entry, as_json)

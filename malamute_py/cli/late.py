@@ -14,7 +14,7 @@ def is_config_error(error: BaseException) -> bool:
     return any(
         isinstance(error, getattr(module, name))
         for name, home in (
-            ("ConfigError", "malamute_py.config"),
+            ("ConfigError", "malamute_py.sections"),
             ("SettingError", "malamute_py.client.settings"),
         )
         if (module := sys.modules.get(home)) is not None

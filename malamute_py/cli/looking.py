@@ -42,12 +42,16 @@ class Look:
 
 
 KINDS: Final = ("streams", "mailboxes", "services", "cursors", "groups", "clients")
+COUNTS: Final = "counts"
+"""Kind of what the broker counts over all clients, which it tells no user of a namespace."""
 
 
-def look(client: SyncClient, kinds: Container[str] = KINDS, *, limit: int = 0) -> Look:
+def look(
+    client: SyncClient, kinds: Container[str] = KINDS, *, limit: int = 0, links_max: int = 0
+) -> Look:
     """Ask about the broker, and about its things of these kinds.
 
-    limit: things of each kind; 0: all. Raises ConnectionLost, Timeout.
+    limit: things of each kind; 0: all. links_max: of links alone. Raises ConnectionLost, Timeout.
     """
     unseen: dict[str, str] = {}
 
@@ -67,6 +71,8 @@ def look(client: SyncClient, kinds: Container[str] = KINDS, *, limit: int = 0) -
         counters = {**told.counters, **told.more.get("shell", {})}
         broker = {"software": told.software, "epoch": told.epoch, **told.more,
                   "counters": counters}  # fmt: skip
+        if "namespace" in told.more:
+            unseen[COUNTS] = "a user of a namespace is not told of all clients"
     except BrokerRefused as error:
         unseen["broker"] = str(error)
         broker = {}
@@ -78,4 +84,6 @@ def look(client: SyncClient, kinds: Container[str] = KINDS, *, limit: int = 0) -
         cursors=allowed("cursors", lambda: client.list_cursors(limit=limit)),
         groups=allowed("groups", lambda: client.list_groups(limit=limit)),
     )
-    return Look(everything, allowed("clients", lambda: client.list_links(limit or 1000)), unseen)
+    return Look(
+        everything, allowed("clients", lambda: client.list_links(links_max or limit)), unseen
+    )

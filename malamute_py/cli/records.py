@@ -8,6 +8,7 @@ output is flushed a batch at a time.
 from __future__ import annotations
 
 import base64
+import math
 import sys
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -208,11 +209,13 @@ def as_object(record: Record) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Replace bytes in properties, which JSON cannot hold, by an object, which no property is."""
+    """Replace what JSON cannot hold in properties by an object, which no property is."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, bytes):
         return {"base64": base64.b64encode(value).decode()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
     return value

@@ -173,7 +173,8 @@ class _Run:
             os.set_blocking(child.stdin.fileno(), False)
             selector.register(child.stdin, selectors.EVENT_WRITE)
             reading = 2
-            while reading:
+            # A command may close its outputs and read on.
+            while reading or not child.stdin.closed:
                 ended = child.poll() is not None
                 ready = selector.select(0 if ended else _POLL_S)
                 for key, _ in ready:

@@ -91,15 +91,19 @@ def _spent_s(now: Sample, before: Sample | None) -> float:
     return max(0, now.look.now_ms - before.look.now_ms) / 1000
 
 
+def _growth(place: int, stood: int | None, spent_s: float) -> float | None:
+    """Return a rate; None: there is none over a stream made again, or a reader that went back."""
+    return None if stood is None or place < stood or not spent_s else (place - stood) / spent_s
+
+
 def _streams(now: Sample, before: Sample | None) -> list[dict[str, Value]]:
     """Rows about streams; the rate needs the look before."""
     spent_s = _spent_s(now, before)
-    stood = {each.name: each for each in before.look.everything.streams} if before else {}
+    stood = {each.name: each.tail for each in before.look.everything.streams} if before else {}
     return [
         {
             "name": each.name,
-            "rate": (each.tail - stood[each.name].tail) / spent_s
-            if spent_s and each.name in stood else None,
+            "rate": _growth(each.tail, stood.get(each.name), spent_s),
             "records": each.records,
             "bytes": each.bytes,
             "tail": each.tail,
@@ -113,8 +117,7 @@ def _readers(now: Sample, before: Sample | None) -> list[dict[str, Value]]:
     spent_s = _spent_s(now, before)
 
     def rate(each: Any, stood: dict[tuple[str, str], int], name: str) -> float | None:
-        there = stood.get((each.stream, name))
-        return (each.next - there) / spent_s if spent_s and there is not None else None
+        return _growth(each.next, stood.get((each.stream, name)), spent_s)
 
     kept = before.look.everything if before else None
     cursors = {(e.stream, e.cursor): e.next for e in kept.cursors} if kept else {}

@@ -128,7 +128,7 @@ def time_text(at_ms: int) -> str:
 def iso_text(at_ms: int) -> str:
     """Write a time as UTC in ISO 8601, for programs."""
     try:
-        stamp = datetime.fromtimestamp(at_ms / 1000, UTC)
+        stamp = _in_utc(at_ms)
     except (ValueError, OverflowError, OSError):
         return str(at_ms)
     return stamp.isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -136,9 +136,14 @@ def iso_text(at_ms: int) -> str:
 
 def _local(at_ms: int) -> datetime:
     try:
-        return datetime.fromtimestamp(at_ms / 1000).astimezone()
+        return _in_utc(at_ms).astimezone()
     except (ValueError, OverflowError, OSError):
         return datetime.fromtimestamp(0, UTC)
+
+
+def _in_utc(at_ms: int) -> datetime:
+    # From the year 2112 on a float of seconds does not have each millisecond.
+    return datetime.fromtimestamp(at_ms // 1000, UTC).replace(microsecond=at_ms % 1000 * 1000)
 
 
 def size_text(count: int) -> str:

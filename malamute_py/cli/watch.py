@@ -83,7 +83,7 @@ def watch(
     if every_s < 0.1:
         raise CommandFailed("--every is at least 100ms", USAGE)
     with linked(ctx, stays=True) as client:
-        before = look(client)
+        before = look(client, links_max=_LINKS_MAX)
         for kind, why in before.unseen.items():
             say(f"{kind}: not watched: {why}")
         if len(before.links) >= _LINKS_MAX:
@@ -94,7 +94,7 @@ def watch(
             if not client.linked:
                 continue
             try:
-                now = look(client)
+                now = look(client, links_max=_LINKS_MAX)
             except MalamuteError as error:
                 say(f"no look: {error}")
                 continue

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from malamute_protocol.errors import BrokerRefused, MalamuteError, Timeout
+from malamute_protocol.errors import BrokerRefused, LocalProtocolError, MalamuteError, Timeout
 from malamute_py.cli import complete, output, running
 from malamute_py.cli.commands import say
 from malamute_py.cli.failures import FAILED, INTERRUPTED, USAGE, CommandFailed
@@ -173,6 +173,7 @@ class _Crew:
     ) -> None:
         """told: the signals that this process got."""
         self._told = told
+        self._client = client
         self._worker = worker
         self._service = service
         self._command = command
@@ -193,7 +194,8 @@ class _Crew:
         self._stopping = threading.Event()
         """True: the runs are stopped."""
         self._lock = threading.Lock()
-        self._running: dict[int, tuple[SyncRequest, float]] = {}
+        self._running: dict[SyncRequest, float] = {}
+        """Requests whose command runs, and when it began: one number may come again meanwhile."""
         self._counts = {"done": 0, "failed": 0, "returned": 0, "gone": 0}
         self.error: BaseException | None = None
         """The error with which it cannot go on."""
@@ -248,8 +250,12 @@ class _Crew:
         """
         now = time.monotonic()
         with self._lock:
-            long = [each for each, began in self._running.values() if now - began >= _ASK_EVERY_S]
+            long = [each for each, began in self._running.items() if now - began >= _ASK_EVERY_S]
         for request in long:
+            # While there is no link, each would be waited for in vain, and no signal be heeded; the
+            # client renews all of them when there is one.
+            if not self._client.linked:
+                return
             with suppress(MalamuteError):
                 request.renew(_ANSWER_MS)
 
@@ -289,12 +295,12 @@ class _Crew:
         """Run the command for one request, and note the outcome."""
         began = time.monotonic()
         with self._lock:
-            self._running[request.number] = (request, began)
+            self._running[request] = began
         try:
             outcome, reason = self._run_traced(request, began)
         finally:
             with self._lock:
-                del self._running[request.number]
+                del self._running[request]
         self._note(request, outcome, reason, round((time.monotonic() - began) * 1000))
 
     def _run_traced(self, request: SyncRequest, began: float) -> tuple[str, str]:
@@ -330,6 +336,8 @@ class _Crew:
                 output_bytes_max=self._reply_bytes_max, grace_s=lambda: self._grace_s,
                 guard=self._guard,
             )  # fmt: skip
+        except (BrokerRefused, LocalProtocolError) as error:  # A reply by line was refused.
+            return self._failed(request, str(error))
         except MalamuteError:
             raise  # A reply could not be sent; Timeout and ConnectionLost are OSErrors, too.
         except OSError as error:
@@ -343,8 +351,6 @@ class _Crew:
                 ),
                 FAILED,
             ) from None
-        except BrokerRefused as error:  # A reply by line was refused.
-            return self._failed(request, str(error))
         words.end()
         if ran.stopped == _GONE:
             request.nack()  # The broker may think that the request is still ours.
@@ -380,7 +386,7 @@ class _Crew:
             taken = (
                 replies.end() if replies is not None else request.reply(body, wait=True) is not None
             )
-        except BrokerRefused as error:
+        except (BrokerRefused, LocalProtocolError) as error:
             return self._failed(request, f"its reply was refused: {error}")
         return ("done", "") if taken else ("gone", "the reply came too late")
 

@@ -8,6 +8,7 @@ Source: SPEC.md, section 6.
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -159,6 +160,16 @@ def start_on_wire(start: StartPoint) -> list[Any]:
         case _:
             pass
     raise _no_start(start)
+
+
+def found_at(stream: str, start: StartPoint, answer: Mapping[str, Any]) -> Position:
+    """Return the place that a RESULT of FIND_OFFSET names.
+
+    Raises LocalProtocolError `bad_start`: the stream ends before the start point, or is another.
+    """
+    if answer["rewound"]:
+        raise LocalProtocolError("bad_start", f"{stream!r} ends before {start!r}, or is another")
+    return Position(answer["stream"], answer["epoch"], answer["offset"])
 
 
 def _no_start(given: Any) -> LocalProtocolError:

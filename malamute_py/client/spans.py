@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Collection, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from time import time_ns
 from typing import Any, Final
@@ -140,7 +140,8 @@ class Spans:
     def carried(self, given: Any, span: Span) -> Any:
         """Return properties with the context of a span; it takes the place of a forwarded one.
 
-        given: the caller's properties: None, one map for all records, or a list with one a record.
+        given: the caller's properties: None, one map for all records, or a sequence with one a
+        record.
         """
         context: dict[str, str] = {}
         self._propagator.inject(context, set_span_in_context(span))
@@ -150,7 +151,8 @@ class Spans:
             return context
         if isinstance(given, Mapping):
             return self._renewed(given, context)
-        if isinstance(given, list | tuple):
+        listed = isinstance(given, Collection) and hasattr(given, "__getitem__")
+        if listed and not isinstance(given, str | bytes):
             return [context if one is None else self._renewed(one, context) for one in given]
         return given  # The call is about to refuse it.
 

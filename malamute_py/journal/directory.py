@@ -23,10 +23,12 @@ from malamute_py.journal.errors import (
     NotAFile,
 )
 from malamute_py.journal.layout import (
+    BESIDE_SEGMENTS,
     FILE_VERSION,
     LOCK_FILE,
     RING_FILE,
     file_version,
+    index_number,
     pack_file,
     segment_number,
     unpack_file,
@@ -287,8 +289,15 @@ def ring_names(storage: Storage) -> list[str]:
     return [
         unquote(directory)
         for directory in rings.children()
-        if is_directory_name(directory) and is_ring(rings.child(directory))
+        if is_directory_name(directory) and _has_ring(rings, directory)
     ]
+
+
+def _has_ring(rings: Storage, directory: str) -> bool:
+    try:
+        return is_ring(rings.child(directory))
+    except FileNotFoundError:
+        return False  # A running broker has removed the directory meanwhile.
 
 
 def is_ring(storage: Storage) -> bool:
@@ -318,6 +327,32 @@ def expected_of(storage: Storage, name: str) -> Expected | None:
     return Manifest(storage.child(MANIFESTS), directory_name(name)).expected
 
 
+def removal_rests(storage: Storage) -> list[str]:
+    """Names of rings of which a removal has left some files, or the empty directory.
+
+    A removal takes a ring's manifest first, then the file that makes a directory a ring.
+    """
+    if RINGS not in storage.children():
+        return []
+    rings, expected = storage.child(RINGS), expected_names(storage)
+    names = [unquote(directory) for directory in rings.children() if is_directory_name(directory)]
+    return [
+        name
+        for name in names
+        if name not in expected and _is_rest(rings.child(directory_name(name)))
+    ]
+
+
+def _is_rest(ring: Storage) -> bool:
+    """Whether a directory has nothing but what a ring has beside the file that makes it one."""
+    return not ring.children() and all(
+        name in BESIDE_SEGMENTS
+        or segment_number(name) is not None
+        or index_number(name) is not None
+        for name in ring.names()
+    )
+
+
 def is_directory_name(directory: str) -> bool:
     """True for what directory_name() makes of some ring's name: one part of a path, never `..`."""
     try:
@@ -334,7 +369,8 @@ def unknown_entries(storage: Storage) -> tuple[Unknown, ...]:
     found += [f"{name}/" for name in storage.children() if name not in known]
     if RINGS in storage.children():
         rings = storage.child(RINGS)
-        ours = {directory_name(name) for name in (*ring_names(storage), *expected_names(storage))}
+        known_rings = *ring_names(storage), *expected_names(storage), *removal_rests(storage)
+        ours = {directory_name(name) for name in known_rings}
         found += [f"{RINGS}/{name}/" for name in rings.children() if name not in ours]
         found += [f"{RINGS}/{name}" for name in rings.names()]
     return tuple(Unknown(name, "not ours; it was left alone") for name in found)

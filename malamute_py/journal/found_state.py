@@ -6,6 +6,8 @@ producers that follow it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 from malamute_protocol.content_layout import CONTENT_BYTES
 from malamute_protocol.stamp import (
     DATA,
@@ -88,6 +90,40 @@ class FoundState:
         for number, row in snapshot.facts.streams.items():
             self.streams.note_row(number, row)
         self.last_time_ms = max(self.last_time_ms, snapshot.facts.last_append_time_ms)
+
+    def complete(
+        self, segments: Iterable[Segment], read: Callable[[Segment], SegmentState | None]
+    ) -> None:
+        """Add the changes, epochs and producers of segments of which only the index was read.
+
+        segments: all of the ring, newest first. read: returns the state of one; None: it is known.
+        """
+        # Any segment may be known by its index only, whatever its neighbours are: an index
+        # is removed before its segment is recycled, and may be damaged.
+        newest = self.snapshot
+        parts: list[SegmentState] = []
+        for segment in segments:
+            part = read(segment)
+            if part is not None:
+                parts.append(part)
+                if part.snapshot is not None and (newest is None or part.snapshot.lsn > newest.lsn):
+                    newest = self.snapshot = part.snapshot
+                    for number, row in newest.facts.streams.items():
+                        self.streams.note_row(number, row)
+            if newest is not None and segment.base_lsn <= newest.facts.as_of_lsn:
+                break
+        least = 0 if newest is None else newest.facts.as_of_lsn
+        for part in parts:
+            # The bundle that a snapshot was written in may have begun before its segment: what
+            # an epoch wrote there, the snapshot does not tell, and an index knows no epochs.
+            for (number, epoch), (lsn, base) in part.begun.items():
+                if lsn >= least:
+                    self.streams.note_epoch(number, epoch, base)
+        found: list[FoundState] = [self, *parts]
+        controls = [c for part in found for c in part.controls if c.lsn >= least]
+        produced = [p for part in found for p in part.produced if p.lsn >= least]
+        self.controls = sorted(controls, key=lambda control: control.lsn)
+        self.produced = sorted(produced, key=lambda fact: fact.lsn)
 
 
 class SegmentState(FoundState):

@@ -33,22 +33,16 @@ MANIFEST_FILE: Final = "manifest"
 """Name of the manifest where a ring is alone in its directory, without a data directory."""
 PREPARING_FILE: Final = "preparing.tmp"
 REWRITE_FILE: Final = "rewrite.tmp"
+_SMALL_FILES: Final = (
+    CLOSED_FILE, ACTIVE_FILE, FAILED_FILE, TRIMS_FILE, TRUNCATING_FILE, MANIFEST_FILE,
+)  # fmt: skip
 TEMPORARIES: Final = frozenset(
     [PREPARING_FILE, REWRITE_FILE, "index.tmp"]
-    + [
-        f"{name}.tmp"
-        for name in (
-            RING_FILE,
-            CLOSED_FILE,
-            ACTIVE_FILE,
-            FAILED_FILE,
-            TRIMS_FILE,
-            TRUNCATING_FILE,
-            MANIFEST_FILE,
-        )
-    ]
+    + [f"{name}.tmp" for name in (RING_FILE, *_SMALL_FILES)]
 )
 """Names of files that are never the only copy of anything: opening removes leftovers."""
+BESIDE_SEGMENTS: Final = TEMPORARIES.union(_SMALL_FILES)
+"""Names of a ring's files beside RING_FILE, segments and indexes."""
 
 _CONTROL_LIMITS: Final = Limits(
     record_bytes_max=1 << 31, batch_bytes_max=1 << 31, batch_records_max=1 << 31

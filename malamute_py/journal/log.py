@@ -17,7 +17,7 @@ One thread at a time. Source: docs/design.md (Journal; References).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -131,18 +131,21 @@ class Log:
     def records(self, start: int = 0, end: int | None = None) -> Iterator[tuple[int, bytes]]:
         """(offset, record) from `start`, or the first one kept, up to `end` or the present end.
 
-        Raises JournalCorrupt at a damaged record.
+        Records that are given up meanwhile are left out. Raises JournalCorrupt at a damaged record,
+        after those before it.
         """
         position = max(start, self.first_offset)
         end = self.next_offset if end is None else min(end, self.next_offset)
         while position < end:
             history = self.ring.read(_STREAM, position, end, _READ_BYTES)
-            _raise_gaps(history.gaps)
+            damaged = [gap for gap in history.gaps if gap.code != "retention"]
+            stop = damaged[0].from_offset if damaged else end
             for run in history.runs:
                 for base, bodies in _bodies(run):
                     for offset, body in enumerate(bodies, base):
-                        if position <= offset < end:
+                        if position <= offset < stop:
                             yield offset, body
+            _raise_gaps(damaged)
             position = history.next
 
     def closest_offset(self, time_ms: int) -> int:
@@ -181,7 +184,7 @@ class Log:
         self.close()
 
 
-def _raise_gaps(gaps: tuple[Gap, ...]) -> None:
+def _raise_gaps(gaps: Sequence[Gap]) -> None:
     """Raise JournalCorrupt for the first of these gaps, if there is one."""
     for gap in gaps:
         raise JournalCorrupt(

@@ -165,6 +165,32 @@ class Reader:
         left: bytes that the read may still return. Returns the offset come to, and the bytes left.
         """
         rows = entries.rows
+        # Gaps are named in order, and no batch is gathered over one: up to each hole apart.
+        holes = np.flatnonzero(rows["base"][1:] != rows["next"][:-1]) + 1
+        begin = 0
+        for stop in (*holes.tolist(), len(rows)):
+            part = Entries(entries.ordinals[begin:stop], rows[begin:stop])
+            position, left = self._read_entries(
+                segment, stream, part, chosen[begin:stop], position, end, left, out
+            )
+            if stop == len(rows) or left <= 0 or position < min(int(rows["next"][stop - 1]), end):
+                break
+            begin = stop
+        return position, left
+
+    def _read_entries(
+        self,
+        segment: Segment,
+        stream: int,
+        entries: Entries,
+        chosen: Any,
+        position: int,
+        end: int,
+        left: int,
+        out: Out,
+    ) -> tuple[int, int]:
+        """Read the chosen ones of some entries without a hole between them, as _read_segment()."""
+        rows = entries.rows
         wanted: list[Wanted] = []
         wanted_bytes = 0
         stop = position
@@ -178,7 +204,9 @@ class Reader:
             strict=True,
         ):
             if base > stop:
-                # An index rebuilt while its segment was retired has holes of its own.
+                # Damage that a start has found leaves a hole, and so does an index that is rebuilt
+                # while its segment is retired.
+                out.gathering.flush()
                 self._name_gap(stream, stop, min(base, end), f"amid {segment.name}", out.gaps)
             stop = after
             if take:
@@ -314,6 +342,8 @@ class Reader:
             if lost:
                 gathering.flush()
             gathering.add(rows, epoch, lsn)
+        if lost:
+            gathering.flush()
         if len(costs):
             left -= int(costs[min(room, len(costs)) - 1])
         return max(position, after), 0 if cut or gathering.left <= 0 else left

@@ -632,7 +632,7 @@ class Scan:
         )
         self._bytes.kept = None
         self.last_time_ms = max(self.last_time_ms, self.state.last_time_ms)
-        self._load_state()
+        self.state.complete(reversed(self.segments), self._unread_state)
         self._go_beyond_doubts()
         trims = read_mark(self.storage, TRIMS_FILE, Trims)
         if trims is not None and trims.ring == self.ring:
@@ -640,36 +640,12 @@ class Scan:
                 # What was trimmed and not yet durable may be lost: its offsets come again.
                 self.streams.note_floor(number, min(first, self.streams.state(number).next))
 
-    def _load_state(self) -> None:
-        """Read changes, epochs and producers of segments of which only the index was read."""
-        # Any segment may be known by its index only, whatever its neighbours are: an index
-        # is removed before its segment is recycled, and may be damaged.
-        newest = self.state.snapshot
-        parts: list[FoundState] = [self.state]
-        read: list[SegmentState] = []
-        for segment in reversed(self.segments):
-            if segment.number in self._known:
-                data = SegmentBytes(self.storage, self.segment_bytes, []).of(segment)
-                part = SegmentState(segment, data, self.end_lsn, self.settings.epochs_max)
-                parts.append(part)
-                read.append(part)
-                if part.snapshot is not None and (newest is None or part.snapshot.lsn > newest.lsn):
-                    newest = self.state.snapshot = part.snapshot
-                    for number, row in newest.facts.streams.items():
-                        self.streams.note_row(number, row)
-            if newest is not None and segment.base_lsn <= newest.facts.as_of_lsn:
-                break
-        least = 0 if newest is None else newest.facts.as_of_lsn
-        for part in read:
-            # The bundle that a snapshot was written in may have begun before its segment: what
-            # an epoch wrote there, the snapshot does not tell, and an index knows no epochs.
-            for (number, epoch), (lsn, base) in part.begun.items():
-                if lsn >= least:
-                    self.streams.note_epoch(number, epoch, base)
-        controls = [c for found in parts for c in found.controls if c.lsn >= least]
-        produced = [p for found in parts for p in found.produced if p.lsn >= least]
-        self.state.controls = sorted(controls, key=lambda control: control.lsn)
-        self.state.produced = sorted(produced, key=lambda fact: fact.lsn)
+    def _unread_state(self, segment: Segment) -> SegmentState | None:
+        """Return the state of a segment of which only the index was read; None: it was walked."""
+        if segment.number not in self._known:
+            return None
+        data = SegmentBytes(self.storage, self.segment_bytes, []).of(segment)
+        return SegmentState(segment, data, self.end_lsn, self.settings.epochs_max)
 
     def _go_beyond_doubts(self) -> None:
         """Have no offset given again that a batch in a damaged part may have had."""

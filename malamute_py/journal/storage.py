@@ -70,6 +70,9 @@ class Storage(Protocol):
     def children(self) -> list[str]:
         """Names of the directories inside this one."""
 
+    def remove_child(self, name: str) -> None:
+        """Remove a directory inside this one, if it is there and empty. Raises OSError."""
+
     def names(self) -> list[str]:
         """Names of everything in this directory that is no directory, sorted."""
 
@@ -274,6 +277,15 @@ class FileStorage:
         """Names of the directories inside this one."""
         with os.scandir(self._directory) as entries:
             return sorted(each.name for each in entries if each.is_dir(follow_symlinks=False))
+
+    def remove_child(self, name: str) -> None:
+        """Remove a directory inside this one, if it is there and empty."""
+        self._may_write(name)
+        try:
+            (self._directory / name).rmdir()
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
+                raise
 
     def _may_write(self, name: str) -> None:
         """Raise PermissionError where the directory was opened for reading only."""
@@ -544,6 +556,12 @@ class MemoryStorage:
     def children(self) -> list[str]:
         """Names of the directories inside this one."""
         return sorted(self._children)
+
+    def remove_child(self, name: str) -> None:
+        """Remove a directory inside this one, if it is there and empty."""
+        found = self._children.get(name)
+        if found is not None and not found._files and not found._children:
+            del self._children[name]
 
     def names(self) -> list[str]:
         """Names of everything in this directory that is no directory, sorted."""

@@ -8,6 +8,7 @@ given as long as a copy of it is there: its successor comes later. Source: FORMA
 
 from __future__ import annotations
 
+import struct
 from collections import deque
 from collections.abc import Callable
 from itertools import groupby
@@ -40,7 +41,7 @@ class _Copy(NamedTuple):
             batch, rows = unpack_copy(bytes(bodies.blob[begin:end]))
             if not self.found.segment.intact():
                 return None
-        except (BatchError, IndexError, ValueError):
+        except (BatchError, IndexError, ValueError, struct.error):
             return None  # bytes that are overwritten may look like anything
         stamp, content = Stamp.unpack(batch, verify=False), Content(memoryview(batch)[STAMP_BYTES:])
         offsets = offsets_of(stamp, content)

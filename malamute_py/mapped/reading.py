@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from malamute_protocol.batch import Batch, Record
@@ -20,7 +20,6 @@ from malamute_protocol.content import Content
 from malamute_protocol.content_layout import ARROW
 from malamute_protocol.errors import BatchError, LocalProtocolError, Timeout
 from malamute_protocol.gather import Gathering, Row
-from malamute_protocol.merging import is_small
 from malamute_protocol.pattern import Pattern
 from malamute_protocol.schema import Schemas
 from malamute_protocol.stamp import Stamp, parse_message_id
@@ -39,6 +38,7 @@ from malamute_py.mapped.moved import MovedRecords
 from malamute_py.mapped.segments import Segments
 from malamute_py.mapped.selection import Selection
 from malamute_py.mapped.streams import Catalogue, StreamEntry
+from malamute_py.mapped.tables import ArrowTables
 from malamute_py.mapped.tail import RingTail
 from malamute_py.mapped.walk import (
     END,
@@ -131,8 +131,7 @@ class Reading:
         """Few rows of many batches that become one batch; they come after all that waits."""
         self._gathered_lsn = 0
         """Position in the ring of the first of these rows' batches."""
-        self._given: dict[int, MappedBatch] = {}
-        """Segment -> one batch of it, where views of the last to_arrow() lie."""
+        self._tables = ArrowTables()
         quiet = 0
         for _ in range(_ADVANCES_MAX):
             quiet = 0 if tail.advance() else quiet + 1
@@ -194,10 +193,10 @@ class Reading:
             return self._no_later_than(offset if inclusive else offset + 1, stop)
         if kind == StartKind.TIME:
             time_ms, inclusive = arguments
-            return self._at_time(time_ms, inclusive, stop)
+            return self._or_moved(self._at_time(time_ms, inclusive, stop))
         if kind == StartKind.CLIENT_TIME:
             time_ms, inclusive = arguments
-            return self._at_client_time(time_ms, inclusive, stop)
+            return self._or_moved(self._at_client_time(time_ms, inclusive, stop), always=True)
         raise LocalProtocolError(
             "bad_start",
             "a reader of the files knows no cursors, and no last record of each subject: ask the"
@@ -212,6 +211,12 @@ class Reading:
         if self._missing.oldest:
             first = min(first, self._missing.first(self._entry.number))
         return self._skip_aged(lsn, max(first, self._floor))
+
+    def _or_moved(self, found: int, *, always: bool = False) -> int:
+        """Return 1 for an offset found by time, if records that have moved may be of that time."""
+        first = max(begin_of(self._segments, self._entry.number, self._floor)[1], self._floor)
+        moved = self._entry.settings.keep and first > 1
+        return 1 if moved and (always or found <= first) else found
 
     def _from_position(self, stop: int, offset: int, epoch: int = 0, uuid: bytes = b"") -> int:
         """Return the offset to begin with, for a reader that stood at `offset`.
@@ -385,6 +390,8 @@ class Reading:
         if self._next < self._end and self._at.lsn < self._until_lsn:
             return bool(self._waiting) or self._renew()
         self._lose_newest()
+        if self._next < self._end:
+            self._look()
         self._miss(self._end)
         self._closed = True
         return True
@@ -523,6 +530,7 @@ class Reading:
         self._tail.advance(thorough=self._idle % _THOROUGH == 0)
         if self._tail.turns != self._turns:
             self._turns = self._tail.turns
+            self._look()  # the ring of a stream that was removed has come to nothing
             stop = self._next_offset(self._tail.end_lsn)
             if self._next > stop:
                 self._note(RewoundNotice(self._next, stop, self._epoch))
@@ -548,13 +556,17 @@ class Reading:
         """Look once in a while at what became of the stream."""
         if now - self._looked >= _CATALOGUE_S:
             self._looked = now
-            self._catalogue.refresh()
-            entry = self._catalogue.entry(self._entry.number)
-            if entry is None:
-                self._closed = True
-                raise StreamRemoved(f"the stream '{self._entry.name}' was removed")
-            self._entry = entry
-            self._selection.purge(entry.purges)
+            self._look()
+
+    def _look(self) -> None:
+        """Look at what became of the stream. Raises StreamRemoved, and ends the reading."""
+        self._catalogue.refresh()
+        entry = self._catalogue.entry(self._entry.number)
+        if entry is None:
+            self._closed = True
+            raise StreamRemoved(f"the stream '{self._entry.name}' was removed")
+        self._entry = entry
+        self._selection.purge(entry.purges)
 
     def _wait(self, deadline: float | None) -> None:
         """Sleep until files are looked at again. Raises Timeout once the deadline is over."""
@@ -653,61 +665,21 @@ class Reading:
         dictionaries. Views of an earlier call are forgotten: check() answers for this one. Raises
         as next_batch().
         """
-        from malamute_protocol.arrow import table_of
-        from malamute_protocol.merging import merged
-
-        self._given.clear()
-        table = table_of(list(self._pieces(merged(self._whole_or_own()), decode)), decode=decode)
-        self.check()
-        return table
+        return self._tables.table(self, decode)
 
     def arrow_reader(self, *, decode: bool = False) -> pa.RecordBatchReader:
         """Return a reader of all record batches to the end, read as it is asked for; see check().
 
         An error of next_batch() is raised by that reader, and ends it.
         """
-        import pyarrow as pa
-
-        from malamute_protocol.arrow import arrow_schema
-
-        self._given.clear()
-        pieces = self._pieces(self, decode)
-        first = next(pieces, None)
-        if first is None:
-            return pa.RecordBatchReader.from_batches(arrow_schema(decode=decode), iter(()))
-
-        def all_of_them() -> Iterator[pa.RecordBatch]:
-            yield first
-            yield from pieces
-
-        return pa.RecordBatchReader.from_batches(first.schema, all_of_them())
-
-    def _whole_or_own(self) -> Iterator[Batch]:
-        """Yield all batches to the end, copies of those that are small."""
-        for batch in self:
-            if isinstance(batch, MappedBatch) and is_small(batch):
-                batch = batch.copy()
-            yield batch
-
-    def _pieces(self, batches: Iterable[Batch], decode: bool) -> Iterator[pa.RecordBatch]:
-        """Yield each batch as an Arrow record batch, all of one schema."""
-        version = 0
-        for batch in batches:
-            if batch.schemas is not None and not version:
-                # All pieces have one schema: a version that comes later is cast to it.
-                version = batch.schemas.newest
-            piece = batch.to_arrow(decode=decode, schema=version)
-            if isinstance(batch, MappedBatch) and not batch.copied:
-                self._given.setdefault(id(batch.segment), batch)
-            yield piece
+        return self._tables.reader(self, decode)
 
     def check(self) -> None:
         """Raise Overwritten unless all views of the last to_arrow() or arrow_reader() were right.
 
         Ask after they were used: what was computed of them before is right then.
         """
-        for batch in self._given.values():
-            batch.check()
+        self._tables.check()
 
     # --- life ------------------------------------------------------------------------------
 
@@ -720,7 +692,7 @@ class Reading:
         self._steps = iter(())
         self._waiting.clear()
         self._last = None
-        self._given.clear()
+        self._tables.forget()
 
     def __enter__(self) -> Reading:
         return self

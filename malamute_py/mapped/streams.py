@@ -67,7 +67,9 @@ class Catalogue:
             except FollowLost as lost:
                 if lost.code == "retention":
                     self._load()  # the changes in between are in a newer snapshot
-                self._lsn = max(lost.to_lsn, self._lsn + 1)
+                    self._lsn = max(lost.to_lsn, self._lsn)
+                else:
+                    self._lsn = max(lost.to_lsn, self._lsn + 1)
             except NotAFile:
                 size = self._segments.segment_bytes
                 self._lsn = (self._lsn // size + 1) * size

@@ -241,8 +241,8 @@ class Walk:
     def _within(self, segment: SegmentMap, at: int, stop: int) -> Iterator[Step]:
         """Yield the stream's batches in a part of a segment.
 
-        It ends early where the broker overwrites the segment while it is read. A batch was right a
-        moment before it is yielded: whoever uses it asks afterwards whether the segment is intact.
+        It ends early where the broker overwrites the segment while it is read. Each batch
+        was right a moment before it is yielded; its user asks again when it was used.
         """
         epoch = 0
         while stop - at >= STAMP_BYTES:

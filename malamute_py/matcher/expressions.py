@@ -249,10 +249,12 @@ class RegexTable:
         """
         for key in keys:
             encoded = key.encode()
-            for group in list(self._sets):
+            # Both as of now: an expression may move from the overlay into a set between two steps.
+            groups, overlay = list(self._sets), list(self._overlay.items())
+            for group in groups:
                 group.lookup(encoded, found)
                 yield
-            for number, (compiled, _, _) in list(self._overlay.items()):
+            for number, (compiled, _, _) in overlay:
                 if compiled.search(encoded):
                     found.append(number)
                 yield

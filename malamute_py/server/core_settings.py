@@ -3,7 +3,7 @@
 Owns which key of the configuration each setting has. The rules: a key of the sections streams,
 memory, services, groups and transactions is the setting of its name, if the core has one; what is
 left out of the configuration is the core's own default, which a test compares. Source: limits.py,
-config.py.
+config/sections.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Settings of what first use creates, checked at the start.
 
 Owns the check that the tables `default` of the configuration are settings at all. The rule: a wrong
-setting stops the start by its key, rather than refusing each first use later. Source: config.py.
+setting stops the start by its key, rather than refusing each first use later. Source:
+config/sections.py.
 """
 
 from __future__ import annotations

@@ -318,7 +318,7 @@ class Loop:
         while self._graces and self._graces[0][0] <= now_ms:
             connection = self._graces.pop(0)[1]
             if not connection.links:
-                self._guard.cut(connection, "its link ended")
+                self._cut(connection, "its link ended")
         for name, count in self._limiter.suppressed(now_ms).items():
             self._log.warning("log_lines_suppressed", name=name, count=count)
         for ring, code, count in self._refused_appends.counts(now_ms):
@@ -546,7 +546,7 @@ class Loop:
             self._gone(peer, now_ms)
             self._told = True
             if peer.connection is not None:
-                self._guard.cut(peer.connection, "it does not read its messages")
+                self._cut(peer.connection, "it does not read its messages")
             self._close(peer.number)
 
     def _retry(self, now_ms: int) -> None:
@@ -571,9 +571,14 @@ class Loop:
             offences = self._offences[connection.inode]
             offences[peer.routing_id] += 1
             if offences[peer.routing_id] >= _OFFENCES_MAX:
-                self._guard.cut(connection, "it broke the protocol again and again")
+                self._cut(connection, "it broke the protocol again and again")
                 return
         self._graces.append((now_ms + _GRACE_MS, connection))
+
+    def _cut(self, connection: Connection, reason: str) -> None:
+        """End a connection and forget its offences: the guard does not tell of this end again."""
+        self._guard.cut(connection, reason)
+        self._offences.pop(connection.inode, None)
 
     def _close(self, number: int) -> None:
         self._waiting.pop(number, None)

@@ -37,6 +37,7 @@ SECURITY: Final = (
     "authentication.identities", "permissions", "quotas.identities", "namespaces",
 )  # fmt: skip
 """Settings that are taken up together or not at all."""
+_TOGETHER: Final = "users, permissions, quotas and namespaces are taken up together or not at all"
 _BY_NAME: Final = tuple(key for key in SECURITY if key != "authentication.users_file")
 _LIVE_SECTIONS: Final = (
     "quotas", "streams", "mailboxes", "services", "groups", "transactions",
@@ -123,7 +124,9 @@ def take_up(before: Reading, examined: Examined, complete: Callable[[Config], Co
         old, new = value_of(before.config, key), value_of(examined.config, key)
         if old == new or key in held:
             continue
-        if key in RELOADED:
+        if key in SECURITY and not held.isdisjoint(SECURITY):
+            changes.append(Change(key, REFUSED, _TOGETHER))
+        elif key in RELOADED:
             values[key] = new
         else:
             changes.append(Change(key, RESTART))
@@ -132,8 +135,12 @@ def take_up(before: Reading, examined: Examined, complete: Callable[[Config], Co
     while errors := list(wrong_in_combination(with_values(before.config, values))):
         taken = len(values)
         for error in errors:
-            for key in [key for key in values if key == error.key or key in error.why]:
+            setting = _setting_of(error.key)
+            wrong = SECURITY if setting in SECURITY else (setting,)
+            for key in [key for key in values if key in wrong or key in error.why]:
                 del values[key]
+                if key in SECURITY and key != setting:
+                    changes.append(Change(key, REFUSED, _TOGETHER))
             changes.append(Change(error.key, REFUSED, error.why))
         if len(values) == taken:
             break

@@ -39,7 +39,14 @@ from malamute_py.server.checkpointing.checkpoints import Checkpoints
 from malamute_py.server.checkpointing.recovered import QueuesFound, QueuesLost, find_queues
 from malamute_py.server.clock import Clock
 from malamute_py.server.collector import Collector
-from malamute_py.server.connections.descriptors import Room, counts_bytes, lowest_free, room
+from malamute_py.server.connections.descriptors import (
+    Room,
+    backlog,
+    counts_bytes,
+    lowest_free,
+    raise_open_files,
+    room,
+)
 from malamute_py.server.connections.guard import Guard
 from malamute_py.server.connections.watchdog import Watchdog
 from malamute_py.server.core_settings import core_settings
@@ -109,6 +116,8 @@ class Server:
         self._reread = reread
         self._rereading = threading.Lock()
         """Held while a thread reads the configuration anew, until the loop has taken it up."""
+        self._reload_again = False
+        """Whether a signal came meanwhile, so that it is to be read once more."""
         self._reading = Reading(self.config, self.config, [])
         self._http_credential: HttpCredential | None = None
         self._storage = storage
@@ -162,7 +171,7 @@ class Server:
         Raises StartError, ConfigError.
         """
         self._supervisor = Supervisor(os.environ)
-        soft, hard = _raise_open_files()
+        soft, hard = raise_open_files()
         self._collector = Collector()
         self._open()
         sys.setswitchinterval(_SWITCH_S)
@@ -204,6 +213,8 @@ class Server:
         self.request_stop()
 
     def _on_reload_signal(self, number: int, frame: FrameType | None) -> None:
+        # A reading that is under way may have read what has been changed since.
+        self._reload_again = self._rereading.locked()
         self.request_reload()
 
     # --- the configuration, read anew -----------------------------------------------------
@@ -217,9 +228,14 @@ class Server:
             return "the broker is about to stop"
         if not self._rereading.acquire(blocking=False):
             return "the configuration is being read anew already"
-        threading.Thread(
+        reading = threading.Thread(
             target=self._read_anew, args=(link, request), name="malamute-reload", daemon=True
-        ).start()
+        )
+        try:
+            reading.start()
+        except RuntimeError as error:  # The system has no room for a thread.
+            self._rereading.release()
+            return str(error)
         return ""
 
     def _read_anew(self, link: int, request: int) -> None:
@@ -272,6 +288,9 @@ class Server:
             if gone:
                 self._loop.revoke(gone, now_ms)
         self._rereading.release()
+        if self._reload_again:
+            self._reload_again = False
+            self.request_reload()
         changes = reading.changes
         counts = Counter(change.outcome for change in changes)
         for change in changes[:CHANGES_SHOWN]:
@@ -461,6 +480,7 @@ class Server:
                 relieve=lost if checkpoints is None else checkpoints.relieve,
                 bodies=bodies,
                 damaged=self._found.damaged,
+                rests=self._found.rests,
             )
             self._guard = Guard(
                 config,
@@ -482,8 +502,8 @@ class Server:
                 listener = Listener(context, endpoint, config, self._authenticator)
                 self._listeners.append(listener)
                 parts.callback(listener.close, config.loop.drain_ms)
-            self._rings.start()
             parts.callback(self._rings.stop_threads)
+            self._rings.start()
             validator = Validator(self._results, config.limits.of_messages())
             parts.callback(validator.stop)
             watchdog.start()
@@ -551,13 +571,10 @@ class Server:
 
         Raises QueuesLost.
         """
-        directory = self._directory
-        if directory is None:
+        if self._directory is None:
             return None
-        journal = self._journal
-        return find_queues(
-            directory, journal.uuid, journal.rings[MAIN], facts[MAIN], self.config.checkpoint
-        )
+        uuid, main = self._journal.uuid, self._journal.rings[MAIN]
+        return find_queues(self._directory, uuid, main, facts[MAIN], self.config.checkpoint)
 
     def _make_core(self, config: Config, state: RecoveredState) -> Broker:
         """Make the core. Raises QueuesLost: while the log after the tables was read."""
@@ -624,6 +641,7 @@ class Server:
             self.log.warning(
                 "connections_bounded", connections=found.connections,
                 configured=config.links.connections_max,
+                backlog=backlog(config.links.backlog, files),
                 do=f"raise the limit of open files (ulimit -n), which is {files}",
             )  # fmt: skip
         return found
@@ -687,13 +705,3 @@ class Server:
         except JournalFailed as error:
             # The error was logged when it happened; the next start deals with it.
             self.log.error("ring_not_closed", reason=str(error))
-
-
-def _raise_open_files() -> tuple[int, int]:
-    """Raise the limit of open files as far as allowed; returns it before and after."""
-    soft, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 1 << 20 if allowed == resource.RLIM_INFINITY else min(allowed, 1 << 20)
-    if soft < wanted:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, allowed))
-    return soft, resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -22,7 +22,7 @@ import zmq
 from malamute_py.config import PUBLIC_WORDS, Config
 from malamute_py.sections import ConfigError
 from malamute_py.server.authentication.authenticator import ZAP_DOMAIN, Authenticator
-from malamute_py.server.connections.descriptors import kept_files
+from malamute_py.server.connections.descriptors import backlog
 from malamute_py.server.connections.listening import ASIDE
 from malamute_py.server.connections.numbering import Numbering, seed_libzmq
 from malamute_py.server.errors import StartError
@@ -155,8 +155,6 @@ class Listener:
     def _set_options(self, config: Config) -> None:
         """Set the bounds, waits and checks of the socket before it is bound."""
         links, limits = config.links, config.limits
-        # Who waits to be accepted takes a descriptor in the end, however many connections there are
-        # already: libzmq accepts all that wait.
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         options = {
             # This bounds one frame; the guard bounds what endless MORE frames add up to.
@@ -168,7 +166,7 @@ class Listener:
             zmq.HEARTBEAT_IVL: 0,
             zmq.RCVHWM: 0,
             zmq.LINGER: 0,
-            zmq.BACKLOG: min(links.backlog, kept_files(files) // 8),
+            zmq.BACKLOG: backlog(links.backlog, files),
             zmq.SNDHWM: links.send_messages_max,
             zmq.ROUTER_MANDATORY: 1,
             # With ROUTER_HANDOVER, a peer that claims another's id would be sent what is the

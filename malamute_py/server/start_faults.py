@@ -1,7 +1,7 @@
 """Problems of a configuration that only its files and its endpoints tell.
 
-Owns the list of checks that a start makes beyond those of config.py. The rule: looking changes
-nothing: no file is made, no address is bound. Source: Server._open.
+Owns the list of checks that a start makes beyond those of config/combinations.py. The rule: looking
+changes nothing: no file is made, no address is bound. Source: Server._open.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from malamute_py.journal import (
     Recovery,
     Storage,
 )
-from malamute_py.journal.directory import Journal
+from malamute_py.journal.directory import Journal, removal_rests
 from malamute_py.server.checkpointing.recovered import ring_facts, rings_asked
 from malamute_py.server.errors import StartError
 from malamute_py.server.journaling.rings import ring_settings
@@ -66,6 +66,8 @@ class StoredRings:
         """Data that was missing or damaged at the start."""
         self.damaged: dict[str, int] = {}
         """Ring -> bytes that were missing or damaged at the start."""
+        self.rests: list[str] = []
+        """Removed rings of which files are left."""
         self._journal = journal
         self._config = config
         self._batch_bytes_max = batch_bytes_max
@@ -107,8 +109,10 @@ class StoredRings:
                 while self._journal.rings[MAIN].prepare_step(1 << 62):
                     pass
             wanted = rings_asked(facts[MAIN])
+            rests = removal_rests(self._journal.storage)
+            self.rests = [name for name in rests if name != MAIN and name not in wanted]
             for name in self._journal.names():
-                if name == MAIN:
+                if name == MAIN or name in self.rests:
                     continue
                 if name not in wanted:
                     self._log.warning(

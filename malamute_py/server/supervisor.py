@@ -36,8 +36,10 @@ class Supervisor:
         """Send a state, as `READY=1`."""
         if not self._address:
             return
-        sending = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        with sending, contextlib.suppress(OSError):
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sending,
+        ):
             sending.sendto(state.encode(), socket.MSG_DONTWAIT, self._address)
 
     def alive(self) -> None:

@@ -33,14 +33,19 @@ class Validator:
     def __init__(self, results: ResultQueue, limits: Limits) -> None:
         """limits: bound what a batch may decompress to."""
         self._limits = limits
+        self._results = results
         self._worker: Worker[BatchCheck] = Worker("validation", self._check, results)
         self._started = False
 
     def put(self, check: BatchCheck) -> None:
         """Have a batch validated; from the loop."""
         if not self._started:
+            try:
+                self._worker.start()
+            except RuntimeError as error:  # The system has no room for a thread.
+                self._results.put(BatchChecked(check.token, "wait", str(error)))
+                return
             self._started = True
-            self._worker.start()
         self._worker.put(check)
 
     def stop(self) -> None:

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 
+from malamute_protocol.bodies import Bodies
 from malamute_protocol.columns import NO_TIME, Array
-from malamute_protocol.content import Bodies, Content
+from malamute_protocol.content import Content
 from malamute_protocol.content_layout import APPEND_TIMES, ARROW, BLOB, OFFSET_DELTAS
 from malamute_protocol.encode import (
-    Options,
     encode,
     encode_arrow,
     encode_bulk,
@@ -29,6 +29,7 @@ from malamute_protocol.encode import (
     encode_fixed,
     encode_lists,
 )
+from malamute_protocol.encode_headers import Options
 from malamute_protocol.errors import BatchError
 from malamute_protocol.extract import extract, extractable
 from malamute_protocol.header import Header

@@ -7,15 +7,21 @@ sections 5.2 to 5.6.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import google_crc32c
 import numpy as np
 
-from malamute_protocol.codec import CODECS, decompress
+from malamute_protocol.bodies import (
+    FEW,
+    Bodies,
+    bounds_of_few,
+    check_record_sizes,
+    read_bodies,
+)
+from malamute_protocol.codec import CODECS
 from malamute_protocol.columns import (
     I4,
     I8,
@@ -27,7 +33,6 @@ from malamute_protocol.columns import (
 )
 from malamute_protocol.content_layout import (
     APPEND_TIMES,
-    ARROW,
     BLOB,
     BODY_KINDS,
     CLIENT_TIME,
@@ -65,26 +70,13 @@ from malamute_protocol.stamp import STAMP_BYTES
 
 _HEAD_BYTES_MAX: Final = 1024
 _PROPERTIES: Final = PROPERTIES_CONSTANT | PROPERTIES_DICTIONARY | PROPERTIES_COLUMN
-_FEW: Final = 8
 _KEPT_TIMES: Final = 8
 """Factor of their compressed bytes up to which decompressed bodies are kept from their check to
 their use."""
 _COPY_BELOW: Final = 4096
 """Size up to which copying costs less than making an array."""
-_OFFSETS: Final = tuple(f"<{n + 1}i" for n in range(_FEW + 1))
 _ARRAY_BYTES_MAX: Final = 5
 """Bytes that the length of a MessagePack array takes at most."""
-
-
-class Bodies(NamedTuple):
-    """The body section without codec: Arrow's layout of a binary column, or of a list of them."""
-
-    blob: Any
-    """Bytes-like: all bodies back to back."""
-    offsets: Array
-    """int32[n+1]: of the blob, or, for lists, of the parts."""
-    parts: Array | None
-    """int32[m+1]: offsets of the blob for each part; None unless the kind is list."""
 
 
 class Content:
@@ -492,7 +484,8 @@ class Content:
         limits.batch_bytes_max when decompressed, or offsets that leave the blob or fall.
         """
         if self._bodies is None:
-            self._bodies = self._read_bodies(limits or self._limits)
+            at = self.sections.body
+            self._bodies = read_bodies(self.head, self.view, at, limits or self._limits)
         return self._bodies
 
     def check_bodies(self) -> None:
@@ -504,7 +497,7 @@ class Content:
         """
         head = self.head
         if head.codec:
-            self._check_record_sizes(self.bodies(), self._limits)
+            check_record_sizes(head, self.bodies(), self.sections.body, self._limits)
             if head.body_raw_bytes > _KEPT_TIMES * head.body_bytes:
                 self._bodies = None
 
@@ -519,47 +512,6 @@ class Content:
             return None
         at = self.sections.body + 4 * len(bounds)
         return bytes(self.view[at : at + bounds[-1]]), list(bounds)
-
-    def _read_bodies(self, limits: Limits) -> Bodies:
-        """Return the bodies, decompressed if need be. Raises BatchError."""
-        head, at, most = self.head, self.sections.body, limits.batch_bytes_max
-        if head.body_raw_bytes > most:
-            raise BatchError(
-                "too_large", f"a body of {head.body_raw_bytes} bytes, at most {most}", 104
-            )
-        stored = self.view[at : at + head.body_bytes]
-        if head.codec:
-            if head.codec >= len(CODECS):
-                raise BatchError("bad_batch", f"unknown codec {head.codec}", 20)
-            section = memoryview(decompress(head.codec, stored, head.body_raw_bytes))
-        else:
-            section = stored
-        return self._split_bodies(section, at)
-
-    def _split_bodies(self, section: Any, at: int) -> Bodies:
-        """Divide a body section into offsets and bytes, checked. Raises BatchError.
-
-        at: position of the section in the content, for the error.
-        """
-        head = self.head
-        if head.body_raw_bytes != len(section):
-            raise BatchError("bad_batch", "the body's sizes before and after differ", 104)
-        if head.body_kind == ARROW:
-            return Bodies(section, np.zeros(0, I4), None)
-        n = head.count
-        first = 4 * (n + 1)
-        second = 4 * (head.parts_count + 1) if head.body_kind == LIST else 0
-        if first + second > len(section):
-            raise BatchError("bad_batch", "the body is too short for its offsets", at)
-        offsets = np.frombuffer(section, I4, n + 1)
-        blob = section[first + second :]
-        if head.body_kind == LIST:
-            parts = np.frombuffer(section, I4, head.parts_count + 1, first)
-            check_offsets(offsets, head.parts_count, "list", at)
-            check_offsets(parts, len(blob), "part", at + first)
-            return Bodies(blob, offsets, parts)
-        check_offsets(offsets, len(blob), "body", at)
-        return Bodies(blob, offsets, None)
 
     # --- validation ----------------------------------------------------------------
 
@@ -620,16 +572,16 @@ class Content:
             raise BatchError("unsupported", "a transaction id is reserved", 48)
         if kind != LIST and head.parts_count:
             raise BatchError("bad_batch", "a count of parts without lists", 108)
-        _ = self.sections
+        body_at = self.sections.body
         self._check_table(limits)
         self._check_times()
         if properties and flags & _PROPERTIES:
             self._check_properties(limits)
         if head.codec == 0:
-            if kind == BLOB and n <= _FEW:
-                self._check_few(limits)
+            if kind == BLOB and n <= FEW:
+                self._few = bounds_of_few(head, self.view, body_at, limits)
             else:
-                self._check_record_sizes(self.bodies(), limits)
+                check_record_sizes(head, self.bodies(), body_at, limits)
 
     def _check_counts(self, limits: Limits) -> None:
         """Raise BatchError for too many distinct headers, or counts that do not agree."""
@@ -690,39 +642,6 @@ class Content:
         if deltas is not None and len(deltas) > 1 and not bool((deltas[1:] > deltas[:-1]).all()):
             raise BatchError("bad_batch", "offset deltas that do not rise", self.sections.deltas)
 
-    def _check_few(self, limits: Limits) -> None:
-        """Check the body offsets of a few records: one unpack is a tenth of numpy's calls."""
-        head, at = self.head, self.sections.body
-        n, size, most = head.count, head.body_bytes, limits.record_bytes_max
-        blob_bytes = size - 4 * (n + 1)
-        if blob_bytes < 0 or size != head.body_raw_bytes:
-            raise BatchError("bad_batch", "the body is too short for its offsets", at)
-        bounds = struct.unpack_from(_OFFSETS[n], self.view, at)
-        if bounds[0] != 0 or bounds[-1] != blob_bytes:
-            raise BatchError("bad_batch", "the body offsets do not span their data", at)
-        start = 0
-        for end in bounds:
-            if end < start:
-                raise BatchError("bad_batch", "the body offsets fall", at)
-            if end - start > most:
-                raise BatchError(
-                    "too_large", f"a record of {end - start} bytes, at most {most}", at
-                )
-            start = end
-        self._few = bounds
-
-    def _check_record_sizes(self, bodies: Bodies, limits: Limits) -> None:
-        """Raise BatchError if the body of some record is larger than the limit."""
-        most = limits.record_bytes_max
-        if len(bodies.blob) <= most or self.head.body_kind == ARROW:
-            return
-        bounds = bodies.offsets if bodies.parts is None else bodies.parts[bodies.offsets]
-        largest = int(np.diff(bounds).max())
-        if largest > most:
-            raise BatchError(
-                "too_large", f"a record of {largest} bytes, at most {most}", self.sections.body
-            )
-
     def verify(
         self, limits: Limits = DEFAULT_LIMITS, *, empty: bool = False, derived: bool = False
     ) -> None:
@@ -731,7 +650,7 @@ class Content:
         Raises BatchError, and nothing else, whatever the bytes are.
         """
         self.check(limits, empty=empty, derived=derived)
-        self._check_record_sizes(self.bodies(), limits)
+        check_record_sizes(self.head, self.bodies(), self.sections.body, limits)
         maps, _ = self.properties()
         for properties in maps:
             if properties:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Final, TypedDict, Unpack
+from typing import Any, Final, Unpack
 
 import google_crc32c
-import msgspec
 import numpy as np
 
 from malamute_protocol.codec import codec_number, compress
@@ -38,10 +37,18 @@ from malamute_protocol.content_layout import (
     SUBJECT_CODES,
     Head,
 )
-from malamute_protocol.errors import BatchError, BatchTooLarge, LocalProtocolError
-from malamute_protocol.header import ENCODER, MEMO, HeaderTable
-from malamute_protocol.limits import DEFAULT_LIMITS, UNBOUNDED, UNCHECKED, Limits
-from malamute_protocol.properties import parse_properties
+from malamute_protocol.encode_headers import (
+    Options,
+    check_table,
+    fieldmaps_of,
+    pack_properties,
+    pack_subjects,
+    properties_of,
+    subjects_of,
+    times_of,
+)
+from malamute_protocol.errors import BatchTooLarge, LocalProtocolError
+from malamute_protocol.limits import DEFAULT_LIMITS, Limits
 from malamute_protocol.stamp import STAMP_BYTES
 
 _PREFIX = struct.Struct("<IHHI")
@@ -53,46 +60,6 @@ _LARGE: Final = 4096
 _BULK_BYTES: Final = 64 << 10
 """Size from which on a second copy costs more than numpy's calls."""
 _PADDING: Final = tuple(bytes(n) for n in range(8))
-_PACKED_MAX: Final = 4096
-_packed: dict[str, bytes] = {}
-
-
-class Options(TypedDict, total=False):
-    """Arguments of encode() and its variants beside the bodies; each may be left out.
-
-    A header has one of three forms: one value for all records, a sequence with one for each record,
-    or a table of distinct values with codes (fastest for many headers).
-    """
-
-    subject: str | Sequence[str | Sequence[str]] | None
-    """Subject of all records, or one for each: a str, or a sequence of str: the subject, further
-    keys."""
-    keys: Sequence[str]
-    """Further keys of every record."""
-    subject_table: Sequence[str | Sequence[str]]
-    subject_codes: Sequence[int] | Array | None
-    fields: Mapping[str, str] | Sequence[Mapping[str, str] | None] | None
-    field_table: Sequence[Mapping[str, str]]
-    field_codes: Sequence[int] | Array | None
-    """Codes into field_table; -1: no fields."""
-    client_time_ms: int | Sequence[int | None] | Array | None
-    expires_at_ms: int | Sequence[int] | Array | None
-    """Absolute milliseconds; 0: never."""
-    properties: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
-    property_section: tuple[int, Sequence[Any]]
-    """Flag of the section's form, and its pieces as they are: see extract.py."""
-    codec: str | int
-    producer_id: int
-    producer_epoch: int
-    first_sequence: int
-    transaction_id: int
-    schema_id: int
-    offset_deltas: Array | None
-    append_times_ms: Array | None
-    """Append times, for derived batches only: see extract.py."""
-    limits: Limits
-
-
 _OPTIONS: Final = frozenset(Options.__annotations__)
 
 
@@ -154,11 +121,11 @@ def _plain(bodies: Sequence[bytes], subject: Any, limits: Limits, options: Optio
     count = len(bodies)
     if not count or count > limits.batch_records_max or type(subject) is not str:
         return None
-    packed = pack_subjects((subject,))
     try:
+        packed = pack_subjects((subject,))
         bounds = list(accumulate(map(len, bodies), initial=0))
         blob = b"".join(bodies)
-    except TypeError:
+    except (TypeError, UnicodeEncodeError):
         return None
     total = bounds[-1]
     if (
@@ -258,11 +225,12 @@ def encode_fixed(blob: bytes, width: int, **options: Unpack[Options]) -> bytes:
 
     Raises LocalProtocolError: as encode(), or the blob is no multiple of the width.
     """
-    if width <= 0 or len(blob) % width:
+    size = memoryview(blob).nbytes
+    if width <= 0 or size % width:
         raise LocalProtocolError(
-            "bad_batch", f"{len(blob)} bytes do not divide into records of {width} bytes"
+            "bad_batch", f"{size} bytes do not divide into records of {width} bytes"
         )
-    count = len(blob) // width
+    count = size // width
     return encode_columns(np.arange(count + 1, dtype=np.int64) * width, blob, **options)
 
 
@@ -277,9 +245,11 @@ def encode_columns(offsets: Any, blob: Any, **options: Unpack[Options]) -> bytes
     data = memoryview(blob).cast("B")
     if bounds.ndim != 1 or not len(bounds) or bounds.dtype.kind not in "iu":
         raise LocalProtocolError("bad_batch", "offsets must be n+1 integers")
-    sizes = np.diff(bounds)
-    if int(bounds[0]) < 0 or int(bounds[-1]) > len(data) or (sizes < 0).any():
+    # Compared, not subtracted: the difference of two unsigned integers is never below 0.
+    falls = (bounds[1:] < bounds[:-1]).any()
+    if falls or int(bounds[0]) < 0 or int(bounds[-1]) > len(data):
         raise LocalProtocolError("bad_batch", f"offsets fall or leave the blob of {len(data)}")
+    sizes = np.diff(bounds)
     if len(sizes) and int(sizes.max()) > limits.record_bytes_max:
         row = int(sizes.argmax())
         raise LocalProtocolError("too_large", _over("record", row, int(sizes[row]), limits))
@@ -312,7 +282,7 @@ def with_properties(content: Content, properties: Mapping[str, Any], limits: Lim
     head, at, view = content.head, content.sections, content.view
     if head.flags & (PROPERTIES_DICTIONARY | PROPERTIES_COLUMN):
         raise LocalProtocolError("unsupported", "the records have properties of their own")
-    packed = _pack_properties(properties, limits, 0)
+    packed = pack_properties(properties, limits, 0)
     end = next(position for position in (at.deltas, at.append_times, at.body) if position >= 0)
     begin = end if at.properties < 0 else at.properties
     made = bytearray().join((view[:begin], packed, _PADDING[-len(packed) & 7], view[end:]))
@@ -327,26 +297,6 @@ def with_properties(content: Content, properties: Mapping[str, Any], limits: Lim
     crc = google_crc32c.value(np.frombuffer(made, np.uint8, offset=_PREFIX.size))
     _PREFIX.pack_into(made, 0, CONTENT_MAGIC, CONTENT_VERSION, head.head_bytes, crc)
     return bytes(made)
-
-
-def pack_subjects(entries: Sequence[str | Sequence[str]]) -> bytes:
-    """Pack the subjects section for distinct entries, without padding."""
-    if len(entries) == 1 and type(entries[0]) is str:
-        subject = entries[0]
-        found = _packed.get(subject)
-        if found is None:
-            if len(_packed) >= _PACKED_MAX:
-                _packed.clear()
-            found = _packed[subject] = ENCODER.encode([subject])
-        return found
-    return ENCODER.encode(
-        [entry if type(entry) is str or len(entry) != 1 else entry[0] for entry in entries]
-    )
-
-
-def pack_fieldmaps(maps: Sequence[Mapping[str, str]]) -> bytes:
-    """Pack the field maps section for distinct maps, without padding; b"" for none."""
-    return ENCODER.encode([dict(entry) for entry in maps]) if maps else b""
 
 
 # --- from options to sections ---------------------------------------------------------
@@ -389,9 +339,9 @@ def _head(
         if count:
             raise BatchTooLarge(f"{count} records in a batch, at most {limits.batch_records_max}")
         raise LocalProtocolError("bad_batch", "a batch needs at least one record")
-    subjects, subject_codes = _subjects(count, options)
-    fieldmaps, field_codes = _fieldmaps(count, options)
-    _check_table(subjects, fieldmaps, subject_codes, field_codes, limits)
+    subjects, subject_codes = subjects_of(count, options)
+    fieldmaps, field_codes = fieldmaps_of(count, options)
+    check_table(subjects, fieldmaps, subject_codes, field_codes, limits)
     flags = 0
     sections: list[Any] = []
     _add(sections, subjects[0])
@@ -403,17 +353,17 @@ def _head(
         flags |= FIELD_CODES
         _add(sections, field_codes)
     earliest_expiry = least_time = greatest_time = 0
-    times = _times(count, options.get("client_time_ms"), "client_time_ms", NO_TIME)
+    times = times_of(count, options.get("client_time_ms"), "client_time_ms", NO_TIME)
     if times is not None:
         flags |= CLIENT_TIME
         least_time, greatest_time = time_range(times)
         sections.append(times)
-    expiries = _times(count, options.get("expires_at_ms"), "expires_at_ms", 0)
+    expiries = times_of(count, options.get("expires_at_ms"), "expires_at_ms", 0)
     if expiries is not None:
         flags |= EXPIRY
         earliest_expiry = earliest(expiries)
         sections.append(expiries)
-    form, properties = _properties(count, options, limits)
+    form, properties = properties_of(count, options, limits)
     flags |= form
     properties_bytes = sum(map(_size, properties))
     _add(sections, *properties)
@@ -499,216 +449,6 @@ def _check_sizes(pieces: Sequence[bytes], limits: Limits, what: str) -> None:
     for row, piece in enumerate(pieces):
         if len(piece) > limits.record_bytes_max:
             raise LocalProtocolError("too_large", _over(what, row, len(piece), limits))
-
-
-def _subjects(count: int, options: Options) -> tuple[tuple[bytes, int], Array | None]:
-    """Return the packed subjects and their number, and each row's code; None: one for all."""
-    further = options.get("keys", ())
-    codes: Array | None = None
-    if "subject_table" in options:
-        table = list(options["subject_table"])
-        codes = _codes(count, options.get("subject_codes"), len(table), 0, "subject")
-    else:
-        subject = options.get("subject")
-        if subject is None:
-            table = [""]
-        elif isinstance(subject, str):
-            table = [subject]
-        else:
-            table, codes = _distinct(count, subject)
-    if further:
-        table = [[e, *further] if type(e) is str else [*e, *further] for e in table]
-    return (pack_subjects(table), len(table)), codes
-
-
-def _distinct(count: int, subjects: Any) -> tuple[list[Any], Array | None]:
-    """Dictionary-encode the subjects of the records."""
-    if len(subjects) != count:
-        raise LocalProtocolError("bad_batch", f"{len(subjects)} subjects for {count} records")
-    try:
-        index = dict.fromkeys(subjects)
-    except TypeError:
-        subjects = [entry if type(entry) is str else tuple(entry) for entry in subjects]
-        index = dict.fromkeys(subjects)
-    places: dict[Any, int] = {}
-    # ("a",) and "a" are one entry.
-    codes_of = {
-        entry: places.setdefault(
-            entry[0] if type(entry) is not str and len(entry) == 1 else entry, len(places)
-        )
-        for entry in index
-    }
-    if len(places) == 1:
-        return list(places), None
-    return list(places), np.fromiter(map(codes_of.__getitem__, subjects), I4, count)
-
-
-def _fieldmaps(count: int, options: Options) -> tuple[tuple[bytes, int], Array | None]:
-    """Return the packed field maps and their number, and each row's code; None: one for all.
-
-    Code -1 is a row without fields. Raises LocalProtocolError.
-    """
-    if "field_table" in options:
-        table = list(options["field_table"])
-        codes = _codes(count, options.get("field_codes"), len(table), -1, "field")
-        if not table:
-            return (b"", 0), None
-        return (pack_fieldmaps(table), len(table)), codes
-    fields = options.get("fields")
-    if not fields:
-        return (b"", 0), None
-    if isinstance(fields, Mapping):
-        return (pack_fieldmaps([fields]), 1), None
-    if len(fields) != count:
-        raise LocalProtocolError("bad_batch", f"{len(fields)} field maps for {count} records")
-    # Records often share one map object: compare by identity first, by value once each.
-    objects = {id(entry): entry for entry in fields}
-    places: dict[tuple[tuple[str, str], ...], int] = {}
-    code_of: dict[int, int] = {}
-    for identity, entry in objects.items():
-        code_of[identity] = (
-            places.setdefault(tuple(sorted(entry.items())), len(places)) if entry else -1
-        )
-    if not places:
-        return (b"", 0), None
-    packed = pack_fieldmaps([dict(items) for items in places])
-    codes = np.fromiter(map(code_of.__getitem__, map(id, fields)), I4, count)
-    if len(places) == 1 and int(codes.min()) == 0:
-        codes = None
-    return (packed, len(places)), codes
-
-
-def _codes(count: int, codes: Any, entries: int, least: int, what: str) -> Array | None:
-    """Return a caller's codes as a column, checked. Raises LocalProtocolError.
-
-    entries: how many the table has. least: the lowest code that is allowed.
-    """
-    if codes is None:
-        if entries > 1:
-            raise LocalProtocolError("bad_batch", f"{entries} {what} entries and no codes")
-        return None
-    column = np.ascontiguousarray(codes, dtype=I4)
-    if len(column) != count:
-        raise LocalProtocolError("bad_batch", f"{len(column)} {what} codes for {count} records")
-    outside = np.flatnonzero((column < least) | (column >= entries))
-    if len(outside):
-        row = int(outside[0])
-        raise LocalProtocolError(
-            "bad_batch", f"{what} code {int(column[row])} of record {row}: {entries} entries"
-        )
-    return column
-
-
-def _check_table(
-    subjects: tuple[bytes, int],
-    fieldmaps: tuple[bytes, int],
-    subject_codes: Array | None,
-    field_codes: Array | None,
-    limits: Limits,
-) -> None:
-    """Check the header table with its reader's rules, by reading it."""
-    if limits is UNBOUNDED:
-        return
-    if max(subjects[1], fieldmaps[1]) > limits.headers_max:
-        raise BatchTooLarge(f"more than {limits.headers_max} distinct headers")
-    try:
-        table = MEMO.table(subjects[0], fieldmaps[0], UNCHECKED)
-        if table.entries > limits.header_entries_max:
-            most = limits.header_entries_max
-            raise BatchTooLarge(f"{table.entries} keys and fields of all headers, at most {most}")
-        table.check(limits)
-    except BatchError as error:
-        where = ""
-        if error.code == "too_large":
-            where = _where(table, subject_codes, field_codes, limits)
-        raise LocalProtocolError(error.code, error.reason + where) from error
-
-
-def _where(
-    table: HeaderTable, subject_codes: Array | None, field_codes: Array | None, limits: Limits
-) -> str:
-    """Say which record breaks a limit of the header table, for the error only."""
-    for rows, entries, part in (
-        (subject_codes, [HeaderTable([keys], []) for keys in table.keys], "subject"),
-        (field_codes, [HeaderTable([], [fields]) for fields in table.fieldmaps], "fields"),
-    ):
-        for code, entry in enumerate(entries):
-            try:
-                entry.check(limits)
-            except BatchError:
-                found = np.flatnonzero(rows == code) if rows is not None else [0]
-                return f"; {part} of record {int(found[0]) if len(found) else 'none'}"
-    return ""
-
-
-def _times(count: int, times: object, what: str, none: int) -> Array | None:
-    """Return times as a column: one for all rows, or one each. Raises LocalProtocolError.
-
-    none: the value that stands for no time.
-    """
-    if times is None:
-        return None
-    try:
-        if isinstance(times, int):
-            return np.full(count, times, I8)
-        if isinstance(times, Sequence):
-            times = [none if time is None else time for time in times]
-        column = np.ascontiguousarray(times, dtype=I8)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise LocalProtocolError("bad_batch", f"{what}: {error}") from error
-    if len(column) != count:
-        raise LocalProtocolError("bad_batch", f"{len(column)} {what} for {count} records")
-    return column
-
-
-def _properties(count: int, options: Options, limits: Limits) -> tuple[int, list[Any]]:
-    """Return (the flag of their form, the pieces of their section)."""
-    section = options.get("property_section")
-    if section is not None:
-        return section[0], list(section[1])
-    properties = options.get("properties")
-    if not properties:
-        return 0, []
-    if isinstance(properties, Mapping):
-        return PROPERTIES_CONSTANT, [_pack_properties(properties, limits, 0)]
-    if len(properties) != count:
-        raise LocalProtocolError("bad_batch", f"{len(properties)} properties, {count} records")
-    pieces = [
-        _pack_properties(entry, limits, row) if entry else b""
-        for row, entry in enumerate(properties)
-    ]
-    distinct = dict.fromkeys(pieces)
-    distinct.pop(b"", None)
-    if not distinct:
-        return 0, []
-    if len(distinct) <= count // 2:
-        places = dict(zip(distinct, range(len(distinct)), strict=True))
-        places[b""] = -1
-        codes = np.fromiter(map(places.__getitem__, pieces), I4, count)
-        return PROPERTIES_DICTIONARY, [codes, _array_of(list(distinct))]
-    offsets = np.zeros(count + 1, I4)
-    np.cumsum(np.fromiter(map(len, pieces), np.int64, count), out=offsets[1:])
-    return PROPERTIES_COLUMN, [offsets, b"".join(pieces)]
-
-
-def _pack_properties(entry: Mapping[str, Any], limits: Limits, row: int) -> bytes:
-    """Return the packed properties of one record. Raises LocalProtocolError."""
-    try:
-        packed = ENCODER.encode(dict(entry))
-        parse_properties(packed)
-    except (BatchError, TypeError, OverflowError, ValueError) as error:
-        raise LocalProtocolError("bad_batch", f"properties of record {row}: {error}") from error
-    if len(packed) > limits.property_bytes_max:
-        raise LocalProtocolError(
-            "too_large",
-            f"properties of record {row}: {len(packed)} bytes, at most {limits.property_bytes_max}",
-        )
-    return packed
-
-
-def _array_of(packed: list[bytes]) -> bytes:
-    """Return a MessagePack array of entries that are MessagePack already."""
-    return ENCODER.encode([msgspec.Raw(entry) for entry in packed])
 
 
 def _add(sections: list[Any], *pieces: Any) -> None:

@@ -17,8 +17,9 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
+from malamute_protocol.bodies import Bodies
 from malamute_protocol.columns import Array
-from malamute_protocol.content import Bodies, Content
+from malamute_protocol.content import Content
 from malamute_protocol.content_layout import (
     ARROW,
     BLOB,
@@ -29,7 +30,8 @@ from malamute_protocol.content_layout import (
     PROPERTIES_DICTIONARY,
     SUBJECT_CODES,
 )
-from malamute_protocol.encode import Options, _assemble, pack_subjects, plain_content
+from malamute_protocol.encode import _assemble, plain_content
+from malamute_protocol.encode_headers import Options, pack_subjects
 from malamute_protocol.errors import LocalProtocolError
 from malamute_protocol.limits import UNBOUNDED
 from malamute_protocol.stamp import DERIVED, STAMP_BYTES, Stamp, pack_stamps
@@ -71,7 +73,7 @@ def extract(stamp: Stamp, content: Content, rows: Any) -> tuple[bytes, bytes]:
     mask = np.asarray(rows, dtype=np.bool_)
     if len(mask) != content.head.count:
         raise LocalProtocolError("bad_batch", f"a mask of {len(mask)} for {len(content)} records")
-    chosen = np.flatnonzero(mask)
+    chosen = _some(mask)
     head = content.head
     options: Options = {
         "limits": UNBOUNDED,
@@ -103,12 +105,21 @@ def extract(stamp: Stamp, content: Content, rows: Any) -> tuple[bytes, bytes]:
 def copy_rows(content: Content, rows: Any) -> bytes:
     """Return a content of its own with the rows that the boolean mask `rows` selects.
 
-    It has no producer and no expiry. Raises LocalProtocolError: the content is not extractable.
+    It has no producer and no expiry. Raises LocalProtocolError: no row is selected, or the content
+    is not extractable.
     """
     if not extractable(content):
         raise LocalProtocolError("unsupported", "the rows of this batch stay together")
     options: Options = {"limits": UNBOUNDED}
-    return _content_of(content, np.flatnonzero(np.asarray(rows, dtype=np.bool_)), options)
+    return _content_of(content, _some(np.asarray(rows, dtype=np.bool_)), options)
+
+
+def _some(mask: Array) -> Array:
+    """Return the numbers of the selected rows. Raises LocalProtocolError: there is none."""
+    chosen = np.flatnonzero(mask)
+    if not len(chosen):
+        raise LocalProtocolError("bad_batch", "no row is selected")
+    return chosen
 
 
 def copy_whole(content: Content) -> bytes:

@@ -24,7 +24,8 @@ from malamute_protocol.content_layout import (
     OFFSET_DELTAS,
     SUBJECT_CODES,
 )
-from malamute_protocol.encode import Options, _assemble, gathered_content, pack_subjects
+from malamute_protocol.encode import _assemble, gathered_content
+from malamute_protocol.encode_headers import Options, pack_subjects
 from malamute_protocol.extract import gather
 from malamute_protocol.header import Header
 from malamute_protocol.limits import UNBOUNDED

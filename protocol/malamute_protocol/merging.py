@@ -22,7 +22,7 @@ _FEW: Final = 64
 """Records up to which a batch is small: of more, a batch costs less than to gather them."""
 _SMALL_BYTES: Final = 16 << 10
 _TOGETHER: Final = 65_536
-"""Records of a batch that was made of small ones, about."""
+"""Records of a batch that was made of small ones, at most: no batch may have more."""
 
 
 def is_small(batch: Batch) -> bool:
@@ -63,7 +63,9 @@ class _Run:
             if stamp.stream != last.stream or stamp.base_offset < last.next_offset:
                 return False
         return (
-            is_small(batch) and gathering.rows < _TOGETHER and gathering.takes(stamp, batch.content)
+            is_small(batch)
+            and gathering.rows + batch.content.head.count <= _TOGETHER
+            and gathering.takes(stamp, batch.content)
         )
 
     def add(self, batch: Batch) -> None:
@@ -85,7 +87,10 @@ class _Run:
                 if batch.rows is not None:
                     delivered[first : first + len(batch.rows)] = batch.rows
             rows = np.flatnonzero(delivered)
-            (found,) = gathering.gather(rows, [len(rows)])
-            batches = [Batch(Stamp.unpack(found.stamp), Content(found.content))]
+            if len(rows):
+                (found,) = gathering.gather(rows, [len(rows)])
+                batches = [Batch(Stamp.unpack(found.stamp), Content(found.content))]
+            else:
+                batches = batches[:1]
         self._batches, self._firsts, self._gathering = [], [], SharedGathering(0)
         return batches

@@ -46,6 +46,7 @@ _LEAN_ROW_BYTES: Final = 32
 """Bytes of a row in columns without bodies, about."""
 _EMPTY_ROWS_MAX: Final = 1 << 17
 _TABLES_KEPT: Final = 256
+_TIME_MAX_MS: Final = ((1 << 63) - 1) // 1000
 _STALE: Final = 10_000
 """Batches gathered at most, so that a record batch of empty bodies ends, too."""
 
@@ -198,7 +199,9 @@ class _Coded:
             values = _arrow.array(list(self._entries(table)), self._kind)
             found = self._made[id(table)] = (table, values)
             if len(self._made) > _TABLES_KEPT:
-                self._made.popitem(last=False)
+                # Another table may get its address, and is to get no rows of this one.
+                dropped, _ = self._made.popitem(last=False)
+                self._bases.pop(dropped, None)
         return found[1]
 
 
@@ -425,8 +428,12 @@ def _concatenated(arrays: list[Any]) -> Any:
 
 
 def _times(times_ms: Array) -> Any:
-    """Return times in microseconds, as Spark counts; null where a row has no time."""
+    """Return times in microseconds, as Spark counts; null where a row has no time.
+
+    A time that these have no number for, as a producer may give, is the last or first one.
+    """
     missing = times_ms == NO_TIME
+    times_ms = times_ms.clip(-_TIME_MAX_MS, _TIME_MAX_MS)
     if missing.any():
         times = _arrow.array(np.where(missing, 0, times_ms) * 1000, mask=missing)
     else:

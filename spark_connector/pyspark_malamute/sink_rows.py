@@ -10,6 +10,7 @@ Source: SPEC.md, section 5.
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -24,17 +25,24 @@ from malamute_protocol.batch import Options, encode_columns
 from malamute_protocol.columns import NO_TIME
 from malamute_protocol.content_layout import PROPERTIES_DICTIONARY
 from malamute_protocol.errors import LocalProtocolError
-from malamute_protocol.limits import DEFAULT_LIMITS
+from malamute_protocol.limits import DEFAULT_LIMITS, Limits
 from pyspark_malamute.errors import UnwritableRows
 from pyspark_malamute.sink_options import SinkOptions
 
 ROWS_MAX: Final = 32_768
 """Rows of a chunk, at most: half of what a batch may have."""
+STREAMS_MAX: Final = DEFAULT_LIMITS.step_parts_max // 2
+"""Streams of a chunk, at most: each is a part of its step."""
 _ENTRIES_MAX: Final = 200_000
 """Subjects and fields of a chunk, at most, counted as if each row had its own."""
 _ROW_BYTES: Final = 24
 """Bytes that a row is assumed to cost beside its values."""
 _CRC: Final = struct.Struct("<8xI")
+_SHORT_MAP: Final = 15
+"""Entries of a map whose number MessagePack has in its first byte."""
+_SHORT_TEXT: Final = 31
+"""Bytes of a text whose length MessagePack has in its first byte."""
+_BYTE_MAX: Final = 255
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -59,15 +67,19 @@ class Chunk(NamedTuple):
 
 
 def chunks(
-    options: SinkOptions, batches: Iterable[Any], published: Callable[[int], int | None]
+    options: SinkOptions,
+    batches: Iterable[Any],
+    published: Callable[[int], int | None],
+    limits_of_broker: Callable[[], Limits] = lambda: DEFAULT_LIMITS,
 ) -> Iterator[Chunk]:
     """The rows of a partition in chunks; none of a partition without rows.
 
     published: number of a chunk -> how many rows it has, where it is published; asked once there is
-    a row for it. Raises UnwritableRows.
+    a row for it. limits_of_broker: asked after that. Raises UnwritableRows.
     """
     held: list[Any] = []
     number = first = count = size = 0
+    streams = _Streams()
 
     def made(last: bool) -> Chunk:
         table = _arrow.Table.from_batches(held).combine_chunks()
@@ -75,27 +87,69 @@ def chunks(
 
     for batch in batches:
         ends = np.cumsum(_sizes(options, batch, first + count))
+        if not options.stream:
+            streams.look_at(batch.column("stream"))
         begin = 0
         while begin < batch.num_rows:
             done = int(ends[begin - 1]) if begin else 0
             fixed = published(number)
             if fixed is None:
-                fitting = int(np.searchsorted(ends, done + options.chunk_bytes - size, "right"))
-                stop = min(fitting, begin + ROWS_MAX - count)
+                limits = limits_of_broker()
+                most = min(options.chunk_bytes, limits.batch_bytes_max * 3 // 4)
+                fitting = int(np.searchsorted(ends, done + most - size, "right"))
+                # The record of the chunk goes into the same step.
+                rows = min(ROWS_MAX, max(1, limits.batch_records_max - 1))
+                stop = min(fitting, begin + rows - count, streams.end(begin))
             else:
                 stop = min(begin + fixed - count, batch.num_rows)
             if stop <= begin and count:
                 yield made(last=False)
                 held, number, first, count, size = [], number + 1, first + count, 0, 0
+                streams.clear()
                 continue
             # A row that is larger than a chunk is a chunk.
             stop = max(stop, begin + 1)
             held.append(batch.slice(begin, stop - begin))
             count += stop - begin
             size += int(ends[stop - 1]) - done
+            streams.take(begin, stop)
             begin = stop
     if count:
         yield made(last=True)
+
+
+class _Streams:
+    """Streams of the chunk that is being gathered, where a column names them."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._codes: Array = np.zeros(0, np.int32)
+        self._of_chunk: set[str] = set()
+
+    def look_at(self, column: Any) -> None:
+        """Take up the column of the next rows, in which each has a name."""
+        coded = column.dictionary_encode()
+        self._names = coded.dictionary.to_pylist()
+        self._codes = coded.indices.to_numpy()
+
+    def end(self, begin: int) -> int:
+        """Return the row, from `begin` on, of the first stream that is one too many."""
+        codes, firsts = np.unique(self._codes[begin:], return_index=True)
+        names = [self._names[code] for code in codes]
+        new = sorted(
+            int(place) for place, name in zip(firsts, names, strict=True)
+            if name not in self._of_chunk
+        )  # fmt: skip
+        room = STREAMS_MAX - len(self._of_chunk)
+        return begin + new[room] if room < len(new) else sys.maxsize
+
+    def take(self, begin: int, stop: int) -> None:
+        """Note the streams of rows that the chunk gets."""
+        self._of_chunk.update(self._names[code] for code in np.unique(self._codes[begin:stop]))
+
+    def clear(self) -> None:
+        """Begin a new chunk."""
+        self._of_chunk.clear()
 
 
 def contents(options: SinkOptions, chunk: Chunk) -> list[tuple[str, bytes]]:
@@ -199,8 +253,16 @@ def _map_sizes(name: str, column: Any, first: int, entry: int) -> Array:
     np.cumsum(keys + values + entry, out=ends[1:])
     sizes: Array = np.diff(ends[bounds])
     if name == "properties":
-        _check_most(name, sizes, DEFAULT_LIMITS.property_bytes_max, first)
+        np.cumsum(_packed_sizes(keys) + _packed_sizes(values), out=ends[1:])
+        lengths = np.diff(bounds)
+        packed = np.diff(ends[bounds]) + np.where(lengths > _SHORT_MAP, 3, 1)
+        _check_most(name, packed, DEFAULT_LIMITS.property_bytes_max, first)
     return sizes
+
+
+def _packed_sizes(lengths: Array) -> Array:
+    """Bytes of texts of these lengths as MessagePack, up to 64 KiB."""
+    return lengths + 1 + (lengths > _SHORT_TEXT) + (lengths > _BYTE_MAX)
 
 
 def _check_most(name: str, sizes: Array, most: int, first: int, what: str = "bytes") -> None:

@@ -19,7 +19,9 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from malamute_protocol.batch import encode
 from malamute_protocol.errors import BrokerRefused
+from malamute_protocol.limits import Limits
 from malamute_py.client.position import Confirmation
+from malamute_py.client.session.lanes import limits_of
 from malamute_py.client.sync.client import SyncClient
 from malamute_py.client.sync.link import Pending
 from pyspark_malamute import links
@@ -60,7 +62,7 @@ def write_partition(
     task = _Task(mine, batch, partition)
     try:
         with links.in_use(mine):
-            for chunk in chunks(options, batches, task.rows_published):
+            for chunk in chunks(options, batches, task.rows_published, task.limits):
                 if chunk.last and not are_whole():
                     raise SourceUnavailable(
                         f"malamute sink: the rows of partition {partition} were cut off, for the "
@@ -103,6 +105,12 @@ class _Task:
         """Rows of a chunk that is published; None: it is not."""
         known = self.published.chunks.get((self._partition, number))
         return None if known is None else known.rows
+
+    def limits(self) -> Limits:
+        """Limits of the broker, which a chunk is to keep."""
+        welcome = self._client.welcome
+        assert welcome is not None, "what is published has been asked for"
+        return limits_of(welcome)
 
     def publish(self, chunk: Chunk, told: Written) -> None:
         """Have a chunk published, once."""

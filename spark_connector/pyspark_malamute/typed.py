@@ -13,8 +13,9 @@ from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.errors import PySparkTypeError
-from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema, to_arrow_type
 from pyspark.sql.types import StructField, StructType
 
 from malamute_protocol.arrow import HEADER_COLUMNS, arrow_schema, parse_schema, schema_of
@@ -25,6 +26,7 @@ from pyspark_malamute.links import Broker
 from pyspark_malamute.options import SourceOptions
 
 _arrow: Final[Any] = pa
+_compute: Final[Any] = pc
 _BESIDE: Final = (
     "stream", "offset", "append_time", "client_time", "subject", "keys", "fields",
 )  # fmt: skip
@@ -70,7 +72,9 @@ def typed_schema(options: SourceOptions) -> StructType:
             )
         try:
             kind = from_arrow_type(_WIDER.get(field.type, field.type), prefer_timestamp_ntz=True)
-        except PySparkTypeError as error:
+            # A decimal of too many digits has a type in one direction only.
+            to_arrow_type(kind, timezone="UTC")
+        except (PySparkTypeError, ValueError) as error:
             raise MalamuteSourceError(
                 f"malamute source: Spark has no type for column '{name}', {field.type}: name the "
                 "other columns in option 'columns'"
@@ -143,7 +147,7 @@ class TypedGather:
                 # Arrow would round.
                 raise pa.ArrowInvalid(f"it is {column.type} now")
             # Spark counts in microseconds: what is finer is cut off.
-            return column.cast(field.type, safe=not kinds.is_timestamp(column.type))
+            return column.cast(options=_compute.CastOptions(field.type, allow_time_truncate=True))
         except pa.ArrowException as error:
             raise MalamuteSourceError(
                 f"malamute source: column '{field.name}' of stream '{self._stream}' has no place "

@@ -257,6 +257,22 @@ def test_a_subscription_whose_pattern_raises_goes_without_and_the_others_do_not(
     assert [gap.to for gap in shell.peers[2].of(wire.Gap)] == [2, 4, 6]
 
 
+def test_an_error_does_not_bring_a_reader_of_latest_records_back_to_older_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shell = shell_of()
+    for _ in range(4):
+        shell.publish(1, "s", [b"x" * 40] * 40, subject=["a"] + ["c"] * 38 + ["b"])
+    every = ["not", ["topic", "z"]]
+    peer = shell.subscribe(2, 5, "s", every, [6], records=0, gathered=True)
+    monkeypatch.setattr(selection, "headers_chosen", fails_on(b"bad", selection.headers_chosen))
+    shell.publish(1, "s", [b"bad", b"bad"], subject=["a", "b"])
+    shell.send(2, wire.Credit(5, 1 << 20, 1 << 20))
+    assert [offset for offset, _ in peer.received[5]] == [120, 158, 159]
+    (gap,) = peer.of(wire.Gap)
+    assert (gap.from_, gap.to) == (160, 162)
+
+
 def test_many_who_cannot_be_served_together_are_served_each_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -8,10 +8,28 @@ from typing import Any
 import pytest
 
 from malamute_py import EmbeddedBroker
-from malamute_py.cli.check import CRITICAL, KINDS, OK, UNKNOWN, WARNING, judged, threshold
+from malamute_py.cli.check import (
+    CRITICAL,
+    KINDS,
+    OK,
+    UNKNOWN,
+    WARNING,
+    Datum,
+    _performance,
+    judged,
+    threshold,
+)
 from malamute_py.cli.failures import CommandFailed
 from malamute_py.cli.looking import Look
-from malamute_py.client.facts import CursorFacts, LinkFacts, MailboxFacts, ServiceFacts
+from malamute_py.cli.looking import look as look_at
+from malamute_py.client.facts import (
+    BrokerFacts,
+    CursorFacts,
+    GroupFacts,
+    LinkFacts,
+    MailboxFacts,
+    ServiceFacts,
+)
 from malamute_py.health.facts import Everything, Facts
 from tests.cli.running import Run
 
@@ -166,3 +184,36 @@ def test_a_line_with_many_findings_names_the_worst_and_counts_the_others(
     assert told.code == CRITICAL
     assert "CRITICAL - box7: 8 messages" in told.out
     assert "; and 3 more | " in told.out
+
+
+def test_a_cursor_is_judged_beside_a_group_of_its_name() -> None:
+    for lags in ((50, 0), (0, 50)):
+        seen = look(
+            cursors=[CursorFacts(stream="t", cursor="etl", lag=lags[0])],
+            groups=[GroupFacts(stream="t", group="etl", lag=lags[1])],
+        )
+        assert worst(seen, "lag", "t/etl=10") == (
+            WARNING, ["t/etl: 50 records behind (warning above 10)"],
+        )  # fmt: skip
+
+
+def test_the_figure_of_a_thing_whose_name_is_like_an_option_has_its_bounds_the_right_way() -> None:
+    assert _performance(Datum("depth at-least-once", 3, "", 5, None)) == (
+        "'depth at-least-once'=3;5;;0"
+    )
+
+
+def test_links_are_all_looked_at_where_all_are_judged() -> None:
+    class Asked:
+        """A client that notes what it is asked for."""
+
+        def broker_info(self) -> BrokerFacts:
+            return BrokerFacts()
+
+        def list_links(self, limit: int = 1000) -> list[LinkFacts]:
+            found = [LinkFacts(link=number) for number in range(1500)]
+            return found[:limit] if limit else found
+
+    client: Any = Asked()
+    assert len(look_at(client, {"clients"}).links) == 1500
+    assert len(look_at(client, {"clients"}, limit=1000).links) == 1000

@@ -101,6 +101,18 @@ def test_files_that_a_configuration_names_are_looked_for_beside_it(tmp_path: Pat
     assert "[users.ann]" in (folder / "users.toml").read_text()
 
 
+def test_files_that_a_configuration_names_may_be_at_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The token was found there, and neither users nor the key."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "users.toml").write_text("")
+    (tmp_path / "users.toml").chmod(0o600)
+    file = tmp_path / "malamute.toml"
+    file.write_text('[authentication]\nmechanism = "plain"\nusers_file = "~/users.toml"\n')
+    assert run_cli("config", "check", str(file)).ok().lines == [f"{file} is good"]
+
+
 def test_a_text_that_is_no_toml_is_named_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "broken.toml"
     file.write_text("listen = []\n[log\n")

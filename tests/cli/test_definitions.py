@@ -219,3 +219,9 @@ def test_a_null_of_a_users_entry_is_refused_by_name(
     failed = m("import", str(tmp_path / "all.json"), "--users", str(tmp_path / "u.toml"),
                env=at(empty))  # fmt: skip
     assert "users.ann has a null" in failed.err
+
+
+def test_a_null_of_a_setting_is_refused_by_name(m: Run) -> None:
+    told = m("import", "-", stdin='{"cursors": {"t": {"c": {"pin": null}}}}')
+    assert told.code == 2
+    assert "cursors.t.c has a null" in told.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -199,3 +200,17 @@ def test_reading_the_files_tells_of_damage_by_its_exit_code(damaged: Path, tmp_p
     nothing = run_cli("journal", "read", str(empty), "orders")
     assert nothing.code == 1
     assert "holds no broker's log" in nothing.err
+
+
+def test_rows_of_a_typed_stream_are_dumped_by_the_schema_that_it_had(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    directory = tmp_path / "data"
+    with EmbeddedBroker(directory) as broker, broker.connect_sync() as client:
+        client.create_stream("typed", schema=pa.schema([("a", pa.int32())]))
+        client.publish_table("typed", pa.table({"a": pa.array([1, 2], pa.int32())}))
+        client.edit_stream("typed", schema=pa.schema([("a", pa.int64()), ("b", pa.string())]))
+        client.publish_table("typed", pa.table({"a": [1 << 40], "b": ["x"]}))
+    dump = ("journal", "dump", str(directory), "--stream", "typed")
+    rows = [{"a": 1, "b": None}, {"a": 2, "b": None}, {"a": 1 << 40, "b": "x"}]
+    assert [each["row"] for each in run_cli(*dump).ok().json_lines] == rows
+    assert [json.loads(line) for line in run_cli(*dump, "--bodies-only").ok().lines] == rows

@@ -77,3 +77,15 @@ def test_commands_about_the_broker_work_for_a_user_of_a_namespace(
     monkeypatch.setenv("MALAMUTE_USER", user)
     for words in (("info",), ("stream", "ls"), ("transaction", "ls"), ("rtt", "--count", "1")):
         assert run(*words).code == 0, words
+
+
+def test_counts_that_a_user_of_one_is_not_told_are_unknown_to_check(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = (("--clients-most", "50"), ("--clients-least", "0"), ("--headroom", "1%"))
+    for words in asked:
+        assert run("check", *words).code == 0
+    monkeypatch.setenv("MALAMUTE_USER", "acme.ann")
+    for words in asked:
+        told = run("check", *words)
+        assert (told.code, "namespace" in told.out) == (3, True)

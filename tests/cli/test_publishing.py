@@ -273,3 +273,12 @@ def test_a_file_that_is_not_there_leaves_nothing_on_standard_output(m: Run, stre
     told = m("pub", stream, "--file", "/no/such/file")
     assert (told.code, told.out) == (1, "")
     assert "/no/such/file" in told.err
+
+
+def test_fields_of_json_lines_are_text_as_json_has_it(m: Run, stream: str) -> None:
+    fields = {"text": "True", "flag": True, "number": 1.5, "list": [1, None], "none": None}
+    m("pub", stream, "--json-lines", stdin=json.dumps({"body": "x", "fields": fields})).ok()
+    (told,) = m("sub", stream, "--until-tail", "--json").ok().json_lines
+    assert told["fields"] == {
+        "text": "True", "flag": "true", "number": "1.5", "list": "[1,null]",
+    }  # fmt: skip

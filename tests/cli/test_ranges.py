@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from malamute_protocol.encode import encode_lists
+from malamute_protocol.batch import Batch, Content, Stamp, encode
+from malamute_protocol.encode import encode_arrow, encode_lists
 from malamute_protocol.limits import DEFAULT_LIMITS
 from malamute_protocol.schema import Schemas, schema_id
 from malamute_py import EmbeddedBroker
-from malamute_py.cli import importing
+from malamute_py.cli import exporting, importing
 from malamute_py.client.session.tables import TableRows
 from tests.cli.running import Run
 
@@ -286,3 +287,84 @@ def test_columns_of_any_layout_of_text_and_others_beside_are_imported(
     parquet.write_table(pa.table(table), tmp_path / "r.parquet")
     m("stream", "import", stream, str(tmp_path / "r.parquet")).ok()
     assert [each["subject"] for each in kept(m, stream)] == ["x", "y"]
+
+
+@pytest.mark.parametrize("keys", [(), ("--no-keys",)])
+def test_an_import_that_is_cut_off_says_how_much_is_there_and_what_a_further_run_does(
+    m: Run, stream: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(importing, "_ROWS", 10)
+    file = tmp_path / "r.jsonl"
+    file.write_text("".join(f'{{"body": "{number}"}}\n' for number in range(15)) + "{\n")
+    told = m("stream", "import", stream, str(file), *keys)
+    assert told.code == 1
+    there = len(kept(m, stream))
+    assert f"{there} records added for certain" in told.err
+    assert ("to go on" in told.err) == (not keys)
+    assert "line 16: is not JSON" in told.err
+    assert "were taken" not in told.err
+
+
+def test_an_import_that_is_refused_says_how_much_is_there(
+    m: Run, stream: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importing, "_ROWS", 10)
+    file = tmp_path / "r.jsonl"
+    lines = [json.dumps({"body": str(number)}) for number in range(20)]
+    file.write_text("\n".join([*lines, json.dumps({"parts_base64": ["YQ=="]})]))
+    told = m("stream", "import", stream, str(file))
+    assert told.code == 1
+    assert f"{len(kept(m, stream))} records added for certain" in told.err
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_tables_without_a_schema_are_in_no_file(
+    m: Run, broker: EmbeddedBroker, stream: str, form: str, tmp_path: Path
+) -> None:
+    table = pa.record_batch({"n": [1, 2]})
+    with broker.connect_sync() as client:
+        content = encode_arrow(table.serialize().to_pybytes(), 2, schema_id=7, subject="s")
+        client.publish_batch(stream, content)
+    file = tmp_path / f"r.{form}"
+    told = m("stream", "export", stream, str(file))
+    assert told.code == 1
+    assert f"malamute replay {stream} --to-stream" in told.err
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_properties_that_json_has_no_number_for_and_times_beyond_its_years_come_back(
+    m: Run, broker: EmbeddedBroker, stream: str, form: str, tmp_path: Path
+) -> None:
+    late_ms = 1 << 52
+    properties = {"inf": float("inf"), "nan": float("nan"), "half": 0.5, "none": None}
+    with broker.connect_sync() as client:
+        client.publish(
+            stream, b"x", properties=properties, client_time_ms=late_ms, expires_at_ms=late_ms
+        )
+    file, to = str(tmp_path / f"r.{form}"), f"{stream}-to"
+    m("stream", "export", stream, file).ok()
+    m("stream", "import", to, file).ok()
+    with broker.connect_sync() as client:
+        (record,) = client.subscribe(to, start="earliest", until="tail")
+    assert repr(dict(record.properties)) == repr(properties)
+    assert (record.client_time_ms, record.expires_at_ms) == (late_ms, late_ms)
+
+
+def test_a_row_group_has_a_bound_of_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyarrow import parquet
+
+    file = tmp_path / "r.parquet"
+    for bound, groups in ((1 << 20, 1), (15_000, 3)):
+        monkeypatch.setattr(exporting, "_GROUP_BYTES", bound)
+        sink = exporting.Parquet(file, b"")
+        for number in range(6):
+            content = Content(encode([bytes(10_000)]))
+            sink.write(
+                Batch(
+                    Stamp(1, 0, 0, 0, 1, number, 0, 1, 0, 10_000, 1, 0, content.head.content_crc),
+                    content,
+                )
+            )
+        sink.finish(None)
+        assert parquet.ParquetFile(file).metadata.num_row_groups == groups

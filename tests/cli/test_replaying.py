@@ -174,3 +174,8 @@ def test_a_copy_of_arrow_batches_is_whole_or_refused(
         told = m("replay", stream, *args, "--to-stream", copy)
         assert told.code == 2
         assert says in told.err
+
+
+def test_a_range_that_ends_before_the_time_at_which_it_begins_is_empty(m: Run, days: str) -> None:
+    assert m("replay", days, "--from", "now+1h", "--to", "3").ok().lines == []
+    assert m("replay", days, "--by", "client", "--from", "now", "--to", "3").ok().lines == []

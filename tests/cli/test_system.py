@@ -241,3 +241,27 @@ def test_names_of_streams_are_completed(endpoint: str) -> None:
         COMP_WORDS="malamute sub compl", COMP_CWORD="2",
     )  # fmt: skip
     assert (silent.stdout.strip(), silent.stderr) == ("", "")
+
+
+def test_a_watch_of_keys_goes_on_when_the_broker_is_back(tmp_path: Path) -> None:
+    data = str(tmp_path / "data")
+    broker = start("broker", "--listen", "tcp://127.0.0.1:0", "--data", data)
+    at = ("--endpoint", listening(broker))
+    run("stream", "create", "s", "--keys", "--ring-bytes", "16MiB", *at)
+    run("kv", "put", "s", "a", "1", *at)
+    watching = start("kv", "watch", "s", "--json", *at)
+    try:
+        assert watching.stdout is not None
+        assert json.loads(watching.stdout.readline())["key"] == "a"
+        assert json.loads(watching.stdout.readline()) == {"complete": True}
+        broker.terminate()
+        end(broker)
+        broker = start("broker", "--listen", at[1], "--data", data)
+        listening(broker)
+        run("kv", "put", "s", "b", "2", *at)
+        assert json.loads(watching.stdout.readline())["key"] == "b"
+    finally:
+        watching.terminate()
+        end(watching)
+        broker.terminate()
+        end(broker)

@@ -267,3 +267,16 @@ def test_a_pipe_gets_one_look(m: Run, broker: EmbeddedBroker, stream: str) -> No
         assert (entry["records"], entry["rate"]) == (1, 0.0)
         client.remove_service(f"{stream}.asked")
     assert m("top", "--every", "1ms").code == 2
+
+
+def test_a_stream_that_was_made_again_and_a_reader_that_went_back_have_no_rate_below_zero() -> None:
+    def seen(tail: int, place: int, at_ms: int = NOW_MS) -> Sample:
+        return sample(
+            at_ms, streams=[StreamFacts(name="s", tail=tail)],
+            cursors=[CursorFacts(stream="s", cursor="c", next=place)],
+        )  # fmt: skip
+
+    things = snapshot(seen(5, 5), seen(100, 100, NOW_MS - 1_000))["things"]
+    assert [row["rate"] for kind in ("streams", "readers") for row in things[kind]] == [None, None]
+    things = snapshot(seen(5, 5), seen(5, 4, NOW_MS - 1_000))["things"]
+    assert [row["rate"] for kind in ("streams", "readers") for row in things[kind]] == [0, 1]

@@ -58,6 +58,9 @@ def test_a_key_pair_is_two_files_and_none_is_replaced(m: Run) -> None:
         assert m("key", "show", file).ok().out.strip() == public
     assert m("key", "new", "broker.key").code == 1
     assert Path("broker.key").read_bytes() == secret
+    Path("half.key.pub").touch()
+    assert m("key", "new", "half.key").code == 1
+    assert not Path("half.key").exists()
     assert m("key", "show", "none.key").code == 2
     Path("short.key").write_text("short")
     assert m("key", "show", "short.key").code == 1

@@ -25,6 +25,7 @@ from malamute_py.client.session.subscription import (
     ModeNotice,
     RewoundNotice,
 )
+from malamute_py.units import in_unit_of
 from tests.cli.running import Run, run_cli
 
 HOUR_MS = 3_600_000
@@ -62,10 +63,21 @@ def test_durations(text: str, expected: int) -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("4096", 4096), ("64MiB", 64 << 20), ("1GiB", 1 << 30), ("2.5kB", 2500), ("1g", 1 << 30)],
+    [
+        *(("4096", 4096), ("64MiB", 64 << 20), ("1GiB", 1 << 30), ("2.5kB", 2500), ("1g", 1 << 30)),
+        ("9007199254740993", (1 << 53) + 1),
+    ],
 )
 def test_sizes(text: str, expected: int) -> None:
     assert values.size_bytes(text) == expected
+
+
+@pytest.mark.parametrize("unit", ["GiB", "d", ".5d", "h9s"])
+def test_numbers_beyond_any_bound_are_refused_as_the_others_are(unit: str) -> None:
+    """Python's own OverflowError ended a start, and a page of the console."""
+    for name in ("ring_bytes", "max_age_ms"):
+        with pytest.raises(ValueError, match="is not a"):
+            in_unit_of(name, "9" * 400 + unit)
 
 
 @pytest.mark.parametrize("text", ["", "5", "h", "5x", "-5s", "5s!", "now"])
@@ -208,3 +220,10 @@ def test_info_shows_sizes_in_units_to_a_person_and_numbers_to_a_program(
     sizes = [words[1] for words in told_of if "bytes" in words[0].split() and len(words) > 1]
     assert len(sizes) > 10
     assert all(re.fullmatch(r"[0-9.]+ (B|[KMGT]iB)", size) for size in sizes), sizes
+
+
+def test_a_time_is_told_to_the_millisecond_however_far_away_it_is() -> None:
+    for year in (1, 1969, 2026, 2112, 2500, 9999):
+        begin_ms = values.time_ms(f"{year:04}-06-30T12:34:56Z")
+        for at_ms in range(begin_ms, begin_ms + 1000, 7):
+            assert values.time_ms(values.iso_text(at_ms)) == at_ms

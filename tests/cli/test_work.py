@@ -10,13 +10,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from malamute_protocol.errors import MalamuteError
+from malamute_protocol.errors import BrokerRefused, MalamuteError
 from malamute_py import EmbeddedBroker
 from malamute_py.cli.request import _failed
+from malamute_py.cli.work import _Crew
+from malamute_py.client.sync.work import SyncRequest
 from tests.cli.running import Run
 from tests.waiting import WAIT_MS, WAIT_S
 
@@ -272,6 +275,38 @@ def test_each_line_can_be_a_reply(m: Run, service: str) -> None:
     ]  # fmt: skip
 
 
+def test_a_line_that_is_no_reply_fails_its_request_and_the_worker_goes_on(
+    m: Run, broker: EmbeddedBroker, service: str
+) -> None:
+    queued(m, service, "long", "short")
+    code = (
+        "import sys; print('x' * (9 << 20) if sys.stdin.read() == 'long' else 'fine'); print('end')"
+    )
+    rows = m("work", service, "-n", "2", "--lines", "--", *python(code)).ok().rows
+    assert sorted(row[1] for row in rows) == ["done", "failed"]
+    replies = [each["body"] for each in answers(m, service) if "why" not in each]
+    assert replies == ["fine", "end"]
+    (dead,) = m("mailbox", "peek", f"{service}.dead", "--json").ok().json_lines
+    assert "a record of 9437184 bytes" in dead["why"]
+
+
+def test_a_line_that_the_broker_refuses_fails_its_request_and_the_worker_goes_on(
+    m: Run, service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reply = SyncRequest.reply
+
+    def refused(self: SyncRequest, body: bytes, **how: Any) -> Any:
+        if body == b"a":
+            raise BrokerRefused("forbidden", "not into that mailbox")
+        return reply(self, body, **how)
+
+    monkeypatch.setattr(SyncRequest, "reply", refused)
+    queued(m, service, "x", "y")
+    code = "import sys; print('a' if sys.stdin.read() == 'x' else 'b'); print('c')"
+    rows = m("work", service, "-n", "2", "--lines", "--", *python(code)).ok().rows
+    assert sorted(row[1] for row in rows) == ["done", "failed"]
+
+
 def test_a_run_that_takes_too_long_is_ended_and_has_failed(m: Run, service: str) -> None:
     queued(m, service, "x")
     args = ("work", service, "-n", "1", "--timeout", "100ms", "--grace", "10ms", "--")
@@ -317,6 +352,18 @@ def test_a_command_that_does_not_read_and_leaves_children_is_no_trap(m: Run, ser
     (row,) = m("work", service, "-n", "1", "--", "sh", "-c", script).ok().rows
     assert row[1] == "done"
     assert [each["body"] for each in answers(m, service)] == ["done\n"]
+
+
+def test_a_command_that_closes_its_outputs_gets_the_rest_of_its_input(
+    m: Run, service: str, tmp_path: Path
+) -> None:
+    queued(m, service, "x" * 300_000)
+    file = tmp_path / "got"
+    script = f"exec >&- 2>&-; sleep 0.2; cat > {shlex.quote(str(file))}"
+    args = ("work", service, "-n", "1", "--timeout", "10s", "--grace", "10ms", "--")
+    (row,) = m(*args, "sh", "-c", script).ok().rows
+    assert row[1] == "done"
+    assert file.stat().st_size == 300_000
 
 
 def test_only_requests_of_the_pattern_are_taken(m: Run, service: str) -> None:
@@ -384,3 +431,48 @@ def test_a_misspelt_service_is_named_right(m: Run, service: str) -> None:
         told = m("service", args[0], f"{service}x", *args[1:])
         assert told.code == 1
         assert f"did you mean {service}?" in told.err
+
+
+def test_a_request_that_comes_again_while_its_run_is_noted_is_another_run() -> None:
+    class Asked:
+        """A request."""
+
+        number = 7
+
+    crew = object.__new__(_Crew)
+    crew._lock = threading.Lock()
+    crew._running = {}
+    notes: list[str] = []
+    requests: Any = [Asked(), Asked()]
+
+    def run(request: Any, began: float) -> tuple[str, str]:
+        if request is requests[0]:
+            crew._handle(requests[1])
+        return "done", ""
+
+    def note(request: Any, *told: Any) -> None:
+        notes.append("first" if request is requests[0] else "again")
+
+    crew._run_traced = run  # type: ignore[method-assign]
+    crew._note = note  # type: ignore[assignment, method-assign]
+    crew._handle(requests[0])
+    assert notes == ["again", "first"]
+    assert not crew._running
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_no_run_is_renewed_one_by_one_while_the_broker_is_away(linked: bool) -> None:
+    renewed: list[int] = []
+
+    class Asked:
+        """A request whose renewal would be waited for."""
+
+        def renew(self, timeout_ms: int) -> None:
+            renewed.append(timeout_ms)
+
+    crew: Any = object.__new__(_Crew)
+    crew._lock = threading.Lock()
+    crew._client = SimpleNamespace(linked=linked)
+    crew._running = {Asked(): 0.0, Asked(): 0.0}
+    crew._ask()
+    assert len(renewed) == (2 if linked else 0)

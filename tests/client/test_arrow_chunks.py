@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from malamute_protocol.content import Content
+from malamute_protocol.encode import encode_columns
 from malamute_protocol.errors import LocalProtocolError
 from malamute_protocol.limits import DEFAULT_LIMITS
 from malamute_py.client.session import calls
@@ -16,7 +17,7 @@ from tests.client.script import bodies_of
 
 
 def chunked(chunks: list[Any], keys: list[Any] | None = None) -> pa.Table:
-    columns = {"body": pa.chunked_array(chunks)}
+    columns: Any = {"body": pa.chunked_array(chunks)}
     if keys is not None:
         columns["key"] = pa.chunked_array(keys)
     return pa.table(columns)
@@ -28,7 +29,7 @@ def contents(table: Any, batch_bytes: int = 1_000, subject: str = "") -> list[Co
 
 
 def rows(found: list[Content]) -> list[tuple[str, bytes]]:
-    listed = []
+    listed: list[tuple[str, bytes]] = []
     for content in found:
         content.verify()
         codes = content.subject_codes
@@ -70,7 +71,7 @@ def test_a_batch_of_tiny_chunks_has_no_more_records_than_it_may() -> None:
 def blobs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Addresses of the blobs that were encoded."""
     seen: list[int] = []
-    encode = calls.encode_columns
+    encode = encode_columns
 
     def noted(bounds: Any, blob: Any, **options: Any) -> bytes:
         seen.append(blob.address)

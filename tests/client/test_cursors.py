@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from malamute_protocol.errors import BrokerRefused
-from malamute_py.client.position import AtTime, FromCursor, start_on_wire
+from malamute_protocol.errors import BrokerRefused, LocalProtocolError
+from malamute_py.client.position import AtTime, FromCursor, Position, start_on_wire
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +49,15 @@ async def test_an_operator_resets_a_cursor_by_offset_and_by_time(shell: Any) -> 
     assert await shell.call(cursor.reset, "latest") == 10
     assert await shell.call(cursor.reset, AtTime(0)) == 0
     assert (await shell.call(cursor.info)).next == 0
+
+
+async def test_a_cursor_is_not_reset_to_a_place_that_its_stream_does_not_have(shell: Any) -> None:
+    cursor = shell.client.cursor("s", "nightly")
+    await shell.call(cursor.move, 8)
+    for place in (11, Position(b"another stream..", 1, 3)):
+        with pytest.raises(LocalProtocolError, match="ends before"):
+            await shell.call(cursor.reset, place)
+    assert (await shell.call(cursor.info)).next == 8
 
 
 async def test_a_subscription_starts_where_a_cursor_stands(shell: Any) -> None:

@@ -24,7 +24,7 @@ from malamute_py.changelog.settings import (
     ServiceSettings,
     StreamSettings,
 )
-from malamute_py.client.aio.queues import StreamCursor
+from malamute_py.client.aio.cursors import StreamCursor
 from malamute_py.client.position import (
     AfterMessage,
     AtClientTime,
@@ -36,7 +36,7 @@ from malamute_py.client.position import (
 )
 from malamute_py.client.session.calls import Bulk, content_count
 from malamute_py.client.settings import ClientSettings, SettingError, make_settings
-from malamute_py.client.sync.queues import SyncStreamCursor
+from malamute_py.client.sync.cursors import SyncStreamCursor
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:

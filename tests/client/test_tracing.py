@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -27,7 +26,6 @@ from malamute_py import EmbeddedBroker, Tracing
 from malamute_py.client.session.letters import RequestFailed
 from tests.client.fakes import FakeBroker
 from tests.client.shells import FAST, SHELLS, AsyncShell, SyncShell
-from tests.house.test_extras import run_without
 
 
 @pytest.fixture(scope="module")
@@ -166,6 +164,28 @@ async def test_many_records_of_one_call_carry_one_context_between_them(traced: T
     assert codes is None
     assert len(maps) == 1
     assert len(traced.tracing.spans.contexts_of(few)) == 1
+
+
+async def test_properties_of_any_sequence_carry_the_context(traced: Traced) -> None:
+    stream = traced.name
+    await traced.shell.do("publish_many", stream, [b"1", b"2"], properties=deque([{"n": 1}, None]))
+    subscription = traced.client.subscribe(stream, start="earliest", until="tail")
+    batch = await traced.shell.call(subscription.next_batch)
+    assert [set(record.properties) for record in batch.records()] == [
+        {"n", "traceparent"}, {"traceparent"},
+    ]  # fmt: skip
+
+
+async def test_an_encoded_batch_of_a_step_carries_its_context(traced: Traced) -> None:
+    stream = traced.name
+    step = traced.client.atomic()
+    step.publish_batch(stream, encode([b"1", b"2"], properties={"x": 1}))
+    await traced.shell.call(step.commit)
+    subscription = traced.client.subscribe(stream, start="earliest", until="tail")
+    batch = await traced.shell.call(subscription.next_batch)
+    found = get_current_span(traced.tracing.context_of(batch)).get_span_context()
+    assert found.span_id == id_of(traced.one("atomic"))
+    assert set(batch.properties_of(0)) == {"x", "traceparent"}
 
 
 async def test_an_encoded_batch_carries_one_context_beside_its_own_properties(
@@ -699,71 +719,3 @@ async def test_what_a_tracing_may_be(broker: EmbeddedBroker) -> None:
         await client.publish("trades", b"1")
         [record] = [r async for r in client.subscribe("trades", start="earliest", until="tail")]
     assert not record.properties
-
-
-COUNTING = """
-import asyncio, sys
-{before}
-from malamute_protocol.batch import encode
-from malamute_py.client.aio.client import Client
-from malamute_py.client.settings import ClientSettings
-
-async def main():
-    client = Client(ClientSettings(endpoints=("tcp://127.0.0.1:9",)))
-    content, window = encode([b"1"]), client.publisher("trades")
-    calls = []
-
-    def publish():
-        client.publish_nowait("trades", b"1")
-        for call in (
-            client.publish("trades", b"1"), client.publish_batch("trades", content),
-            window.publish_batch(content), window.publish_many([b"1"]),
-        ):
-            try:
-                call.send(None)
-            except StopIteration:
-                pass
-            call.close()
-
-    publish()
-    sys.setprofile(lambda frame, event, _: event == "call" and calls.append(frame.f_code.co_name))
-    for n in range(100):
-        publish()
-    sys.setprofile(None)
-    print(len(calls), sorted(set(calls)))
-    assert not [name for name in sys.modules if name.startswith("opentelemetry")] or {imported}
-    client.abort()
-
-asyncio.run(main())
-"""
-
-
-def count(before: str, imported: bool, run: Callable[..., Any]) -> str:
-    ended = run(COUNTING.format(before=before, imported=imported))
-    assert ended.returncode == 0, ended.stderr
-    return str(ended.stdout)
-
-
-@pytest.mark.slow
-def test_a_client_without_tracing_imports_nothing_and_makes_no_call_more() -> None:
-    def run(program: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=60
-        )
-
-    without = count("", False, lambda program: run_without(["opentelemetry"], program))
-    installed = count("", False, run)
-    in_use = count(
-        "import malamute_py.client.aio.traced, opentelemetry.sdk.trace",
-        True,
-        run,
-    )
-    assert without == installed == in_use
-    assert "add" in without
-
-
-def test_tracing_without_its_extra_says_how_to_install_it() -> None:
-    ended = run_without(["opentelemetry"], "import malamute_py; malamute_py.Tracing()")
-    assert (
-        "tracing needs the package opentelemetry: pip install 'malamute-py[otel]'" in ended.stderr
-    )

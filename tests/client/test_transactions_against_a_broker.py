@@ -8,11 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from malamute_protocol.batch import encode
 from malamute_protocol.errors import BrokerRefused, LocalProtocolError, MalamuteError, Timeout
+from malamute_protocol.limits import DEFAULT_LIMITS
 from malamute_py.broker.transactions.moving import Moving
 from malamute_py.broker.transactions.transactions import Transactions
 from malamute_py.client.session.transactions import CHUNK_ROWS
 from tests.client.shells import Connect
+from tests.waiting import WAIT_MS
 
 pytestmark = pytest.mark.slow
 
@@ -367,3 +370,83 @@ async def test_a_timeout_amid_the_records_of_a_call_ends_the_transaction(
     with pytest.raises(MalamuteError):
         await shell.call(transaction.commit)
     assert (await shell.do("stream_info", "open")).tail == 0
+
+
+async def test_a_beginning_whose_wait_was_over_leaves_nothing_open(connect: Connect) -> None:
+    shell = await connect()
+    transaction = shell.client.transaction()
+    arrived = transaction._arrived
+
+    async def late(*given: Any) -> None:
+        await arrived(*given)
+        raise Timeout("late")
+
+    def late_sync(*given: Any) -> None:
+        arrived(*given)
+        raise Timeout("late")
+
+    transaction._arrived = late if shell.kind == "asyncio" else late_sync
+    with pytest.raises(Timeout):
+        await shell.call(transaction.begin)
+    for _ in range(100):
+        if not await shell.do("transactions"):
+            break
+    assert await shell.do("transactions") == []
+    with pytest.raises(LocalProtocolError):
+        await shell.call(transaction.publish, "none", b"x")
+
+
+async def test_a_content_of_as_many_records_as_a_batch_has_follows_other_records(
+    connect: Connect,
+) -> None:
+    shell = await connect()
+    transaction = await begun(shell)
+    content = encode([b""] * DEFAULT_LIMITS.batch_records_max)
+    await shell.call(transaction.publish_many, "full", [b"first"] * 10)
+    await shell.call(transaction.publish_batch, "full", content)
+    await shell.call(transaction.commit)
+    assert (await shell.do("stream_info", "full")).tail == 10 + DEFAULT_LIMITS.batch_records_max
+
+
+async def test_a_content_whose_call_was_late_is_not_in_the_transaction(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell = await connect(call_timeout_ms=300)
+    transaction = await begun(shell)
+    content = encode([b"x" * (1 << 20)])
+
+    def later(*_: Any) -> Any:
+        raise BrokerRefused("wait", "not now")
+
+    taken: list[None] = []
+
+    async def go_on() -> None:
+        while True:
+            taken.append(await shell.call(transaction.publish_batch, "late", content))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Transactions, "prepare_stage", later)
+        patch.setattr(Transactions, "_find", later)
+        with pytest.raises(Timeout):
+            await go_on()
+    await shell.call(transaction.publish_batch, "late", content)
+    await shell.call(transaction.commit, timeout_ms=WAIT_MS)
+    assert (await shell.do("stream_info", "late")).tail == len(taken) + 1
+
+
+async def test_records_of_a_transaction_keep_the_order_of_the_calls_whatever_their_form(
+    connect: Connect,
+) -> None:
+    shell = await connect()
+    for repeated in (1, CHUNK_ROWS):
+        stream = f"order-{repeated}"
+        transaction = await begun(shell)
+        for number, codec in enumerate(("none", "gzip", "none")):
+            bodies = [b"%d" % number] * repeated
+            await shell.call(transaction.publish_many, stream, bodies, codec=codec)
+        await shell.call(transaction.publish_batch, stream, encode([b"3"]))
+        await shell.call(transaction.publish, stream, b"4")
+        await shell.call(transaction.commit)
+        found = [int(body) for body in await records(shell, stream)]
+        assert found == sorted(found)
+        assert len(found) == 3 * repeated + 2

@@ -11,15 +11,15 @@ import malamute_py as malamute
 from malamute_protocol.errors import LocalProtocolError
 from malamute_py.client.aio.client import Client
 from malamute_py.client.readers import mail
-from malamute_py.client.session import calls, memberships, offer_options, publisher
+from malamute_py.client.session import calls, group_options, offer_options, publisher
 from malamute_py.client.sync.client import SyncClient
 
 
 def test_each_type_has_the_words_that_are_checked() -> None:
     assert set(get_args(malamute.ConfirmAt)) == set(publisher._ASKED_LEVELS)
     assert get_args(malamute.ReadVisibility) == calls._VISIBILITIES
-    assert set(get_args(malamute.GroupVisibility)) == set(memberships.VISIBILITIES)
-    assert set(get_args(malamute.GroupKind)) == set(memberships.KINDS)
+    assert set(get_args(malamute.GroupVisibility)) == set(group_options.VISIBILITIES)
+    assert set(get_args(malamute.GroupKind)) == set(group_options.KINDS)
     assert get_args(malamute.AckWhen) == mail.ACKS
     assert get_args(malamute.OnError) == offer_options.ON_ERROR
 
@@ -45,7 +45,7 @@ def test_no_public_call_takes_any_text_for_such_an_argument(client: type) -> Non
     ("check", "named"),
     [
         (publisher.level_number, "synced"),
-        (memberships.group_visibility, "durable"),
+        (group_options.group_visibility, "durable"),
         (offer_options.make_on_error, "nack"),
     ],
 )

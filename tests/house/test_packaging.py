@@ -112,7 +112,7 @@ def foreign(names: set[str]) -> set[str]:
 
 BROKER_PARTS = (
     "broker",
-    "config.py",
+    "config",
     "embedded.py",
     "journal",
     "mapped",

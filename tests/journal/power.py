@@ -83,6 +83,9 @@ class Disk:
     def children(self) -> list[str]:
         return []
 
+    def remove_child(self, name: str) -> None:
+        raise NotImplementedError
+
     def strangers(self) -> dict[str, str]:
         return {}
 

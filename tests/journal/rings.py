@@ -145,6 +145,10 @@ class Faulty:
     def children(self) -> list[str]:
         return self.inner.children()
 
+    def remove_child(self, name: str) -> None:
+        self._note("remove_child", name)
+        self.inner.remove_child(name)
+
     def strangers(self) -> dict[str, str]:
         return self.inner.strangers()
 

@@ -15,6 +15,7 @@ from malamute_py.journal import (
     RingSettings,
     Storage,
 )
+from malamute_py.journal.layout import segment_name
 from malamute_py.journal.storage import FileStorage, replace_file
 from tests.journal.rings import SMALL, S, everything, put
 
@@ -175,6 +176,35 @@ def test_the_log_can_be_limited_in_bytes_and_tells_its_bytes_on_disk(where: Stor
         log.limit_bytes(100_000)
         assert log.bytes_on_disk() <= 4 * S
         assert [offset for offset, _ in log.records()] == [27, 28, 29]
+
+
+def test_records_come_up_to_one_that_is_damaged(where: Storage) -> None:
+    with Log.open(where, SMALL) as log:
+        for number in range(5):
+            log.append(b"record %d" % number)
+        segment = where.child("rings").child("log")
+        file = segment.open(segment_name(0))
+        at = segment.read(file, 0, S).index(b"record 3")
+        segment.write(file, at, [b"RECORD"])
+        with pytest.raises(JournalCorrupt, match="records 3 to 4: damaged"):
+            list(log.records())
+        records = log.records()
+        assert [next(records) for _ in range(3)] == [(n, b"record %d" % n) for n in range(3)]
+        assert log.read(4) == b"record 4"
+
+
+def test_records_that_are_given_up_meanwhile_are_left_out() -> None:
+    with Log.in_memory(RingSettings(segment_bytes=S, ring_bytes=64 * S)) as log:
+        for number in range(50):
+            log.append(bytes([number]) * 60_000)
+        records = log.records()
+        next(records)
+        log.limit_bytes(4 * S)
+        left = log.first_offset
+        assert left > 20
+        offsets = [offset for offset, _ in records]
+        assert offsets[-1] == 49
+        assert set(range(left, 50)) <= set(offsets)
 
 
 def test_a_log_in_memory_is_the_same() -> None:

@@ -356,6 +356,50 @@ def test_damage_anywhere_in_a_batch_of_which_rows_would_be_taken_is_told(place: 
     assert history.next == 300
 
 
+def test_rows_from_before_damage_that_a_start_found_and_from_behind_it_leave_apart(
+    place: Place,
+) -> None:
+    ring, _ = place.open(SETTINGS)
+    lsns = [many(ring, {3: b"rare %d" % number}) for number in range(4)]
+    ring.sync()
+    put(ring, 2, b"its stamp says that the others were synced")
+    place.flip(lsns[2] + 400)
+    ring, _ = place.open(SETTINGS)
+    for _ in range(2):  # the second search knows the batches
+        history = search(ring, RARE, by_rows=True)
+        assert [gap[:3] for gap in history.gaps] == [(200, 300, "damaged")]
+        assert [(batch.base_offset, next) for batch, next in batches_of(history)] == [
+            (3, 104), (303, 304),
+        ]  # fmt: skip
+        assert history.next == 400
+
+
+def test_gaps_come_in_order_where_a_start_has_found_the_later_one(place: Place) -> None:
+    ring, _ = place.open(SETTINGS)
+    lsns = [many(ring, {3: b"rare %d" % number}) for number in range(5)]
+    ring.sync()
+    put(ring, 2, b"its stamp says that the others were synced")
+    place.flip(lsns[3] + 400)
+    ring, _ = place.open(SETTINGS)
+    place.flip(lsns[1] + 400)
+    for by_rows in (False, True):
+        history = search(ring, RARE, by_rows=by_rows)
+        assert [gap[:2] for gap in history.gaps] == [(100, 200), (300, 400)]
+        assert [row[0] for row in selected(history, RARE, 0, 500)] == [3, 203, 403]
+
+
+def test_a_row_after_one_that_is_damaged_is_not_gathered_with_those_before(place: Place) -> None:
+    ring, _ = place.open(SETTINGS)
+    lsns = [large(ring, {50: b"rare %d" % number}) for number in range(2)]
+    # A small batch has no spots: it is read whole, and of it the row is taken.
+    put(ring, 1, *[b"x"] * 60, b"rare 2", subject=["common"] * 60 + ["rare"])
+    at = place.read(lsns[1], 12_000).index(b"rare 1")
+    place.flip(lsns[1] + at)
+    history = search(ring, RARE, by_rows=True)
+    assert [gap[:2] for gap in history.gaps] == [(150, 151)]
+    assert [batch.base_offset for batch, _ in batches_of(history)] == [50, 260]
+
+
 def test_a_read_that_takes_rows_looks_through_more_than_its_bound_but_not_through_all(
     place: Place,
 ) -> None:

@@ -76,6 +76,17 @@ def test_directories_nest_and_do_not_count_as_files(storage: Storage) -> None:
     assert read_file(storage.child("inner"), "x") == b"1"
 
 
+def test_a_directory_goes_once_it_is_empty(storage: Storage) -> None:
+    storage.remove_child("never was")
+    child = storage.child("inner")
+    replace_file(child, "x", b"1")
+    storage.remove_child("inner")
+    assert storage.children() == ["inner"]
+    child.remove("x")
+    storage.remove_child("inner")
+    assert storage.children() == []
+
+
 def test_a_lock_is_held_once_and_names_its_holder(tmp_path: Path) -> None:
     lock = FileStorage(tmp_path).lock("lock")
     with pytest.raises(JournalLocked, match=rf"in use by process {os.getpid()}: stop that broker"):

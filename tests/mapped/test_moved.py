@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from malamute_protocol.stamp import Stamp
-from malamute_py import EmbeddedBroker, GapNotice, Notice
+from malamute_py import AtClientTime, AtTime, EmbeddedBroker, GapNotice, Notice
+from malamute_py.changelog.copies import unpack_copy
 from malamute_py.client.sync.client import SyncClient
 from malamute_py.journal import open_reader
 from malamute_py.mapped import LogReader
@@ -79,6 +80,15 @@ def test_a_pattern_and_a_start_select_among_what_has_moved(
         assert reading.position.next == 28
 
 
+@pytest.mark.parametrize("start", [AtTime(0), AtClientTime(0)])
+def test_a_start_by_a_time_before_all_that_has_not_moved_gives_what_has(
+    client: SyncClient, reader: LogReader, start: AtTime | AtClientTime
+) -> None:
+    with reader.read("s", "prefix:k", start=start, until="tail") as reading:
+        offsets = [record.offset for record in reading.records()]
+    assert offsets[:30] == [*range(1, 8), *range(9, 32)]
+
+
 @pytest.mark.slow
 def test_a_reader_that_the_ring_overtakes_goes_on_with_what_has_moved(
     client: SyncClient, reader: LogReader
@@ -121,6 +131,30 @@ def test_a_copy_that_is_overwritten_while_it_is_read_is_looked_for_anew(
         offsets = [record.offset for record in reading.records()]
     assert len(found) > 1
     assert offsets == [*range(1, 8), *range(9, 32)]
+
+
+def test_a_copy_that_has_become_any_bytes_while_it_is_read_is_looked_for_anew(
+    reader: LogReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = MovedRecords._find
+    found: list[object] = []
+
+    def noted(moved: MovedRecords) -> object:
+        copies = find(moved)
+        found.append(copies)
+        return copies
+
+    def overwritten(copy: bytes) -> object:
+        if found:
+            monkeypatch.setattr("malamute_py.mapped.moved.unpack_copy", unpack_copy)
+            copy = b"\xff" * len(copy)
+        return unpack_copy(copy)
+
+    monkeypatch.setattr(MovedRecords, "_find", noted)
+    monkeypatch.setattr("malamute_py.mapped.moved.unpack_copy", overwritten)
+    with reader.read("s", "prefix:k2", start=20, until="tail") as reading:
+        assert [record.offset for record in reading.records()] == [*range(21, 31)]
+    assert len(found) == 2
 
 
 @pytest.mark.slow

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
 import malamute_py as malamute
 from malamute_protocol.errors import BatchError, LocalProtocolError
-from malamute_protocol.stamp import message_id
+from malamute_protocol.stamp import CHANGE, message_id
+from malamute_py.changelog.applying import apply
+from malamute_py.changelog.records import StreamCreated, encode_change
+from malamute_py.changelog.settings import StreamSettings
+from malamute_py.changelog.tables import Queues
+from malamute_py.journal import Append, open_reader
+from malamute_py.journal.layout import control_content
 from malamute_py.mapped import LogReader, StreamRemoved, UnknownStream
 from malamute_py.mapped.walk import Found
-from tests.mapped.logs import Log, body_at, filled, records
+from tests.journal.rings import S, batch
+from tests.mapped.logs import SMALL, Log, body_at, filled, records
 
 
 def test_a_batch_that_cannot_be_read_has_no_client_time(
@@ -271,6 +280,43 @@ def test_a_stream_that_is_removed_ends_its_readings_by_name(
     assert reading.next_batch(0) is None
 
 
+def test_a_reading_of_a_ring_that_went_with_its_stream_is_not_rewound(
+    log: Log, reader: LogReader
+) -> None:
+    own = log.create("own", "s/own", ring_bytes=1 << 20)
+    log.fill(own, 5)
+    reading = reader.read("own", strict=True)
+    assert records(reading) == filled(0, 5)
+    log.remove(own)
+    _drop_ring(log)
+    with pytest.raises(StreamRemoved, match="'own' was removed"):
+        reading.next_batch(2_000)
+
+
+def test_records_that_went_with_their_stream_are_no_gap(
+    log: Log, reader: LogReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("malamute_py.mapped.segments.MAPS_MAX", 1)
+    own = log.create("own", "s/own", ring_bytes=1 << 20)
+    log.fill(own, 200)
+    reading = reader.read("own", until="tail", strict=True)
+    first = reading.next_batch(0)
+    log.remove(own)
+    _drop_ring(log)
+    with pytest.raises(StreamRemoved, match="'own' was removed"):
+        records(reading)
+    assert first is not None
+    assert first.base_offset == 0
+
+
+def _drop_ring(log: Log) -> None:
+    """Take away the files of a stream's own ring, as a broker does after the removal."""
+    log.rings.pop("s/own").close()
+    log.journal.forget("s/own")
+    (directory,) = (each for each in (log.path / "rings").iterdir() if each.name != "main")
+    shutil.rmtree(directory)
+
+
 def test_a_stream_in_memory_is_refused_by_name(log: Log, reader: LogReader) -> None:
     log.create("fleeting", "memory", memory=True)
     with pytest.raises(UnknownStream, match="memory"):
@@ -337,8 +383,6 @@ def test_an_end_that_a_recovery_dropped_is_not_read(log: Log, opened_before: boo
 
 
 def test_a_reader_that_saw_what_a_power_loss_took_back_is_rewound(log: Log) -> None:
-    from malamute_py.journal import open_reader
-
     trades, notes = log.create("trades"), list[malamute.Notice]()
     log.tidy()
     log.fill(trades, 5)
@@ -360,11 +404,35 @@ def test_a_reader_that_saw_what_a_power_loss_took_back_is_rewound(log: Log) -> N
 
 
 def test_the_names_of_streams_are_found_when_many_segments_lie_behind_them(log: Log) -> None:
-    from malamute_py.journal import open_reader
-
     trades = log.create("trades")
     log.fill(trades, 400)
     log.tidy()
     log.create("new")
     with open_reader(log.path) as reader:
         assert [entry.name for entry in reader.streams()] == ["new", "trades"]
+
+
+def test_a_stream_made_across_two_segments_is_found_after_the_ring_has_come_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest segment begins amid the bundle whose first batch made the stream."""
+    monkeypatch.setattr("malamute_py.mapped.reading._CATALOGUE_S", 1e9)
+    log = Log(tmp_path / "data", SMALL)
+    trades, ring = log.create("trades"), log.ring("main")
+    log.fill(trades, 1)
+    with open_reader(log.path) as reader:
+        reading = reader.read("trades")
+        while ring.end_lsn < 8 * S or S - ring.end_lsn % S > 3000:
+            log.fill(trades, 1)
+            log.tidy()
+            records(reading)
+        number = log.tables.next_number
+        change = StreamCreated(number, "new", bytes(16), "main", StreamSettings(), "", 1000)
+        content, crc = control_content([encode_change(change)])
+        made = Append(0, log.change_next, 1, 1000, content, crc, None, CHANGE)
+        ring.append([made, batch(ring, trades, [bytes(1000)] * 3, time_ms=1000)])
+        log.change_next += 1
+        apply(log.tables, Queues(), change)
+        records(reading)
+        assert [entry.name for entry in reader.streams()] == ["new", "trades"]
+    log.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -94,6 +96,30 @@ def test_expressions_are_found_in_the_overlay_and_in_sets_and_gone_when_discarde
             assert set(index.match((key,), ())) == expected
     assert set(index.match(("s7.x9",), ())) == {numbers[7], numbers[9]}
     assert not index.match(("s200.x200",), ())
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_is_there_throughout_is_found_whatever_comes_and_goes_between_the_steps(
+    seed: int,
+) -> None:
+    chance, index = random.Random(seed), Index(memo_headers_max=0)
+    others = [index.add(regex(f"^x{number}")) for number in range(chance.randrange(40))]
+    kept = [index.add(regex(text)) for text in ("o$", "^h", "^(hello|bye)$", "z", "^hi$")]
+    others += [index.add(regex(f"^y{number}")) for number in range(chance.randrange(12))]
+    for turn in range(20):
+        found: list[int] = []
+        for _ in matched(index, found):
+            for number in range(chance.randrange(9)):
+                others.append(index.add(regex(f"^w{turn}.{number}.{len(others)}")))
+            for _ in range(chance.randrange(min(9, len(others) + 1))):
+                index.discard(others.pop(chance.randrange(len(others))))
+        assert set(found) >= {kept[0], kept[1], kept[2], kept[4]}
+        assert kept[3] not in found
+
+
+def matched(index: Index, found: list[int]) -> Iterator[None]:
+    """Match a header in steps; its patterns are added to `found` in the end."""
+    found += yield from index.steps(("hello", "hi"), ())
 
 
 def test_expressions_that_are_too_large_to_compile_together_are_all_found(

@@ -77,6 +77,21 @@ def test_lone_records_become_one_batch_up_to_a_bound(monkeypatch: pytest.MonkeyP
     assert batches_to_table(batches).column("body").num_chunks == 3
 
 
+def test_small_batches_become_no_batch_of_more_records_than_one_may_have() -> None:
+    subjects = ["a", "b", "c"] * 21
+    batches = [batch_at(63 * n, [b""] * 63, subject=subjects) for n in range(1050)]
+    table = batches_to_table(batches)
+    assert table.column("offset").to_pylist() == list(range(63 * 1050))
+    assert [len(batch) for batch in merged(batches)] == [63 * 1040, 63 * 10]
+
+
+def test_batches_of_which_no_record_was_delivered_add_none() -> None:
+    none = np.zeros(2, np.bool_)
+    batches = [batch_at(2 * n, [b"0", b"1"], subject="a").with_rows(none) for n in range(3)]
+    assert told(list(merged(batches))) == []
+    assert batches_to_table(batches).num_rows == 0
+
+
 @pytest.mark.parametrize(
     "large", [batch_at(1, [b""] * 65, subject="a"), batch_at(1, [bytes(16 << 10)], subject="a")]
 )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from malamute_protocol.batch import Content, Stamp, encode
-from malamute_protocol.extract import Scatter, can_scatter, extract
+from malamute_protocol.errors import LocalProtocolError
+from malamute_protocol.extract import Scatter, can_scatter, copy_rows, extract
 
 SUBJECTS = st.sampled_from(["a", "a.b", "c.d.e", "x" * 40])
 ROWS = st.lists(st.tuples(st.binary(max_size=20), SUBJECTS), min_size=2, max_size=12)
@@ -48,3 +50,12 @@ def test_what_has_more_than_subjects_and_bodies_is_not_scattered() -> None:
         encode([b"a" * 100, b"b" * 100], subject="s", codec="zstd"),
     ):
         assert not can_scatter(Content(more))
+
+
+def test_to_extract_no_row_is_refused_whatever_the_batch_has() -> None:
+    content = Content(encode([b"a", b"b"], subject=["s", "t"], fields=[{"f": "1"}, None]))
+    stamp = Stamp(1, 4096, 4096, 0, 3, 1000, 5, 2, 0, 96 + len(content.view), 2, 0, 0)
+    with pytest.raises(LocalProtocolError, match="no row is selected"):
+        extract(stamp, content, [False, False])
+    with pytest.raises(LocalProtocolError, match="no row is selected"):
+        copy_rows(content, [False, False])

@@ -18,6 +18,7 @@ class Troubles:
     def __init__(self) -> None:
         self.full = False
         self.failing_sync = False
+        self.failing_remove = False
         self.may_create = threading.Event()
         """Cleared: the creation of a file waits until this is set."""
         self.may_create.set()
@@ -47,6 +48,11 @@ class TroubledStorage(FileStorage):
         if self.troubles.failing_sync:
             raise OSError(errno.EIO, "Input/output error")
         super().sync(file)
+
+    def remove(self, name: str) -> None:
+        if self.troubles.failing_remove:
+            raise OSError(errno.EIO, "Input/output error")
+        super().remove(name)
 
     def _check(self) -> None:
         if self.troubles.full:

@@ -17,11 +17,10 @@ import msgspec
 import pytest
 import zmq
 
-from malamute_protocol.commands import AnyCommand, Atomic, Bye, Command, Ping, Pong, Publish
-from malamute_protocol.framing import decode_message, encode_message
+from malamute_protocol.commands import AnyCommand, Atomic, Bye, Command, Ping, Publish
+from malamute_protocol.framing import encode_message
 from malamute_py.broker.ready import (
     AppendBundle,
-    Event,
 )
 from malamute_py.config import Config, LimitsSection, LinksSection
 from malamute_py.server import inbound as inbound_module
@@ -632,62 +631,7 @@ def test_refusals_that_go_on_are_counted_once_a_period() -> None:
     assert refusals.ends("main") == ("disk_full", 0)
     assert refusals.ends("main") is None
     assert refusals.last(1_200) == {}
-
-
-# --- errors that no code foresees -----------------------------------------------------------------
-
-
-def test_an_error_in_decoding_a_message_is_its_peers_and_the_others_are_served(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    plainly = decode_message
-
-    def planted(frames: Any, limits: Any) -> Any:
-        if len(frames) > 1:
-            raise IndexError("planted")
-        return plainly(frames, limits)
-
-    monkeypatch.setattr(inbound_module, "decode_message", planted)
-    with (
-        RunningLoop(LOCAL) as running,
-        dealer(running.endpoint) as bad,
-        dealer(running.endpoint) as good,
-    ):
-        ping(good)
-        bad.send_multipart([b"anything", b"else"])
-        ping(bad)  # Messages that were sent before have been looked at by then.
-        ping(good)
-        ((link, doing, error),) = running.core.failures
-        assert (link > 0, doing) == (True, "receiving")
-        assert isinstance(error, IndexError)
-
-
-def test_a_number_that_no_wire_carries_costs_the_link_that_was_to_be_told_it() -> None:
-    with RunningLoop(LOCAL) as running, dealer(running.endpoint) as peer:
-        ping(peer)
-        number = running.loop.peers.numbers()[0]
-        running.core.send(number, Pong(1 << 64))
-        ping(peer)
-        ((link, doing, error),) = running.core.failures
-        assert (link, doing) == (number, "sending")
-        assert isinstance(error, OverflowError)
-
-
-def test_an_event_with_an_error_says_where_it_arose() -> None:
-    with RunningLoop(LOCAL) as running, dealer(running.endpoint) as peer:
-        try:
-            raise IndexError("planted")
-        except IndexError as error:
-            running.core.ready.events.append(
-                Event("internal_error", "error", {"error": error, "link": 7})
-            )
-        ping(peer)
-        # Messages that are sent go before it.
-        running.until(lambda: running.log.of("internal_error"))
-        (facts,) = running.log.of("internal_error")
-        assert facts["error"] == "IndexError('planted')"
-        assert "test_an_event_with_an_error" in facts["trace"]
-        assert facts["link"] == 7
+    assert not refusals._last_ms, "the ring may be gone"
 
 
 def test_links_of_several_connections_share_no_offences() -> None:
@@ -703,4 +647,17 @@ def test_links_of_several_connections_share_no_offences() -> None:
         for _ in range(2):
             loop._goodbye(peer, connection, "malformed", 0)  # type: ignore[arg-type]
         assert cut == ["it broke the protocol again and again"]
+        assert not loop._offences
         loop._graces.clear()
+
+
+def test_offences_are_forgotten_with_the_connection_that_was_cut() -> None:
+    """Each client that broke the protocol and was cut left an entry for ever."""
+    with RunningLoop(LOCAL) as running, dealer(running.endpoint) as peer:
+        ping(peer)
+        running.stop_the_clock()
+        peer.send_multipart([b"\xc1"])
+        running.until(lambda: running.loop._offences)
+        running.leap(1_000)
+        running.until(lambda: running.counters["cut_total"])
+        running.until(lambda: not running.loop._offences)

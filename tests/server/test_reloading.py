@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -159,6 +160,69 @@ def test_users_and_permissions_are_taken_up_together_or_not_at_all(tmp_path: Pat
     assert found.complete.permissions["ann"].read == ["x"]
     assert found.complete.authentication == before.complete.authentication
     assert found.complete.streams.streams_max == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("[quotas.ann]\nstreems = 1", "quotas.identities.ann.streems"),
+        ('[users.bob]\nidentities = ["web"]', "authentication.identities.bob"),
+        ('[users.bob]\nidentities = ["ann-{n}"]', "authentication.identities.bob"),
+    ],
+)
+def test_a_users_file_is_checked_as_a_configuration_is(tmp_path: Path, text: str, key: str) -> None:
+    """A misspelt quota ended the broker at a reload; templates took another user's identities."""
+    file = tmp_path / "users.toml"
+    good = f'[users.ann]\npassword = "{ANN}"\n'
+    file.write_text(good)
+    file.chmod(0o600)
+    config = from_table({"authentication": {"mechanism": "plain", "users_file": str(file)}})
+    before = Reading(config, with_users(config), [])
+    file.write_text(good + text)
+    found = take_up(before, Examined(config, [], [], str), with_users)
+    assert [(each, outcome) for each, outcome, _ in found.changes] == [
+        (f"{file}: {key}", "refused")
+    ]
+    assert found.complete == before.complete
+
+
+TOGETHER = """\
+[authentication]
+mechanism = "plain"
+[authentication.users]
+ann = "{ann}"
+bob = "{bob}"
+[permissions.ann]
+{verb} = ["x"]
+[permissions.bob]
+read = ["*"]
+[quotas.identities.ann]
+links = 3
+[streams]
+streams_max = 6
+"""
+
+
+def test_a_fault_in_the_permissions_of_one_user_has_no_other_user_taken_up(tmp_path: Path) -> None:
+    file = tmp_path / "malamute.toml"
+    file.write_text(TOGETHER.format(ann=ANN, bob=BOB, verb="reed"))
+    before = {
+        "authentication": {"mechanism": "plain", "users": {"ann": ANN}},
+        "permissions": {"ann": {"write": ["x"]}},
+    }
+    found = reading(before, examine(file))
+    assert found.config.authentication == from_table(before).authentication
+    assert found.config.permissions == from_table(before).permissions
+    assert found.config.quotas.identities == {}
+    assert found.config.streams.streams_max == 6
+    outcomes = {key: outcome for key, outcome, _ in found.changes}
+    assert outcomes == {
+        "permissions.ann": "refused", "authentication.users": "refused",
+        "quotas.identities": "refused", "streams.streams_max": "applied",
+    }  # fmt: skip
+    file.write_text(TOGETHER.format(ann=ANN, bob=BOB, verb="read"))
+    found = reading(before, examine(file))
+    assert set(found.config.authentication.users) == {"ann", "bob"}
 
 
 def test_settings_are_read_and_replaced_by_their_dotted_names() -> None:
@@ -485,3 +549,57 @@ def test_a_broker_in_a_terminal_ends_with_it() -> None:
     finally:
         os.close(outer)
         os.close(inner)
+
+
+class Gate:
+    """Readings of a configuration that wait while the gate is shut."""
+
+    def __init__(self, file: Path) -> None:
+        self.count = 0
+        self.open = threading.Event()
+        self.open.set()
+        self._file = file
+
+    def read(self) -> Examined:
+        found = examine(self._file)
+        self.count += 1
+        assert self.open.wait(WAIT_S)
+        return found
+
+
+def test_a_signal_amid_a_reading_has_the_configuration_read_once_more(tmp_path: Path) -> None:
+    """What was changed after the file had been read was not taken up until the next signal."""
+    file = tmp_path / "malamute.toml"
+    file.write_text('data_directory = ""\nlisten = ["inproc://reloads"]\n')
+    gate = Gate(file)
+    with Server(load(file), log=Lines(), reread=gate.read) as server:
+        gate.open.clear()
+        server._on_reload_signal(signal.SIGHUP, None)
+        until(lambda: gate.count == 2)
+        file.write_text(file.read_text() + "[streams]\nstreams_max = 7\n")
+        for _ in range(3):
+            server._on_reload_signal(signal.SIGHUP, None)
+        gate.open.set()
+        until(lambda: server.config.streams.streams_max == 7)
+        assert gate.count == 3
+
+
+def test_a_system_without_room_for_a_thread_costs_one_reload_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No reload was possible afterwards, and one that a signal asked for ended the broker."""
+    file = tmp_path / "malamute.toml"
+    file.write_text('data_directory = ""\nlisten = ["inproc://reloads"]\n')
+    gate = Gate(file)
+
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with Server(load(file), log=Lines(), reread=gate.read) as server:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refused)
+            assert "can't start new thread" in server.request_reload()
+            server._on_reload_signal(signal.SIGHUP, None)
+        assert gate.count == 1
+        server._on_reload_signal(signal.SIGHUP, None)
+        until(lambda: gate.count == 2)

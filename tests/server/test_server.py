@@ -221,7 +221,7 @@ def test_a_stream_with_a_ring_of_its_own_lives_and_goes_with_it(tmp_path: Path) 
         peer.get(Result)
         until(lambda: len(server.metrics()["disk"]) == 1)
         rings = tmp_path / "rings"
-        until(lambda: [sum(1 for _ in d.iterdir()) for d in rings.iterdir()].count(0) == 1)
+        until(lambda: [each.name for each in rings.iterdir()] == ["main"])
 
 
 def test_a_memory_stream_is_gone_after_a_restart_and_the_others_are_not(tmp_path: Path) -> None:

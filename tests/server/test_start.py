@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import socket
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
+import malamute_py as malamute
 from malamute_py.config import PUBLIC_WORDS, Authentication, Config
 from malamute_py.journal import MemoryStorage
 from malamute_py.sections import ConfigError
@@ -16,10 +19,12 @@ from malamute_py.server import Server, StartError
 from malamute_py.server.authentication.credentials import hash_password
 from malamute_py.server.connections import descriptors
 from malamute_py.server.connections.listening import ASIDE
+from malamute_py.server.journaling.rings import Rings
 from malamute_py.server.sockets import check_public, parse_endpoint
 from tests.server.fakes import Lines
 from tests.server.peer import RawPeer
 from tests.server.storages import TroubledStorage, Troubles
+from tests.waiting import WAIT_MS, until
 
 
 def config(data: object = "", *listen: str) -> Config:
@@ -262,3 +267,89 @@ def test_a_storage_of_ones_own_takes_the_place_of_the_directory() -> None:
     with Server(config("nowhere"), log=Lines(), storage=MemoryStorage()) as server:
         RawPeer(server.endpoints[0]).close()
     assert not Path("nowhere").exists()
+
+
+def removed(data: Path) -> bool:
+    """Whether no ring but main has a file."""
+    return not [path for path in (data / "rings").glob("*/*") if path.parent.name != "main"]
+
+
+def with_a_removed_ring(data: Path) -> None:
+    """A broker makes a stream with a ring of its own, removes it, and is stopped."""
+    with (
+        Server(config(data), log=Lines()) as server,
+        malamute.connect_sync(server.endpoints[0], timeout_ms=WAIT_MS) as client,
+    ):
+        client.create_stream("own", ring_bytes=8 << 20)
+        client.publish("own", b"x")
+        client.remove_stream("own")
+
+
+@pytest.mark.moderate
+def test_a_removed_ring_leaves_nothing_that_a_later_start_tells_of(tmp_path: Path) -> None:
+    """Its empty directory was told of as a stranger's by each start."""
+    with_a_removed_ring(tmp_path)
+    for _ in range(2):
+        log = Lines()
+        with Server(config(tmp_path), log=log):
+            until(lambda: removed(tmp_path))
+    assert not log.of("file_left_alone")
+    assert not log.of("ring_left_alone")
+
+
+@pytest.mark.moderate
+def test_a_stop_amid_the_removal_of_a_ring_leaves_the_rest_to_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files lay there for good, however many: `ring_left_alone` at each start."""
+    with monkeypatch.context() as patched:
+        patched.setattr(Rings, "_keep", lambda self: False)
+        with_a_removed_ring(tmp_path)
+    assert not removed(tmp_path)
+    log = Lines()
+    with Server(config(tmp_path), log=log):
+        until(lambda: removed(tmp_path))
+    assert not log.of("ring_left_alone")
+
+
+@pytest.mark.moderate
+def test_a_directory_beside_the_rings_with_another_file_is_no_removed_ring(tmp_path: Path) -> None:
+    Server(config(tmp_path), log=Lines()).start().stop()
+    for name, file in (("mine", "notes.txt"), ("whole", "ring")):
+        place = tmp_path / "rings" / name
+        place.mkdir()
+        (place / file).write_text("mine")
+    (tmp_path / "rings" / "empty").mkdir()
+    log = Lines()
+    with Server(config(tmp_path), log=log):
+        assert [each["file"] for each in log.of("file_left_alone")] == ["rings/mine/"]
+        assert [each["ring"] for each in log.of("ring_left_alone")] == ["whole"]
+        until(lambda: not (tmp_path / "rings" / "empty").exists())
+    assert (tmp_path / "rings" / "mine" / "notes.txt").read_text() == "mine"
+    assert (tmp_path / "rings" / "whole" / "ring").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["malamute-zap", "malamute-hash-1", "malamute-reader", "watchdog"])
+def test_a_start_without_room_for_a_thread_ends_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A broker with authentication hung: the context waited for the socket of its handler."""
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name == name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    users = {"ann": hash_password("a", salt=bytes(16))}
+    wanted = msgspec.structs.replace(
+        config(), authentication=Authentication(mechanism="plain", users=users)
+    )
+    before = threading.active_count()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refused)
+        with pytest.raises((RuntimeError, StartError), match="can't start new thread"):
+            Server(wanted, log=Lines()).start()
+    until(lambda: threading.active_count() <= before)
+    with Server(wanted, log=Lines()):
+        pass

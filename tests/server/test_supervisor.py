@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Iterator
@@ -98,3 +99,15 @@ def test_a_broker_says_when_it_serves_that_it_lives_and_when_it_stops(
         assert [each for each in hearing.waiting() if each != "WATCHDOG=1"] == [
             "STOPPING=1\nSTATUS=confirms what was taken, and ends"
         ]
+
+
+def test_a_process_without_a_free_descriptor_goes_on_untold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The error was the loop's, and ended the broker."""
+
+    def none_is_free(*_: object) -> socket.socket:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(socket, "socket", none_is_free)
+    Supervisor({"NOTIFY_SOCKET": "@nobody"}).tell("WATCHDOG=1")

@@ -7,7 +7,8 @@ the scenario that is biased, and so is all that is not said here.
 from __future__ import annotations
 
 from tests.simulation.clients_run import HABITS, ClientsRun
-from tests.simulation.programs import Cast, Process
+from tests.simulation.process import Cast
+from tests.simulation.programs import Program
 from tests.simulation.work_run import WorkRun
 
 
@@ -44,9 +45,9 @@ class Biased(ClientsRun):
         self.groups = not self.services
         for number in range(rng.randint(2, 3)):
             serves = list(self.serves) if number < self.servers else []
-            process = Process(self, f"p{number}", f"p{number}", list(self.asks), serves)
-            process.budget = rng.choice((10, 25))
-            self.processes.append(process)
+            program = Program(self, f"p{number}", f"p{number}", list(self.asks), serves)
+            program.budget = rng.choice((10, 25))
+            self.processes.append(program)
         for process in self.processes:
             process.start()
 

@@ -21,7 +21,8 @@ from tests.simulation.history import ToldModel
 from tests.simulation.machine import SEGMENT_BYTES
 from tests.simulation.model import Violation
 from tests.simulation.network import Connection, Message
-from tests.simulation.programs import Cast, Process, anonymous
+from tests.simulation.process import Cast, Process, anonymous
+from tests.simulation.programs import Program
 from tests.simulation.sockets import DealerSocket, simulated_transport
 from tests.simulation.trace import Trace
 from tests.simulation.work_machine import WorkMachine
@@ -211,7 +212,7 @@ class ClientsRun(WorkRun):
 
     def _kind(self) -> type[Process]:
         """Draw the kind of the next program."""
-        return Process
+        return Program
 
     # --- the network ------------------------------------------------------------------------
 

@@ -10,9 +10,8 @@ durable holds after each crash, and what it did not answer holds whole or not at
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import dataclass, field
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
 from malamute_protocol import commands as wire
 from malamute_protocol.commands import WorkState
@@ -20,7 +19,10 @@ from malamute_py.broker.ready import MAIN
 from tests.broker.shell import Shell
 from tests.simulation.model import Violation
 from tests.simulation.resets_model import Edited, GroupState, ResetsModel, StreamState
+from tests.simulation.resets_seats import Position, Seat
+from tests.simulation.resets_settings import CHOICES, MADE, STREAM_DEFAULTS
 from tests.simulation.trace import Trace
+from tests.simulation.work_parts import ranges_of
 
 OPERATOR, READER = 1, 5
 MEMBERS = (2, 3, 4)
@@ -30,51 +32,6 @@ LETTERS = "letters"
 """Mailbox of all dead letters."""
 NAMES = ("a", "b")
 """Names that groups and cursors have; each is a group's or a cursor's."""
-STREAM_DEFAULTS = {"description": "as configured", "max_records": 1 << 40}
-MADE: dict[str, dict[str, Any]] = {
-    "stream": {**STREAM_DEFAULTS, "max_bytes": 0, "level": "synced"},
-    "group": {"attempts_max": 0, "lease_ms": 0, "description": "", "dead_letters": ""},
-    "cursor": {"pin_bytes_max": 0, "description": ""},
-    "mailbox": {"ttl_ms": 0, "max_messages": 0, "description": ""},
-    "service": {"attempts_max": 0, "lease_ms": 0, "description": ""},
-}
-"""Kind -> settings of one that is made without any."""
-CHOICES: dict[str, tuple[Any, ...]] = {
-    "description": ("x", "y"), "max_records": (0, 1 << 41), "max_bytes": (0, 1 << 50),
-    "level": ("stored", "synced"), "attempts_max": (1_000,), "lease_ms": (0, 1 << 40),
-    "pin_bytes_max": (1, 2), "ttl_ms": (0, 1 << 40), "max_messages": (0, 1 << 40),
-}  # fmt: skip
-
-
-class Position(NamedTuple):
-    """Where a reader or a member stood."""
-
-    uuid: bytes
-    epoch: int
-    next: int
-
-
-@dataclass(slots=True)
-class Seat:
-    """One client's membership."""
-
-    group: str = ""
-    """Name of the group that it asked to join; empty: none."""
-    within: bool = False
-    """It was told that it is a member."""
-    heard: int = 0
-    """How much of what came over the link was judged."""
-    held: set[int] = field(default_factory=set)
-    seen: Position | None = None
-    owed: str = ""
-    """Code of the ENDED that it must be sent."""
-    rewound: tuple[int, int] | None = None
-    """REWOUND that it must be sent next."""
-
-    def vacate(self) -> None:
-        """Be in no group any more."""
-        self.group, self.within, self.owed, self.rewound = "", False, "", None
-        self.held = set()
 
 
 class ResetsRun:
@@ -382,13 +339,13 @@ class ResetsRun:
                 group.tries.pop(one, None)
             elif "again_ms" in fields:
                 self.model.returned(group, one)
-        ranges = [(offset, offset + 1) for offset in offsets]
         peer = self.shell.peers[link]
         before = len(peer.of(wire.Refused))
         self.shell.send(
             link,
             wire.AckRecords(
-                MEMBERSHIP, merged(ranges), 0 if fields else self._request(), 0 if fields else 2,
+                MEMBERSHIP, ranges_of(offsets), 0 if fields else self._request(),
+                0 if fields else 2,
                 **fields,
             ),
         )  # fmt: skip
@@ -723,14 +680,3 @@ class ResetsRun:
         found, dying = self.model.position(group), deepcopy(group)
         self.model.bury(dying)
         return found, self.model.position(dying)
-
-
-def merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return ascending ranges without those that touch."""
-    found: list[tuple[int, int]] = []
-    for first, end in ranges:
-        if found and found[-1][1] == first:
-            found[-1] = found[-1][0], end
-        else:
-            found.append((first, end))
-    return found

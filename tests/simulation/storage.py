@@ -88,6 +88,11 @@ class SimulatedStorage:
             if path.startswith(self._prefix) and "/" not in path[length:]
         )
 
+    def remove_child(self, name: str) -> None:
+        inside = self._prefix + name + "/"
+        if not any(each.startswith(inside) for each in (*self.disk.names, *self.disk.directories)):
+            self.disk.directories.discard(self._prefix + name)
+
     def strangers(self) -> dict[str, str]:
         return {}
 

@@ -1,7 +1,7 @@
 """Programs over the real synchronous client, each in a process of its own, with real threads.
 
 Owns the use that threads make of the client library; the knowledge and duties of a program are
-those of programs.py. Each role is a thread, and all threads of a process share one client. Source:
+those of process.py. Each role is a thread, and all threads of a process share one client. Source:
 README.md; the docstrings of malamute_py.client.sync.
 """
 
@@ -17,19 +17,16 @@ from malamute_protocol.errors import BrokerRefused, ConnectionLost, MalamuteErro
 from malamute_py.client.sync.client import SyncClient
 from tests.simulation.acts import Act, Wish
 from tests.simulation.model import Violation
+from tests.simulation.process import LEVELS, Process, Told, serial_of
 from tests.simulation.programs import (
     FAILS,
     GIVES_BACK,
     LATE,
-    LEVELS,
     MEMORY_NUMBERS,
     Deliberate,
-    Process,
-    Told,
     judge,
     reckoned,
     sends_in_step,
-    serial_of,
     shown,
 )
 from tests.simulation.sockets import Context

@@ -9,7 +9,8 @@ from __future__ import annotations
 import gc
 
 from tests.simulation.clients_run import ClientsRun, CutsRun
-from tests.simulation.programs import Process
+from tests.simulation.process import Process
+from tests.simulation.programs import Program
 from tests.simulation.threaded import ThreadedProcess
 from tests.simulation.threads import simulated_threads
 
@@ -35,7 +36,7 @@ class ThreadsRun(ClientsRun):
                 gc.unfreeze()
 
     def _kind(self) -> type[Process]:
-        return ThreadedProcess if self.rng.random() < SHARE else Process
+        return ThreadedProcess if self.rng.random() < SHARE else Program
 
 
 class ThreadCutsRun(ThreadsRun, CutsRun):

@@ -11,7 +11,6 @@ section 4.8.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from random import Random
 from typing import Any
@@ -25,10 +24,10 @@ from tests.simulation.clients import RETRYABLE, Client
 from tests.simulation.model import Violation
 from tests.simulation.network import Connection
 from tests.simulation.readers import selects
-from tests.simulation.records import Sent, encode
 from tests.simulation.work_model import is_durable, rows_of
+from tests.simulation.work_parts import Parts, ranges_of
+from tests.simulation.work_roles import ALL, Held, Roles, Sub
 
-SUBJECTS = ("a", "a.b", "b", "c.d")
 GIVEN_UP = frozenset(
     {
         "not_held", "conflict", "unknown_subscription", "bad_start", "unknown_cursor",
@@ -49,61 +48,8 @@ NOTHING_THERE = frozenset(
         "retention",
     }
 )
-ALL: list[Any] = ["all"]
 TRIES = 50
 """How often a step with held things is repeated in the quiet end."""
-
-
-@dataclass(slots=True)
-class Held:
-    """A message, request or record that a client holds."""
-
-    number: int
-    serial: int
-    reply_to: str = ""
-    subject: str = ""
-
-
-@dataclass(slots=True, eq=False)
-class Sub:
-    """An inbox, an offer or a membership."""
-
-    number: int
-    kind: str
-    place: str
-    """Mailbox, service, or stream/group."""
-    pattern: list[Any] = field(default_factory=lambda: ALL)
-    group: str = ""
-    """Kind of the group."""
-    window: int = 10
-    lease_ms: int = 0
-    open: bool = False
-    wanted: bool = True
-    """True: to be opened, and kept open."""
-    doubtful: bool = False
-    """True: some of the held things may be held no more, which the client cannot tell from
-    others."""
-    got: int = 0
-    credit: int = 0
-    held: dict[int, Held] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Roles:
-    """The roles of one client."""
-
-    inboxes: list[str] = field(default_factory=list)
-    offers: list[tuple[str, list[Any]]] = field(default_factory=list)
-    groups: list[tuple[str, str, list[Any]]] = field(default_factory=list)
-    """(stream/group, kind, pattern)."""
-    sends: list[str] = field(default_factory=list)
-    requests: list[str] = field(default_factory=list)
-    publishes: list[str] = field(default_factory=list)
-    cursors: list[str] = field(default_factory=list)
-    """stream/cursor; one client moves each."""
-    budget: int = 0
-    """How many new things it begins."""
-
 
 Command = tuple[c.Command, bytes | None]
 """A command, and the content that it owns."""
@@ -146,9 +92,7 @@ class Peer(Client):
         self.given_up: dict[int, list[tuple[Sub, Held]]] = {}
         """Act -> things that were held, and are again when the act is refused."""
         self.let_go: list[tuple[Sub, Held]] = []
-        """Things that the next act takes along."""
-        self.queued: list[tuple[str, bytes]] = []
-        """Service and key of requests that may be cancelled."""
+        self.parts = Parts(world, roles, level)
         self.burst: tuple[list[c.Command], list[bytes]] | None = None
         """Commands that gather for one message."""
         self.faith = 0.5 if rng.random() < 0.7 else 0.05
@@ -348,25 +292,6 @@ class Peer(Client):
 
     # --- sending -----------------------------------------------------------------------
 
-    def _record(self, place: str) -> Sent:
-        rng = self.rng
-        serial = self.world.serial_of()
-        expiry = 0
-        if rng.random() < 0.1:
-            expiry = self.world.now_ms() + rng.choice((1, 200, 1_000_000))
-        sent = Sent(
-            serial, 0, place, rng.choice(SUBJECTS), None, expiry, rng.choice((8, 60, 400, 3000))
-        )
-        self.world.records[serial] = sent
-        self.model.subjects[serial] = sent.subject
-        if expiry:
-            self.model.expiring.add(serial)
-        return sent
-
-    def _content(self, place: str, rows: int = 0) -> tuple[bytes, tuple[int, ...]]:
-        records = [self._record(place) for _ in range(rows or self.rng.choice((1, 1, 2, 5)))]
-        return encode(records), tuple(record.serial for record in records)
-
     def _act(
         self, commands: list[Command], wishes: list[Wish], *, key: bytes = b"", level: int = 0,
         atomic: bool = False, memory: bool = False,
@@ -509,8 +434,8 @@ class Peer(Client):
                 self._open(sub)
         elif rng.random() < 0.03:
             self._operate()
-        elif self.queued and rng.random() < 0.2:
-            service, key = self.queued.pop(rng.randrange(len(self.queued)))
+        elif self.parts.queued and rng.random() < 0.2:
+            service, key = self.parts.queued.pop(rng.randrange(len(self.parts.queued)))
             self.say(c.CancelRequest(self.request(), service, key, rng.choice((-1, 0))))
 
     def _operate(self) -> None:
@@ -539,7 +464,7 @@ class Peer(Client):
 
     def _mail(self) -> None:
         mailbox = self.rng.choice(self.roles.sends)
-        command, wish, frame = self._mail_part(mailbox)
+        command, wish, frame = self.parts.mail(mailbox)
         memory = mailbox.startswith("mem")
         key = self._key()
         self._act(
@@ -547,59 +472,23 @@ class Peer(Client):
             key=key, level=0 if memory else self.level, memory=memory,
         )  # fmt: skip
 
-    def _mail_part(self, mailbox: str) -> tuple[tuple[int, int], Wish, bytes]:
-        frame, serials = self._content(mailbox)
-        at_ms = 0
-        if self.rng.random() < 0.15:
-            at_ms = self.world.now_ms() + self.rng.choice((1, 50, 400))
-        priority = self.rng.choice((0, 0, 0, 5, -5))
-        return (at_ms, priority), Wish("send", mailbox, serials), frame
-
     def _request(self) -> None:
         service = self.rng.choice(self.roles.requests)
         key = self._key()
-        command, wish, frame = self._request_part(service, key)
+        command, wish, frame = self.parts.request(service, key)
         self._act([(command, frame)], [wish], key=key, level=self.level)
-
-    def _request_part(self, service: str, key: bytes) -> tuple[c.Command, Wish, bytes]:
-        frame, serials = self._content(service)
-        if key:
-            self.queued.append((service, key))
-        timeout_ms = self.rng.choice((0, 0, 0, 30, 400))
-        # Apart from the other choices, so that a seed is what it was before there were these.
-        apart = Random(f"delay {serials} {self.world.seed}")
-        delay_ms, priority = apart.choice((0, 0, 0, 0, 20, 300)), apart.choice((0, 0, 0, 1, 9))
-        command = c.Request(
-            service, 0, "", timeout_ms, self.level, key, delay_ms=delay_ms, priority=priority
-        )
-        return command, Wish("request", service, serials), frame
 
     def _publish(self) -> None:
         stream = self.rng.choice(self.roles.publishes)
-        frame, serials = self._content(stream)
+        frame, serials = self.parts.content(stream)
         self._act(
             [(c.Publish(stream, 0, self.level), frame)], [Wish("publish", stream, serials)],
             level=self.level,
         )  # fmt: skip
 
     def _move(self) -> None:
-        command, wish = self._move_part()
+        command, wish = self.parts.move()
         self._act([(command, None)], [wish], level=self.level)
-
-    def _move_part(self) -> tuple[c.Command, Wish]:
-        place = self.rng.choice(self.roles.cursors)
-        stream, _, cursor = place.partition("/")
-        at = self.model.place_of(place)
-        tail = self.model.state.tails.get(at[0], 0)
-        here = self.model.state.cursors.get(at, 0)
-        force = self.rng.random() < 0.15
-        next = self.rng.randint(0 if force else min(here, tail), tail)
-        from_ = -1
-        if self.rng.random() < 0.5 and at in self.model.state.cursors:
-            # As it is, or as it was a while ago.
-            from_ = here if self.rng.random() < 0.7 else self.rng.randint(0, here)
-        command = c.MoveCursor(stream, cursor, next, 0, self.level, force, b"", 0, from_)
-        return command, Wish("move", place, (), (next,), since=-1 if force else from_)
 
     # --- ending something --------------------------------------------------------------
 
@@ -663,7 +552,7 @@ class Peer(Client):
     def _reply(
         self, sub: Sub, numbers: list[int], reply_to: str, *, last: bool
     ) -> tuple[list[Command], list[Wish], list[int]]:
-        frame, serials = self._content(reply_to, len(numbers))
+        frame, serials = self.parts.content(reply_to, len(numbers))
         logged = not reply_to.startswith("~")
         wish = Wish("reply", sub.place, serials if logged else (), tuple(numbers), last)
         level = self.level if logged or last else 0
@@ -743,21 +632,21 @@ class Peer(Client):
         for stream in roles.publishes:
             # A stream with a ring of its own is no part of a step.
             if stream != "own" and rng.random() < 0.5:
-                frame, serials = self._content(stream)
+                frame, serials = self.parts.content(stream)
                 commands.append((c.Publish(stream, 0), frame))
                 wishes.append(Wish("publish", stream, serials))
         for mailbox in roles.sends:
             if rng.random() < 0.4 and not mailbox.startswith("mem"):
-                (at_ms, priority), wish, frame = self._mail_part(mailbox)
+                (at_ms, priority), wish, frame = self.parts.mail(mailbox)
                 commands.append((c.Send(mailbox, 0, 0, self._key(0.3), at_ms, priority), frame))
                 wishes.append(wish)
         for service in roles.requests:
             if rng.random() < 0.3:
-                command, wish, frame = self._request_part(service, self._key(0.3))
+                command, wish, frame = self.parts.request(service, self._key(0.3))
                 commands.append((command, frame))
                 wishes.append(wish)
         if roles.cursors and rng.random() < 0.5:
-            command, wish = self._move_part()
+            command, wish = self.parts.move()
             commands.append((command, None))
             wishes.append(wish)
         if commands:
@@ -801,14 +690,3 @@ class Thief(Client):
     def _leave(self, connection: Connection | None) -> None:
         if connection is not None and connection is self.connection:
             self.say(c.Bye())
-
-
-def ranges_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """Return ascending numbers as half-open intervals."""
-    ranges: list[tuple[int, int]] = []
-    for number in numbers:
-        if ranges and ranges[-1][1] == number:
-            ranges[-1] = ranges[-1][0], number + 1
-        else:
-            ranges.append((number, number + 1))
-    return ranges

@@ -21,9 +21,10 @@ from tests.simulation.clients import LEVEL_STORED, LEVEL_SYNCED, RETRYABLE, Clie
 from tests.simulation.machine import SEGMENT_BYTES
 from tests.simulation.model import Violation
 from tests.simulation.records import Sent
-from tests.simulation.work_clients import ALL, Peer, Roles, Thief
+from tests.simulation.work_clients import Peer, Thief
 from tests.simulation.work_machine import OWN, WorkMachine
 from tests.simulation.work_model import WorkModel
+from tests.simulation.work_roles import ALL, Roles
 
 PATTERNS: tuple[list[Any], ...] = (ALL, ALL, ["topic", "a.*"], ["prefix", "a"], ["topic", "b"])
 KINDS = ("shared", "shared", "keyed", "exclusive")

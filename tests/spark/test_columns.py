@@ -291,3 +291,22 @@ def test_a_schema_of_the_users_own_is_refused_with_what_to_do() -> None:
     check_schema(ours, options())
     with pytest.raises(MalamuteSourceError, match=r"remove \.schema\(\.\.\.\)"):
         check_schema(spark_schema(options(includeKeys="true")), options())
+
+
+def test_a_table_at_the_address_of_one_that_is_gone_has_its_own_subjects() -> None:
+    # Each header table is too large for the memo of tables, and lives no longer than its batch.
+    gather = Gather(options(columns="subject"))
+    for number in range(600):
+        fields = {f"f{field}": f"{number}".ljust(1024, "x") for field in range(64)}
+        gather.add(stamped(encode([b""], subject=f"s{number}", fields=fields), number))
+    found = [row["subject"] for piece in gather.take() for row in piece.to_pylist()]
+    assert found == [f"s{number}" for number in range(600)]
+
+
+def test_a_time_beyond_those_of_spark_is_its_last_or_first_one() -> None:
+    gather = Gather(options(columns="client_time"))
+    times = [1 << 62, 5, None, -(1 << 62)]
+    gather.add(stamped(encode([b""] * 4, client_time_ms=times), 0))
+    (piece,) = gather.take()
+    last = ((1 << 63) - 1) // 1000 * 1000
+    assert piece.column(0).cast("int64").to_pylist() == [last, 5_000, None, -last]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from malamute_protocol.batch import Batch, Content, Record, Stamp
 from malamute_protocol.limits import DEFAULT_LIMITS
+from pyspark_malamute import sink_rows
 from pyspark_malamute.errors import UnwritableRows
 from pyspark_malamute.sink_options import SinkOptions, parse_sink_options
 from pyspark_malamute.sink_rows import ROWS_MAX, Chunk, checksum, chunks, contents
@@ -151,6 +153,24 @@ def test_a_chunk_has_a_bound_of_rows_and_of_distinct_fields() -> None:
     assert len(written(chosen, wide)) == count
 
 
+@given(st.lists(st.integers(0, 5), max_size=9), st.integers(1, 4))
+def test_a_chunk_has_a_bound_of_streams_however_its_rows_arrive(
+    streams: list[int], at_once: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sink_rows, "STREAMS_MAX", 2)
+        names = [f"s{number}" for number in streams]
+        frame = table(stream=names, body=[b""] * len(names))
+        chosen = options(noStream="")
+        found = list(chunks(chosen, frame.to_batches(max_chunksize=at_once), nothing))
+        whole = list(chunks(chosen, frame.to_batches(), nothing))
+    cuts = [[row["stream"] for row in chunk.rows.to_pylist()] for chunk in found]
+    assert cuts == [[row["stream"] for row in chunk.rows.to_pylist()] for chunk in whole]
+    assert [name for cut in cuts for name in cut] == names
+    assert all(len(set(cut)) <= 2 for cut in cuts)
+    assert all(len({*cut, after[0]}) == 3 for cut, after in pairwise(cuts))
+
+
 def test_an_empty_partition_has_no_chunk() -> None:
     assert list(chunks(options(), table(body=[]).to_batches(), nothing)) == []
     assert list(chunks(options(), [], nothing)) == []
@@ -215,3 +235,14 @@ def test_a_time_before_1970_is_rounded_down_as_any_other() -> None:
     time = datetime(1969, 12, 31, 23, 59, 59, 999_500, tzinfo=UTC)
     [(_, record)] = written(options(), table(body=[b""], client_time=[time]))
     assert record.client_time_ms == -1
+
+
+def test_properties_are_measured_as_they_are_stored() -> None:
+    many = [(f"k{number:04}", "v") for number in range(3_000)]
+    largest = [("k", "x" * 65_530)]
+    frame = table(subject=["a", "a"], body=[b"", b""], properties=[many, largest])
+    found = [dict(record.properties) for _, record in written(options(), frame)]
+    assert found == [dict(many), dict(largest)]
+    frame = table(subject=["a", "a"], body=[b"", b""], properties=[many, [("k", "x" * 65_531)]])
+    with pytest.raises(UnwritableRows, match=r"of row 1 .* has 65537 bytes, at most 65536"):
+        written(options(), frame)

@@ -11,6 +11,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from malamute_py import EmbeddedBroker
 from malamute_py.client.sync.client import SyncClient
 from malamute_py.config import Authentication, Grant
 from malamute_py.server.authentication.credentials import hash_password
@@ -326,3 +327,32 @@ def test_a_link_without_identity_is_refused(
     monkeypatch.setattr(SinkOptions, "named", lambda self, _: self)
     with pytest.raises(MalamuteSourceError, match="gives this link no identity"):
         write_partition(options(endpoint, stream), batch, 0, iter([rows(0, 1)]))
+
+
+def test_rows_of_more_streams_than_a_step_has_parts_are_published(
+    client: SyncClient, endpoint: str, stream: str, batch: BatchName
+) -> None:
+    made: Any = pa
+    names = [f"{stream}-{number % 600}" for number in range(1200)]
+    bodies = [b"%06d" % number for number in range(1200)]
+    several = made.record_batch({"stream": names, "body": made.array(bodies, made.binary())})
+    chosen = parse_sink_options({"endpoint": endpoint}, streaming=True)
+    told = write_partition(chosen, batch, 0, iter([several]))
+    assert (told.rows, len(told.streams)) == (1200, 600)
+    assert numbers(client, names[0]) == [0, 600]
+    assert numbers(client, names[599]) == [599, 1199]
+
+
+def test_chunks_keep_the_limits_of_the_broker(batch: BatchName) -> None:
+    low: dict[str, Any] = {
+        "limits.batch_bytes_max": 256 << 10, "limits.record_bytes_max": 64 << 10,
+        "limits.batch_records_max": 50,
+    }  # fmt: skip
+    with EmbeddedBroker(tcp=True, **low) as small:
+        chosen = parse_sink_options(
+            {"endpoint": small.tcp_endpoint, "stream": "out"}, streaming=True
+        )
+        told = write_partition(chosen, batch, 0, iter([rows(0, 120, 10), rows(120, 200, 20_000)]))
+        assert told.rows == 200
+        with small.connect_sync() as client:
+            assert numbers(client, "out") == list(range(200))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -101,6 +102,28 @@ def test_types_that_spark_has_not_come_in_wider_ones(
     client.publish_table(stream, pa.table({"n": pa.array([1 << 31], pa.uint32())}))
     assert rows_of(endpoint, stream, columns="n,at") == [{"n": 1 << 31, "at": None}]
     with pytest.raises(MalamuteSourceError, match="no type for column 't'"):
+        source(endpoint, stream).schema()
+
+
+def test_times_of_any_kind_are_cut_off_where_they_are_finer_than_sparks(
+    endpoint: str, client: SyncClient, stream: str
+) -> None:
+    fine = pa.timestamp("ns")
+    schema = columns([("took", pa.duration("ns")), ("at", pa.list_(fine)), ("from", fine)])
+    client.create_stream(stream, schema=schema)
+    rows = pa.table({"took": [1_500], "at": [[1_500, None]], "from": [1_500]})
+    client.publish_table(stream, rows.cast(schema))
+    micro = datetime.fromisoformat("1970-01-01T00:00:00.000001")
+    assert rows_of(endpoint, stream) == [
+        {"took": timedelta(microseconds=1), "at": [micro, None], "from": micro}
+    ]
+
+
+def test_a_type_that_is_too_wide_for_spark_is_named(
+    endpoint: str, client: SyncClient, stream: str
+) -> None:
+    client.create_stream(stream, schema=columns([("wide", pa.decimal256(40, 2))]))
+    with pytest.raises(MalamuteSourceError, match="no type for column 'wide'"):
         source(endpoint, stream).schema()
 
 

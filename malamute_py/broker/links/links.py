@@ -90,6 +90,17 @@ class Links:
         self.ended: list[Link] = []
         """Links that ended since the last turn and whose receivers must be forgotten."""
 
+    def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
+        """Return the handlers of the commands about links, and about what each has open."""
+        return {
+            Hello: self.hello,
+            Ping: self.answer_ping,
+            Pong: self.pong,
+            Bye: self.bye,
+            Unsubscribe: self.unsubscribe,
+            Credit: self.credit,
+        }
+
     def __len__(self) -> int:
         return len(self.table)
 
@@ -250,6 +261,12 @@ class Links:
             self.close(older, "fenced", "fenced", reason)
         self._identities[identity] = link
         link.named = True
+
+    def bye(self, link: Link, command: Bye) -> None:
+        """End a link whose client has said BYE."""
+        # A client that says BYE with another code leaves this link and comes back on another.
+        happened = "bye" if command.code == "closed" else "lost"
+        self.close(link, happened, "closed", command.reason[:200])
 
     def close(self, link: Link, happened: str, code: str, reason: str) -> None:
         """End a link, after a BYE with the code unless the link is lost."""

@@ -117,12 +117,17 @@ class Ledger:
         """Whether the first piece was recovered, so that its age is not known."""
         return bool(self._pieces) and not self._pieces[0][2]
 
-    def first_within(self, bytes_max: int) -> int | None:
+    def first_within(self, bytes_max: int, durable: int) -> int | None:
         """Return the least offset from which the rest is within bytes_max; None: all of it is.
 
-        The newest piece stays whatever its size.
+        The newest piece stays whatever its size. durable: pieces that end after this offset do not
+        count, so that they push none out.
         """
         left = self.bytes
+        for next, size, _ in reversed(self._pieces):
+            if next <= durable:
+                break
+            left -= size
         if left <= bytes_max:
             return None
         found: int | None = None

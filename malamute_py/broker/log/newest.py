@@ -224,8 +224,9 @@ class Keys:
     """The newest record of each subject of one stream."""
 
     __slots__ = (
-        "_at", "_coming", "_moved", "_moved_offsets", "_newest", "_taken", "bytes", "copies_first",
-        "copies_next", "deleted", "memory", "names", "ready", "room", "taken_bytes", "taken_next",
+        "_at", "_coming", "_moved", "_moved_offsets", "_newest", "_taken", "bytes", "coming_bytes",
+        "coming_keys", "coming_memory", "copies_first", "copies_next", "deleted", "memory", "names",
+        "ready", "room", "taken_bytes", "taken_next",
     )  # fmt: skip
 
     def __init__(self, next: int, *, ready: bool) -> None:
@@ -258,8 +259,13 @@ class Keys:
         self.taken_bytes = 0
         """Bytes of the batches that were taken and are not in the journal yet."""
         self._taken: deque[Taken] = deque()
-        self._coming: dict[str, int] = {}
-        """Subject -> its revision once everything is appended that was taken."""
+        self._coming: dict[str, tuple[int, int]] = {}
+        """Subject -> (revision, size of its newest record) once all is appended that was taken."""
+        self.coming_keys = self.coming_memory = 0
+        """Number of these subjects that are not in the index, and the memory that they will take
+        there."""
+        self.coming_bytes = 0
+        """Bytes by which they make copies of all newest records larger."""
 
     def __len__(self) -> int:
         return len(self._newest) + len(self._moved)
@@ -294,7 +300,7 @@ class Keys:
         """Return the revision of a key, counting what was taken; 0: there is no such key."""
         coming = self._coming.get(subject)
         if coming is not None:
-            return coming
+            return coming[0]
         value = self._value(subject)
         return 0 if value is None or value & _DELETED else value >> _SHIFT
 
@@ -366,8 +372,19 @@ class Keys:
         self.taken_next = base + count
         self.taken_bytes += size
         self._taken.append(Taken(base, rows, size))
-        for subject, row, deletion, _ in rows:
-            self._coming[subject] = 0 if deletion else base + row
+        coming = self._coming
+        for subject, row, deletion, own in rows:
+            known = coming.get(subject)
+            if known is not None:
+                before = known[1]
+            elif (value := self._value(subject)) is not None:
+                before = _size(value)
+            else:
+                before = 0
+                self.coming_keys += 1
+                self.coming_memory += KEY_OVERHEAD + len(subject)
+            self.coming_bytes += own - before
+            coming[subject] = (0 if deletion else base + row, own)
 
     def appended(self, time_ms: int) -> None:
         """Enter the records of the oldest batch that was taken, since the journal now has it."""
@@ -376,14 +393,18 @@ class Keys:
         for subject, row, deletion, size in rows:
             self.enter(subject, base + row, size, time_ms if deletion else None)
         if not self._taken:
-            self._coming.clear()
+            self._forget_coming()
 
     def dropped(self, next: int) -> None:
         """Forget everything that was taken: the journal refused it. next: the stream's."""
         self._taken.clear()
-        self._coming.clear()
+        self._forget_coming()
         self.taken_next = next
         self.taken_bytes = 0
+
+    def _forget_coming(self) -> None:
+        self._coming.clear()
+        self.coming_keys = self.coming_memory = self.coming_bytes = 0
 
     def bytes_with(self, rows: list[NewestRow]) -> int:
         """Return the bytes that newest records would take with these."""

@@ -227,12 +227,16 @@ class Stream:
         The age is looked for in the hot window: the journal tells it of what is older, where that
         is read.
         """
-        past = self.first_of_newest(self.next)
-        oldest_ms, hot = self.oldest_ms(now_ms), self.hot
-        if oldest_ms and hot and _append_time(hot[0]) < oldest_ms:
-            place = bisect_left(hot, oldest_ms, key=_append_time)
-            past = max(past, hot[place].base if place < len(hot) else hot[-1].next)
+        past = max(self.first_of_newest(self.next), self.first_of_age(now_ms))
         return max(self.first, min(past, self.pinned))
+
+    def first_of_age(self, now_ms: int) -> int:
+        """First of the records in the hot window that the stream keeps by its age; 0: all."""
+        oldest_ms, hot = self.oldest_ms(now_ms), self.hot
+        if not oldest_ms or not hot or _append_time(hot[0]) >= oldest_ms:
+            return 0
+        place = bisect_left(hot, oldest_ms, key=_append_time)
+        return hot[place].base if place < len(hot) else hot[-1].next
 
     def is_past(self, batch: StampedBatch, now_ms: int) -> bool:
         """Whether a batch begins with records that are gone or beyond the stream's bounds."""

@@ -8,13 +8,14 @@ journal has answered. Source: SPEC.md, section 4; docs/design.md, Safety.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 import msgspec
 
 from malamute_protocol.commands import (
+    Command,
     CreateStream,
     EditStream,
     FindOffset,
@@ -67,6 +68,20 @@ class StreamAdmin:
         self._answers = answers
         self._opening = 0
         """New producers on their way into the log."""
+
+    def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
+        """Return the handlers of these commands."""
+        return {
+            OpenProducer: self.open_producer,
+            CreateStream: self.create_stream,
+            EditStream: self.edit_stream,
+            RemoveStream: self.remove_stream,
+            StreamInfo: self.stream_info,
+            StreamSchemas: self.stream_schemas,
+            ListStreams: self.list_streams,
+            FindOffset: self.find_offset,
+            PlanRead: self.plan_read,
+        }
 
     # --- streams ----------------------------------------------------------------------------
 

@@ -274,12 +274,15 @@ class Compaction:
                 copies.keys.moved(subjects[offset], offset, place)
         copies.then()
 
-    def refused(self, answer: AppendRefused) -> None:
+    def refused(self, answer: AppendRefused) -> str:
         """Give up copies that the journal refused; the next look tries again, with fewer.
 
         All copies of a batch have to fit into a segment; how large those of a codec are is not
-        known before they are made.
+        known before they are made. Returns the name of the ring: publishes that were handed over
+        behind the copies are not at fault.
         """
-        room = self.handed.pop(answer.token).keys.room
+        copies = self.handed.pop(answer.token)
+        room = copies.keys.room
         room.copies_max = max(1, room.copies_max // 4)
         room.asked = False
+        return copies.stream.ring.name

@@ -30,6 +30,7 @@ SNAPSHOT_BYTES = 100 << 10
 """Bytes of such a segment that its header and the snapshot after it are expected to take."""
 FORGOTTEN_AT_ONCE = 1_000
 """Deleted keys that are forgotten at once at most."""
+_COMING = "keys that were taken before are on their way into the log"
 UNCONDITIONAL = -1
 """In place of a revision: the batch has no condition."""
 
@@ -86,10 +87,11 @@ class Conditions:
         """Raise BrokerRefused `full` or `wait` where a batch finds no room in its ring."""
         room = keys.room
         end_lsn = stream.ring.end_lsn + keys.taken_bytes + size
-        if keys.bytes + size <= room.newest_max and room.allows(end_lsn, False):
+        most = keys.bytes + keys.coming_bytes + size
+        if most <= room.newest_max and room.allows(end_lsn, False):
             return
         deletion = all(row.deletion for row in rows)
-        if keys.bytes + size > room.newest_max and not deletion:
+        if most > room.newest_max and not deletion:
             self.forget_deleted(keys)
             taken = keys.bytes_with(rows)
             if taken > room.newest_max:
@@ -98,6 +100,8 @@ class Conditions:
                     f"newest records would take {taken} bytes of the ring of stream "
                     f"'{stream.name}', at most half of it: delete keys",
                 )
+            if taken + keys.coming_bytes > room.newest_max:
+                raise BrokerRefused("wait", _COMING)
         if not room.allows(end_lsn, deletion):
             room.look_lsn = 0
             self._look(stream)
@@ -108,17 +112,24 @@ class Conditions:
         """Raise BrokerRefused `limit` where a batch of `size` bytes would bring too many keys."""
         settings = self._shard.settings
         # No name takes more of the batch than its own bytes.
-        most = self.memory + KEY_OVERHEAD * len(rows) + size
-        if len(keys) + len(rows) <= settings.keys_max and most <= settings.all_keys_bytes_max:
+        most = self.memory + keys.coming_memory + KEY_OVERHEAD * len(rows) + size
+        count = len(keys) + keys.coming_keys + len(rows)
+        if count <= settings.keys_max and most <= settings.all_keys_bytes_max:
             return
         self.forget_deleted(keys)
         new = [row for row in rows if row.subject not in keys]
-        if len(keys) + len(new) > settings.keys_max:
+        if not new:
+            return
+        count, memory = len(keys) + len(new), self.memory + keys.weigh(new)
+        if count > settings.keys_max:
             raise BrokerRefused(
                 "limit", f"stream '{stream.name}' has {len(keys)} keys: streams.keys_max"
             )
-        if new and self.memory + keys.weigh(new) > settings.all_keys_bytes_max:
+        if memory > settings.all_keys_bytes_max:
             raise BrokerRefused("limit", "the keys of all streams: streams.all_keys_bytes_max")
+        count, memory = count + keys.coming_keys, memory + keys.coming_memory
+        if count > settings.keys_max or memory > settings.all_keys_bytes_max:
+            raise BrokerRefused("wait", _COMING)
 
 
 def batch_bytes_most(settings: StreamSettings, most: int) -> int:

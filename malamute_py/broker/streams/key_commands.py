@@ -8,11 +8,12 @@ sections 4 and 8.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from malamute_protocol.commands import GetKey, ListKeys, UpdateKey
+from malamute_protocol.commands import Command, GetKey, ListKeys, UpdateKey
 from malamute_protocol.content import Content
 from malamute_protocol.content_layout import LIST
 from malamute_protocol.errors import BrokerRefused
@@ -22,7 +23,7 @@ from malamute_py.broker.links.link import Link
 from malamute_py.broker.links.links import Links
 from malamute_py.broker.log.answers import Answers
 from malamute_py.broker.log.newest import Keys
-from malamute_py.broker.log.stream import Stream
+from malamute_py.broker.log.stream import StampedBatch, Stream
 from malamute_py.broker.ready import IndexFailure
 from malamute_py.broker.streams.catalogue import Catalogue
 from malamute_py.broker.streams.conditions import check_ready
@@ -38,7 +39,7 @@ VALUE_BYTES_MAX = 512 << 10
 READ_BYTES = 256 << 10
 """Bytes of records of which a start enters the keys at once: some 5 ms of the loop."""
 TRIES_MAX = 3
-"""Times that a value is looked for whose record was replaced and given up meanwhile."""
+"""Times that a value is looked for whose record was replaced, or has moved, meanwhile."""
 
 
 class KeyCommands:
@@ -53,6 +54,10 @@ class KeyCommands:
         self._catalogue = catalogue
         self._publishing = publishing
         self._answers = answers
+
+    def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
+        """Return the handlers of the commands that look at keys."""
+        return {GetKey: self.get_key, ListKeys: self.list_keys}
 
     def _stream(self, link: Link, command: Any, *actions: str) -> tuple[Stream, Keys]:
         """Return the stream of a command, with its keys. Raises BrokerRefused."""
@@ -99,8 +104,7 @@ class KeyCommands:
         """Answer with a key's newest value, from memory if it is there, once it is durable."""
         try:
             stream, keys = self._stream(link, command, "read", "replay")
-            if link.room <= 0:
-                raise BrokerRefused("wait", "too much is sent and not read on this link")
+            _check_room(link)
         except BrokerRefused as error:
             self._answers.refuse_with(link, command, error)
             return
@@ -115,8 +119,7 @@ class KeyCommands:
             hot = stream.hot
             if hot and hot[0].base <= offset:
                 batch = hot[stream.hot_place(offset)]
-                value = value_of(batch.content, offset - batch.base, append_time_of(batch.stamp))
-                then = partial(self._say, link, command, offset, value)
+                then = partial(self._answer_from_memory, link, command, offset, batch)
         if offset < stream.visible_next:
             then(None)
         else:
@@ -132,14 +135,31 @@ class KeyCommands:
             value = {"revision": 0, "deleted": offset}
             self._answers.result(link, command, value)
 
-    def _say(
-        self, link: Link, command: GetKey, offset: int, value: dict[str, Any],
+    def _answer_from_memory(
+        self, link: Link, command: GetKey, offset: int, batch: StampedBatch,
         failure: tuple[str, str] | None,
     ) -> None:  # fmt: skip
-        """Answer with a value, or with the failure to make it durable."""
+        """Answer a GET_KEY with a record of the hot window, or with the failure to make it durable.
+
+        The value is taken out of its batch now: many that wait for the disk would fill memory.
+        """
         if failure is not None:
             self._answers.refuse(link, command, *failure)
-        elif link.open:
+        else:
+            row, time_ms = offset - batch.base, append_time_of(batch.stamp)
+            self._say(link, command, offset, partial(value_of, batch.content, row, time_ms))
+
+    def _say(
+        self, link: Link, command: GetKey, offset: int, value_now: Callable[[], dict[str, Any]]
+    ) -> None:
+        """Answer with a value, unless answers of the meantime have left the link no room."""
+        try:
+            _check_room(link)
+        except BrokerRefused as error:
+            self._answers.refuse_with(link, command, error)
+            return
+        if link.open:
+            value = value_now()
             size = value["bytes"]
             if size > VALUE_BYTES_MAX:
                 size, value = 0, {"bytes": size, "time_ms": value["time_ms"]}
@@ -166,6 +186,7 @@ class KeyCommands:
 
         keys = stream.keys
         assert keys is not None
+        copy = keys.copy_of(command.subject)
 
         def found(batch: Any) -> None:
             """Answer a GET_KEY with the record that was read.
@@ -175,26 +196,33 @@ class KeyCommands:
             if isinstance(batch, IndexFailure):
                 self._answers.refuse(link, command, batch.code, batch.reason)
             elif batch is None:
-                self._not_found(link, command, stream, offset, tries)
+                self._not_found(link, command, stream, (offset, copy), tries)
             else:
                 view = memoryview(batch)
                 content = Content(view[STAMP_BYTES:])
                 row = content.row_of(offset - int.from_bytes(view[48:56], "little"))
-                value = value_of(content, row, append_time_of(bytes(view[:STAMP_BYTES])))
-                self._say(link, command, offset, value, None)
+                time_ms = append_time_of(bytes(view[:STAMP_BYTES]))
+                self._say(link, command, offset, partial(value_of, content, row, time_ms))
 
         self._shard.ask(
             stream.ring.name, stream.number, "batch",
-            {"offset": offset, "copy": keys.copy_of(command.subject)},
+            {"offset": offset, "copy": copy},
             self._links.contained(link, "GET_KEY", found), link, lambda: link.open,
         )  # fmt: skip
 
     def _not_found(
-        self, link: Link, command: GetKey, stream: Stream, offset: int, tries: int
+        self, link: Link, command: GetKey, stream: Stream, place: tuple[int, int | None], tries: int
     ) -> None:
-        """Look again for a value that the journal does not have: it was replaced, or is damaged."""
-        keys = stream.keys
-        if keys is not None and tries > 1 and keys.find(command.subject) != (offset, False):
+        """Look again for a value that the journal does not have, unless it is damaged.
+
+        place: offset of the record, and where its copy lay. A record that was replaced or has
+        moved meanwhile is not damaged.
+        """
+        keys, subject = stream.keys, command.subject
+        assert keys is not None
+        offset, copy = place
+        there = keys.find(subject) == (offset, False) and keys.copy_of(subject) == copy
+        if tries > 1 and not there:
             self._get(link, command, tries - 1)
         else:
             reason = f"the record at {offset} of stream '{stream.name}' cannot be read"
@@ -270,6 +298,12 @@ class KeyCommands:
             return
         keys.ready = True
         self._shard.event("keys_read", stream=stream.name, keys=len(keys))
+
+
+def _check_room(link: Link) -> None:
+    """Raise BrokerRefused `wait` where a link has been sent as much as it may have unread."""
+    if link.room <= 0:
+        raise BrokerRefused("wait", "too much is sent and not read on this link")
 
 
 def value_of(content: Content, row: int, time_ms: int) -> dict[str, Any]:

@@ -74,8 +74,8 @@ class Publishing:
         self._fan_out = fan_out
         self._queue: list[Pending] = []
         self._handed: dict[int, Pending] = {}
-        self._spared: set[str] = set()
-        """Rings that have refused a batch of a transaction in this turn."""
+        self.spared: set[str] = set()
+        """Rings that have refused a batch of a transaction, or copies, in this turn."""
         self._again = 0
         """Batches at the head of the queue that had been handed over behind such a batch."""
         self.forgetting = 0
@@ -320,7 +320,7 @@ class Publishing:
         waiter = again.waiter
         if waiter is None:
             return
-        waiter.duplicate = True
+        waiter.duplicate, waiter.command = True, NUMBERS[type(command)]
         link.unconfirmed_bytes += waiter.size
         sequence = again.content.head.first_sequence
         original = place.under_way.get(sequence)
@@ -423,7 +423,7 @@ class Publishing:
         self._queue = []
         # What the last answers noted: which rings refused a batch of a transaction, and how many
         # batches behind such a one stand at the head of the queue again (see refused()).
-        self._spared.clear()
+        self.spared.clear()
         self._again = 0
         # Bundles of one ring stand together, so that the shell can write them in one call.
         if len(queue) > 1 and any(pending.ring is not queue[0].ring for pending in queue):
@@ -542,23 +542,23 @@ class Publishing:
 
         Later bundles of its ring build on it, and are refused with it. Behind a batch of a
         transaction, which alone was tried, publishes are handed over again and get an answer of
-        their own.
+        their own; those to a stream with keys are refused `wait`, also behind copies.
         """
         pending = self._handed.pop(answer.token)
         ring, staged = pending.ring, type(pending.place) is Arrival
         code, reason, retry_ms = answer.code, answer.reason, answer.retry_ms
-        if not staged and ring.name in self._spared:
+        if not staged and ring.name in self.spared:
             if pending.stream.keys is None:
                 self._queue.insert(self._again, pending)
                 self._again += 1
                 return
             # What was admitted behind the refused batch must be admitted anew.
-            code, reason, retry_ms = "wait", "a batch of a transaction before it was refused", 0
+            code, reason, retry_ms = "wait", "a batch of the broker's own before it was refused", 0
         self._shard.counters["appends_refused"] += 1
         self._drop(pending, code, reason, retry_ms)
         if staged:
-            self._spared.add(ring.name)
-        spared = ring.name in self._spared
+            self.spared.add(ring.name)
+        spared = ring.name in self.spared
         kept: list[Pending] = []
         for queued in self._queue:
             by_itself = spared and queued.stream.keys is None and type(queued.place) is not Arrival

@@ -8,7 +8,9 @@ checkpoint).
 
 from __future__ import annotations
 
-from malamute_py.broker.ready import MAIN, RecoveredState
+from typing import Final
+
+from malamute_py.broker.ready import MAIL_STREAM, MAIN, RecoveredState
 from malamute_py.broker.streams.arrivals import Arrivals
 from malamute_py.broker.streams.producers import Producers
 from malamute_py.changelog.applying import STREAM_CHANGES, apply
@@ -18,6 +20,11 @@ from malamute_py.changelog.tables import Queues, Tables
 
 STREAM_RECORD_BYTES = 32
 """Bytes that the creation of a stream takes in the log at least: its uuid alone is 16."""
+NUMBERS_SHIFT: Final = 28
+"""Where the log was not closed in order, numbers of messages go on at epoch << 28: after all
+numbers of earlier runs, and below 2^53 for as many starts as a broker will see."""
+UNSYNCED_NUMBERS: Final = 1 << 20
+"""Numbers that are skipped, at least, after the newest one that is left."""
 
 
 def recover_queues(state: RecoveredState) -> Queues:
@@ -72,3 +79,19 @@ def recover(
                 producers.witness(fact, runs_max)
                 arrivals.witness(fact.producer_id, fact.stream, fact.count)
     return tables
+
+
+def mail_next(state: RecoveredState, epoch: int) -> int:
+    """Return the mail stream's next number: none that a client was told of is given again.
+
+    A power loss may have taken back messages whose numbers a reader knows already; so may one
+    before a run that wrote no mail, however that run ended.
+    """
+    main = state.rings.get(MAIN)
+    if main is None:
+        return 0
+    mail = main.streams.get(MAIL_STREAM)
+    following = 0 if mail is None else mail.next
+    if main.clean and mail is not None and mail.epochs and mail.epochs[-1][0] == epoch - 1:
+        return following
+    return max(following + UNSYNCED_NUMBERS, epoch << NUMBERS_SHIFT)

@@ -54,7 +54,10 @@ class Retention:
             self.due_ms = max(self._begun_ms + settings.retention_ms, now_ms + 1)
 
     def _retain(self, stream: Stream) -> None:
-        """Ask the journal to drop records beyond a stream's bounds."""
+        """Ask the journal to drop records beyond a stream's bounds.
+
+        Records that a power loss may take back push none out for good.
+        """
         settings, ledger = stream.settings, stream.ledger
         keep_from = stream.trim_asked
         if settings.max_bytes:
@@ -62,14 +65,14 @@ class Retention:
                 # The recovered piece is not dropped whole: most of it may be within the bound.
                 self._split_ledger(stream)
             else:
-                keep_from = max(keep_from, ledger.first_within(settings.max_bytes) or 0)
+                within = ledger.first_within(settings.max_bytes, stream.visible_next)
+                keep_from = max(keep_from, within or 0)
             keep_from = max(keep_from, _first_of_newest_batch(stream))
-        # Records that a power loss may take back push none out for good.
         keep_from = max(keep_from, stream.first_of_newest(stream.visible_next))
         if settings.max_age_ms:
             since_ms = stream.oldest_ms(self._shard.now_ms)
             # The ledger tells the age of its pieces, the hot window that of each batch.
-            kept = stream.first_at(self._shard.now_ms)
+            kept = stream.first_of_age(self._shard.now_ms)
             keep_from = max(keep_from, ledger.first_since(since_ms) or 0, kept)
             # A twentieth of the age is precise enough where the ledger has no times.
             due_ms = ledger.asked_ms + settings.max_age_ms // 20

@@ -137,7 +137,7 @@ class Starts:
         late = kind == StartKind.TIME and (
             time_ms > stream.last_time_ms or (time_ms == stream.last_time_ms and not inclusive)
         )
-        if stream.first >= stream.next or late:
+        if late or (stream.first >= stream.next and not _has_moved(stream)):
             found(Begin(tail))
             return
 
@@ -149,7 +149,11 @@ class Starts:
             tail = stream.visible_next if durable else stream.next
             # A record that came while the journal looked begins no earlier than the tail at that
             # time.
-            found(Begin(tail if value is None else min(int(value), tail)))
+            next = tail if value is None else min(int(value), tail)
+            if _has_moved(stream) and (kind == StartKind.CLIENT_TIME or next <= stream.first):
+                # The index has no times of records that have moved: all of them may be meant.
+                next = min(stream.begin, tail)
+            found(Begin(next))
 
         self._shard.ask(
             stream.ring.name, stream.number,
@@ -231,6 +235,11 @@ def _parse(start: Sequence[Any]) -> tuple[int, tuple[Any, ...]]:
             return kind, (rest[0], otherwise)
         raise BrokerRefused("bad_start", "[7, cursor, another start]")
     raise BrokerRefused("bad_start", f"no start of kind {kind}")
+
+
+def _has_moved(stream: Stream) -> bool:
+    """Whether newest records of a stream lie in copies, before its first offset."""
+    return stream.keys is not None and stream.keys.moved_count > 0
 
 
 def _number(value: Any) -> bool:

@@ -227,7 +227,8 @@ class Delivery:
         if self._is_past(late):
             self._overtake(audience)
             return
-        self._give_one_late(audience, late, job)
+        if audience.live:  # Otherwise the matching was given up, and may not be done.
+            self._give_one_late(audience, late, job)
         self._drop_first_late(audience)
         self._give_late(audience)
 

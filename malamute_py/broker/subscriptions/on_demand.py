@@ -103,7 +103,9 @@ class OnDemand:
             try:
                 if places is not None:
                     self._moved.deliver(sub, answer, places)
-                elif sub.stream.keys is None or not answer.gave_up:
+                elif sub.stream.keys is None or not (
+                    answer.gave_up or sub.position < sub.stream.first
+                ):
                     self._own_turns.deliver_history(sub, answer)
             except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
                 self._lagging.erred(sub, error)

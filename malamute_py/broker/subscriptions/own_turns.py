@@ -88,8 +88,11 @@ class OwnTurns:
         self._read(sub)
         return 0
 
-    def _to_next_wanted(self, sub: Subscription) -> None:
-        """Skip to the next offset that a last-per-subject start wants."""
+    def _to_next_wanted(self, sub: Subscription, portion: Portion | None = None) -> None:
+        """Skip to the next offset that a last-per-subject start wants.
+
+        portion: what was gathered for the subscription so far.
+        """
         wanted = sub.wanted
         assert wanted is not None
         place = int(wanted.searchsorted(sub.position))
@@ -97,6 +100,10 @@ class OwnTurns:
             sub.position = int(wanted[place])
         else:
             sub.position = max(sub.position, sub.wanted_to)
+            if portion is not None:
+                # After an error a subscription is served again from its last delivery on: this
+                # must not lie among the records of which only some are wanted.
+                portion.flush()
             sub.wanted = None
 
     def _from_memory(self, sub: Subscription) -> int:
@@ -134,7 +141,7 @@ class OwnTurns:
             sub.position = next
             sub.prepared = None
             if sub.wanted is not None:
-                self._to_next_wanted(sub)
+                self._to_next_wanted(sub, portion)
             if (not sub.everything or next < stream.purges.before) and not more():
                 break
         portion.flush()

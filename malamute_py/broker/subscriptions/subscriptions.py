@@ -6,6 +6,7 @@ anything is changed. Source: docs/design.md, Flow control.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,6 +22,7 @@ from malamute_py.broker.subscriptions.subscription import SUBSCRIBE, VISIBILITIE
 
 if TYPE_CHECKING:
     from malamute_py.broker.log.stream import Stream
+    from malamute_py.broker.streams.catalogue import Catalogue
     from malamute_py.broker.streams.start_positions import Begin, Starts
     from malamute_py.broker.subscriptions.lagging import Lagging
     from malamute_py.broker.subscriptions.live import Delivery
@@ -30,10 +32,12 @@ class Subscriptions:
     """The commands about subscriptions."""
 
     def __init__(
-        self, shard: Shard, links: Links, delivery: Delivery, lagging: Lagging, starts: Starts
-    ) -> None:
+        self, shard: Shard, links: Links, catalogue: Catalogue, delivery: Delivery,
+        lagging: Lagging, starts: Starts,
+    ) -> None:  # fmt: skip
         self._shard = shard
         self._links = links
+        self._catalogue = catalogue
         self._delivery = delivery
         self._lagging = lagging
         self._starts = starts
@@ -42,6 +46,30 @@ class Subscriptions:
         """Bytes of all patterns, as MessagePack."""
 
     # --- the commands -------------------------------------------------------------------
+
+    def subscribe(self, link: Link, command: Subscribe) -> None:
+        """Check a SUBSCRIBE, enter it, and begin it once its stream is there."""
+        number = command.subscription
+        wrong: tuple[str, str] | None
+        try:
+            self._links.check_number(link, number)
+            wrong = self.check(link, command)
+        except BrokerRefused as error:
+            wrong = error.code, error.reason
+        if wrong is None and not self._shard.settings.permit(link.owner, "read", command.stream):
+            wrong = "forbidden", f"you may not read stream '{command.stream}'"
+        if wrong is None and not command.create and self._catalogue.get(command.stream) is None:
+            wrong = "unknown_stream", self._catalogue.absent(link.owner, command.stream)
+        if wrong is not None:
+            self._links.refuse(link, SUBSCRIBE, number, *wrong)
+            return
+        sub = self.enter(link, command)
+        use = partial(self.begin, sub, command)
+        self._catalogue.use(
+            command.stream, link.owner,
+            self._links.contained(link, "SUBSCRIBE", use, SUBSCRIBE, number),
+            partial(self.refuse, sub),
+        )  # fmt: skip
 
     def check(self, link: Link, command: Subscribe) -> tuple[str, str] | None:
         """Check a SUBSCRIBE before its stream is known; returns code and reason of a refusal."""

@@ -246,6 +246,8 @@ def _request_revived(tables: Tables, queues: Queues, change: RequestRevived) -> 
         if message is None or message.rare is None or message.rare.request is None:
             continue
         mask = mask_of(rows, message.left)
+        if not mask:
+            continue
         message.left &= ~mask
         if message.left:
             queues.messages[place] = message

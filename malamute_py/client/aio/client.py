@@ -20,9 +20,11 @@ from malamute_py.client.aio.administration import AdministrationVerbs
 from malamute_py.client.aio.keys import KeyView
 from malamute_py.client.aio.link import LoopLink
 from malamute_py.client.aio.mail import Inbox, MailVerbs
+from malamute_py.client.aio.members import Member
 from malamute_py.client.aio.opening import Opening  # asyncio only
 from malamute_py.client.aio.publishing import BulkPublisher, PublishVerbs
-from malamute_py.client.aio.queues import AtomicStep, Member, QueueVerbs
+from malamute_py.client.aio.queues import QueueVerbs
+from malamute_py.client.aio.steps import AtomicStep
 from malamute_py.client.aio.streams import StreamVerbs
 from malamute_py.client.aio.subscription import Subscription
 from malamute_py.client.aio.transactions import Transaction

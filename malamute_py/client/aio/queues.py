@@ -1,33 +1,30 @@
-"""Cursors, groups, atomic steps and the asking about queues, in asyncio.
+"""The verbs over cursors, groups, steps, mailboxes and services, in asyncio.
 
-Owns these verbs as awaitables. The rule: as in client.py: a cancelled call leaves all others
-as they were; a step whose commit was cancelled may still be taken, and then is taken whole.
+Owns these verbs as awaitables. The rule: as in client.py: a cancelled call leaves all others as
+they were.
 """
 
 from __future__ import annotations
 
-import asyncio
-import weakref
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Unpack
 
 from malamute_protocol import commands as c
-from malamute_protocol.batch import Record
-from malamute_protocol.errors import BrokerRefused, LocalProtocolError, Timeout
 from malamute_protocol.pattern import Pattern
 from malamute_py.client import options
-from malamute_py.client.aio.link import LoopLink
+from malamute_py.client.aio.cursors import StreamCursor
+from malamute_py.client.aio.members import JOINING, Member
 from malamute_py.client.aio.pages import PagedVerbs
+from malamute_py.client.aio.steps import AtomicStep
 from malamute_py.client.aio.transactions import Transaction
 from malamute_py.client.arguments import (
     beginning,
-    duration,
     key_of,
     numbers_of_requests,
     settings_of,
     truth,
 )
-from malamute_py.client.engine.waits import ACKED, NOTHING, OPENED, PASSED_OVER, STEP
+from malamute_py.client.engine.waits import ACKED, OPENED
 from malamute_py.client.facts import (
     CursorFacts,
     GroupFacts,
@@ -40,376 +37,19 @@ from malamute_py.client.facts import (
     fact_list,
     facts,
 )
-from malamute_py.client.position import Confirmation, Position, StartPoint, start_on_wire
-from malamute_py.client.readers.cursor_name import CursorName
-from malamute_py.client.readers.group import MemberBase, numbers_of
-from malamute_py.client.session.acknowledgements import AckForm
+from malamute_py.client.position import Position, StartPoint, found_at, start_on_wire
 from malamute_py.client.session.calls import make_pattern
-from malamute_py.client.session.held_batches import Held, HeldBatch
-from malamute_py.client.session.memberships import (
-    AGAIN,
+from malamute_py.client.session.group_options import (
     CREDIT_BYTES,
     CREDIT_RECORDS,
-    DONE,
-    RELEASED,
     GroupOptions,
-    decided,
-    failed,
     group_visibility,
-    has_left,
 )
-from malamute_py.client.session.step import Step
+from malamute_py.client.session.memberships import decided, has_left
 from malamute_py.client.session.subscription import Notice
-from malamute_py.client.settings import Wait
 from malamute_py.client.words import AckWhen, ConfirmAt, GroupKind, GroupVisibility
 
-JOINING: Final = "the membership"
 LEAVING: Final = "the end of the membership"
-_PAUSE_EVERY: Final = 256  # asyncio only
-"""Records after which the event loop gets its turn, though more are at hand."""
-
-
-class AtomicStep(Step):
-    """One step, taken as a whole when its `async with` block ends without an exception."""
-
-    __slots__ = ("_link",)
-
-    def __init__(self, link: LoopLink, confirm: ConfirmAt = "default", key: bytes = b"") -> None:
-        """See Client.atomic()."""
-        super().__init__(confirm, key)
-        if self.key and not link.session.identity:
-            raise LocalProtocolError(
-                "bad_setting",
-                "a step's key belongs to an identity, and this client has none: the next process "
-                'would have the step taken again. Give connect(identity="...")',
-            )
-        self._link = link
-
-    async def __aenter__(self) -> AtomicStep:
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Commit; after an exception nothing of it happens."""
-        if kind is None:
-            await self.commit()
-        else:
-            if True:  # sync: with self._link.lock:
-                self.give_up()
-
-    # sync: def _lend(self, holder: Any, numbers: list[int]) -> None:
-    # sync:     with self._link.lock:
-    # sync:         super()._lend(holder, numbers)
-
-    async def commit(self, timeout_ms: Wait = "default") -> Confirmation | None:
-        """Have the step taken, and wait for the confirm; None: there was nothing in it.
-
-        Raises BrokerRefused (nothing of it happened), LocalProtocolError (nothing was sent),
-        Timeout or ConnectionLost (it may have been taken, as a whole).
-        """
-        if not self.parts:
-            return None
-        link = self._link
-        future: asyncio.Future[Confirmation] = link.loop.create_future()
-        left = await self._put(future, timeout_ms)
-        try:
-            return await link.limit(future, left, STEP)
-        except (Timeout, asyncio.CancelledError):
-            if True:  # sync: with link.lock:
-                link.session.steps.withdraw(self)
-            raise
-
-    # sync: def commit_nowait(self, timeout_ms: Wait = "default") -> Pending[Confirmation | None]:
-    # sync:     """Put it on its way; waits only for room in the window. Result as of commit()."""
-    # sync:     pending: Pending[Confirmation | None] = self._link.pending_type(self._link)
-    # sync:     if self.parts:
-    # sync:         self._put(pending, timeout_ms)
-    # sync:     else:
-    # sync:         pending.settle(None)
-    # sync:     return pending
-
-    async def _put(self, future: asyncio.Future[Any], timeout_ms: Wait) -> Wait:
-        """Put the step on its way once there is room; returns what is left of timeout_ms."""
-        link = self._link
-        if True:  # sync: with link.lock:
-            if not link.has_room():
-                try:
-                    timeout_ms = await link.room(self.size, timeout_ms, "a step")
-                except (Timeout, asyncio.CancelledError):
-                    self.give_up()
-                    raise
-            link.session.steps.add(self, future)
-            link.wake_up()
-        return timeout_ms
-
-
-class StreamCursor(CursorName):
-    """One cursor that the broker keeps."""
-
-    def __init__(self, link: LoopLink, stream: str, name: str) -> None:
-        """See Client.cursor()."""
-        super().__init__(stream, name)
-        self._link = link
-
-    async def info(self) -> CursorFacts:
-        """Ask where the cursor stands. Raises BrokerRefused `unknown_cursor`."""
-        value = await self._link.ask(lambda number: c.CursorInfo(number, self.stream, self.name))
-        return facts(CursorFacts, value)
-
-    async def move(self, next: int | Position, *, since: int | None = None) -> Confirmation | None:
-        """Have it stand at `next`, which must be ahead of it.
-
-        since: where it stands until now. Raises BrokerRefused `conflict`.
-        """
-        return await self._moving(AtomicStep(self._link), next, since).commit()
-
-    async def reset(self, start: StartPoint) -> int:
-        """Have it stand at a start point, wherever it stands; returns the offset."""
-        wire = start_on_wire(start)
-        value = await self._link.ask(lambda number: c.FindOffset(number, self.stream, wire))
-        offset = int(value["offset"])
-        await self._moving(AtomicStep(self._link), offset, None, force=True).commit()
-        return offset
-
-    async def edit(
-        self,
-        settings: Mapping[str, Any] | None = None,
-        /,
-        *,
-        start: StartPoint = "earliest",
-        replace: bool = False,
-        **more: Unpack[options.CursorOptions],
-    ) -> CursorFacts:
-        """Change its settings, or create it where `start` says; settings that are not named stay.
-
-        replace: those not named go back to what a new one has.
-        settings, by name or as a mapping: pin=True (what it has not passed is kept),
-        pin_bytes_max (how much at most; 0: the broker's bound), description.
-        Raises BrokerRefused.
-        """
-        named, wire = settings_of(settings, more), start_on_wire(start)
-        swap = truth("replace", replace)
-        value = await self._link.ask(
-            lambda number: c.EditCursor(number, self.stream, self.name, named, wire, swap)
-        )
-        return facts(CursorFacts, {"stream": self.stream, "cursor": self.name, **value})
-
-    async def remove(self) -> None:
-        """Have the broker forget it. Raises BrokerRefused."""
-        await self._link.ask(lambda number: c.RemoveCursor(number, self.stream, self.name))
-
-
-class Member(MemberBase):
-    """A member of a group, with records that no other member gets; for one task at a time."""
-
-    def __init__(
-        self,
-        link: LoopLink,
-        asked: GroupOptions,
-        *,
-        ack: AckWhen,
-        strict: bool,
-        on_notice: Callable[[Notice], None] | None,
-        timeout_ms: int | None = None,
-    ) -> None:
-        """See Client.group(). Raises what ended the session."""
-        super().__init__(ack, strict, on_notice)
-        self._link = link
-        self._timeout_ms = timeout_ms
-        self._until_pause = _PAUSE_EVERY  # asyncio only
-        self._closed = False
-        if True:  # sync: with link.lock:
-            self._members = link.session.memberships
-            self._membership = self._members.join(asked)
-            link.wake_up()
-        # `async for record in client.group(...)` with a break leaves no caller that closes it.
-        self._finalizer = weakref.finalize(self, link.dropped, self._membership)
-        self._finalizer.atexit = False
-
-    @property
-    def ended(self) -> bool:
-        """Nothing more will arrive."""
-        return self._closed or self._membership.ended
-
-    async def accepted(self, timeout_ms: Wait = "default") -> None:
-        """Wait until the broker accepted. Raises the refusal, or Timeout."""
-        membership = self._membership
-        if True:  # sync: with self._link.lock:
-            await self._link.until(
-                lambda: membership.accepted or self.ended,
-                membership,
-                timeout_ms,
-                OPENED,
-                JOINING,
-            )
-        if not membership.accepted:
-            raise membership.error or BrokerRefused("cancelled")
-
-    # --- taking ----------------------------------------------------------------------------
-
-    async def next_batch(self, timeout_ms: int | None = None) -> HeldBatch | None:
-        """The next batch; None at the end.
-
-        Raises Timeout (nothing is lost), the broker's refusal, or GapError when strict.
-        """
-        self._acknowledge_handed()
-        batch = self._rest()
-        if batch is None:
-            batch = await self._next(timeout_ms)
-        if batch is not None:
-            self._handing(batch, batch.offsets.tolist())
-        return batch
-
-    async def _next(self, timeout_ms: int | None) -> HeldBatch | None:
-        """Return the next batch of records, past the notices before it; None once closed."""
-        membership, link = self._membership, self._link
-        while True:
-            if True:  # sync: with link.lock:
-                if self._closed:
-                    return None
-                item = self._take()
-                if link.session.consumed(membership) or membership.in_doubt:
-                    link.wake_up()
-                if item is None:
-                    if membership.error is not None:
-                        raise membership.error
-                    if membership.ended:
-                        return None
-                    timeout_ms = await link.until(
-                        lambda: bool(membership.queue) or self.ended,
-                        membership,
-                        timeout_ms,
-                        PASSED_OVER if membership.passed_over else NOTHING,
-                        "record",
-                    )
-                    continue
-            if isinstance(item, HeldBatch):
-                return item
-            self._note(item)
-
-    async def batches(self) -> AsyncIterator[HeldBatch]:
-        """The batches, to the end. Raises as next_batch()."""
-        while (batch := await self.next_batch(self._timeout_ms)) is not None:
-            yield batch
-            await asyncio.sleep(0)  # asyncio only
-
-    def __aiter__(self) -> Member:
-        return self
-
-    async def __anext__(self) -> Record:
-        self._acknowledge_handed()
-        self._until_pause -= 1  # asyncio only
-        if self._until_pause <= 0:  # asyncio only
-            self._until_pause = _PAUSE_EVERY
-            await asyncio.sleep(0)
-        while not self._left or self._membership.lost_lease:
-            batch = await self._next(self._timeout_ms)
-            if batch is None:
-                raise StopAsyncIteration
-            self._open(batch)
-        record = next(self._rows)
-        self._left -= 1
-        self._handing(self._batch, [record.offset])
-        return record
-
-    # --- acknowledging ---------------------------------------------------------------------
-
-    def _acknowledge_handed(self, form: AckForm = DONE) -> None:
-        """Acknowledge the records that were handed to the caller last."""
-        if not self._handed:
-            return
-        if True:  # sync: with self._link.lock:
-            self._membership.ack(self._take_handed(), form)
-            self._link.wake_up()
-
-    def ack_nowait(self, held: Held) -> asyncio.Future[bool]:
-        """Say that a record or batch is done; the future is what ack() returns."""
-        return self._ack(held, DONE)
-
-    async def ack(self, held: Held, timeout_ms: Wait = "default") -> bool:
-        """Say that a record or batch is done; returns True once the broker has confirmed it.
-
-        False: this member does not hold all of it any more, as the link was lost in between:
-        some member gets it again. Raises Timeout, or LocalProtocolError: not from
-        this member.
-        """
-        future = self._ack(held, DONE)
-        return await self._link.limit(future, timeout_ms, ACKED, "an acknowledgement")
-
-    async def nack(self, held: Held, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
-        """Give a record or batch back, for any member to get after a delay. As ack().
-
-        That counts as an attempt, where the group has a bound of attempts.
-        """
-        future = self._ack(held, AckForm(0, duration("delay_ms", delay_ms)))
-        return await self._link.limit(future, timeout_ms, ACKED, "an acknowledgement")
-
-    async def release(self, held: Held, timeout_ms: Wait = "default") -> bool:
-        """Give a record or batch back at once, which counts as no attempt. As ack().
-
-        For a member that stops, not for a record that cannot be done: that one would never end.
-        """
-        future = self._ack(held, RELEASED)
-        return await self._link.limit(future, timeout_ms, ACKED, "an acknowledgement")
-
-    async def renew(self, held: Held, timeout_ms: Wait = "default") -> bool:
-        """Begin the leases of a record or batch anew, for one that takes long. As ack().
-
-        Records that were not handed over yet are renewed by themselves while records are asked
-        for, acknowledged or renewed. Only groups with `lease_ms` have leases.
-        """
-        offsets = numbers_of(held, self._membership)
-        future: asyncio.Future[bool] = self._link.loop.create_future()
-        if True:  # sync: with self._link.lock:
-            self._membership.renew(offsets, future)
-            self._link.wake_up()
-        return await self._link.limit(future, timeout_ms, ACKED, "a renewal")
-
-    async def fail(self, held: Held, reason: str = "", timeout_ms: Wait = "default") -> bool:
-        """Give a record or batch up: to the group's dead letters, with the reason. As ack()."""
-        future = self._ack(held, failed(reason))
-        return await self._link.limit(future, timeout_ms, ACKED, "an acknowledgement")
-
-    def _ack(self, held: Held, form: AckForm) -> asyncio.Future[bool]:
-        """Acknowledge a record or batch; the future gets True, or False: it came too late."""
-        offsets = numbers_of(held, self._membership)
-        future: asyncio.Future[bool] = self._link.loop.create_future()
-        self._unhand(offsets)
-        if True:  # sync: with self._link.lock:
-            if self._membership.ended:
-                future.set_result(False)
-            else:
-                self._membership.ack(offsets, form, future)
-                self._link.wake_up()
-        return future
-
-    # --- life ------------------------------------------------------------------------------
-
-    async def close(self) -> None:
-        """Leave the group; what was not acknowledged goes to other members."""
-        if self._closed:
-            return
-        self._finalizer.detach()
-        self._left = 0
-        if True:  # sync: with self._link.lock:
-            # At once, not with ENDED: a task that waits, or asks later, finds the end.
-            self._closed = True
-            self._members.leave(self._membership)
-            self._link.notify(self._membership)
-            self._link.wake_up()
-
-    async def __aenter__(self) -> Member:
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Leave; without an exception what was handed over last is done, too (ack="next").
-
-        After one (but not after a cancellation) what was handed over last has had an attempt.
-        """
-        if kind is None:
-            self._acknowledge_handed()
-        elif issubclass(kind, Exception):
-            self._acknowledge_handed(AGAIN)
-        await self.close()
 
 
 class QueueVerbs(PagedVerbs):
@@ -506,9 +146,7 @@ class QueueVerbs(PagedVerbs):
         if wire[:1] == [c.StartKind.OFFSET] and wire is not start:
             return int(wire[1])
         value = await self._link.ask(lambda number: c.FindOffset(number, stream, wire))
-        if value["rewound"]:
-            raise LocalProtocolError("bad_start", f"{stream!r} ends before {start!r}")
-        return Position(value["stream"], value["epoch"], value["offset"])
+        return found_at(stream, start, value)
 
     # --- cursors -----------------------------------------------------------------------------
 

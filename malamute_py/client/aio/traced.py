@@ -34,8 +34,9 @@ from malamute_py.client.aio.handlers import within_span
 from malamute_py.client.aio.keys import KeyView
 from malamute_py.client.aio.link import LoopLink
 from malamute_py.client.aio.mail import Inbox
+from malamute_py.client.aio.members import Member
 from malamute_py.client.aio.publishing import BulkPublisher
-from malamute_py.client.aio.queues import AtomicStep, Member
+from malamute_py.client.aio.steps import AtomicStep
 from malamute_py.client.aio.subscription import NO_OFFSET, Subscription
 from malamute_py.client.aio.transactions import Transaction
 from malamute_py.client.aio.work import Request, Worker
@@ -393,6 +394,11 @@ class TracedStep(AtomicStep):
     publish_many = of_step(AtomicStep.publish_many)
     send = of_step(AtomicStep.send)
     request = of_step(AtomicStep.request)
+
+    def publish_batch(self, stream: str, content: bytes) -> None:
+        """Add an encoded content with the span's context; see AtomicStep.publish_batch()."""
+        carried = spans_of(self._link).carried_in(content, self._span, self._link.publisher.limits)
+        super().publish_batch(stream, carried)
 
     async def commit(self, timeout_ms: Wait = "default") -> Confirmation | None:
         """Have it taken, and wait for the confirm; see AtomicStep.commit()."""

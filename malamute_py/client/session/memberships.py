@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import Any, Final
 
-import msgspec
-
 from malamute_protocol.batch import Batch
 from malamute_protocol.commands import (
     AckRecords,
@@ -24,13 +22,10 @@ from malamute_protocol.commands import (
     Gap,
     JoinGroup,
     Mode,
-    Pattern,
     Rewound,
     Schema,
-    Start,
     Subscribed,
     Unsubscribe,
-    WorkState,
 )
 from malamute_protocol.errors import (
     BrokerRefused,
@@ -40,7 +35,6 @@ from malamute_protocol.errors import (
 )
 from malamute_protocol.limits import Limits
 from malamute_protocol.schema import Schemas
-from malamute_py.client.arguments import duration, integer, name_of, one_of, reason_of, truth
 from malamute_py.client.session.acknowledgements import (
     Ack,
     AckForm,
@@ -51,6 +45,7 @@ from malamute_py.client.session.acknowledgements import (
 )
 from malamute_py.client.session.doubts import Doubts, size_of, without
 from malamute_py.client.session.events import Event
+from malamute_py.client.session.group_options import DONE, RENEWED, GroupOptions
 from malamute_py.client.session.held_batches import HeldBatch
 from malamute_py.client.session.letters import chosen, ranges_of, rows_of
 from malamute_py.client.session.outgoing import CommandSink, Trackers
@@ -62,67 +57,11 @@ from malamute_py.client.session.subscription import (
     RewoundNotice,
 )
 from malamute_py.client.session.unreadable import Unreadable, taken_in
-from malamute_py.client.words import GroupKind, GroupVisibility
 
-DONE: Final = AckForm()
-AGAIN: Final = AckForm(0, 0)
-RELEASED: Final = AckForm(int(WorkState.RELEASED))
-RENEWED: Final = AckForm(int(WorkState.RENEWED))
 _RENEWALS: Final = 3
 """Renewals of a lease within its time."""
-KINDS: Final = ("shared", "exclusive", "keyed")
-VISIBILITIES: Final = {"live": 0, "durable": 1}
-CREDIT_RECORDS: Final = 8192
-CREDIT_BYTES: Final = 8 << 20
 _AWAY_MAX: Final = 1 << 17
 """Records of lost links that are remembered; beyond it the oldest may be handed over again."""
-
-
-def group_visibility(name: GroupVisibility | None) -> int:
-    """A visibility as JOIN_GROUP has it. Raises LocalProtocolError `bad_setting`."""
-    if name is None:
-        return -1
-    one_of("visibility", name, tuple(VISIBILITIES))
-    return VISIBILITIES[name]
-
-
-def failed(reason: str) -> AckForm:
-    """Return the form by which records are acknowledged as failed. Raises LocalProtocolError."""
-    return AckForm(int(WorkState.FAILED), -1, reason_of(reason))
-
-
-class GroupOptions(msgspec.Struct, frozen=True):
-    """A membership as asked for."""
-
-    stream: str
-    group: str
-    pattern: Pattern
-    kind: GroupKind = "shared"
-    start: Start = []
-    credit_records: int = CREDIT_RECORDS
-    """Records that this member may have in hand: not acknowledged."""
-    credit_bytes: int = CREDIT_BYTES
-    """Bytes that may wait in this client, not taken by its reader."""
-    hold_ms: int = 0
-    visibility: int = -1
-    """0 live, 1 durable; -1: as the group has it, and durable for a new one."""
-    create: bool = False
-    """Create the stream when it does not exist."""
-    settings: dict[str, Any] = {}
-    """Settings for a group that does not exist yet."""
-
-    def check(self) -> GroupOptions:
-        """Raises LocalProtocolError `bad_setting` for what the broker would refuse anyway."""
-        name_of("stream", self.stream)
-        name_of("group", self.group)
-        one_of("kind", self.kind, KINDS)
-        return msgspec.structs.replace(
-            self,
-            credit_records=integer("credit_records", self.credit_records, 1),
-            credit_bytes=integer("credit_bytes", self.credit_bytes, 1),
-            hold_ms=duration("hold_ms", self.hold_ms),
-            create=truth("create", self.create),
-        )
 
 
 class Membership(Opened):

@@ -1,8 +1,9 @@
 """One atomic step: what a caller puts together.
 
 Owns the parts of a step, and what they have in hand until the step is over. The rules: contents of
-the same place are gathered row by row; what a step acknowledges is its caller's again when the step
-is not taken. Source: SPEC.md, section 4.8.
+the same place are gathered row by row, and records for one stream, messages of one mailbox and
+replies to one request keep the order of the calls; what a step acknowledges is its caller's again
+when the step is not taken. Source: SPEC.md, section 4.8.
 """
 
 from __future__ import annotations
@@ -157,10 +158,12 @@ class Step:
         "lent",
         "level",
         "merge_limited",
+        "mixed",
         "parts",
         "size",
         "state",
         "token",
+        "turns",
     )  # fmt: skip
 
     def __init__(self, confirm: ConfirmAt = "default", key: bytes = b"") -> None:
@@ -179,6 +182,11 @@ class Step:
         self.merge_limited = False
         """Whether the step moves a cursor, or has a request with a name of the caller's or an
         encoded content: not every step may share a batch with it."""
+        self.turns: dict[Place, tuple[Place, Place]] = {}
+        """Place of plain rows -> form and place of the newest part beside it; none: all are plain.
+        """
+        self.mixed = False
+        """Whether rows of several forms go to one place, in more than one part."""
         self.lent: list[tuple[Holder, list[int]]] = []
         self.state = OPEN
         self.token: Any = None
@@ -238,7 +246,9 @@ class Step:
         """Add rows that were made before, for a stream. size: their bytes, with ROW_BYTES each."""
         self.check_open()
         for packing, some in groupby(rows, _packing):
-            place = (PUBLISH, stream) if packing is None else (PUBLISH, stream, packing)
+            place: Place = (PUBLISH, stream)
+            if packing is not None or self.turns:
+                place = self._in_turn(place, place if packing is None else (*place, packing))
             self.parts.setdefault(place, []).extend(some)
         self.size += size
         self.count += len(rows)
@@ -254,7 +264,9 @@ class Step:
         if stamped_as(content)[0]:
             raise LocalProtocolError("bad_batch", "a content in a step has no producer")
         self.check_open()
-        self.parts[CONTENT, stream, len(self.parts)] = [content]
+        place = CONTENT, stream, len(self.parts)
+        self.parts[place] = [content]
+        self.turns[PUBLISH, stream] = place, place
         self.size += len(content) + STAMP_BYTES
         self.count += count
         self.merge_limited = True
@@ -348,7 +360,11 @@ class Step:
         )
         if last:
             self._lend(request.opened, [request.number])
-        self._add((REPLY, request.opened, last, request.reply_to), row)
+        place = REPLY, request.opened, True, request.reply_to
+        if last:
+            self._add(place, row)
+        else:
+            self._add((REPLY, request.opened, False, request.reply_to), row, place)
 
     # --- acknowledgements -----------------------------------------------------------------------
 
@@ -463,12 +479,16 @@ class Step:
             return offset, epoch, uuid
         return integer("before", before, 0, code="bad_start"), 0, b""
 
-    def _add(self, place: Place, row: OutgoingRow) -> None:
-        """Add a row to the part for its place; each part leaves as one command."""
+    def _add(self, place: Place, row: OutgoingRow, base: Place | None = None) -> None:
+        """Add a row to the part for its place; each part leaves as one command.
+
+        base: place of plain rows that shares its order with this one; None: it is this one.
+        """
         if self.state != OPEN:
             self.check_open()
-        if row.packing is not None:
-            place = *place, row.packing
+        if row.packing is not None or base is not None or self.turns:
+            form = place if row.packing is None else (*place, row.packing)
+            place = self._in_turn(place if base is None else base, form)
         rows = self.parts.get(place)
         if rows is None:
             self.parts[place] = [row]
@@ -476,6 +496,20 @@ class Step:
             rows.append(row)
         self.size += row.size + ROW_BYTES
         self.count += 1
+
+    def _in_turn(self, base: Place, form: Place) -> Place:
+        """Return the place of a row of a form: the newest part, if it has that form, or a new one.
+
+        A row in an older part would leave before rows that were added earlier.
+        """
+        newest, place = self.turns.get(base, (base, base))
+        if newest != form:
+            place = form
+            if base in self.turns or base in self.parts:
+                place = *form, len(self.parts)
+                self.mixed = True
+        self.turns[base] = form, place
+        return place
 
     def check_open(self) -> None:
         """Raise LocalProtocolError unless parts may still be added."""

@@ -29,7 +29,12 @@ from malamute_protocol.commands import (
     Trim,
     Welcome,
 )
-from malamute_protocol.errors import BrokerRefused, LocalProtocolError, MalamuteError
+from malamute_protocol.errors import (
+    BrokerRefused,
+    ConnectionLost,
+    LocalProtocolError,
+    MalamuteError,
+)
 from malamute_protocol.limits import DEFAULT_LIMITS, RANGES_MAX
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.client.position import Confirmation
@@ -74,13 +79,15 @@ PARTS_MAX: Final = 256
 ROWS_MAX: Final = 4096
 """Records and acknowledged numbers of a merged step: what any broker takes as one REQUEST."""
 
+_DONE_BEFORE: Final = frozenset({"conflict", "not_held"})
+"""Refusals of a move and of an acknowledgement that have been done already."""
 _OWNING: Final = (PUBLISH, SEND, REQUEST, REPLY, CONTENT)
 
 
 class OutgoingSteps(OutgoingBatch):
     """Steps that leave as one ATOMIC, from the first of them until it is answered."""
 
-    __slots__ = ("contents", "key", "moves", "numbers", "places", "plain")
+    __slots__ = ("contents", "key", "moves", "numbers", "places", "plain", "turns")
 
     rows: list[Step]
 
@@ -92,6 +99,8 @@ class OutgoingSteps(OutgoingBatch):
         self.key = b""
         self.places: set[Place] = set()
         self.moves: dict[Place, Move] = {}
+        self.turns: dict[Place, Place] = {}
+        """Place of plain rows -> form of the rows that go there, where it is another."""
         self.numbers = 0
         """Records and acknowledged numbers."""
         self.plain = False
@@ -99,11 +108,16 @@ class OutgoingSteps(OutgoingBatch):
 
     @property
     def may_be_plain(self) -> bool:
-        """Whether this is one move or one acknowledgement, which needs no ATOMIC around it."""
+        """Whether this is one move or one acknowledgement, which needs no ATOMIC around it.
+
+        An acknowledgement of very many ranges leaves as several commands, and is none.
+        """
+        parts = self.rows[0].parts
         return (
             not self.plain
-            and len(self.rows) == len(self.places) == 1
-            and all(place[0] in (MOVE, ACK) for place in self.places)
+            and len(self.rows) == len(parts) == 1
+            and len(self.content) == 1 + len(parts)
+            and all(place[0] in (MOVE, ACK) for place in parts)
         )
 
     def joins(self, step: Step, parts_max: int, bytes_max: int) -> bool:
@@ -120,6 +134,8 @@ class OutgoingSteps(OutgoingBatch):
             fresh = step.parts.keys() - self.places
             if len(self.places) + len(fresh) > parts_max:
                 return False
+        if (step.turns or self.turns) and self._turns_over(step):
+            return False
         for place in step.parts if step.merge_limited else ():
             if place[0] == MOVE:
                 before = self.moves.get(place)
@@ -130,10 +146,26 @@ class OutgoingSteps(OutgoingBatch):
                 return False
         return True
 
+    def _turns_over(self, step: Step) -> bool:
+        """Whether rows of a step would leave before rows of another form that were added earlier.
+
+        Rows of the same place and form leave together, as one part.
+        """
+        if step.mixed:
+            return True
+        for base, (form, _) in step.turns.items():
+            known = self.turns.get(base, base if base in self.places else form)
+            if known != form:
+                return True
+        return any(self.turns.get(place, place) != place for place in step.parts)
+
     def take_in(self, step: Step) -> None:
         """Merge a further step into this batch."""
         self.rows.append(step)
         self.places.update(step.parts)
+        if step.turns:
+            self.turns.update({base: form for base, (form, _) in step.turns.items()})
+            self.sealed = self.sealed or step.mixed
         if step.merge_limited:
             for place, rows in step.parts.items():
                 if place[0] == MOVE:
@@ -144,10 +176,12 @@ class OutgoingSteps(OutgoingBatch):
         self.numbers += step.count
 
     def remove(self, step: Step) -> None:
-        """Take a step out of a batch that has not left."""
+        """Take a step out of a batch that has not left, and that no other joins from now on."""
         self.rows.remove(step)
         self.bytes -= step.size
         self.numbers -= step.count
+        # `moves` still has its moves, which meet no condition of a later step.
+        self.sealed = True
 
     def empty_like(self) -> OutgoingSteps:
         """Make an empty batch that no step joins, so that none suffers for a refused one."""
@@ -435,7 +469,7 @@ class Steps(Lanes[OutgoingSteps]):
         """
         if not self._came_back(batch):
             return
-        batch.doubtful = False
+        doubtful, batch.doubtful = batch.doubtful, False
         before = batch.lane
         again = error.code in RETRYABLE and (batch.count > 1 or batch.rows[0].token is not None)
         if again:
@@ -451,6 +485,9 @@ class Steps(Lanes[OutgoingSteps]):
         elif again:
             batch.put_off()
             self._put_back(batch)
+        elif batch.plain and doubtful and error.code in _DONE_BEFORE:
+            # Without a key the broker cannot tell it from what it did before the link was lost.
+            self._end(batch, ConnectionLost(f"it may have been done before: {error}"))
         else:
             self._end(batch, error)
         for lane in {before, batch.lane}:

@@ -108,6 +108,18 @@ class OpenTransaction:
             or len(chunk.parts) >= PARTS_MAX - 1
         )
 
+    def lacks_room_for(self, content: bytes) -> bool:
+        """Whether the records must leave before a content, beside which they are too many.
+
+        Raises LocalProtocolError: the content is no batch, or as `chunk`.
+        """
+        chunk, count = self.chunk, content_count(content)
+        return bool(chunk.parts) and (
+            self.is_full()
+            or chunk.size + len(content) + STAMP_BYTES > self._bytes_max
+            or chunk.count + count > self._rows_max
+        )
+
     @property
     def was_staged(self) -> bool:
         """Whether the broker has, or may have, batches of it."""

@@ -26,8 +26,10 @@ from malamute_py.client.sync.administration import SyncAdministrationVerbs
 from malamute_py.client.sync.keys import SyncKeyView
 from malamute_py.client.sync.link import ThreadLink
 from malamute_py.client.sync.mail import SyncInbox, SyncMailVerbs
+from malamute_py.client.sync.members import SyncMember
 from malamute_py.client.sync.publishing import SyncBulkPublisher, SyncPublishVerbs
-from malamute_py.client.sync.queues import SyncAtomicStep, SyncMember, SyncQueueVerbs
+from malamute_py.client.sync.queues import SyncQueueVerbs
+from malamute_py.client.sync.steps import SyncAtomicStep
 from malamute_py.client.sync.streams import SyncStreamVerbs
 from malamute_py.client.sync.subscription import SyncSubscription
 from malamute_py.client.sync.transactions import SyncTransaction

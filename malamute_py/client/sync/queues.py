@@ -1,30 +1,26 @@
 # DO NOT EDIT: made from ../aio/queues.py by `make sync-client` (tools/sync_client.py).
-"""Cursors, groups, atomic steps and the asking about queues, for threads.
+"""The verbs over cursors, groups, steps, mailboxes and services, for threads.
 
 Owns these verbs as blocking calls. The rule: as in client.py: a timeout or the client's end
-interrupts a waiting caller; a step whose commit timed out may still be taken, whole.
+interrupts a waiting caller.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Unpack
 
 from malamute_protocol import commands as c
-from malamute_protocol.batch import Record
-from malamute_protocol.errors import BrokerRefused, LocalProtocolError
 from malamute_protocol.pattern import Pattern
 from malamute_py.client import options
 from malamute_py.client.arguments import (
     beginning,
-    duration,
     key_of,
     numbers_of_requests,
     settings_of,
     truth,
 )
-from malamute_py.client.engine.waits import ACKED, NOTHING, OPENED, PASSED_OVER, STEP
+from malamute_py.client.engine.waits import ACKED, OPENED
 from malamute_py.client.facts import (
     CursorFacts,
     GroupFacts,
@@ -37,369 +33,24 @@ from malamute_py.client.facts import (
     fact_list,
     facts,
 )
-from malamute_py.client.position import Confirmation, Position, StartPoint, start_on_wire
-from malamute_py.client.readers.cursor_name import CursorName
-from malamute_py.client.readers.group import MemberBase, numbers_of
-from malamute_py.client.session.acknowledgements import AckForm
+from malamute_py.client.position import Position, StartPoint, found_at, start_on_wire
 from malamute_py.client.session.calls import make_pattern
-from malamute_py.client.session.held_batches import Held, HeldBatch
-from malamute_py.client.session.memberships import (
-    AGAIN,
+from malamute_py.client.session.group_options import (
     CREDIT_BYTES,
     CREDIT_RECORDS,
-    DONE,
-    RELEASED,
     GroupOptions,
-    decided,
-    failed,
     group_visibility,
-    has_left,
 )
-from malamute_py.client.session.step import Step
+from malamute_py.client.session.memberships import decided, has_left
 from malamute_py.client.session.subscription import Notice
-from malamute_py.client.settings import Wait
-from malamute_py.client.sync.link import Pending, ThreadLink
+from malamute_py.client.sync.cursors import SyncStreamCursor
+from malamute_py.client.sync.members import JOINING, SyncMember
 from malamute_py.client.sync.pages import SyncPagedVerbs
+from malamute_py.client.sync.steps import SyncAtomicStep
 from malamute_py.client.sync.transactions import SyncTransaction
 from malamute_py.client.words import AckWhen, ConfirmAt, GroupKind, GroupVisibility
 
-JOINING: Final = "the membership"
 LEAVING: Final = "the end of the membership"
-
-
-class SyncAtomicStep(Step):
-    """One step, taken as a whole when its `with` block ends without an exception."""
-
-    __slots__ = ("_link",)
-
-    def __init__(self, link: ThreadLink, confirm: ConfirmAt = "default", key: bytes = b"") -> None:
-        """See SyncClient.atomic()."""
-        super().__init__(confirm, key)
-        if self.key and not link.session.identity:
-            raise LocalProtocolError(
-                "bad_setting",
-                "a step's key belongs to an identity, and this client has none: the next process "
-                'would have the step taken again. Give connect(identity="...")',
-            )
-        self._link = link
-
-    def __enter__(self) -> SyncAtomicStep:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Commit; after an exception nothing of it happens."""
-        if kind is None:
-            self.commit()
-        else:
-            with self._link.lock:
-                self.give_up()
-
-    def _lend(self, holder: Any, numbers: list[int]) -> None:
-        with self._link.lock:
-            super()._lend(holder, numbers)
-
-    def commit(self, timeout_ms: Wait = "default") -> Confirmation | None:
-        """Have the step taken, and wait for the confirm; None: there was nothing in it.
-
-        Raises BrokerRefused (nothing of it happened), LocalProtocolError (nothing was sent),
-        Timeout or ConnectionLost (it may have been taken, as a whole).
-        """
-        if not self.parts:
-            return None
-        link = self._link
-        pending: Pending[Confirmation] = Pending(link)
-        left = self._put(pending, timeout_ms)
-        try:
-            return pending.result(left, STEP)
-        except BaseException:
-            with link.lock:
-                link.session.steps.withdraw(self)
-            raise
-
-    def commit_nowait(self, timeout_ms: Wait = "default") -> Pending[Confirmation | None]:
-        """Put it on its way; waits only for room in the window. Result as of commit()."""
-        pending: Pending[Confirmation | None] = self._link.pending_type(self._link)
-        if self.parts:
-            self._put(pending, timeout_ms)
-        else:
-            pending.settle(None)
-        return pending
-
-    def _put(self, pending: Pending[Any], timeout_ms: Wait) -> Wait:
-        """Put the step on its way once there is room; returns what is left of timeout_ms."""
-        link = self._link
-        with link.lock:
-            if not link.has_room():
-                try:
-                    timeout_ms = link.room(timeout_ms, "a step")
-                except BaseException:
-                    self.give_up()
-                    raise
-            link.session.steps.add(self, pending)
-            link.wake_up()
-        return timeout_ms
-
-
-class SyncStreamCursor(CursorName):
-    """One cursor that the broker keeps."""
-
-    def __init__(self, link: ThreadLink, stream: str, name: str) -> None:
-        """See SyncClient.cursor()."""
-        super().__init__(stream, name)
-        self._link = link
-
-    def info(self) -> CursorFacts:
-        """Ask where the cursor stands. Raises BrokerRefused `unknown_cursor`."""
-        value = self._link.ask(lambda number: c.CursorInfo(number, self.stream, self.name))
-        return facts(CursorFacts, value)
-
-    def move(self, next: int | Position, *, since: int | None = None) -> Confirmation | None:
-        """Have it stand at `next`, which must be ahead of it.
-
-        since: where it stands until now. Raises BrokerRefused `conflict`.
-        """
-        return self._moving(SyncAtomicStep(self._link), next, since).commit()
-
-    def reset(self, start: StartPoint) -> int:
-        """Have it stand at a start point, wherever it stands; returns the offset."""
-        wire = start_on_wire(start)
-        value = self._link.ask(lambda number: c.FindOffset(number, self.stream, wire))
-        offset = int(value["offset"])
-        self._moving(SyncAtomicStep(self._link), offset, None, force=True).commit()
-        return offset
-
-    def edit(
-        self,
-        settings: Mapping[str, Any] | None = None,
-        /,
-        *,
-        start: StartPoint = "earliest",
-        replace: bool = False,
-        **more: Unpack[options.CursorOptions],
-    ) -> CursorFacts:
-        """Change its settings, or create it where `start` says; settings that are not named stay.
-
-        replace: those not named go back to what a new one has.
-        settings, by name or as a mapping: pin=True (what it has not passed is kept),
-        pin_bytes_max (how much at most; 0: the broker's bound), description.
-        Raises BrokerRefused.
-        """
-        named, wire = settings_of(settings, more), start_on_wire(start)
-        swap = truth("replace", replace)
-        value = self._link.ask(
-            lambda number: c.EditCursor(number, self.stream, self.name, named, wire, swap)
-        )
-        return facts(CursorFacts, {"stream": self.stream, "cursor": self.name, **value})
-
-    def remove(self) -> None:
-        """Have the broker forget it. Raises BrokerRefused."""
-        self._link.ask(lambda number: c.RemoveCursor(number, self.stream, self.name))
-
-
-class SyncMember(MemberBase):
-    """A member of a group, with records that no other member gets; for one thread at a time."""
-
-    def __init__(
-        self,
-        link: ThreadLink,
-        asked: GroupOptions,
-        *,
-        ack: AckWhen,
-        strict: bool,
-        on_notice: Callable[[Notice], None] | None,
-        timeout_ms: int | None = None,
-    ) -> None:
-        """See SyncClient.group(). Raises what ended the session."""
-        super().__init__(ack, strict, on_notice)
-        self._link = link
-        self._timeout_ms = timeout_ms
-        self._closed = False
-        with link.lock:
-            self._members = link.session.memberships
-            self._membership = self._members.join(asked)
-            link.wake_up()
-        # `for record in client.group(...)` with a break leaves no caller that closes it.
-        self._finalizer = weakref.finalize(self, link.dropped, self._membership)
-        self._finalizer.atexit = False
-
-    @property
-    def ended(self) -> bool:
-        """Nothing more will arrive."""
-        return self._closed or self._membership.ended
-
-    def accepted(self, timeout_ms: Wait = "default") -> None:
-        """Wait until the broker accepted. Raises the refusal, or Timeout."""
-        membership = self._membership
-        with self._link.lock:
-            self._link.until(
-                lambda: membership.accepted or self.ended,
-                timeout_ms,
-                OPENED,
-                JOINING,
-            )
-        if not membership.accepted:
-            raise membership.error or BrokerRefused("cancelled")
-
-    # --- taking ----------------------------------------------------------------------------
-
-    def next_batch(self, timeout_ms: int | None = None) -> HeldBatch | None:
-        """The next batch; None at the end.
-
-        Raises Timeout (nothing is lost), the broker's refusal, or GapError when strict.
-        """
-        self._acknowledge_handed()
-        batch = self._rest()
-        if batch is None:
-            batch = self._next(timeout_ms)
-        if batch is not None:
-            self._handing(batch, batch.offsets.tolist())
-        return batch
-
-    def _next(self, timeout_ms: int | None) -> HeldBatch | None:
-        """Return the next batch of records, past the notices before it; None once closed."""
-        membership, link = self._membership, self._link
-        while True:
-            with link.lock:
-                if self._closed:
-                    return None
-                item = self._take()
-                if link.session.consumed(membership) or membership.in_doubt:
-                    link.wake_up()
-                if item is None:
-                    if membership.error is not None:
-                        raise membership.error
-                    if membership.ended:
-                        return None
-                    timeout_ms = link.until(
-                        lambda: bool(membership.queue) or self.ended,
-                        timeout_ms,
-                        PASSED_OVER if membership.passed_over else NOTHING,
-                        "record",
-                    )
-                    continue
-            if isinstance(item, HeldBatch):
-                return item
-            self._note(item)
-
-    def batches(self) -> Iterator[HeldBatch]:
-        """The batches, to the end. Raises as next_batch()."""
-        while (batch := self.next_batch(self._timeout_ms)) is not None:
-            yield batch
-
-    def __iter__(self) -> SyncMember:
-        return self
-
-    def __next__(self) -> Record:
-        self._acknowledge_handed()
-        while not self._left or self._membership.lost_lease:
-            batch = self._next(self._timeout_ms)
-            if batch is None:
-                raise StopIteration
-            self._open(batch)
-        record = next(self._rows)
-        self._left -= 1
-        self._handing(self._batch, [record.offset])
-        return record
-
-    # --- acknowledging ---------------------------------------------------------------------
-
-    def _acknowledge_handed(self, form: AckForm = DONE) -> None:
-        """Acknowledge the records that were handed to the caller last."""
-        if not self._handed:
-            return
-        with self._link.lock:
-            self._membership.ack(self._take_handed(), form)
-            self._link.wake_up()
-
-    def ack_nowait(self, held: Held) -> Pending[bool]:
-        """Say that a record or batch is done; its result is what ack() returns."""
-        return self._ack(held, DONE)
-
-    def ack(self, held: Held, timeout_ms: Wait = "default") -> bool:
-        """Say that a record or batch is done; returns True once the broker has confirmed it.
-
-        False: this member does not hold all of it any more, as the link was lost in between:
-        some member gets it again. Raises Timeout, or LocalProtocolError: not from
-        this member.
-        """
-        pending = self._ack(held, DONE)
-        return pending.result(timeout_ms, ACKED, "an acknowledgement")
-
-    def nack(self, held: Held, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
-        """Give a record or batch back, for any member to get after a delay. As ack().
-
-        That counts as an attempt, where the group has a bound of attempts.
-        """
-        pending = self._ack(held, AckForm(0, duration("delay_ms", delay_ms)))
-        return pending.result(timeout_ms, ACKED, "an acknowledgement")
-
-    def release(self, held: Held, timeout_ms: Wait = "default") -> bool:
-        """Give a record or batch back at once, which counts as no attempt. As ack().
-
-        For a member that stops, not for a record that cannot be done: that one would never end.
-        """
-        pending = self._ack(held, RELEASED)
-        return pending.result(timeout_ms, ACKED, "an acknowledgement")
-
-    def renew(self, held: Held, timeout_ms: Wait = "default") -> bool:
-        """Begin the leases of a record or batch anew, for one that takes long. As ack().
-
-        Records that were not handed over yet are renewed by themselves while records are asked
-        for, acknowledged or renewed. Only groups with `lease_ms` have leases.
-        """
-        offsets = numbers_of(held, self._membership)
-        pending: Pending[bool] = Pending(self._link)
-        with self._link.lock:
-            self._membership.renew(offsets, pending)
-            self._link.wake_up()
-        return pending.result(timeout_ms, ACKED, "a renewal")
-
-    def fail(self, held: Held, reason: str = "", timeout_ms: Wait = "default") -> bool:
-        """Give a record or batch up: to the group's dead letters, with the reason. As ack()."""
-        pending = self._ack(held, failed(reason))
-        return pending.result(timeout_ms, ACKED, "an acknowledgement")
-
-    def _ack(self, held: Held, form: AckForm) -> Pending[bool]:
-        """Acknowledge a record or batch; the future gets True, or False: it came too late."""
-        offsets = numbers_of(held, self._membership)
-        pending: Pending[bool] = Pending(self._link)
-        self._unhand(offsets)
-        with self._link.lock:
-            if self._membership.ended:
-                pending.settle(False)
-            else:
-                self._membership.ack(offsets, form, pending)
-                self._link.wake_up()
-        return pending
-
-    # --- life ------------------------------------------------------------------------------
-
-    def close(self) -> None:
-        """Leave the group; what was not acknowledged goes to other members."""
-        if self._closed:
-            return
-        self._finalizer.detach()
-        self._left = 0
-        with self._link.lock:
-            # At once, not with ENDED: a thread that waits, or asks later, finds the end.
-            self._closed = True
-            self._members.leave(self._membership)
-            self._link.notify()
-            self._link.wake_up()
-
-    def __enter__(self) -> SyncMember:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Leave; without an exception what was handed over last is done, too (ack="next").
-
-        After one (but not after a cancellation) what was handed over last has had an attempt.
-        """
-        if kind is None:
-            self._acknowledge_handed()
-        elif issubclass(kind, Exception):
-            self._acknowledge_handed(AGAIN)
-        self.close()
 
 
 class SyncQueueVerbs(SyncPagedVerbs):
@@ -496,9 +147,7 @@ class SyncQueueVerbs(SyncPagedVerbs):
         if wire[:1] == [c.StartKind.OFFSET] and wire is not start:
             return int(wire[1])
         value = self._link.ask(lambda number: c.FindOffset(number, stream, wire))
-        if value["rewound"]:
-            raise LocalProtocolError("bad_start", f"{stream!r} ends before {start!r}")
-        return Position(value["stream"], value["epoch"], value["offset"])
+        return found_at(stream, start, value)
 
     # --- cursors -----------------------------------------------------------------------------
 

@@ -48,8 +48,9 @@ from malamute_py.client.sync.handlers import HandlerRun, within_span
 from malamute_py.client.sync.keys import SyncKeyView
 from malamute_py.client.sync.link import Pending, ThreadLink
 from malamute_py.client.sync.mail import SyncInbox
+from malamute_py.client.sync.members import SyncMember
 from malamute_py.client.sync.publishing import SyncBulkPublisher
-from malamute_py.client.sync.queues import SyncAtomicStep, SyncMember
+from malamute_py.client.sync.steps import SyncAtomicStep
 from malamute_py.client.sync.subscription import NO_OFFSET, SyncSubscription
 from malamute_py.client.sync.transactions import SyncTransaction
 from malamute_py.client.sync.work import SyncRequest, SyncWorker
@@ -371,6 +372,11 @@ class SyncTracedStep(SyncAtomicStep):
     publish_many = of_step(SyncAtomicStep.publish_many)
     send = of_step(SyncAtomicStep.send)
     request = of_step(SyncAtomicStep.request)
+
+    def publish_batch(self, stream: str, content: bytes) -> None:
+        """Add an encoded content with the span's context; see SyncAtomicStep.publish_batch()."""
+        carried = spans_of(self._link).carried_in(content, self._span, self._link.publisher.limits)
+        super().publish_batch(stream, carried)
 
     def commit(self, timeout_ms: Wait = "default") -> Confirmation | None:
         """Have it taken, and wait for the confirm; see SyncAtomicStep.commit()."""

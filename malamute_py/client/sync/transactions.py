@@ -77,7 +77,8 @@ class SyncTransaction:
         try:
             self._arrived(timeout_ms)
         except BaseException:
-            self._opened.open = False
+            # The broker may open it yet, and would keep it until its time is over.
+            self._abandon()
             raise
 
     def _begin(self) -> None:
@@ -281,9 +282,10 @@ class SyncTransaction:
 
         Raises as publish(), and LocalProtocolError: the content is no batch, or has a producer.
         """
-        self._opened.chunk.publish_batch(stream, content)
-        if self._opened.is_full():
+        # Before the content is in: a call that raises has added nothing.
+        if self._opened.lacks_room_for(content):
             self._flush()
+        self._opened.chunk.publish_batch(stream, content)
 
     def _add(self, stream: str, rows: Sequence[OutgoingRow]) -> None:
         """Add rows for a stream, and stage each chunk that gets full."""

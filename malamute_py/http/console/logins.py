@@ -19,7 +19,7 @@ import zmq
 
 from malamute_protocol.errors import BrokerRefused, MalamuteError, Timeout
 from malamute_py.client.aio.client import Client, connect
-from malamute_py.client.session.events import Closed, LinkEvent
+from malamute_py.client.session.events import Closed, LinkEvent, Unlinked
 from malamute_py.client.settings import Credential, Curve, Plain, SettingError
 from malamute_py.http.console.sessions import Session, Sessions
 
@@ -145,8 +145,11 @@ class Logins:
         Raises LoginRefused, or what the broker refused the link with, for the caller to count.
         """
         begun: list[Session] = []
+        reasons = [""]
 
         def on_link(event: LinkEvent) -> None:
+            if isinstance(event, Unlinked):
+                reasons[0] = f": {event.reason}"
             for session in begun:
                 if isinstance(event, Closed):
                     self._sessions.end(session)
@@ -159,10 +162,7 @@ class Logins:
         except (BrokerRefused, SettingError):
             raise  # the caller counts it
         except Timeout:
-            raise LoginRefused(
-                "The broker did not take the link: it is not there, or it asks for another kind "
-                "of credential."
-            ) from None
+            raise LoginRefused(f"The broker did not take the link{reasons[0]}.") from None
         except MalamuteError as error:
             raise LoginRefused(f"There is no link to the broker: {error}.") from None
         session = self._sessions.begin(user or _identity(client), client)

@@ -122,17 +122,15 @@ async def look(
 async def _newest(
     client: Client, stream: str, pattern: str, limit: int, rows: deque[dict[str, Any]], found: Look
 ) -> None:
-    """Read back in ever larger steps until there are enough."""
+    """Read back in ever larger steps until there are enough; `rows` has those of whole steps."""
     facts = await client.stream_info(stream)
-    span = limit
-    while True:
-        begin = max(facts.first, facts.tail - span)
-        rows.clear()
-        if begin < facts.tail:
-            await _read(client, stream, pattern, rows, found, 0, start=begin, end=facts.tail)
-        if len(rows) == limit or begin <= facts.first:
-            return
-        span *= _STEP
+    end, span = facts.tail, limit
+    while len(rows) < limit and end > facts.first:
+        begin = max(facts.first, end - span)
+        older: deque[dict[str, Any]] = deque(maxlen=limit - len(rows))
+        await _read(client, stream, pattern, older, found, 0, start=begin, end=end)
+        rows.extendleft(reversed(older))
+        end, span = begin, span * _STEP
 
 
 async def _read(

@@ -40,6 +40,7 @@ class Session:
         self.source = Source(0)
         """The facts of the overview, asked over the person's own link, once a second at most."""
         self.source.client = client
+        self.source.unlinked = "there is no link to the broker"
         self.csrf = secrets.token_urlsafe(_ID_BYTES)
         """The token that every form of the session carries."""
         self.began = self.used = now
@@ -55,7 +56,7 @@ class Session:
         """Event streams that are open."""
 
     async def broker_ms(self) -> int:
-        """Return the broker's clock."""
+        """Return the broker's clock; 0: the broker does not tell it just now."""
         return int((await self.source.facts()).broker.get("now_ms", 0))
 
     def note(self, kind: str, sentence: str) -> None:

@@ -86,7 +86,7 @@ def time_text(at_ms: float | None) -> str:
 def start_point(text: str, now_ms: int) -> StartPoint:
     """Return the place that a text names: earliest, latest, an offset or a time.
 
-    Raises NotUnderstood.
+    now_ms: the broker's clock; 0: it is not known. Raises NotUnderstood.
     """
     wanted = text.strip()
     if wanted in ("earliest", "latest"):
@@ -94,6 +94,11 @@ def start_point(text: str, now_ms: int) -> StartPoint:
     if wanted.isascii() and wanted.isdigit() and int(wanted[:30]) < _OFFSET_MAX:
         return int(wanted)
     ago = _AGO.fullmatch(wanted)
+    if ago is not None and not now_ms:
+        raise NotUnderstood(
+            "the broker does not tell its time just now: try again, or write a time such as "
+            "2026-01-31T10:00 (UTC)"
+        )
     if ago is not None:
         back_ms = int(ago[1]) * _AGO_MS[ago[2].lower()] if ago[1] else 0
         return AtTime(max(0, now_ms - back_ms))

@@ -134,8 +134,15 @@ class Authenticator:
             for number in range(hashers)
         ]
         self._threads.append(threading.Thread(target=self._run, name="malamute-zap", daemon=True))
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except RuntimeError as error:
+            self.close()
+            raise StartError(
+                str(error), "authentication",
+                "raise the limit of tasks, ulimit -u or TasksMax, or lower hash_threads",
+            ) from None  # fmt: skip
 
     @property
     def public_key(self) -> bytes:
@@ -164,7 +171,9 @@ class Authenticator:
             self._work.put(None)
         os.eventfd_write(self._wake, 1)
         for thread in self._threads:
-            thread.join()
+            if thread.is_alive():
+                thread.join()
+        self._socket.close(0)
         os.close(self._wake)
 
     # --- the handler's thread ----------------------------------------------------------
@@ -191,7 +200,6 @@ class Authenticator:
             while (attempt := self._unhashed.take(_monotonic_ms())) is not None:
                 self._answer_stranger(attempt)
             self._take_turns()
-        self._socket.close(0)
 
     def _take_turns(self) -> None:
         """Hand attempts to the threads that hash, and give those their answers that need none."""

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from malamute_protocol.address import name_fault
-from malamute_py.config import Config, Grant, Names, typed
+from malamute_py.config import Config, Grant, Names, faults_of_users, typed
 from malamute_py.sections import ConfigError
 from malamute_py.server.authentication.credentials import (
     USERS_FILE,
@@ -63,6 +63,8 @@ def parse_users(text: str, path: str) -> Users:
                 "quotas": {"identities": table.get("quotas", {})},
             }
         )
+        for fault in faults_of_users(config):
+            raise fault
         users = _users(table.get("users", {}))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(path, f"not valid TOML: {error}") from None
@@ -113,11 +115,21 @@ def read_users(path: str) -> Users:
 
 def with_users(config: Config) -> Config:
     """Return the configuration with what its users file has. Raises ConfigError."""
-    authentication = config.authentication
-    path = authentication.users_file
-    if not path.endswith(SUFFIX):
-        return _with_lines(config) if path and authentication.mechanism == "plain" else config
-    file = read_users(path)
+    path = config.authentication.users_file
+    if path.endswith(SUFFIX):
+        merged = _with_tables(config, path)
+    elif path and config.authentication.mechanism == "plain":
+        merged = _with_lines(config)
+    else:
+        return config
+    for fault in faults_of_users(merged):
+        raise ConfigError(f"{path}: {fault.key}", fault.why)
+    authentication = msgspec.structs.replace(merged.authentication, users_file="")
+    return msgspec.structs.replace(merged, authentication=authentication)
+
+
+def _with_tables(config: Config, path: str) -> Config:
+    authentication, file = config.authentication, read_users(path)
     for name in file.users:
         if name in authentication.users or name in authentication.clients:
             raise ConfigError(f"{path}: users.{name}", "stands in the configuration as well")
@@ -127,7 +139,6 @@ def with_users(config: Config) -> Config:
         config,
         authentication=msgspec.structs.replace(
             authentication,
-            users_file="",
             users={
                 **authentication.users,
                 **{name: user.password for name, user in file.users.items() if user.password},
@@ -147,7 +158,7 @@ def with_users(config: Config) -> Config:
 
 def _with_lines(config: Config) -> Config:
     authentication = msgspec.structs.replace(
-        config.authentication, users=plain_users(config.authentication), users_file=""
+        config.authentication, users=plain_users(config.authentication)
     )
     return msgspec.structs.replace(config, authentication=authentication)
 

@@ -117,10 +117,13 @@ class CheckpointProcess:
         if self._thread is None:
             # The process starts only now: a broker that has nothing to follow has neither thread
             # nor process.
-            self._thread = threading.Thread(
-                target=self._run, name="malamute-checkpoint", daemon=True
-            )
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="malamute-checkpoint", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # The system has no room for a thread.
+                self._results.put(CheckpointFailed("died", f"no thread could be started: {error}"))
+                return
+            self._thread = thread
         self._jobs.put(job)
 
     def stop(self, deadline: float) -> Checkpointed | CheckpointFailed | None:

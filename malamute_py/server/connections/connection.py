@@ -18,9 +18,9 @@ class Connection:
 
     __slots__ = (
         "accepted_ms", "address", "asked_ms", "base", "delivered", "error", "fd", "frame_bytes",
-        "frames", "heard_rss", "inode", "is_tcp", "links", "looks", "memory", "quiet", "revoked",
-        "rise", "rss", "sampled", "sampled_frames", "seen", "spoke", "stretch", "stretch_frames",
-        "taken_ms", "unread", "user",
+        "frames", "heard_rss", "inode", "is_tcp", "links", "looks", "memory", "monitor", "quiet",
+        "revoked", "rise", "rss", "sampled", "sampled_frames", "seen", "spoke", "stretch",
+        "stretch_frames", "surplus", "taken_ms", "unread", "user",
     )  # fmt: skip
 
     def __init__(
@@ -31,11 +31,15 @@ class Connection:
         self.inode = inode
         self.is_tcp = is_tcp
         self.address = address
+        self.monitor: object = None
+        """The monitor that told of the connection, and will tell of its end."""
         self.spoke = False
         """True: a message of the connection was taken up; a new routing id then belongs to another
         connection."""
         self.user = ""
         """The identity of the connection's credential, once it has sent a message."""
+        self.surplus = False
+        """True: its user had too many connections when it sent its first message."""
         self.accepted_ms = now_ms
         self.delivered = 0
         """Bytes on the wire of the whole messages read from the connection; the loop counts."""

@@ -85,19 +85,19 @@ class Connections:
             _less(self._by_user, connection.user)
 
     def spoke(self, connection: Connection, user: str) -> bool:
-        """Note a connection's first message; False: its user has too many connections.
+        """Note a link's first message; False: the connection is one too many of its user.
 
         user: the identity of its credential; empty: it has none.
         """
         connection.spoke = True
-        if self._silent.pop(connection.fd, None) is None:
-            return True
-        _less(self._silent_by_address, connection.address)
-        connection.user = user
-        if not user:
-            return True
-        self._by_user[user] += 1
-        return self._by_user[user] <= self._bounds.user_connections_max
+        if self._silent.pop(connection.fd, None) is not None:
+            _less(self._silent_by_address, connection.address)
+            connection.user = user
+            if user:
+                self._by_user[user] += 1
+                most = self._bounds.user_connections_max
+                connection.surplus = self._by_user[user] > most
+        return not connection.surplus
 
     def surplus(self, newest: Connection) -> tuple[Connection | None, str]:
         """Return the surplus connection now that the newest one came, and why; "": none is.

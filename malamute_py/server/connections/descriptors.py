@@ -13,6 +13,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import resource
 import socket
 import struct
 import sys
@@ -39,6 +40,15 @@ _CONNECTIONS_MIN = 16
 def kept_files(files: int) -> int:
     """Return how many of so many descriptors are left to the journal and to what comes too much."""
     return max(_FILES_KEPT, files // 8)
+
+
+def backlog(configured: int, files: int) -> int:
+    """Return how many connections may wait to be accepted, of so many that are configured.
+
+    They take a descriptor in the end, however many connections there are already: libzmq accepts
+    all that wait. files: the limit of open files.
+    """
+    return min(configured, kept_files(files) // 8)
 
 
 class Room(NamedTuple):
@@ -68,6 +78,16 @@ def room(files: int, own: int, *, local: bool) -> Room:
     most = shut_from - own - (0 if local else kept // 4)
     most = max(_CONNECTIONS_MIN, most)
     return Room(most, shut_from if local else most, shut_from)
+
+
+def raise_open_files() -> tuple[int, int]:
+    """Raise the limit of open files as far as allowed; returns it before and after."""
+    soft, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 1 << 20 if allowed == resource.RLIM_INFINITY else min(allowed, 1 << 20)
+    if soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, allowed))
+    return soft, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def lowest_free() -> int:

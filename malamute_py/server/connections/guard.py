@@ -150,10 +150,12 @@ class Guard:
                 if old is not None:
                     self._forget(old)
                     ended.append(old)
-                self._accepted(value, now_ms)
+                self._accepted(value, now_ms, monitor)
             elif event == zmq.EVENT_DISCONNECTED:
                 gone = self.connections.get(value)
-                if gone is not None:
+                # By now another listener may have a connection under the number, and its monitor
+                # may have been asked first.
+                if gone is not None and gone.monitor is monitor:
                     self._forget(gone)
                     ended.append(gone)
                 self._count("disconnected_total")
@@ -179,7 +181,7 @@ class Guard:
         """
         return lowest_free() >= self._shut_from
 
-    def _accepted(self, fd: int, now_ms: int) -> None:
+    def _accepted(self, fd: int, now_ms: int, monitor: zmq.Socket[bytes] | None = None) -> None:
         """Take up a connection; one of too many, or one of its address, is ended for it."""
         self._count("accepted_total")
         self.connections.accepted += 1
@@ -188,6 +190,7 @@ class Guard:
         except OSError:
             return  # The connection was closed before its event was taken.
         connection = Connection(fd, inode, is_tcp, address, now_ms, self.memory.rss)
+        connection.monitor = monitor
         self.connections.add(connection)
         surplus, reason = self.connections.surplus(connection)
         if not reason and address in self.left_behind.to_blame():

@@ -61,7 +61,7 @@ class ListeningSockets:
             self.ports |= {port}
 
     def close(self) -> None:
-        """Give the sockets of local peers their names back: libzmq removes them by these."""
+        """Give the files of local sockets their names back, which libzmq leaves when it ends."""
         self._hide(False)
 
     def keep_out(self, blamed: set[str], *, everybody: bool = False) -> None:

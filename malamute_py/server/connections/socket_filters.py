@@ -10,6 +10,7 @@ may cost"; socket(7), SO_ATTACH_FILTER; the documentation of Linux, networking/f
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import ipaddress
 import socket
@@ -94,7 +95,9 @@ def turn_away(listening: socket.socket, addresses: Iterable[str]) -> None:
     named = sorted(addresses)[:ADDRESSES_MAX]
     if named:
         _attach(listening, program(named))
-    else:
+        return
+    # A socket has no filter to give up where only local peers were kept out.
+    with contextlib.suppress(FileNotFoundError):
         let_go(listening)
 
 

@@ -50,8 +50,9 @@ class Watchdog:
 
     def start(self) -> None:
         """Start the thread that looks."""
-        self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def stop(self) -> None:
         """Look no more; connections that are held back are let go by the next release()."""

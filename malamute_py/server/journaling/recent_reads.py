@@ -22,7 +22,8 @@ READS_MAX: Final = 64
 
 
 class _Read(NamedTuple):
-    ring: Ring
+    ring: bytes
+    """Identity of the ring: the ring itself would keep its memory after it was removed."""
     stream: int
     first: int
     next: int
@@ -40,11 +41,11 @@ class RecentReads:
     def find(self, ring: Ring, job: ReadRange) -> tuple[tuple[HistoryRun, ...], int] | None:
         """Return runs from before or at the wanted offset, and how far they come; None: not read.
 
-        ring: the ring object itself, so that no later ring of its name is taken for it.
+        No later ring of the name is taken for this ring.
         """
         for read in self._reads:
             if (
-                read.ring is ring
+                read.ring == ring.uuid
                 and read.stream == job.stream
                 and read.first <= job.from_offset < read.next <= job.end_offset
             ):
@@ -56,15 +57,16 @@ class RecentReads:
         size = sum(len(run.data) for run in runs)
         if not size or size > RECENT_BYTES:
             return
-        self._reads.appendleft(_Read(ring, job.stream, job.from_offset, next, size, runs))
+        self._reads.appendleft(_Read(ring.uuid, job.stream, job.from_offset, next, size, runs))
         self._bytes += size
         while self._bytes > RECENT_BYTES or len(self._reads) > READS_MAX:
             self._bytes -= self._reads.pop().bytes
 
     def forget(self, ring: Ring, stream: int) -> None:
         """Drop the reads of a stream: one reader alone reads its history."""
-        if not any(read.ring is ring and read.stream == stream for read in self._reads):
+        which = ring.uuid, stream
+        if not any((read.ring, read.stream) == which for read in self._reads):
             return
-        kept = [read for read in self._reads if read.ring is not ring or read.stream != stream]
+        kept = [read for read in self._reads if (read.ring, read.stream) != which]
         self._reads = deque(kept)
         self._bytes = sum(read.bytes for read in kept)

@@ -15,7 +15,7 @@ import contextlib
 import errno
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -47,7 +47,6 @@ from malamute_py.journal import (
     JournalFull,
     Ring,
     RingSettings,
-    Storage,
 )
 from malamute_py.journal.directory import RINGS, Journal, directory_name
 from malamute_py.journal.layout import RING_FILE
@@ -91,7 +90,7 @@ def ring_settings(
     """Return the settings to open a ring with: as asked, else as configured.
 
     A segment holds two of the largest batches where three such segments fit into the ring, as they
-    do into ring main (config.py checks it); else it is a third of the ring.
+    do into ring main (config/combinations.py checks it); else it is a third of the ring.
     """
     shared_bytes = config.memory_ring_bytes if asked.get("memory") else config.ring_bytes
     ring_bytes = asked.get("ring_bytes") or shared_bytes
@@ -153,23 +152,28 @@ class Rings:
         relieve: Callable[[], bool] | None = None,
         bodies: StoredBodies | None = None,
         damaged: Mapping[str, int] = MappingProxyType({}),
+        rests: Iterable[str] = (),
     ) -> None:
         """journal: with the rings that a start has opened. batch_bytes_max: of a published batch.
 
         snapshot: returns the core's state that goes into a ring. noted: told the bounds of each
         write to ring main that concerns the queues. relieve: called when ring main has no room;
         moves its hold, True: it moved. bodies: reads bodies that the journal no longer has.
-        damaged: bytes of each ring that were missing or damaged at the start.
+        damaged: bytes of each ring that were missing or damaged at the start. rests: removed rings
+        of which files are left.
         """
         self._journal = journal
         self._config = config
         self._batch_bytes_max = batch_bytes_max
         self._results = results
         self._rings = journal.rings
-        self._removals: deque[tuple[str, Storage]] = deque()
-        """Directories of removed rings, whose files go one after the other."""
+        self._removals = deque(rests)
+        """Removed rings, whose files go one after the other."""
         self._unready: dict[str, Unready] = {}
         """Rings that are being opened, or could not be."""
+        self._early_pins: dict[str, dict[str, tuple[int, int | None]]] = {}
+        """Pins of rings that are being opened, each as pin() was told; set before the first
+        append."""
         self._stopping = False
         self._dirty: dict[str, Ring] = {}
         """Rings with appends that no sync covers."""
@@ -195,7 +199,7 @@ class Rings:
             self._keep, results, idle_s=_IDLE_S, pause_s=_PREPARE_PAUSE_S
         )
         self._complaints: dict[str, str] = {}
-        """Ring -> why no segment could be prepared, as the event said."""
+        """Ring -> why no segment could be prepared, or no file removed, as the event said."""
         self._in_memory: set[str] = set()
         """Rings whose syncs reach no disk, and are not measured."""
         self._damaged = damaged
@@ -218,6 +222,10 @@ class Rings:
         self._opener.stop()
         self._syncer.stop()
         self._housekeeper.stop()
+        # The next start removes the rest, which it knows by what went first.
+        for name in self._removals:
+            with contextlib.suppress(JournalError, OSError):
+                self._remove_file(name)
 
     def facts(self) -> dict[str, dict[str, Any]]:
         """Return facts for BROKER_INFO and metrics."""
@@ -242,6 +250,7 @@ class Rings:
         """Have a ring opened, or removed, by a thread; until then its appends are refused."""
         if settings.get("remove"):
             self._dirty.pop(name, None)
+            self._early_pins.pop(name, None)
             self._in_memory.discard(name)
             self.latencies.forget(name)
             self._opener.put(Change(name, settings))
@@ -300,6 +309,9 @@ class Rings:
         ring = self._rings.get(name)
         if ring is None:
             return [AppendRefused(token, "journal_failed", f"there is no ring {name}")]
+        if self._early_pins:
+            for pin, (stream, offset) in self._early_pins.pop(name, {}).items():
+                self.pin(name, pin, stream, offset)
         batches = bundles[0].batches
         if len(bundles) > 1:
             batches = tuple(batch for bundle in bundles for batch in bundle.batches)
@@ -396,7 +408,11 @@ class Rings:
         """Hold a ring back from a stream's offset on; None: no longer."""
         found = self._rings.get(ring)
         if found is None:
+            if ring in self._unready:
+                self._early_pins.setdefault(ring, {})[name] = stream, offset
             return
+        if self._early_pins:
+            self._early_pins.get(ring, {}).pop(name, None)
         if offset is None:
             found.unpin(name)
         else:
@@ -423,9 +439,7 @@ class Rings:
             ring = self._rings.pop(name, None)
             if ring is not None:
                 ring.detach()
-            rings = self._journal.storage.child(RINGS)
-            if directory_name(name) in rings.children():
-                self._removals.append((name, rings.child(directory_name(name))))
+            self._removals.append(name)
             self._housekeeper.nudge()
             return None
         if self._stopping:
@@ -562,13 +576,10 @@ class Rings:
                 more = ring.prepare_step(_PREPARE_BYTES, now_ms) or more
                 self._complaints.pop(name, None)
             except (JournalError, OSError) as error:
-                # The next round tries again; the event is written once until it has gone well. The
-                # texts may differ by how much room is free.
-                if self._complaints.get(name) != _code(error):
-                    self._complaints[name] = _code(error)
-                    self._results.put(
-                        RingEvent(name, "segment_not_prepared", {"reason": str(error)})
-                    )
+                # The next round tries again.
+                if self._is_new(name, error):
+                    facts = {"reason": str(error)}
+                    self._results.put(RingEvent(name, "segment_not_prepared", facts))
             for event in ring.take_events():
                 moved = event.facts.get("first_offsets")
                 if moved:
@@ -580,17 +591,46 @@ class Rings:
         """Remove one file of a removed ring; True when there are more."""
         if not self._removals:
             return False
-        name, storage = self._removals[0]
+        name = self._removals[0]
+        try:
+            if not self._remove_file(name):
+                self._removals.popleft()
+                self._complaints.pop(name, None)
+            return True
+        except (JournalError, OSError) as error:
+            if self._is_new(name, error):
+                self._results.put(RingEvent(name, "ring_not_removed", {"reason": str(error)}))
+            self._removals.rotate(-1)
+            return False
+
+    def _remove_file(self, name: str) -> bool:
+        """Remove a file of a removed ring, at last its directory; False: nothing is left.
+
+        Raises JournalError, OSError.
+        """
+        rings, directory = self._journal.storage.child(RINGS), directory_name(name)
+        if directory not in rings.children():
+            return False
         # First of all: from here on the ring is not missed by a start.
         self._journal.forget(name)
-        # The file that makes it a ring goes first: a crash half way leaves no ring.
+        storage = rings.child(directory)
+        # The file that makes it a ring goes first: by that a start knows a removal half way.
         names = sorted(storage.names(), key=lambda name: name != RING_FILE)
         if names:
             storage.remove(names[0])
             storage.sync_directory()
         else:
-            self._removals.popleft()
-        return True
+            rings.remove_child(directory)
+            rings.sync_directory()
+        return bool(names)
+
+    def _is_new(self, ring: str, error: Exception) -> bool:
+        """Whether an error of a ring is to be told: once until it has gone well.
+
+        The texts of two errors of one kind may differ by how much room is free.
+        """
+        known, self._complaints[ring] = self._complaints.get(ring), _code(error)
+        return known != _code(error)
 
 
 def _whole_segments(settings: RingSettings) -> int:

@@ -9,8 +9,11 @@ import pytest
 
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode, encode_lists
+from malamute_protocol.framing import NUMBERS
 from malamute_protocol.keys import DELETION_FIELD
-from malamute_py.broker.ready import IndexAnswer
+from malamute_py.broker import BrokerSettings
+from malamute_py.broker.ready import AppendBundle, IndexAnswer
+from malamute_py.changelog.copies import MOVED_STREAM
 from tests.broker.shell import Peer, Shell
 
 KEEP = {"keep": "last-per-subject", "ring_bytes": 1 << 20}
@@ -196,6 +199,16 @@ def test_nothing_happened_that_the_journal_refused() -> None:
     assert world.get("a")["body"] == b"two"
 
 
+def test_a_retry_of_an_update_that_the_journal_refuses_is_refused_as_an_update() -> None:
+    world = World()
+    world.refuse[world.stream("s").ring.name] = ("disk_full", "no room")
+    content = world.content("a", b"v", sequence=0)
+    updates = [wire.UpdateKey("s", tracker, 0, 0) for tracker in (50, 51)]
+    peer = world.send(1, *updates, frames=[content, content])
+    refused = [(one.command, one.reference) for one in peer.of(wire.Refused)]
+    assert refused == [(NUMBERS[wire.UpdateKey], 50), (NUMBERS[wire.UpdateKey], 51)]
+
+
 def test_a_value_is_told_once_no_power_loss_can_take_it_back() -> None:
     world = World()
     world.put("a", b"one")
@@ -207,6 +220,28 @@ def test_a_value_is_told_once_no_power_loss_can_take_it_back() -> None:
     world.sync()
     world.run()
     assert peer.of(wire.Result)[before].value["body"] == b"two"
+
+
+@pytest.mark.parametrize("where", ["memory", "journal"])
+def test_values_that_are_asked_for_together_take_no_more_than_the_link_s_room(where: str) -> None:
+    world = World(share_min_bytes=100_000, share_max_bytes=100_000)
+    peer = world.publish(1, "s", [b"x" * 30_000], subject="a", tracker=900)
+    if where == "memory":
+        world.auto_sync = False
+        world.publish(1, "s", [b"x" * 30_000], subject="a", tracker=901)
+    else:
+        world.evict()
+        world.auto_ask = False
+    world.send(1, *[wire.GetKey(100 + number, "s", "a") for number in range(50)])
+    assert not [answer for answer in peer.of(wire.Result) if answer.request >= 100]
+    world.auto_sync = world.auto_ask = True
+    world.sync()
+    world.answer_queries()
+    world.run()
+    assert len([answer for answer in peer.of(wire.Result) if answer.request >= 100]) == 4
+    assert [refused.code for refused in peer.of(wire.Refused)] == ["wait"] * 46
+    world.send(1, wire.Pong(peer.last(wire.Ping).token))
+    assert len(world.get("a")["body"]) == 30_000
 
 
 def test_keys_come_in_pages_by_name() -> None:
@@ -242,6 +277,50 @@ def test_keys_take_no_more_memory_than_they_may() -> None:
     world.put("a")
     world.put("b")
     assert world.put("c").code == "limit"
+
+
+@pytest.mark.parametrize(
+    ("settings", "taken"), [({"keys_max": 3}, 3), ({"all_keys_bytes_max": 1_200}, 4)]
+)
+def test_keys_of_one_turn_count_before_they_are_in_the_log(
+    settings: dict[str, int], taken: int
+) -> None:
+    world = World(**settings)
+    frames = [encode([b"v"], subject=f"k{number}") for number in range(10)]
+    publishes = [wire.Publish("s", 100 + number) for number in range(10)]
+    peer = world.send(1, *publishes, frames=frames)
+    assert len(world.stream("s").keys or ()) == taken
+    assert {refused.code for refused in peer.of(wire.Refused)} == {"wait"}
+    assert world.put("other").code == "limit"
+
+
+def test_newest_records_of_one_turn_take_no_more_than_half_of_the_ring() -> None:
+    world = World()
+    world.put("a", b"x" * 1_500)
+    world.wait(1)
+    half = world.segment_bytes * world.segments // 2
+    frames = [encode([b"x" * 1_500], subject=f"k{number}") for number in range(30)]
+    publishes = [wire.Publish("s", 100 + number) for number in range(30)]
+    peer = world.send(1, *publishes, frames=frames)
+    keys = world.stream("s").keys
+    assert keys is not None
+    assert half - 4_000 < keys.bytes <= half
+    assert {refused.code for refused in peer.of(wire.Refused)} == {"wait"}
+    assert world.put("other", b"x" * 1_500).code == "full"
+    again = [wire.Publish("s", 200 + number) for number in range(3)]
+    world.send(1, *again, frames=frames[:3])
+    assert len(peer.of(wire.Refused)) == len(publishes) - (len(keys) - 1) + 1
+
+
+def test_keys_that_are_there_change_also_where_there_are_more_than_there_may_be() -> None:
+    world = World(keys_max=3)
+    for key in ("a", "b", "c"):
+        world.put(key)
+    world.settings = BrokerSettings(keys_max=2)
+    restarted(world)
+    assert isinstance(world.put("a", b"other"), wire.Confirm)
+    assert isinstance(world.put("b", deletion=True), wire.Confirm)
+    assert world.put("d").code == "limit"
 
 
 def test_a_stream_without_keep_has_no_keys() -> None:
@@ -414,6 +493,21 @@ def test_a_reader_gets_newest_records_that_have_moved_in_the_order_of_offsets(
     assert peer.received[5][-1] == (world.stream("s").next - 1, b"new")
 
 
+@PLACES
+def test_a_start_by_a_time_before_all_that_has_not_moved_gives_what_has(place: Any) -> None:
+    world = World()
+    moved(world)
+    place(world)
+    for number, start in enumerate(([3, 0], [4, 0]), 5):
+        peer = world.subscribe(1, number, "s", ["prefix", "k"], start)
+        assert peer.received[number] == [(n + 1, b"%d" % n) for n in range(10)]
+    tail = world.stream("s").next
+    world.now_ms += 1_000
+    world.put("k0", b"new")
+    peer = world.subscribe(1, 7, "s", start=[3, world.now_ms])
+    assert peer.received[7] == [(tail, b"new")]
+
+
 def test_a_reader_that_lags_gets_what_has_moved_and_no_gap() -> None:
     world = World()
     world.put("a", b"1")
@@ -425,6 +519,42 @@ def test_a_reader_that_lags_gets_what_has_moved_and_no_gap() -> None:
     got = dict(peer.received[5])
     assert [got[n + 2] for n in range(10)] == [b"%d" % n for n in range(10)]
     assert not peer.of(wire.Gap)
+
+
+def test_a_reader_gets_no_gap_for_records_that_move_while_the_journal_reads_them() -> None:
+    world = World()
+    for number in range(10):
+        world.put(f"k{number}", b"%d" % number)
+    world.evict()
+    world.auto_read = False
+    peer = world.subscribe(1, 5, "s")
+    (read,) = world.reads
+    answer = world._read(read)
+    world.reads.clear()
+    turned(world)
+    assert world.stream("s").first > 10
+    world.broker.history(answer)
+    world.auto_read = True
+    world.run()
+    got = dict(peer.received[5])
+    assert [got[n + 1] for n in range(10)] == [b"%d" % n for n in range(10)]
+    assert not peer.of(wire.Gap)
+
+
+def test_a_value_that_moves_while_the_journal_looks_for_it_is_answered() -> None:
+    world = World()
+    world.put("a", b"value")
+    for _ in range(2):  # from its segment into a copy, then from this copy into another
+        world.evict()
+        world.auto_ask = False
+        world.send(1, wire.GetKey(77, "s", "a"))
+        (query,) = world.queries
+        world.queries.clear()
+        world.auto_ask = True
+        turned(world)
+        world.broker.answered(IndexAnswer(query.token, world._answer(query)))
+        world.run()
+        assert result(world.peers[1])["body"] == b"value"
 
 
 def test_a_cursor_before_records_that_have_moved_stays_there() -> None:
@@ -496,6 +626,32 @@ def test_a_record_replaced_while_its_copy_is_made_is_not_copied() -> None:
     turned(world)
     restarted(world)
     assert world.get("a")["body"] == b"new"
+
+
+def test_a_publish_behind_copies_that_no_segment_holds_is_refused_wait() -> None:
+    world = World()
+    world.put("a", b"value")
+    world.auto_ask = False
+    while not any(query.kind == "copies" for query in world.queries):
+        world.answer_queries()
+        world.run()
+        world.put("busy", b"x" * 900)
+
+    def judge(bundle: AppendBundle) -> tuple[str, str] | None:
+        copies = bundle.batches[0].stream == MOVED_STREAM
+        return ("too_large", "a batch of 5 MB; a segment has 4") if copies else None
+
+    world.judge = judge
+    (query,) = world.queries
+    world.queries.clear()
+    world.broker.answered(IndexAnswer(query.token, world._answer(query)))
+    refused = world.put("busy", b"x" * 900)
+    assert (refused.code, refused.retry_ms > 0) == ("wait", True)
+    assert isinstance(world.put("busy", b"x" * 900), wire.Confirm)
+    world.judge = None
+    world.auto_ask = True
+    turned(world)
+    assert world.get("a")["body"] == b"value"
 
 
 def test_a_ring_full_of_newest_records_refuses_by_name_and_loses_none() -> None:

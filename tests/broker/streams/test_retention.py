@@ -81,6 +81,29 @@ def test_a_batch_that_a_power_loss_may_take_loses_no_record() -> None:
     assert [offset for _, _, offset in shell.trims] == [7]
 
 
+@pytest.mark.parametrize(
+    "settings", [{"max_bytes": 90_000}, {"max_records": 4, "max_age_ms": 1 << 40}]
+)
+def test_records_that_a_power_loss_may_take_push_none_out(settings: dict[str, int]) -> None:
+    shell = Shell(sync=False)
+    shell.hello(1)
+    shell.send(1, wire.CreateStream(1, "s", settings))
+    shell.sync()
+    for number in range(8):
+        shell.publish(1, "s", [b"x" * 10_000], tracker=number + 1)
+    shell.sync()
+    shell.wait(2_000)
+    trims = list(shell.trims)
+    for number in range(8):
+        shell.publish(1, "s", [b"x" * 10_000], tracker=number + 1)
+    shell.wait(2_000)
+    assert shell.stream("s").next == 16
+    assert shell.trims == trims
+    shell.sync()
+    shell.wait(2_000)
+    assert shell.trims[-1][2] in (8, 12)
+
+
 @pytest.mark.parametrize("settings", [{"max_bytes": 300}, {"max_age_ms": 50}])
 def test_what_the_bounds_of_the_stream_took_is_not_counted(settings: dict[str, int]) -> None:
     shell = filled(**settings)

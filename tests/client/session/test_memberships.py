@@ -14,8 +14,9 @@ from malamute_py.client.readers.group import numbers_of
 from malamute_py.client.session.acknowledgements import AckForm
 from malamute_py.client.session.attempts import LinkState
 from malamute_py.client.session.events import Settled
+from malamute_py.client.session.group_options import DONE, GroupOptions
 from malamute_py.client.session.held_batches import HeldBatch
-from malamute_py.client.session.memberships import DONE, GroupOptions, Membership
+from malamute_py.client.session.memberships import Membership
 from malamute_py.client.session.step import Step
 from malamute_py.client.session.subscription import (
     GapNotice,

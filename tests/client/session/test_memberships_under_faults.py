@@ -21,8 +21,8 @@ from malamute_protocol.framing import decode_message, encode_message
 from malamute_py.client.session.acknowledgements import AckForm
 from malamute_py.client.session.attempts import LinkState
 from malamute_py.client.session.events import Settled
+from malamute_py.client.session.group_options import DONE, GroupOptions
 from malamute_py.client.session.held_batches import HeldBatch
-from malamute_py.client.session.memberships import DONE, GroupOptions
 from malamute_py.client.session.session import Session
 from malamute_py.client.settings import ClientSettings
 from tests.client.script import STREAM_UUID, stamped, welcome

@@ -539,3 +539,105 @@ def test_a_step_that_crosses_rings_is_refused_when_it_is_more_than_a_move() -> N
     script.step()
     script.refuse(script.sent()[0][0][0], "cross_ring")
     assert code_of(script.settled()["1"]) == "cross_ring"
+
+
+def test_a_condition_of_a_move_is_not_met_by_a_move_that_was_withdrawn() -> None:
+    script = Stepping()
+    script.add(moved(50), "1")
+    script.session.steps.withdraw(script.add(moved(100, 50), "2"))
+    script.add(moved(150, 100), "3")
+    script.step()
+    moves = [part for sent in script.sent() for part in parts(sent)]
+    assert [(move.next, move.from_) for move in moves if isinstance(move, c.MoveCursor)] == [
+        (50, -1), (150, 100),
+    ]  # fmt: skip
+
+
+def test_a_move_for_a_stream_in_memory_leaves_alone_though_a_step_beside_it_was_withdrawn() -> None:
+    script = Stepping()
+    script.add(moved(10, 3), "1")
+    script.session.steps.withdraw(script.add(published(b"x"), "2"))
+    script.step()
+    [command] = script.refuse(script.sent()[0][0][0], "cross_ring")
+    assert isinstance(command, c.MoveCursor)
+
+
+def test_an_acknowledgement_in_several_commands_is_done_as_a_whole_or_not_at_all() -> None:
+    script = Stepping()
+    script.reconnect(batch_records_max=65_536)
+    numbers = range(0, 2 * RANGES_MAX + 2, 2)
+    inbox = Bag(7, set(numbers))
+    step = Step()
+    for number in numbers:
+        step.ack(Item(inbox, number))
+    script.add(step, "1")
+    script.step()
+    assert script.refuse(script.sent()[0][0][0], "cross_ring") == []
+    assert code_of(script.settled()["1"]) == "cross_ring"
+    assert inbox.held == set(numbers)
+
+
+def test_records_of_a_step_keep_the_order_of_the_calls_whatever_their_form() -> None:
+    script = Stepping()
+    script.reconnect(batch_records_max=65_536)
+    step = Step()
+    for number in range(6):
+        step.publish("out", b"%d" % number, codec="gzip" if number % 3 else None)
+    step.publish("other", b"plain")
+    step.publish_batch("out", encode([b"6"]))
+    step.publish("out", b"7")
+    step.send("desk", b"8")
+    step.send("desk", [b"9"])
+    step.send("desk", b"10")
+    script.add(step, "1")
+    script.step()
+    [sent] = script.sent()
+    places = [part.stream if isinstance(part, c.Publish) else "desk" for part in parts(sent)]
+    assert places == [
+        "out", "out", "out", "out", "other", "out", "out", "desk", "desk", "desk",
+    ]  # fmt: skip
+    assert contents(sent)[:7] == [
+        [b"0"], [b"1", b"2"], [b"3"], [b"4", b"5"], [b"plain"], [b"6"], [b"7"],
+    ]  # fmt: skip
+
+
+def test_a_reply_that_others_follow_leaves_before_the_last_one() -> None:
+    script = Stepping()
+    offer = Bag(8, {20, 21})
+    step = Step()
+    step.reply(Item(offer, 20), b"one")
+    step.reply(Item(offer, 21), b"part", last=False)
+    step.reply(Item(offer, 21), b"end")
+    script.add(step, "1")
+    script.step()
+    [sent] = script.sent()
+    assert parts(sent) == [
+        c.Reply(8, [20], 0, True), c.Reply(8, [21], 0, False), c.Reply(8, [21], 0, True),
+    ]  # fmt: skip
+
+
+def test_steps_are_merged_only_as_far_as_their_records_keep_their_order() -> None:
+    script = Stepping()
+    forms = [None, None, "gzip", "gzip", None]
+    for number, codec in enumerate(forms):
+        step = Step()
+        step.publish("out", b"%d" % number, codec=codec)
+        step.publish("other", b"%d" % number)
+        script.add(step, str(number))
+    script.step()
+    found = [contents(sent) for sent in script.sent()]
+    assert [each[0] for each in found] == [[b"0", b"1"], [b"2", b"3"], [b"4"]]
+
+
+def test_a_move_by_a_command_alone_that_may_have_been_done_is_not_said_to_be_refused() -> None:
+    for lost in (True, False):
+        script = Stepping()
+        script.add(moved(10, 3), "1")
+        script.step()
+        script.refuse(script.sent()[0][0][0], "cross_ring")
+        if lost:
+            script.reconnect()
+        move = script.last(c.MoveCursor)
+        script.say(c.Refused(66, move.tracker, "conflict", "cursor 'c' stands at 10"))
+        told = script.settled()["1"]
+        assert isinstance(told, ConnectionLost if lost else BrokerRefused)

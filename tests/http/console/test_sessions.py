@@ -11,6 +11,7 @@ import zmq
 
 from malamute_py import Curve, EmbeddedBroker, SyncClient
 from malamute_py.client.aio.client import Client
+from malamute_py.http.console import logins
 from malamute_py.http.console.logins import WRONG_FREE, Attempts
 from malamute_py.http.console.sessions import Sessions
 from tests.http.console.browsing import Browser
@@ -110,6 +111,20 @@ def test_a_socket_file_with_permissions_is_not_opened_to_people_without_a_name(
             assert "A name is needed." in page.words
         with RunningHttp(broker.endpoint, console="open") as http:
             assert Browser(http.address).log_in().status == 200
+
+
+@pytest.mark.moderate
+def test_a_login_that_the_broker_has_no_room_for_is_told_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was told that the broker was not there, or asked for another kind of credential."""
+    monkeypatch.setattr(logins, "_CONNECT_MS", 500)
+    one: dict[str, Any] = {"links.links_max": 1}
+    with EmbeddedBroker(tcp=True, **one) as broker, at(broker) as http:
+        http.samples()  # The HTTP side has the one link that there may be.
+        page = Browser(http.address).log_in()
+        assert page.status == 401
+        assert "The broker did not take the link: at most 1 links" in page.words
 
 
 def test_where_a_name_is_asked_for_an_open_broker_takes_nobody_in(
@@ -303,6 +318,16 @@ def test_beyond_the_bound_the_idlest_session_of_the_user_with_most_ends() -> Non
     assert sessions.find(first) is None
     assert [sessions.find(each) is not None for each in (third, fourth)] == [True, True]
     assert len(sessions) == 3
+
+
+async def test_a_session_without_a_link_says_so() -> None:
+    """Its overview said that the broker had not been reached yet."""
+    sessions = Sessions()
+    cookie, link = client_of(sessions, "a")
+    session = sessions.find(cookie)
+    assert session is not None
+    link.linked = False
+    assert (await session.source.facts()).reason == "there is no link to the broker"
 
 
 def test_an_address_waits_after_wrong_attempts_and_longer_each_time() -> None:

@@ -120,7 +120,7 @@ def test_a_broker_of_few_descriptors_cuts_surplus_connections_and_shuts_nobody_o
     """A broker of so few kept all clients out from the start."""
     with _daemon(tmp_path, files, monkeypatch, local=False) as daemon:
         bounded = daemon.wait_for("connections_bounded")
-        assert bounded["connections"] == 16
+        assert (bounded["connections"], bounded["backlog"]) == (16, 32)
         assert "ulimit -n" in bounded["do"]
         with contextlib.ExitStack() as stack:
             peers = [stack.enter_context(RawPeer(daemon.endpoint)) for _ in range(16)]

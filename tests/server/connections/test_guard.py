@@ -38,6 +38,42 @@ def test_a_turn_takes_note_of_so_many_connections_and_the_next_turn_of_the_other
     guard.close()
 
 
+def test_an_end_that_is_told_late_ends_no_connection_of_another_listener() -> None:
+    """The broker listens twice: the second listener has the number that the first one closed."""
+    guard = Guard(LOCAL, count=lambda name: None, report=lambda name, facts: None)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    first, former = socket.socketpair()
+    second, latter = socket.socketpair()
+    with (
+        context,
+        context.socket(zmq.PAIR) as one,
+        context.socket(zmq.PAIR) as other,
+        context.socket(zmq.PAIR) as of_one,
+        context.socket(zmq.PAIR) as of_other,
+        first, former, second, latter,
+    ):  # fmt: skip
+        for monitor, told, name in ((one, of_one, "one"), (other, of_other, "other")):
+            monitor.bind(f"inproc://{name}")
+            told.connect(f"inproc://{name}")
+        fd = former.fileno()
+        accepted = struct.pack("=Hi", zmq.EVENT_ACCEPTED, fd)
+        disconnected = struct.pack("=Hi", zmq.EVENT_DISCONNECTED, fd)
+        of_one.send_multipart([accepted, b""])
+        assert guard.drain(one, 0, EVENTS_A_TURN) == []
+        ended = guard.connections.get(fd)
+        os.dup2(latter.fileno(), fd)
+        of_one.send_multipart([disconnected, b""])
+        of_other.send_multipart([accepted, b""])
+        assert guard.drain(other, 0, EVENTS_A_TURN) == [ended]
+        lives = guard.connections.get(fd)
+        assert lives is not ended
+        assert guard.drain(one, 0, EVENTS_A_TURN) == []
+        assert guard.connections.get(fd) is lives
+        of_other.send_multipart([disconnected, b""])
+        assert guard.drain(other, 0, EVENTS_A_TURN) == [lives]
+    guard.close()
+
+
 def test_a_connection_whose_descriptor_is_a_files_by_now_is_gone() -> None:
     left, right = socket.socketpair()
     guard = Guard(LOCAL, count=lambda name: None, report=lambda name, facts: None)

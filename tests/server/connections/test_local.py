@@ -171,6 +171,26 @@ def test_no_local_peer_finds_the_socket_while_local_peers_are_kept_out(tmp_path:
         assert found()
 
 
+def test_peers_over_tcp_are_still_turned_away_after_local_ones_were_kept_out(
+    tmp_path: Path,
+) -> None:
+    """A socket has no filter to give up then: that was taken for a kernel without filters."""
+    told: list[str] = []
+    listening = ListeningSockets(lambda name: None, lambda name, facts: told.append(name))
+    with (
+        socket.socket(socket.AF_UNIX) as local,
+        socket.create_server(("127.0.0.1", 0)) as server,
+    ):
+        local.bind(str(tmp_path / "socket"))
+        local.listen()
+        for each in (local, server):
+            listening.add(each.fileno())
+        listening.keep_out({"local user 0"})
+        listening.keep_out(set())
+        assert told == ["address_turned_away"]
+        assert listening._fds == [server.fileno()]
+
+
 # --- at a broker ---------------------------------------------------------------------------
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -137,6 +139,21 @@ def test_a_new_ring_is_opened_beside_the_loop_and_its_appends_wait(bench: Bench)
     assert bench.rings.facts()["own"]["prepared_in_append_total"] == 0
 
 
+def test_a_pin_that_comes_while_its_ring_is_being_opened_holds(bench: Bench) -> None:
+    with bench.rings._rings[MAIN]._space.preparing:
+        bench.troubles.may_create.clear()
+        bench.rings.open("own", OWN)
+        for name, offset in (("one", 0), ("two", 0), ("two", None)):
+            bench.rings.pin("own", name, 1, offset)
+        bench.troubles.may_create.set()
+        bench.appended("own")
+    ring = bench.rings._rings["own"]
+    assert ring._space.pins() == {"one": (1, 0)}
+    bench.rings.pin("own", "one", 1, 1)
+    bench.appended("own")
+    assert ring._space.pins() == {"one": (1, 1)}
+
+
 def test_a_ring_that_could_not_be_opened_is_tried_again(bench: Bench) -> None:
     bench.troubles.full = True
     bench.rings.open("own", OWN)
@@ -179,13 +196,63 @@ def test_a_ring_that_is_removed_while_it_is_opened_leaves_nothing_behind(bench: 
     place = bench.storage.child(RINGS)
     deadline = time.monotonic() + WAIT_S
     while (
-        "own" in bench.rings.facts()
-        or "own" not in place.children()
-        or (place.child("own").names())
+        "own" in bench.rings._unready
+        or "own" in bench.rings.facts()
+        or bench.rings._removals
+        or "own" in place.children()
     ):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert isinstance(bench.append("own"), AppendRefused)
+
+
+def test_files_of_a_removed_ring_that_cannot_be_removed_yet_are_removed_later(
+    bench: Bench,
+) -> None:
+    """One that could not be removed ended the housekeeping thread, and the broker with it."""
+    for name in ("own", "other"):
+        bench.rings.open(name, OWN)
+        bench.appended(name)
+    bench.troubles.failing_remove = True
+    bench.rings.open("own", {"remove": True})
+    bench.rings.open("other", {"remove": True})
+    results: list[Any] = []
+    deadline = time.monotonic() + WAIT_S
+    while (
+        sum(isinstance(each, RingEvent) and each.name == "ring_not_removed" for each in results) < 2
+    ):
+        assert not any(isinstance(each, Died) for each in results)
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+        results += bench.results.take()
+    assert isinstance(bench.append(MAIN), Appended)
+    bench.troubles.failing_remove = False
+    place = bench.storage.child(RINGS)
+    while place.children() != [MAIN]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    results += bench.results.take()
+    told = [each for each in results if isinstance(each, RingEvent)]
+    assert [each.name for each in told].count("ring_not_removed") == 2
+    assert not any(isinstance(each, Died) for each in results)
+
+
+def test_a_removed_ring_in_memory_takes_none_once_it_is_removed(bench: Bench) -> None:
+    """Its last read, which the next reader might have wanted, kept the whole ring."""
+    rings = bench.rings
+    rings.open("memory-own", {"memory": True, "ring_bytes": 4 << 20})
+    bench.appended("memory-own")
+    ring = weakref.ref(rings._rings["memory-own"])
+    rings.read(ReadRange("memory-own", 1, 7, 0, 1, 1 << 20, shared=True))
+    deadline = time.monotonic() + WAIT_S
+    while not any(isinstance(each, HistoryRead) for each in bench.results.take()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    rings.open("memory-own", {"remove": True})
+    while ring() is not None:
+        gc.collect()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_what_nobody_waits_for_is_synced_a_little_later_and_a_removed_ring_never(

@@ -1,0 +1,91 @@
+"""One atomic step, in asyncio.
+
+Owns its commit as an awaitable. The rule: a step whose commit was cancelled may still be taken, and
+then is taken whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from malamute_protocol.errors import LocalProtocolError, Timeout
+from malamute_py.client.aio.link import LoopLink
+from malamute_py.client.engine.waits import STEP
+from malamute_py.client.position import Confirmation
+from malamute_py.client.session.step import Step
+from malamute_py.client.settings import Wait
+from malamute_py.client.words import ConfirmAt
+
+
+class AtomicStep(Step):
+    """One step, taken as a whole when its `async with` block ends without an exception."""
+
+    __slots__ = ("_link",)
+
+    def __init__(self, link: LoopLink, confirm: ConfirmAt = "default", key: bytes = b"") -> None:
+        """See Client.atomic()."""
+        super().__init__(confirm, key)
+        if self.key and not link.session.identity:
+            raise LocalProtocolError(
+                "bad_setting",
+                "a step's key belongs to an identity, and this client has none: the next process "
+                'would have the step taken again. Give connect(identity="...")',
+            )
+        self._link = link
+
+    async def __aenter__(self) -> AtomicStep:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Commit; after an exception nothing of it happens."""
+        if kind is None:
+            await self.commit()
+        else:
+            if True:  # sync: with self._link.lock:
+                self.give_up()
+
+    # sync: def _lend(self, holder: Any, numbers: list[int]) -> None:
+    # sync:     with self._link.lock:
+    # sync:         super()._lend(holder, numbers)
+
+    async def commit(self, timeout_ms: Wait = "default") -> Confirmation | None:
+        """Have the step taken, and wait for the confirm; None: there was nothing in it.
+
+        Raises BrokerRefused (nothing of it happened), LocalProtocolError (nothing was sent),
+        Timeout or ConnectionLost (it may have been taken, as a whole).
+        """
+        if not self.parts:
+            return None
+        link = self._link
+        future: asyncio.Future[Confirmation] = link.loop.create_future()
+        left = await self._put(future, timeout_ms)
+        try:
+            return await link.limit(future, left, STEP)
+        except (Timeout, asyncio.CancelledError):
+            if True:  # sync: with link.lock:
+                link.session.steps.withdraw(self)
+            raise
+
+    # sync: def commit_nowait(self, timeout_ms: Wait = "default") -> Pending[Confirmation | None]:
+    # sync:     """Put it on its way; waits only for room in the window. Result as of commit()."""
+    # sync:     pending: Pending[Confirmation | None] = self._link.pending_type(self._link)
+    # sync:     if self.parts:
+    # sync:         self._put(pending, timeout_ms)
+    # sync:     else:
+    # sync:         pending.settle(None)
+    # sync:     return pending
+
+    async def _put(self, future: asyncio.Future[Any], timeout_ms: Wait) -> Wait:
+        """Put the step on its way once there is room; returns what is left of timeout_ms."""
+        link = self._link
+        if True:  # sync: with link.lock:
+            if not link.has_room():
+                try:
+                    timeout_ms = await link.room(self.size, timeout_ms, "a step")
+                except (Timeout, asyncio.CancelledError):
+                    self.give_up()
+                    raise
+            link.session.steps.add(self, future)
+            link.wake_up()
+        return timeout_ms

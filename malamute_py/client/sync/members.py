@@ -1,0 +1,233 @@
+# DO NOT EDIT: made from ../aio/members.py by `make sync-client` (tools/sync_client.py).
+"""A member of a group, for threads.
+
+Owns how a member takes its records and acknowledges them, as blocking calls. The rule: as in
+client.py: a timeout or the client's end interrupts a waiting caller.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from malamute_protocol.batch import Record
+from malamute_protocol.errors import BrokerRefused
+from malamute_py.client.arguments import duration
+from malamute_py.client.engine.waits import ACKED, NOTHING, OPENED, PASSED_OVER
+from malamute_py.client.readers.group import MemberBase, numbers_of
+from malamute_py.client.session.acknowledgements import AckForm
+from malamute_py.client.session.group_options import AGAIN, DONE, RELEASED, GroupOptions, failed
+from malamute_py.client.session.held_batches import Held, HeldBatch
+from malamute_py.client.session.subscription import Notice
+from malamute_py.client.settings import Wait
+from malamute_py.client.sync.link import Pending, ThreadLink
+from malamute_py.client.words import AckWhen
+
+JOINING: Final = "the membership"
+
+
+class SyncMember(MemberBase):
+    """A member of a group, with records that no other member gets; for one thread at a time."""
+
+    def __init__(
+        self,
+        link: ThreadLink,
+        asked: GroupOptions,
+        *,
+        ack: AckWhen,
+        strict: bool,
+        on_notice: Callable[[Notice], None] | None,
+        timeout_ms: int | None = None,
+    ) -> None:
+        """See SyncClient.group(). Raises what ended the session."""
+        super().__init__(ack, strict, on_notice)
+        self._link = link
+        self._timeout_ms = timeout_ms
+        self._closed = False
+        with link.lock:
+            self._members = link.session.memberships
+            self._membership = self._members.join(asked)
+            link.wake_up()
+        # `for record in client.group(...)` with a break leaves no caller that closes it.
+        self._finalizer = weakref.finalize(self, link.dropped, self._membership)
+        self._finalizer.atexit = False
+
+    @property
+    def ended(self) -> bool:
+        """Nothing more will arrive."""
+        return self._closed or self._membership.ended
+
+    def accepted(self, timeout_ms: Wait = "default") -> None:
+        """Wait until the broker accepted. Raises the refusal, or Timeout."""
+        membership = self._membership
+        with self._link.lock:
+            self._link.until(
+                lambda: membership.accepted or self.ended,
+                timeout_ms,
+                OPENED,
+                JOINING,
+            )
+        if not membership.accepted:
+            raise membership.error or BrokerRefused("cancelled")
+
+    # --- taking ----------------------------------------------------------------------------
+
+    def next_batch(self, timeout_ms: int | None = None) -> HeldBatch | None:
+        """The next batch; None at the end.
+
+        Raises Timeout (nothing is lost), the broker's refusal, or GapError when strict.
+        """
+        self._acknowledge_handed()
+        batch = self._rest()
+        if batch is None:
+            batch = self._next(timeout_ms)
+        if batch is not None:
+            self._handing(batch, batch.offsets.tolist())
+        return batch
+
+    def _next(self, timeout_ms: int | None) -> HeldBatch | None:
+        """Return the next batch of records, past the notices before it; None once closed."""
+        membership, link = self._membership, self._link
+        while True:
+            with link.lock:
+                if self._closed:
+                    return None
+                item = self._take()
+                if link.session.consumed(membership) or membership.in_doubt:
+                    link.wake_up()
+                if item is None:
+                    if membership.error is not None:
+                        raise membership.error
+                    if membership.ended:
+                        return None
+                    timeout_ms = link.until(
+                        lambda: bool(membership.queue) or self.ended,
+                        timeout_ms,
+                        PASSED_OVER if membership.passed_over else NOTHING,
+                        "record",
+                    )
+                    continue
+            if isinstance(item, HeldBatch):
+                return item
+            self._note(item)
+
+    def batches(self) -> Iterator[HeldBatch]:
+        """The batches, to the end. Raises as next_batch()."""
+        while (batch := self.next_batch(self._timeout_ms)) is not None:
+            yield batch
+
+    def __iter__(self) -> SyncMember:
+        return self
+
+    def __next__(self) -> Record:
+        self._acknowledge_handed()
+        while not self._left or self._membership.lost_lease:
+            batch = self._next(self._timeout_ms)
+            if batch is None:
+                raise StopIteration
+            self._open(batch)
+        record = next(self._rows)
+        self._left -= 1
+        self._handing(self._batch, [record.offset])
+        return record
+
+    # --- acknowledging ---------------------------------------------------------------------
+
+    def _acknowledge_handed(self, form: AckForm = DONE) -> None:
+        """Acknowledge the records that were handed to the caller last."""
+        if not self._handed:
+            return
+        with self._link.lock:
+            self._membership.ack(self._take_handed(), form)
+            self._link.wake_up()
+
+    def ack_nowait(self, held: Held) -> Pending[bool]:
+        """Say that a record or batch is done; its result is what ack() returns."""
+        return self._ack(held, DONE)
+
+    def ack(self, held: Held, timeout_ms: Wait = "default") -> bool:
+        """Say that a record or batch is done; returns True once the broker has confirmed it.
+
+        False: this member does not hold all of it any more, as the link was lost in between:
+        some member gets it again. Raises Timeout, or LocalProtocolError: not from
+        this member.
+        """
+        pending = self._ack(held, DONE)
+        return pending.result(timeout_ms, ACKED, "an acknowledgement")
+
+    def nack(self, held: Held, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
+        """Give a record or batch back, for any member to get after a delay. As ack().
+
+        That counts as an attempt, where the group has a bound of attempts.
+        """
+        pending = self._ack(held, AckForm(0, duration("delay_ms", delay_ms)))
+        return pending.result(timeout_ms, ACKED, "an acknowledgement")
+
+    def release(self, held: Held, timeout_ms: Wait = "default") -> bool:
+        """Give a record or batch back at once, which counts as no attempt. As ack().
+
+        For a member that stops, not for a record that cannot be done: that one would never end.
+        """
+        pending = self._ack(held, RELEASED)
+        return pending.result(timeout_ms, ACKED, "an acknowledgement")
+
+    def renew(self, held: Held, timeout_ms: Wait = "default") -> bool:
+        """Begin the leases of a record or batch anew, for one that takes long. As ack().
+
+        Records that were not handed over yet are renewed by themselves while records are asked
+        for, acknowledged or renewed. Only groups with `lease_ms` have leases.
+        """
+        offsets = numbers_of(held, self._membership)
+        pending: Pending[bool] = Pending(self._link)
+        with self._link.lock:
+            self._membership.renew(offsets, pending)
+            self._link.wake_up()
+        return pending.result(timeout_ms, ACKED, "a renewal")
+
+    def fail(self, held: Held, reason: str = "", timeout_ms: Wait = "default") -> bool:
+        """Give a record or batch up: to the group's dead letters, with the reason. As ack()."""
+        pending = self._ack(held, failed(reason))
+        return pending.result(timeout_ms, ACKED, "an acknowledgement")
+
+    def _ack(self, held: Held, form: AckForm) -> Pending[bool]:
+        """Acknowledge a record or batch; the future gets True, or False: it came too late."""
+        offsets = numbers_of(held, self._membership)
+        pending: Pending[bool] = Pending(self._link)
+        self._unhand(offsets)
+        with self._link.lock:
+            if self._membership.ended:
+                pending.settle(False)
+            else:
+                self._membership.ack(offsets, form, pending)
+                self._link.wake_up()
+        return pending
+
+    # --- life ------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Leave the group; what was not acknowledged goes to other members."""
+        if self._closed:
+            return
+        self._finalizer.detach()
+        self._left = 0
+        with self._link.lock:
+            # At once, not with ENDED: a thread that waits, or asks later, finds the end.
+            self._closed = True
+            self._members.leave(self._membership)
+            self._link.notify()
+            self._link.wake_up()
+
+    def __enter__(self) -> SyncMember:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Leave; without an exception what was handed over last is done, too (ack="next").
+
+        After one (but not after a cancellation) what was handed over last has had an attempt.
+        """
+        if kind is None:
+            self._acknowledge_handed()
+        elif issubclass(kind, Exception):
+            self._acknowledge_handed(AGAIN)
+        self.close()

@@ -1,0 +1,91 @@
+# DO NOT EDIT: made from ../aio/steps.py by `make sync-client` (tools/sync_client.py).
+"""One atomic step, for threads.
+
+Owns its commit as a blocking call. The rule: a step whose commit timed out may still be taken,
+whole.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from malamute_protocol.errors import LocalProtocolError
+from malamute_py.client.engine.waits import STEP
+from malamute_py.client.position import Confirmation
+from malamute_py.client.session.step import Step
+from malamute_py.client.settings import Wait
+from malamute_py.client.sync.link import Pending, ThreadLink
+from malamute_py.client.words import ConfirmAt
+
+
+class SyncAtomicStep(Step):
+    """One step, taken as a whole when its `with` block ends without an exception."""
+
+    __slots__ = ("_link",)
+
+    def __init__(self, link: ThreadLink, confirm: ConfirmAt = "default", key: bytes = b"") -> None:
+        """See SyncClient.atomic()."""
+        super().__init__(confirm, key)
+        if self.key and not link.session.identity:
+            raise LocalProtocolError(
+                "bad_setting",
+                "a step's key belongs to an identity, and this client has none: the next process "
+                'would have the step taken again. Give connect(identity="...")',
+            )
+        self._link = link
+
+    def __enter__(self) -> SyncAtomicStep:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Commit; after an exception nothing of it happens."""
+        if kind is None:
+            self.commit()
+        else:
+            with self._link.lock:
+                self.give_up()
+
+    def _lend(self, holder: Any, numbers: list[int]) -> None:
+        with self._link.lock:
+            super()._lend(holder, numbers)
+
+    def commit(self, timeout_ms: Wait = "default") -> Confirmation | None:
+        """Have the step taken, and wait for the confirm; None: there was nothing in it.
+
+        Raises BrokerRefused (nothing of it happened), LocalProtocolError (nothing was sent),
+        Timeout or ConnectionLost (it may have been taken, as a whole).
+        """
+        if not self.parts:
+            return None
+        link = self._link
+        pending: Pending[Confirmation] = Pending(link)
+        left = self._put(pending, timeout_ms)
+        try:
+            return pending.result(left, STEP)
+        except BaseException:
+            with link.lock:
+                link.session.steps.withdraw(self)
+            raise
+
+    def commit_nowait(self, timeout_ms: Wait = "default") -> Pending[Confirmation | None]:
+        """Put it on its way; waits only for room in the window. Result as of commit()."""
+        pending: Pending[Confirmation | None] = self._link.pending_type(self._link)
+        if self.parts:
+            self._put(pending, timeout_ms)
+        else:
+            pending.settle(None)
+        return pending
+
+    def _put(self, pending: Pending[Any], timeout_ms: Wait) -> Wait:
+        """Put the step on its way once there is room; returns what is left of timeout_ms."""
+        link = self._link
+        with link.lock:
+            if not link.has_room():
+                try:
+                    timeout_ms = link.room(timeout_ms, "a step")
+                except BaseException:
+                    self.give_up()
+                    raise
+            link.session.steps.add(self, pending)
+            link.wake_up()
+        return timeout_ms

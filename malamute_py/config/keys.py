@@ -1,0 +1,145 @@
+"""The names of settings: dotted keys, variables of the environment, and what a wrong one meant.
+
+Owns the table of all keys, which is made of the sections. The rule: an unknown key is an error that
+names the nearest one. Source: sections.py, which has the keys.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from malamute_py.config.sections import Config, Grant, NamespaceSection, QuotasSection
+from malamute_py.sections import ConfigError
+
+ENVIRONMENT_PREFIX: Final = "MALAMUTE_"
+
+FILES: Final = (
+    "authentication.users_file", "authentication.server_key_file", "http.token_file",
+)  # fmt: skip
+"""Settings that name a file; in a configuration file it is looked for beside that."""
+
+
+def _kinds(section: type[msgspec.Struct], prefix: str = "") -> dict[str, Any]:
+    """Return dotted key -> str, list, dict, a tuple of words, or None for all others."""
+    found: dict[str, Any] = {}
+    for field in msgspec.inspect.type_info(section).fields:  # type: ignore[attr-defined]
+        kind = field.type
+        if isinstance(kind, msgspec.inspect.StructType):
+            found |= _kinds(kind.cls, f"{prefix}{field.encode_name}.")
+            continue
+        simple: Any = None
+        if isinstance(kind, msgspec.inspect.StrType):
+            simple = str
+        elif isinstance(kind, msgspec.inspect.ListType):
+            simple = list
+        elif isinstance(kind, msgspec.inspect.DictType):
+            simple = dict
+        elif isinstance(kind, msgspec.inspect.LiteralType):
+            simple = tuple(kind.values)
+        found[prefix + field.encode_name] = simple
+    return found
+
+
+QUOTAS: Final = tuple(name for name in QuotasSection.__struct_fields__ if name != "identities")
+"""The resources that a quota may bound."""
+
+KEYS: Final[dict[str, Any]] = _kinds(Config)
+"""Dotted key -> how its value is written."""
+
+_VARIABLES: Final = {
+    ENVIRONMENT_PREFIX + key.replace(".", "_").upper(): key
+    for key, kind in KEYS.items()
+    if kind is not dict
+}
+SECTIONS: Final = sorted({key.partition(".")[0] for key in KEYS if "." in key})
+FIELDS: Final = {
+    "permissions": Grant.__struct_fields__, "namespaces": NamespaceSection.__struct_fields__,
+}  # fmt: skip
+"""Tables of tables by name -> the keys that each of them may have."""
+WITH_UNITS: Final = ("streams.default", "mailboxes.default", "services.default",
+                      "quotas.identities", "namespaces")  # fmt: skip
+"""Tables whose keys are no keys of ours, and in which sizes and times stand."""
+
+
+def key_of_variable(name: str) -> str | None:
+    """Return the key of an environment variable; None when it is none of ours.
+
+    MALAMUTE_ variables of other programs (the client's, for example) pass; one that begins like a
+    section of ours is a misspelling.
+    """
+    if not name.startswith(ENVIRONMENT_PREFIX):
+        return None
+    key = _VARIABLES.get(name)
+    if key is None and any(
+        name.startswith(f"{ENVIRONMENT_PREFIX}{section.upper()}_") for section in SECTIONS
+    ):
+        raise ConfigError(name, f"no setting has this variable{nearest(name, _VARIABLES)}")
+    return key
+
+
+def path_of_override(key: str) -> list[str]:
+    """Take apart the dotted name of a setting on the command line. Raises ConfigError."""
+    if key.partition(".")[0] not in ("permissions", "namespaces") and key not in KEYS:
+        raise _unknown(key)
+    return key.split(".")
+
+
+def put(table: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    """Set one value in a table of tables. Raises ConfigError: a part of the path is a value."""
+    *sections, last = path
+    for section in sections:
+        inner = table.setdefault(section, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(section, "is a section, not a value")
+        table = inner
+    table[last] = value
+
+
+def key_faults(table: Mapping[str, Any]) -> Iterator[ConfigError]:
+    """Yield an error for each section and key that does not exist, with the likely one."""
+    for name, value in table.items():
+        if name in KEYS:
+            continue
+        if name not in SECTIONS:
+            near = difflib.get_close_matches(name, SECTIONS, n=1)
+            if near and isinstance(value, Mapping):
+                yield ConfigError(name, f"there is no such section; did you mean {near[0]}?")
+            else:
+                yield _unknown(name)
+        elif not isinstance(value, Mapping):
+            yield ConfigError(name, f"is a section; write [{name}] and its keys below")
+        else:
+            for inner in value:
+                if f"{name}.{inner}" not in KEYS:
+                    yield _unknown(f"{name}.{inner}")
+
+
+def _unknown(key: str) -> ConfigError:
+    return ConfigError(key, f"there is no such key{nearest(key, KEYS) or _there_is(key)}")
+
+
+def _there_is(key: str) -> str:
+    """List what may be written where a key stands that resembles none."""
+    section = key.partition(".")[0]
+    if section in SECTIONS:
+        names = [name.partition(".")[2] for name in KEYS if name.startswith(f"{section}.")]
+        return f"; [{section}] has {', '.join(names)}"
+    alone = ", ".join(name for name in KEYS if "." not in name)
+    return f"; the sections are {', '.join(SECTIONS)}; outside them stand {alone}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a hint at the key that was meant by a wrong one; empty: none is near."""
+    known = list(known)
+    near: list[str] = []
+    if "." not in name:  # The right key without its section.
+        near = [key for key in known if key.rpartition(".")[2] == name][:1]
+    near = near or difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if not near:  # The right key in the wrong section.
+        last = name.rpartition(".")[2]
+        near = [key for key in known if key.rpartition(".")[2] == last][:1]
+    return f"; did you mean {near[0]}?" if near else ""
