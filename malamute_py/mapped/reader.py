@@ -35,7 +35,8 @@ from malamute_py.journal.marks import read_meta
 from malamute_py.journal.storage import FileStorage
 from malamute_py.mapped.errors import NoJournal, UnknownStream
 from malamute_py.mapped.missing import find_missing
-from malamute_py.mapped.reading import POLL_S, Reading, Request
+from malamute_py.mapped.reading import POLL_S, Reading
+from malamute_py.mapped.request import Request
 from malamute_py.mapped.segments import Segments
 from malamute_py.mapped.streams import Catalogue, StreamEntry
 from malamute_py.mapped.tail import RingTail
@@ -60,6 +61,7 @@ class LogReader:
     def streams(self) -> list[StreamEntry]:
         """Return all streams, by name, as of now. Raises OSError."""
         self._catalogue.refresh()
+        self._forget_rings()
         return self._catalogue.entries()
 
     def read(
@@ -126,6 +128,7 @@ class LogReader:
     def _entry(self, name: str) -> StreamEntry:
         """Return a stream by its name, as of now. Raises UnknownStream."""
         self._catalogue.refresh()
+        self._forget_rings()
         entry = self._catalogue.find(name)
         if entry is None:
             raise UnknownStream(
@@ -137,6 +140,11 @@ class LogReader:
                 f"the stream '{name}' is kept in the broker's memory: read it with a client"
             )
         return entry
+
+    def _forget_rings(self) -> None:
+        """Release the files of rings whose streams were removed: they still take room on disk."""
+        for name in self._rings.keys() - self._catalogue.rings() - {_MAIN}:
+            self._rings.pop(name)[0].forget()
 
     def _ring(self, name: str, wait_s: float = 0.0) -> tuple[Segments, RingTail]:
         """Open a ring, once; wait_s: for how long to wait for a ring that is not begun."""

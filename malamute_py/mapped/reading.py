@@ -12,7 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from malamute_protocol.batch import Batch, Record
 from malamute_protocol.commands import Start, StartKind
@@ -20,13 +20,11 @@ from malamute_protocol.content import Content
 from malamute_protocol.content_layout import ARROW
 from malamute_protocol.errors import BatchError, LocalProtocolError, Timeout
 from malamute_protocol.gather import Gathering, Row
-from malamute_protocol.pattern import Pattern
 from malamute_protocol.schema import Schemas
 from malamute_protocol.stamp import Stamp, parse_message_id
 from malamute_py.changelog.settings import versions
 from malamute_py.client.position import Position
 from malamute_py.client.session.subscription import GapError, GapNotice, RewoundNotice
-from malamute_py.client.words import ReadVisibility, Until
 from malamute_py.journal.errors import JournalCorrupt
 from malamute_py.journal.gathering import ROWS_MAX
 from malamute_py.journal.layout import TRIMS_FILE, Trims
@@ -35,6 +33,7 @@ from malamute_py.mapped.batch import MappedBatch, gathers, takes_out
 from malamute_py.mapped.errors import Overwritten, StreamRemoved
 from malamute_py.mapped.missing import NOTHING, Missing
 from malamute_py.mapped.moved import MovedRecords
+from malamute_py.mapped.request import Request
 from malamute_py.mapped.segments import Segments
 from malamute_py.mapped.selection import Selection
 from malamute_py.mapped.streams import Catalogue, StreamEntry
@@ -75,20 +74,6 @@ _GATHERED_WITHIN: Final = 64 << 20
 """Bytes of the log over which rows are gathered: the caller waits for the first of them."""
 _CATALOGUE_S: Final = 0.25
 """Time between two looks whether the stream is still there."""
-
-
-class Request(NamedTuple):
-    """Checked arguments of a call of LogReader.read()."""
-
-    pattern: Pattern
-    start: Start
-    visibility: ReadVisibility
-    end: int | None
-    until: Until
-    client_time: tuple[int, int] | None
-    copy: bool
-    strict: bool
-    on_notice: Callable[[GapNotice | RewoundNotice], None] | None
 
 
 class Reading:
@@ -491,11 +476,14 @@ class Reading:
         """Return the versions of the stream's schema; the newest ones when one is not known."""
         known = self._schemas
         if known is None or number not in known.versions:
-            self._catalogue.refresh()
-            entry = self._catalogue.entry(self._entry.number) or self._entry
-            if entry.settings.schema:
-                known = self._schemas = Schemas(versions(entry.settings).items())
+            known = self._schemas = self._declared() or known
         return known
+
+    def _declared(self) -> Schemas | None:
+        """Return the versions of the stream's schema as of now; None: it is not typed."""
+        self._catalogue.refresh()
+        entry = self._catalogue.entry(self._entry.number) or self._entry
+        return Schemas(versions(entry.settings).items()) if entry.settings.schema else None
 
     def _oldest_ms(self) -> int:
         """Return the append time before which records are past the stream's age; 0: none are."""
@@ -665,14 +653,14 @@ class Reading:
         dictionaries. Views of an earlier call are forgotten: check() answers for this one. Raises
         as next_batch().
         """
-        return self._tables.table(self, decode)
+        return self._tables.table(self, decode, self._declared)
 
     def arrow_reader(self, *, decode: bool = False) -> pa.RecordBatchReader:
         """Return a reader of all record batches to the end, read as it is asked for; see check().
 
         An error of next_batch() is raised by that reader, and ends it.
         """
-        return self._tables.reader(self, decode)
+        return self._tables.reader(self, decode, self._declared)
 
     def check(self) -> None:
         """Raise Overwritten unless all views of the last to_arrow() or arrow_reader() were right.

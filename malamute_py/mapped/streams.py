@@ -78,6 +78,10 @@ class Catalogue:
         """All streams, by name."""
         return sorted(map(_entry, self._tables.streams.values()))
 
+    def rings(self) -> set[str]:
+        """Names of the rings of all streams."""
+        return {row.ring for row in self._tables.streams.values()}
+
     def find(self, name: str) -> StreamEntry | None:
         """The stream of a name."""
         number = self._tables.names.get(name)

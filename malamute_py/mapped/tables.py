@@ -7,11 +7,12 @@ records. Source: FORMAT.md, section 8.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from malamute_protocol.batch import Batch
 from malamute_protocol.merging import is_small
+from malamute_protocol.schema import Schemas
 from malamute_py.mapped.batch import MappedBatch
 
 if TYPE_CHECKING:
@@ -25,28 +26,35 @@ class ArrowTables:
         self._given: dict[int, MappedBatch] = {}
         """Segment -> one batch of it, where views of the last table lie."""
 
-    def table(self, batches: Iterable[Batch], decode: bool) -> pa.Table:
-        """Return all batches as one table. Raises Overwritten."""
-        from malamute_protocol.arrow import table_of
+    def table(
+        self, batches: Iterable[Batch], decode: bool, declared: Callable[[], Schemas | None]
+    ) -> pa.Table:
+        """Return all batches as one table. Raises Overwritten.
+
+        declared: asked for the schema of a table of no batches.
+        """
+        import pyarrow as pa
+
         from malamute_protocol.merging import merged
 
         self._given.clear()
-        pieces = self._pieces(merged(_whole_or_own(batches)), decode)
-        table = table_of(list(pieces), decode=decode)
+        pieces = list(self._pieces(merged(_whole_or_own(batches)), decode))
+        schema = pieces[0].schema if pieces else _schema(declared(), decode)
+        table = pa.Table.from_batches(pieces, schema)
         self.check()
         return table
 
-    def reader(self, batches: Iterable[Batch], decode: bool) -> pa.RecordBatchReader:
+    def reader(
+        self, batches: Iterable[Batch], decode: bool, declared: Callable[[], Schemas | None]
+    ) -> pa.RecordBatchReader:
         """Return a reader of all batches, each of which is read as it is asked for."""
         import pyarrow as pa
-
-        from malamute_protocol.arrow import arrow_schema
 
         self._given.clear()
         pieces = self._pieces(batches, decode)
         first = next(pieces, None)
         if first is None:
-            return pa.RecordBatchReader.from_batches(arrow_schema(decode=decode), iter(()))
+            return pa.RecordBatchReader.from_batches(_schema(declared(), decode), iter(()))
 
         def all_of_them() -> Iterator[pa.RecordBatch]:
             yield first
@@ -82,3 +90,13 @@ def _whole_or_own(batches: Iterable[Batch]) -> Iterator[Batch]:
         if isinstance(batch, MappedBatch) and is_small(batch):
             batch = batch.copy()
         yield batch
+
+
+def _schema(declared: Schemas | None, decode: bool) -> pa.Schema:
+    """Return the schema of a table of no batches: the newest that the stream has declared."""
+    from malamute_protocol.arrow import arrow_schema, schema_of
+
+    if declared is None:
+        return arrow_schema(decode=decode)
+    schema: pa.Schema = schema_of(declared, declared.newest)
+    return schema

@@ -21,7 +21,7 @@ except ModuleNotFoundError as error:
         name="pyarrow",
     ) from error
 
-from malamute_protocol.arrow_check import BROKEN, checked_rows
+from malamute_protocol.arrow_check import BROKEN, check_required, checked_rows
 from malamute_protocol.batch import Batch
 from malamute_protocol.columns import NO_TIME, Array
 from malamute_protocol.content import Content
@@ -344,7 +344,8 @@ def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
     A column may have a narrower type by the rule of versions, be dictionary-encoded, be of another
     layout of strings, bytes or lists, or count time in another unit that loses nothing; a nullable
-    one may be missing. Raises LocalProtocolError `bad_schema`: it names the column that differs.
+    one may be missing. Raises LocalProtocolError `bad_schema`: it names the column that differs, or
+    in which a value is missing, also within lists and structs.
     """
     columns = []
     for field in schema:
@@ -367,7 +368,14 @@ def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
         if column.null_count and not field.nullable:
             raise LocalProtocolError("bad_schema", f"column {field.name!r} has nulls")
         columns.append(column)
-    return pa.Table.from_arrays(columns, schema=schema)
+    made = pa.Table.from_arrays(columns, schema=schema)
+    try:
+        for rows in made.to_batches():
+            check_required(rows)
+    except BatchError as error:
+        reason = error.reason.removesuffix(f" (byte {error.position})")
+        raise LocalProtocolError("bad_schema", reason) from error
+    return made
 
 
 def without_views(column: Any) -> Any:

@@ -27,18 +27,17 @@ COUNT = 4
 
 def change_of(chance: random.Random) -> Change:
     rows = [(0, rows_of(chance.randrange(1 << COUNT)))]
-    return chance.choice(
-        [
-            WorkTaken(1, rows, chance.choice(["ann", "bob"]), 10, 5),
-            WorkReceived(1, rows),
-            WorkReturned(1, rows, chance.choice(["died", "withdrawn"]), chance.choice([0, 50]), 9),
-            RequestDone(1, rows),
-            RequestDead(1, rows, 2, "died", 20),
-            RequestRevived(2, 1, rows, 30),
-            MailAgain(2, rows, chance.choice([0, 70])),
-            MailDone(2, rows),
-        ]
-    )
+    changes: list[Change] = [
+        WorkTaken(1, rows, chance.choice(["ann", "bob"]), 10, 5),
+        WorkReceived(1, rows),
+        WorkReturned(1, rows, chance.choice(["died", "withdrawn"]), chance.choice([0, 50]), 9),
+        RequestDone(1, rows),
+        RequestDead(1, rows, 2, "died", 20),
+        RequestRevived(2, 1, rows, 30),
+        MailAgain(2, rows, chance.choice([0, 70])),
+        MailDone(2, rows),
+    ]
+    return chance.choice(changes)
 
 
 def disjoint(masks: list[int]) -> int:

@@ -20,6 +20,9 @@ from malamute_py.embedded import EmbeddedBroker
 from tests.client.shells import SHELLS
 
 columns: Any = pa.schema  # its stubs know one form of columns at a time
+REQUIRED: Any = pa.field("item", pa.int32(), nullable=False)
+LIST_OF_REQUIRED: pa.DataType = pa.list_(REQUIRED)
+STRUCT_OF_REQUIRED: pa.DataType = pa.struct([REQUIRED])
 OLD: pa.Schema = columns([pa.field("carrier", pa.string(), nullable=False), ("delay", pa.int32())])
 NEW: pa.Schema = columns(
     [*OLD.set(1, pa.field("delay", pa.int64())), pa.field("gate", pa.string())]
@@ -216,6 +219,64 @@ def test_columns_that_cannot_be_subjects_are_refused_by_name() -> None:
     ):  # fmt: skip
         with pytest.raises(LocalProtocolError, match=why):
             encoded(TABLE.append_column("who", column), subject="who")
+
+
+@pytest.mark.parametrize(
+    ("declared", "rows"),
+    [
+        (LIST_OF_REQUIRED, pa.array([[1], [2, None]], LIST_OF_REQUIRED)),
+        (LIST_OF_REQUIRED, pa.array([[1], [2, None]], pa.list_(pa.int32()))),
+        (STRUCT_OF_REQUIRED, pa.array([{"item": 1}, {"item": None}], STRUCT_OF_REQUIRED)),
+    ],
+)
+def test_a_value_that_is_missing_within_lists_and_structs_is_refused_before_it_is_sent(
+    declared: pa.DataType, rows: Any
+) -> None:
+    message = schema_message(columns([("a", declared)]))
+    schemas = Schemas([(schema_id(message), message)])
+    assert list(TableRows(pa.table({"a": rows.slice(0, 1)}), schemas).contents(1, DEFAULT_LIMITS))
+    with pytest.raises(LocalProtocolError, match="'a': 'item' is not nullable, and has nulls"):
+        TableRows(pa.table({"a": rows}), schemas)
+
+
+def test_a_table_with_two_columns_of_one_name_is_refused_by_it() -> None:
+    message = schema_message(columns([("a", pa.int64())]))
+    schemas = Schemas([(schema_id(message), message)])
+    for names in (["a", "a"], ["a", "s", "s"]):
+        table = pa.table([pa.array([1])] * len(names), names=names)
+        with pytest.raises(LocalProtocolError, match="several columns of the table are named"):
+            TableRows(table, schemas, subject="s")
+
+
+def test_categories_of_several_chunks_may_be_more_than_their_codes_count() -> None:
+    message = schema_message(columns([("a", pa.int64())]))
+    chunks: list[Any] = [
+        pa.DictionaryArray.from_arrays(
+            pa.array(range(100), pa.int8()), pa.array([f"{name}{n}" for n in range(100)])
+        )
+        for name in "xy"
+    ]
+    named: Any = {"a": list(range(200)), "s": pa.chunked_array(chunks)}
+    table: Any = pa.table(named)
+    rows = TableRows(table, Schemas([(schema_id(message), message)]), subject="s")
+    ((content, count),) = rows.contents(1 << 20, DEFAULT_LIMITS)
+    headers, codes = Content(content).headers()
+    assert codes is not None
+    assert [headers[code].subject for code in codes] == table.column("s").to_pylist()
+    assert count == 200
+
+
+def test_a_time_that_milliseconds_cannot_tell_is_refused() -> None:
+    message = schema_message(columns([("a", pa.int64())]))
+    schemas = Schemas([(schema_id(message), message)])
+    for seconds, told in ((2**40, 2**40 * 1000), (2**62, None)):
+        table: Any = pa.table({"a": [1], "t": pa.array([seconds], pa.timestamp("s"))})
+        made = TableRows(table, schemas, client_time="t").contents(1 << 20, DEFAULT_LIMITS)
+        if told is None:
+            with pytest.raises(LocalProtocolError, match="the client times"):
+                list(made)
+        else:
+            assert Content(next(made)[0]).head.client_time_max_ms == told
 
 
 def test_columns_of_subjects_and_times_need_not_be_in_the_schema() -> None:

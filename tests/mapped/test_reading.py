@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
@@ -309,9 +310,34 @@ def test_records_that_went_with_their_stream_are_no_gap(
     assert first.base_offset == 0
 
 
+def test_the_files_of_a_ring_that_went_with_its_stream_are_released(
+    log: Log, reader: LogReader
+) -> None:
+    log.fill(log.create("trades"), 3)
+    assert records(reader.read("trades", until="tail")) == filled(0, 3)
+    for _ in range(2):
+        own = log.create("own", "s/own", ring_bytes=1 << 20)
+        log.fill(own, 200)
+        assert records(reader.read("own", until="tail")) == filled(0, 200)
+        assert _mapped(log, "own")
+        log.remove(own)
+        _drop_ring(log)
+        assert [entry.name for entry in reader.streams()] == ["trades"]
+        gc.collect()
+        assert not _mapped(log, "own")
+        assert _mapped(log, "main")
+
+
+def _mapped(log: Log, ring: str) -> list[str]:
+    """Return the lines about mappings of a ring's files of the log in this process."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return [line for line in lines if str(log.path) in line and ring in line]
+
+
 def _drop_ring(log: Log) -> None:
     """Take away the files of a stream's own ring, as a broker does after the removal."""
     log.rings.pop("s/own").close()
+    del log.journal.rings["s/own"]
     log.journal.forget("s/own")
     (directory,) = (each for each in (log.path / "rings").iterdir() if each.name != "main")
     shutil.rmtree(directory)

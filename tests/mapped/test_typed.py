@@ -34,3 +34,5 @@ def test_a_reader_of_the_files_gets_typed_columns_of_every_version(tmp_path: Pat
             assert table.schema == NEW
             assert table.column("n").to_pylist() == [1, 2, 3]
             assert log.read("s", "b", until="tail").to_arrow().to_pylist() == [{"n": 3, "s": "x"}]
+            assert log.read("s", "none", until="tail").to_arrow() == NEW.empty_table()
+            assert log.read("s", "none", until="tail").arrow_reader().schema == NEW

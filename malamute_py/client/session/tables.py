@@ -157,6 +157,11 @@ class TableRows:
         except pa.ArrowException as error:
             raise LocalProtocolError("bad_batch", f"the table: {error}") from error
         schema = schema_of(schemas, self._id)
+        for name in whole.column_names:
+            if len(whole.schema.get_all_field_indices(name)) > 1:
+                raise LocalProtocolError(
+                    "bad_schema", f"several columns of the table are named {name!r}"
+                )
         if client_time and client_time not in whole.column_names:
             raise LocalProtocolError("bad_batch", f"the table has no column {client_time!r}")
         beside = {subject, client_time}
@@ -228,19 +233,24 @@ class TableRows:
         if self._given is not None:
             return self._given(first, count)
         import pyarrow as pa
+        import pyarrow.compute as pc
 
         from malamute_protocol.arrow import without_views
 
         options: dict[str, Any] = {"subject": self._subject}
         named = self._columns.get("subject")
         if named is not None:
-            column = without_views(named).slice(first, count).combine_chunks()
-            options = subject_options(column, self._subject)
+            column = without_views(named).slice(first, count)
+            if column.num_chunks > 1 and pa.types.is_dictionary(column.type):
+                # The values of all chunks may be more than the type of their codes counts.
+                column = column.cast(column.type.value_type)
+            options = subject_options(column.combine_chunks(), self._subject)
         options["properties"] = self._properties
         timed = self._columns.get("client_time")
         if timed is not None:
             try:
-                times = timed.slice(first, count).cast(pa.timestamp("ms"), safe=False)
+                whole_ms = pc.CastOptions(pa.timestamp("ms"), allow_time_truncate=True)
+                times = timed.slice(first, count).cast(options=whole_ms)
             except pa.ArrowException as error:
                 raise LocalProtocolError("bad_batch", f"the client times: {error}") from error
             options["client_time_ms"] = times.cast(pa.int64()).fill_null(NO_TIME).to_numpy()
