@@ -232,7 +232,7 @@ class Reading:
         )
         for step in walk.run(self._bound):
             if isinstance(step, Found) and step.stamp.append_time_ms >= least:
-                return step.stamp.base_offset
+                return max(step.stamp.base_offset, self._floor)
         return stop
 
     def _at_client_time(self, time_ms: int, inclusive: bool, stop: int) -> int:
@@ -251,8 +251,10 @@ class Reading:
             except (BatchError, IndexError):
                 continue  # Damaged or overwritten: it has no times.
             hits = [] if times is None else (times >= least).nonzero()[0].tolist()
-            if hits and step.segment.intact():
-                return step.stamp.base_offset + int(hits[0])
+            kept = self._floor - step.stamp.base_offset
+            first = next((row for row in hits if row >= kept), None)
+            if first is not None and step.segment.intact():
+                return step.stamp.base_offset + int(first)
         return stop
 
     def _walk(self, choose: Choose, *, contents: bool) -> Walk:

@@ -390,6 +390,20 @@ def test_what_a_client_trimmed_is_named_as_purged_though_the_ring_has_not_noted_
     assert notes.gone() == [(5, 11, "purged")]
 
 
+@pytest.mark.parametrize(
+    "start", [malamute.AtTime(0), malamute.AtClientTime(0), malamute.AtClientTime(5003)]
+)
+def test_a_reading_from_a_time_begins_behind_what_was_trimmed_amid_a_batch(
+    log: Log, reader: LogReader, start: malamute.AtTime | malamute.AtClientTime
+) -> None:
+    trades = log.create("trades")
+    times = list(range(5000, 5010))
+    log.put(trades, *(b"%d" % number for number in range(10)), client_time_ms=times)
+    log.change(StreamTrimmed(trades, 5, 2000, ""))
+    reading = reader.read("trades", start=start, until="tail", strict=True)
+    assert [offset for offset, _ in records(reading)] == [5, 6, 7, 8, 9]
+
+
 def test_what_a_client_purged_by_subject_is_not_read_and_what_came_after_it_is(
     log: Log, reader: LogReader
 ) -> None:
