@@ -232,7 +232,7 @@ class Reading:
         )
         for step in walk.run(self._bound):
             if isinstance(step, Found) and step.stamp.append_time_ms >= least:
-                return max(step.stamp.base_offset, self._floor)
+                return max(step.stamp.base_offset, walk.begun)
         return stop
 
     def _at_client_time(self, time_ms: int, inclusive: bool, stop: int) -> int:
@@ -251,7 +251,7 @@ class Reading:
             except (BatchError, IndexError):
                 continue  # Damaged or overwritten: it has no times.
             hits = [] if times is None else (times >= least).nonzero()[0].tolist()
-            kept = self._floor - step.stamp.base_offset
+            kept = walk.begun - step.stamp.base_offset
             first = next((row for row in hits if row >= kept), None)
             if first is not None and step.segment.intact():
                 return step.stamp.base_offset + int(first)
@@ -260,9 +260,10 @@ class Reading:
     def _walk(self, choose: Choose, *, contents: bool) -> Walk:
         """Return a walk through the stream from its oldest record on, for look-ups by time.
 
-        choose: picks entries of an index by their times. contents: batches are read, too.
+        choose: picks entries of an index by their times. contents: batches are read, too. Records
+        before the newest max_records are among them: they are a gap, as to a subscription.
         """
-        lsn, first = begin_of(self._segments, self._entry.number, self._floor)
+        lsn, first = begin_of(self._segments, self._entry.number, self._read_floor())
         return Walk(
             self._segments, self._entry.number, lsn, first, choose=choose, contents=contents
         )
