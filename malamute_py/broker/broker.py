@@ -194,7 +194,7 @@ class Broker:
             lost=state.queues_lost,
         )  # fmt: skip
         self._key_commands = KeyCommands(
-            shard, self._links, self._catalogue, self._publishing, answers
+            shard, self._links, self._catalogue, self._publishing, answers, self._groups.timers
         )
         self._reception = Reception(
             shard, self._links, self._catalogue, self._publishing, self._mail, self._intake,

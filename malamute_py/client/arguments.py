@@ -14,7 +14,7 @@ import contextlib
 import operator
 import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from typing import Any, Final, get_origin, get_type_hints
 
@@ -43,6 +43,8 @@ NAMES: Final[set[str]] = set()
 """Names that can be sent: where many calls name the same few places, each is looked at once."""
 _NAMES_MAX: Final = 1_024
 _INT64: Final = 1 << 63
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND: Final = timedelta(milliseconds=1)
 _SENSIBLE_MS: Final = 100_000_000_000
 """March 1973: more than any duration in milliseconds, and than today in seconds since 1970."""
 _TIMES: Final = "a time: milliseconds since 1970 as an integer, or a datetime"
@@ -147,7 +149,8 @@ def time_of(
     if isinstance(value, datetime):
         try:
             zoned = value if value.tzinfo is not None else value.astimezone()
-            value = int(zoned.timestamp() * 1000)
+            # A float of seconds does not have each millisecond.
+            value = (zoned.astimezone(UTC) - _EPOCH) // _MILLISECOND
         except (ValueError, OverflowError) as error:
             allowed = f"milliseconds since 1970, or a datetime whose time in UTC exists: {error}"
             raise wrong(name, value, allowed, code) from error

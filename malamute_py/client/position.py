@@ -106,7 +106,8 @@ def milliseconds(time: datetime | int) -> int:
 
 def as_datetime(time_ms: int) -> datetime:
     """Datetime in UTC."""
-    return datetime.fromtimestamp(time_ms / 1000, tz=UTC)
+    whole = datetime.fromtimestamp(time_ms // 1000, tz=UTC)
+    return whole.replace(microsecond=time_ms % 1000 * 1000)
 
 
 def start_on_wire(start: StartPoint) -> list[Any]:

@@ -147,20 +147,26 @@ def take_up(before: Reading, examined: Examined, complete: Callable[[Config], Co
     config = with_values(before.config, values)
     try:
         check_defaults(config)
-        completed = complete(config)
+        if any(_setting_of(change.key) in SECURITY for change in changes):
+            completed = with_values(before.complete, values)
+        else:
+            completed = complete(config)
         check_credentials(completed.authentication)
         check_namespaces(completed)
     except ConfigError as error:
         changes.append(Change(error.key, REFUSED, error.why))
-        values = {key: value for key, value in values.items() if key not in SECURITY}
+        held = {*SECURITY}
         if ".default" in error.key:
-            # A default of all may be what does not fit a namespace's own.
-            values = {key: value for key, value in values.items() if not key.endswith(".default")}
-        config = with_values(before.config, values)
-        completed = with_values(
-            before.complete,
-            {key: value for key, value in values.items() if key not in SECURITY},
-        )
+            # A default of all, or their bound, may be what does not fit a namespace's own.
+            held |= {
+                "streams.settings_bytes_max",
+                *(key for key in KEYS if key.endswith(".default")),
+            }
+        for key in [key for key in values if key in held]:
+            del values[key]
+            if key != _setting_of(error.key):
+                changes.append(Change(key, REFUSED, str(error)))
+        config, completed = (with_values(each, values) for each in (before.config, before.complete))
     changes += [Change(key, APPLIED) for key in values if key not in _BY_NAME]
     changes += _by_name(before.complete, completed)
     settings = in_force(config, before.settings, examined.settings)

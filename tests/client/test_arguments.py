@@ -15,7 +15,8 @@ from malamute_protocol import commands as c
 from malamute_protocol.batch import encode_bulk, encode_fixed
 from malamute_protocol.errors import LocalProtocolError
 from malamute_protocol.framing import COMMANDS, check_command, decode_message, encode_message
-from malamute_py.client.position import AfterMessage, AtTime, Position
+from malamute_py.client.arguments import column_time
+from malamute_py.client.position import AfterMessage, AtTime, Position, as_datetime
 
 Wrong = tuple[str, str, tuple[Any, ...], dict[str, Any]]
 SOON: float = time.time() * 1000 + 5000
@@ -432,3 +433,11 @@ async def test_a_value_that_only_encoding_finds_wrong_fails_its_own_call(shell: 
         await shell.do("publish_many", "s", [b"a"], fields=Fickle(looks=0))
     assert (await shell.do("publish", "s", b"fine")).offset == 0
     assert shell.client.reconnects == 0
+
+
+def test_a_datetime_is_told_to_the_millisecond() -> None:
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    # Of each of these a float of seconds had the millisecond before.
+    for at_ms in (543_865_850_504, 4_315_298_395_662, 139_225_120_294_391, -272_906_741_886):
+        time = epoch + timedelta(milliseconds=at_ms)
+        assert (column_time("time", time), as_datetime(at_ms)) == (at_ms, time)

@@ -186,6 +186,50 @@ def test_a_users_file_is_checked_as_a_configuration_is(tmp_path: Path, text: str
     assert found.complete == before.complete
 
 
+def test_a_bound_that_defaults_do_not_fit_stays_as_it_was() -> None:
+    """Each stream that was to be made by first use was refused from then on."""
+    before = {"streams": {"default": {"description": "x" * 100}}}
+    after = {"streams": {"default": {"description": "x" * 100}, "settings_bytes_max": 50}}
+    found = reading(before, after)
+    assert {(key, outcome) for key, outcome, _ in found.changes} == {
+        ("streams.default", "refused"), ("streams.settings_bytes_max", "refused"),
+    }  # fmt: skip
+    assert found.config == from_table(before)
+
+
+def test_a_fault_of_the_configuration_holds_the_users_file_back(tmp_path: Path) -> None:
+    file, users = tmp_path / "malamute.toml", tmp_path / "users.toml"
+    text = f'[authentication]\nmechanism = "plain"\nusers_file = "{users}"\n'
+    ann = f'[users.ann]\npassword = "{ANN}"\n'
+    users.write_text(ann)
+    users.chmod(0o600)
+    file.write_text(text)
+    config = load(file)
+    before = Reading(config, with_users(config), [])
+    users.write_text(f'{ann}[users.bob]\npassword = "{BOB}"\n')
+    file.write_text(f"{text}[permissions.ann]\nreed = []\n")
+    found = take_up(before, examine(file), with_users)
+    assert [(key, outcome) for key, outcome, _ in found.changes] == [("permissions.ann", "refused")]
+    assert found.complete == before.complete
+    file.write_text(text)
+    found = take_up(before, examine(file), with_users)
+    assert set(found.complete.authentication.users) == {"ann", "bob"}
+
+
+def test_what_a_wrong_users_file_holds_back_is_told_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "users.toml"
+    before = {"authentication": {"mechanism": "plain", "users": {"ann": ANN}}}
+    after = {
+        "authentication": {"mechanism": "plain", "users": {"ann": ANN}, "users_file": str(file)},
+        "permissions": {"ann": {"read": ["x"]}},
+    }
+    found = reading(before, after)
+    assert {(key, outcome) for key, outcome, _ in found.changes} == {
+        ("authentication.users_file", "refused"), ("permissions", "refused"),
+    }  # fmt: skip
+    assert found.config == from_table(before)
+
+
 TOGETHER = """\
 [authentication]
 mechanism = "plain"
@@ -568,7 +612,7 @@ class Gate:
 
 
 def test_a_signal_amid_a_reading_has_the_configuration_read_once_more(tmp_path: Path) -> None:
-    """What was changed after the file had been read was not taken up until the next signal."""
+    """A change after the file had been read was not taken up until the next signal."""
     file = tmp_path / "malamute.toml"
     file.write_text('data_directory = ""\nlisten = ["inproc://reloads"]\n')
     gate = Gate(file)

@@ -28,6 +28,7 @@ from malamute_py.broker.ready import IndexFailure
 from malamute_py.broker.streams.catalogue import Catalogue
 from malamute_py.broker.streams.conditions import check_ready
 from malamute_py.broker.streams.publishing import Publishing
+from malamute_py.broker.structures.timers import Timers
 from malamute_py.matcher import asks_subjects_only, compile_pattern
 
 LOOKED_AT = 2_000
@@ -38,6 +39,8 @@ VALUE_BYTES_MAX = 512 << 10
 """Bytes of a value, or of the batch that holds it, up to which they are part of an answer."""
 READ_BYTES = 256 << 10
 """Bytes of records of which a start enters the keys at once: some 5 ms of the loop."""
+READ_AGAIN_MS = 10_000
+"""Time after which a start asks again for keys that the journal could not read."""
 TRIES_MAX = 3
 """Times that a value is looked for whose record was replaced, or has moved, meanwhile."""
 
@@ -47,9 +50,12 @@ class KeyCommands:
 
     def __init__(
         self, shard: Shard, links: Links, catalogue: Catalogue, publishing: Publishing,
-        answers: Answers,
+        answers: Answers, timers: Timers,
     ) -> None:  # fmt: skip
         self._shard = shard
+        self._timers = timers
+        self._unread: set[Stream] = set()
+        """Streams whose keys a start could not read yet, as an event has told."""
         self._links = links
         self._catalogue = catalogue
         self._publishing = publishing
@@ -274,17 +280,32 @@ class KeyCommands:
         self._shard.ask(
             stream.ring.name, stream.number, kind,
             {"from": offset, "end": end, "bytes": READ_BYTES},
-            partial(self._read, stream, keys, kind, end),
+            partial(self._read, stream, keys, kind, offset, end),
         )  # fmt: skip
 
-    def _read(self, stream: Stream, keys: Keys, kind: str, end: int, value: Any) -> None:
-        """Enter a page of keys that the journal found, and ask for the next one."""
+    def _read_again(self, stream: Stream, keys: Keys, kind: str, offset: int) -> None:
+        """Ask once more for a part that the journal could not read, unless the stream is gone."""
+        if not stream.removed:
+            self._read_on(stream, keys, kind, offset)
+
+    def _read(
+        self, stream: Stream, keys: Keys, kind: str, offset: int, end: int, value: Any
+    ) -> None:
+        """Enter a page of keys that the journal found, and ask for the next one.
+
+        offset, end: the part that was asked for. One that cannot be read is asked for again.
+        """
         if stream.removed:
             return
         if isinstance(value, IndexFailure):
-            self._shard.event(
-                "keys_not_read", "error", stream=stream.name, code=value.code, reason=value.reason
-            )
+            if stream not in self._unread:
+                self._unread.add(stream)
+                self._shard.event(
+                    "keys_not_read", "error", stream=stream.name, code=value.code,
+                    reason=value.reason,
+                )  # fmt: skip
+            again = partial(self._read_again, stream, keys, kind, offset)
+            self._timers.set(self._shard.now_ms + READ_AGAIN_MS, again)
             return
         if kind == "keys":
             keys.enter_many(value["newest"])
@@ -297,6 +318,7 @@ class KeyCommands:
             self._read_on(stream, keys, "keys", stream.first)
             return
         keys.ready = True
+        self._unread.discard(stream)
         self._shard.event("keys_read", stream=stream.name, keys=len(keys))
 
 

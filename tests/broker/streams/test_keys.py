@@ -12,7 +12,7 @@ from malamute_protocol.encode import encode, encode_lists
 from malamute_protocol.framing import NUMBERS
 from malamute_protocol.keys import DELETION_FIELD
 from malamute_py.broker import BrokerSettings
-from malamute_py.broker.ready import AppendBundle, IndexAnswer
+from malamute_py.broker.ready import AppendBundle, IndexAnswer, IndexFailure
 from malamute_py.changelog.copies import MOVED_STREAM
 from tests.broker.shell import Peer, Shell
 
@@ -391,6 +391,28 @@ def test_commands_wait_while_a_start_reads_the_keys() -> None:
     world.answer_queries()
     world.run()
     assert world.get("a")["body"] == b"one"
+
+
+def test_keys_that_a_start_cannot_read_are_read_once_that_is_possible() -> None:
+    world = World()
+    moved(world)
+    world.auto_ask = False
+    world.restart()
+    world.wait(1)
+    for _ in range(2):
+        (query,) = world.queries
+        world.queries.clear()
+        failure = IndexFailure("journal_failed", "too many open files")
+        world.broker.answered(IndexAnswer(query.token, failure))
+        world.run()
+        assert not world.queries
+        world.wait(10_000)
+    world.auto_ask = True
+    world.answer_queries()
+    world.run()
+    world.hello(1)
+    assert world.get("k3")["body"] == b"3"
+    assert len(world.events_of("keys_not_read")) == 1
 
 
 def test_a_start_reads_keys_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
