@@ -1,6 +1,6 @@
-"""What a reading of a stream is asked for, checked.
+"""Arguments of a reading of a stream, checked.
 
-Owns the arguments that a reading keeps. Source: LogReader.read() in reader.py.
+Owns what a reading keeps of its call. Source: LogReader.read() in reader.py.
 """
 
 from __future__ import annotations
