@@ -1,6 +1,6 @@
-"""Arguments of a reading of a stream, checked.
+"""Checked arguments of a reading of a stream.
 
-Owns what a reading keeps of its call. Source: LogReader.read() in reader.py.
+Owns the arguments that a reading keeps. Source: LogReader.read() in reader.py.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class Walk:
         contents: False where only stamps are looked at, so that only they are checked.
         """
         self.lsn = lsn
-        self.next = self.begun = next
+        self.next = next
         self._segments = segments
         self._stream = stream
         self._choose = choose
