@@ -230,7 +230,9 @@ class Reading:
     ) -> int:
         """Return the offset that a look-up by time finds; `stop`: none."""
         least = time_ms if inclusive else time_ms + 1
-        found = find(self._segments, self._entry.number, self._floor, least, self._bound)
+        # Records before the newest max_records are looked at: they are a gap, as to a subscription.
+        floor = self._read_floor()
+        found = find(self._segments, self._entry.number, floor, least, self._bound)
         return stop if found is None else found
 
     def _go_to(self, offset: int) -> None:

@@ -26,7 +26,7 @@ def at_append_time(
     )  # fmt: skip
     for step in steps:
         if step.stamp.append_time_ms >= least:
-            return step.stamp.base_offset
+            return max(step.stamp.base_offset, floor)
     return None
 
 
@@ -49,8 +49,10 @@ def at_client_time(
         except (BatchError, IndexError):
             continue  # Damaged or overwritten: it has no times.
         hits = [] if times is None else (times >= least).nonzero()[0].tolist()
-        if hits and step.segment.intact():
-            return step.stamp.base_offset + int(hits[0])
+        kept = floor - step.stamp.base_offset
+        first = next((row for row in hits if row >= kept), None)
+        if first is not None and step.segment.intact():
+            return step.stamp.base_offset + int(first)
     return None
 
 

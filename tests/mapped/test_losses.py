@@ -390,6 +390,32 @@ def test_what_a_client_trimmed_is_named_as_purged_though_the_ring_has_not_noted_
     assert notes.gone() == [(5, 11, "purged")]
 
 
+@pytest.mark.parametrize(
+    "start", [malamute.AtTime(0), malamute.AtClientTime(0), malamute.AtClientTime(5003)]
+)
+def test_a_reading_from_a_time_begins_behind_what_was_trimmed_amid_a_batch(
+    log: Log, reader: LogReader, start: malamute.AtTime | malamute.AtClientTime
+) -> None:
+    trades = log.create("trades")
+    times = list(range(5000, 5010))
+    log.put(trades, *(b"%d" % number for number in range(10)), client_time_ms=times)
+    log.change(StreamTrimmed(trades, 5, 2000, ""))
+    reading = reader.read("trades", start=start, until="tail", strict=True)
+    assert [offset for offset, _ in records(reading)] == [5, 6, 7, 8, 9]
+
+
+def test_a_reading_from_a_time_is_told_what_the_stream_s_newest_records_leave_out(
+    log: Log, reader: LogReader
+) -> None:
+    trades, notes = log.create("trades", max_records=4), Noted()
+    log.put(trades, *(b"%d" % number for number in range(10)), client_time_ms=list(range(10)))
+    log.change(StreamTrimmed(trades, 3, 2000, ""))
+    for start in (malamute.AtTime(0), malamute.AtClientTime(0)):
+        reading = reader.read("trades", start=start, until="tail", on_notice=notes.append)
+        assert [offset for offset, _ in records(reading)] == [6, 7, 8, 9]
+    assert notes.gone() == [(3, 6, "retention")] * 2
+
+
 def test_what_a_client_purged_by_subject_is_not_read_and_what_came_after_it_is(
     log: Log, reader: LogReader
 ) -> None:

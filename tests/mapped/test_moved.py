@@ -136,6 +136,8 @@ def test_a_copy_that_is_overwritten_while_it_is_read_is_looked_for_anew(
 def test_a_copy_that_has_become_any_bytes_while_it_is_read_is_looked_for_anew(
     reader: LogReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with reader.read("s", "prefix:k2", until="tail") as reading:
+        offsets = [record.offset for record in reading.records()]
     find = MovedRecords._find
     found: list[object] = []
 
@@ -152,9 +154,9 @@ def test_a_copy_that_has_become_any_bytes_while_it_is_read_is_looked_for_anew(
 
     monkeypatch.setattr(MovedRecords, "_find", noted)
     monkeypatch.setattr("malamute_py.mapped.moved.unpack_copy", overwritten)
-    with reader.read("s", "prefix:k2", start=20, until="tail") as reading:
-        assert [record.offset for record in reading.records()] == [*range(21, 31)]
-    assert len(found) == 2
+    with reader.read("s", "prefix:k2", until="tail") as reading:
+        assert [record.offset for record in reading.records()] == offsets
+    assert len(found) > 1
 
 
 @pytest.mark.slow
