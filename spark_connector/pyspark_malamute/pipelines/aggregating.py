@@ -18,6 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_malamute.errors import MalamuteSourceError, OptionError
 from pyspark_malamute.foreach_batch import write_batch
+from pyspark_malamute.pipelines.archiving import day
 from pyspark_malamute.pipelines.folder import Folder
 from pyspark_malamute.pipelines.given import of_source
 
@@ -29,6 +30,9 @@ _LINKING: Final = frozenset(
 )  # fmt: skip
 """Options of the source that the sink takes as well."""
 _SETTINGS: Final = "malamute.json"
+_DAY_MS: Final = 24 * 3_600_000
+_CLOCK: Final = ((3_600_000, 24), (60_000, 60), (1_000, 60), (1, 1_000))
+"""Hours, minutes, seconds and milliseconds: (milliseconds of one, how many make the next unit)."""
 
 
 def aggregate(
@@ -159,9 +163,14 @@ class _Publisher:
 
 
 def _iso(name: str) -> Column:
-    text = sf.date_format(sf.to_utc_timestamp(sf.col(name), sf.current_timezone()),
-                          "yyyy-MM-dd'T'HH:mm:ss.SSS")  # fmt: skip
-    return sf.concat(text, sf.lit("Z"))
+    """The time in UTC as ISO 8601 text with milliseconds, whatever the session's time zone is."""
+    at = sf.col(name)
+    # A timestamp moved to UTC is wrong where the session's wall clock leaves that hour out.
+    of_day = sf.pmod(sf.unix_millis(at), sf.lit(_DAY_MS))
+    return sf.format_string(
+        "%sT%02d:%02d:%02d.%03dZ", day(at).cast("string"),
+        *((sf.floor(of_day / unit_ms) % most) for unit_ms, most in _CLOCK),
+    )  # fmt: skip
 
 
 def _given(options: Mapping[str, Any], field: str, column: str) -> dict[str, str]:

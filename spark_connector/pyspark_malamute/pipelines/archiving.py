@@ -172,19 +172,23 @@ class _Run:
         """
         position = position_after(self._checkpoint, batch_id)
         files = write_files(self._folder, rows, self._settings)
-        self._log.commit(lambda state: self._entry(state, files, position))
+        change = {"add": files, "position": position}
+        self._log.commit(lambda newest: _after(self._log, newest, self._position, change))
         self._position = position
 
-    def _entry(
-        self, state: State | None, files: list[ArchivedFile], position: dict[str, Any]
-    ) -> Entry:
-        """Return the entry that adds these files. Raises ArchiveError: another run added some."""
-        if state is None or state.position != self._position:
-            raise ArchiveError(
-                f"another run has archived into {self._folder.uri} meanwhile. Nothing is there "
-                "twice; let one run go on"
-            )
-        return self._log.entry(state, add=files, position=position)
+
+def _after(
+    log: ArchiveLog, newest: State | None, before: dict[str, Any], change: dict[str, Any]
+) -> Entry:
+    """Return the entry that makes a change of the archive at a position.
+
+    Raises ArchiveError: another run has moved the position.
+    """
+    if newest is None or newest.position != before:
+        raise ArchiveError(
+            "another run has archived here meanwhile. Nothing is there twice; let one run go on"
+        )
+    return log.entry(newest, **change)
 
 
 def _begun(log: ArchiveLog, state: State | None, settings: Settings) -> Entry:
@@ -232,7 +236,10 @@ def with_stream(frame: DataFrame, given: Mapping[str, str]) -> DataFrame:
 
 
 def _with_gaps(log: ArchiveLog, state: State, options: SourceOptions) -> State:
-    """Note what is gone of the streams before it was archived, and go on after it."""
+    """Note what is gone of the streams before it was archived, and go on after it.
+
+    Raises ArchiveError: another run has archived meanwhile.
+    """
     broker = Broker(options)
     try:
         found = find_streams(broker, options)
@@ -250,5 +257,5 @@ def _with_gaps(log: ArchiveLog, state: State, options: SourceOptions) -> State:
             reached[name] = StreamOffset(at.stream, facts.epoch, facts.first)
     if not gaps:
         return state
-    position = to_json(reached, options)
-    return log.commit(lambda newest: log.entry(newest, position=position, gaps=gaps))
+    change = {"position": to_json(reached, options), "gaps": gaps}
+    return log.commit(lambda newest: _after(log, newest, state.position, change))

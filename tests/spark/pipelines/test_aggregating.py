@@ -127,3 +127,24 @@ def test_a_typed_streams_column_is_aggregated_and_the_stream_archived_but_not_re
     assert sorted(map(tuple, found)) == [(0, "AA", 4), (1, "AA", 6), (2, "AA", 1)]
     with pytest.raises(ArchiveError, match="an archive of a typed stream"):
         replay(spark, path, "x", name="x", endpoint=endpoint)
+
+
+def test_a_window_is_told_in_utc_where_the_session_s_clock_is_put_forward(
+    spark: SparkSession,
+) -> None:
+    zone = spark.conf.get("spark.sql.session.timeZone") or "UTC"
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    try:
+        # In Berlin, the wall clock of 2026-03-29 goes from 02:00 to 03:00.
+        results = spark.sql(
+            "select 'A' subject, named_struct("
+            "'start', timestamp '2026-03-29 02:30:00 UTC', "
+            "'end', timestamp_millis(-1)) window, "
+            "1 count, 1d min, 1d max, 1d mean, 1d first, 1d last"
+        )
+        row = aggregating.records(results).first()
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+    assert row is not None
+    told = json.loads(row.body)
+    assert (told["start"], told["end"]) == ("2026-03-29T02:30:00.000Z", "1969-12-31T23:59:59.999Z")

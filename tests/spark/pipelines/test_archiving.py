@@ -212,3 +212,40 @@ def test_any_subject_may_be_in_a_files_path(
         (subject, subject.split(".")[0]) for subject in subjects if subject
     )
     assert [row[1] for row in found if not row[0]] == [None, None]
+
+
+def test_a_gap_is_not_noted_where_another_run_has_archived_meanwhile(
+    spark: SparkSession, client: SyncClient, endpoint: str, stream: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    other = f"{stream}-other"
+
+    def run() -> None:
+        query = archive(
+            spark, str(tmp_path / "archive"), date_of="client_time", endpoint=endpoint,
+            streamsPattern=f"{stream}.*", failOnDataLoss=False,
+        )  # fmt: skip
+        assert query.awaitTermination(180)
+
+    for name in (stream, other):
+        publish(client, name, 0, 4)
+    run()
+    client.remove_stream(other)
+    publish(client, stream, 4, 4)
+    finding = archiving.find_streams
+    calls: list[int] = []
+
+    def other_run_first(*given: Any) -> Any:
+        found = finding(*given)
+        calls.append(1)
+        if len(calls) == 1:
+            run()
+        return found
+
+    monkeypatch.setattr(archiving, "find_streams", other_run_first)
+    with pytest.raises(ArchiveError, match="another run has archived"):
+        run()
+    monkeypatch.undo()
+    run()
+    archived = read_archive(spark, str(tmp_path / "archive"))
+    assert numbers(archived) == sorted([*range(8), *range(4)])
