@@ -239,17 +239,18 @@ def test_a_stream_with_keys_is_neither_trimmed_nor_purged_and_the_refusal_says_w
 ) -> None:
     kv = client.kv("s")
     kv.put("colour", b"red")
-    for remove in (lambda: client.trim("s", "latest"), lambda: client.purge("s", "colour")):
-        with pytest.raises(BrokerRefused, match="delete keys instead") as refused:
-            remove()
-        assert refused.value.code == "unsupported"
+    with pytest.raises(BrokerRefused, match="^unsupported: .*delete keys instead"):
+        client.trim("s", "latest")
+    with pytest.raises(BrokerRefused, match="^unsupported: .*delete keys instead"):
+        client.purge("s", "colour")
     assert [entry.value for entry in kv.history("colour")] == [b"red"]
 
 
 def test_the_refusal_of_an_absent_stream_does_not_advise_a_way_that_makes_it_without_keys(
     client: SyncClient,
 ) -> None:
-    for look in (lambda: client.kv("quite-other").get("a"), client.kv("quite-other").keys):
-        with pytest.raises(BrokerRefused, match="`create` with keep makes it") as refused:
-            look()
-        assert refused.value.code == "unknown_stream"
+    kv = client.kv("quite-other")
+    with pytest.raises(BrokerRefused, match="^unknown_stream: .*`create` with keep makes it"):
+        kv.get("a")
+    with pytest.raises(BrokerRefused, match="^unknown_stream: .*`create` with keep makes it"):
+        kv.keys()
