@@ -239,9 +239,9 @@ def test_a_stream_with_keys_is_neither_trimmed_nor_purged_and_the_refusal_says_w
 ) -> None:
     kv = client.kv("s")
     kv.put("colour", b"red")
-    with pytest.raises(BrokerRefused, match="^unsupported: .*delete keys instead"):
+    with pytest.raises(BrokerRefused, match=r"^unsupported: .*delete keys instead"):
         client.trim("s", "latest")
-    with pytest.raises(BrokerRefused, match="^unsupported: .*delete keys instead"):
+    with pytest.raises(BrokerRefused, match=r"^unsupported: .*delete keys instead"):
         client.purge("s", "colour")
     assert [entry.value for entry in kv.history("colour")] == [b"red"]
 
@@ -250,7 +250,7 @@ def test_the_refusal_of_an_absent_stream_does_not_advise_a_way_that_makes_it_wit
     client: SyncClient,
 ) -> None:
     kv = client.kv("quite-other")
-    with pytest.raises(BrokerRefused, match="^unknown_stream: .*`create` with keep makes it"):
+    with pytest.raises(BrokerRefused, match=r"^unknown_stream: .*`create` with keep makes it"):
         kv.get("a")
-    with pytest.raises(BrokerRefused, match="^unknown_stream: .*`create` with keep makes it"):
+    with pytest.raises(BrokerRefused, match=r"^unknown_stream: .*`create` with keep makes it"):
         kv.keys()
