@@ -232,3 +232,25 @@ def test_keys_are_there_after_a_restart(tmp_path: Path) -> None:
         found = kv.get("k9")
         assert found is not None
         assert (found.value, found.revision) == (b"999", kv_revision)
+
+
+def test_a_stream_with_keys_is_neither_trimmed_nor_purged_and_the_refusal_says_what_to_do(
+    client: SyncClient,
+) -> None:
+    kv = client.kv("s")
+    kv.put("colour", b"red")
+    with pytest.raises(BrokerRefused, match=r"^unsupported: .*delete keys instead"):
+        client.trim("s", "latest")
+    with pytest.raises(BrokerRefused, match=r"^unsupported: .*delete keys instead"):
+        client.purge("s", "colour")
+    assert [entry.value for entry in kv.history("colour")] == [b"red"]
+
+
+def test_the_refusal_of_an_absent_stream_does_not_advise_a_way_that_makes_it_without_keys(
+    client: SyncClient,
+) -> None:
+    kv = client.kv("quite-other")
+    with pytest.raises(BrokerRefused, match=r"^unknown_stream: .*`create` with keep makes it"):
+        kv.get("a")
+    with pytest.raises(BrokerRefused, match=r"^unknown_stream: .*`create` with keep makes it"):
+        kv.keys()

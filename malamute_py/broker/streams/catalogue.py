@@ -160,8 +160,11 @@ class Catalogue:
             yield names[place]
             place += 1
 
-    def absent(self, owner: str, name: str) -> str:
-        """Reason that there is no stream of a name, with names that its owner may have meant."""
+    def absent(self, owner: str, name: str, *, keep: bool = False) -> str:
+        """Reason that there is no stream of a name, with names that its owner may have meant.
+
+        keep: the command is on keys, which a stream that is made by publishing does not have.
+        """
         from bisect import bisect_left
         from difflib import get_close_matches
 
@@ -173,7 +176,12 @@ class Catalogue:
         readable = [each for each in some if permit(owner, "read", each)]
         near = get_close_matches(name, readable, n=2, cutoff=0.7)
         meant = " or ".join(f"'{each}'" for each in near)
-        hint = f"did you mean {meant}?" if near else "to publish to it makes it, and `create` does"
+        made = (
+            "`create` with keep makes it"
+            if keep
+            else "to publish to it makes it, and `create` does"
+        )
+        hint = f"did you mean {meant}?" if near else made
         return f"there is no stream '{name}'; {hint}"
 
     # --- rings and streams at run time ---------------------------------------------------

@@ -73,7 +73,9 @@ class KeyCommands:
                 raise BrokerRefused("forbidden", f"you may not {needed} stream '{name}'")
         stream = self._catalogue.get(name)
         if stream is None:
-            raise BrokerRefused("unknown_stream", self._catalogue.absent(link.owner, name))
+            raise BrokerRefused(
+                "unknown_stream", self._catalogue.absent(link.owner, name, keep=True)
+            )
         if stream.keys is None:
             raise BrokerRefused(
                 "unsupported", f"stream '{name}' has no keys: it was made without keep"

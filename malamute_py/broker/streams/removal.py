@@ -99,7 +99,9 @@ class Removal:
         before = command.before
         if stream.keys is not None:
             raise BrokerRefused(
-                "unsupported", f"stream '{stream.name}' keeps the newest record of each subject"
+                "unsupported",
+                f"stream '{stream.name}' keeps the newest record of each subject: "
+                "delete keys instead",
             )
         if command.uuid and command.uuid != stream.uuid:
             raise BrokerRefused("conflict", f"stream '{stream.name}' is not the one of this uuid")
