@@ -20,9 +20,9 @@ import typer
 
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.cli import output
-from malamute_py.cli.commands import group, say
+from malamute_py.cli.commands import group
 from malamute_py.cli.linking import linked_in_loop
-from malamute_py.cli.measuring import Measure, show
+from malamute_py.cli.measuring import Measure, removed, show
 from malamute_py.cli.progress import Progress
 from malamute_py.cli.values import count_text, size_bytes, size_text
 
@@ -395,7 +395,7 @@ async def _asking(
         finally:
             await worker.close()
             await asyncio.gather(working, return_exceptions=True)
-            await _removed(client, name, client.remove_service(name))
+            await removed(client, name, client.remove_service(name))
             if client.linked:
                 with suppress(BrokerRefused):  # Without a dead letter there is no such mailbox.
                     await client.remove_mailbox(f"{name}.dead")
@@ -437,7 +437,7 @@ async def _mailing(
                 )
         return [sent, measure]
     finally:
-        await _removed(client, name, client.remove_mailbox(name))
+        await removed(client, name, client.remove_mailbox(name))
 
 
 # --- parts ---------------------------------------------------------------------------------------
@@ -497,13 +497,4 @@ async def _stream(client: Client, name: str, load: Load) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        await _removed(client, name, client.remove_stream(name))
-
-
-async def _removed(client: Client, name: str, removal: Coroutine[Any, Any, Any]) -> None:
-    """Remove what a bench made, or say that it is left."""
-    if client.linked:
-        await removal
-    else:
-        removal.close()
-        say(f"{name} is left, because the link is lost; remove it when the broker is back")
+        await removed(client, name, client.remove_stream(name))

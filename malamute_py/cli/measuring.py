@@ -1,7 +1,8 @@
 """Figures that were measured: how many, how fast, and how long each took.
 
-Owns the percentiles and how measurements are printed. The rule: a figure that was not measured is
-left out, never shown as 0; a percentile is a span that occurred (nearest rank).
+Owns the percentiles, how measurements are printed, and the removal of what was made for one. The
+rule: a figure that was not measured is left out, never shown as 0; a percentile is a span that
+occurred (nearest rank).
 """
 
 from __future__ import annotations
@@ -9,13 +10,18 @@ from __future__ import annotations
 import math
 import time
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from malamute_protocol.errors import BrokerRefused
 from malamute_py.cli import output
+from malamute_py.cli.commands import say
 from malamute_py.cli.output import Cell, Column
 from malamute_py.cli.values import count_text, size_text
+
+if TYPE_CHECKING:
+    from malamute_py.client.aio.client import Client
 
 _SHARES: Final = (("p50_ms", 0.5), ("p90_ms", 0.9), ("p99_ms", 0.99), ("max_ms", 1.0))
 
@@ -107,3 +113,15 @@ def _cell(facts: Mapping[str, Any], key: str) -> Any:
     if key == "per_second":
         return Cell(value, f"{value:,.0f}")
     return Cell(value, f"{value:,.3f}") if key.endswith("_ms") else value
+
+
+async def removed(client: Client, name: str, removal: Coroutine[Any, Any, Any]) -> None:
+    """Remove what a measurement made, or say that it is left and why."""
+    if not client.linked:
+        removal.close()
+        say(f"{name} is left, because the link is lost; remove it when the broker is back")
+        return
+    try:
+        await removal
+    except BrokerRefused as error:
+        say(f"{name} is left, because it may not be removed: {error}")

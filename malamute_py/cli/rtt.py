@@ -19,7 +19,7 @@ from malamute_protocol.errors import BrokerRefused
 from malamute_py.cli import output
 from malamute_py.cli.commands import say
 from malamute_py.cli.linking import linked_in_loop
-from malamute_py.cli.measuring import Measure, show
+from malamute_py.cli.measuring import Measure, removed, show
 from malamute_py.cli.progress import Progress
 from malamute_py.client.words import ConfirmAt
 
@@ -74,24 +74,27 @@ async def _measured(
             "question": lambda: client.list_streams(name, limit=1)
         }
         refused: dict[str, str] = {}
+        made = False
         try:
-            await client.create_stream(name, description="made by malamute rtt")
-        except BrokerRefused as error:
-            refused = {f"confirm {level}": str(error) for level in levels}
-        else:
-            for level in levels:
-                trips[f"confirm {level}"] = lambda level=level: client.publish(  # type: ignore[misc]
-                    name, body, confirm=level
-                )
-        try:
+            try:
+                await client.create_stream(name, description="made by malamute rtt")
+                made = True
+                await client.publish(name, body)
+            except BrokerRefused as error:
+                refused = {f"confirm {level}": str(error) for level in levels}
+            else:
+                for level in levels:
+                    trips[f"confirm {level}"] = lambda level=level: client.publish(  # type: ignore[misc]
+                        name, body, confirm=level
+                    )
             with Progress("measuring", total=count * len(trips)) as progress:
                 return [
                     await _timed(what, trip, count, progress, at * count)
                     for at, (what, trip) in enumerate(trips.items())
                 ], refused
         finally:
-            if not refused and client.linked:
-                await client.remove_stream(name)
+            if made:
+                await removed(client, name, client.remove_stream(name))
 
 
 async def _timed(

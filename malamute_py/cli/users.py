@@ -16,9 +16,16 @@ import typer
 from malamute_py.cli import output
 from malamute_py.cli.commands import group
 from malamute_py.cli.failures import USAGE, CommandFailed
-from malamute_py.cli.keys import make_pair, public_key
+from malamute_py.cli.keys import PUBLIC_SUFFIX, make_pair, public_key
 from malamute_py.cli.output import Column
-from malamute_py.cli.users_file import TAKEN_UP, ConfigOption, UsersOption, editing, read_config
+from malamute_py.cli.users_file import (
+    TAKEN_UP,
+    ConfigOption,
+    Edit,
+    UsersOption,
+    editing,
+    read_config,
+)
 from malamute_py.cli.users_in_force import Running, grant_text, in_force
 
 if TYPE_CHECKING:
@@ -85,7 +92,11 @@ def add(
                 USAGE,
             )
         table = edit.table("users", name)
-        told = _give_key(table, new_key, given_key) if by_key else _give_password(table, generate)
+        told = (
+            _give_key(edit, table, new_key, given_key)
+            if by_key
+            else _give_password(table, generate)
+        )
         if identity:
             table["identities"] = identity
         output_told = {"user": name, "file": str(edit.path), **told}
@@ -233,7 +244,7 @@ def key(
 ) -> None:
     """Give a user another key."""
     with editing(users, config) as edit:
-        told = _give_key(edit.user(name), new_key, given_key)
+        told = _give_key(edit, edit.user(name), new_key, given_key)
     _say(f"user {name} has another key", {"user": name, **told}, as_json)
 
 
@@ -275,13 +286,16 @@ def _give_password(table: Any, generate: bool) -> dict[str, str]:
     return {"password": password} if generate else {}
 
 
-def _give_key(table: Any, new_key: Path | None, given_key: str | None) -> dict[str, str]:
+def _give_key(
+    edit: Edit, table: Any, new_key: Path | None, given_key: str | None
+) -> dict[str, str]:
     """Give a user a public key, of a new pair or as given. Raises CommandFailed."""
     if (new_key is None) == (given_key is None):
         raise CommandFailed("give one of --new-key FILE and --public-key KEY", USAGE)
     if new_key is not None:
         path = new_key.expanduser()
         table["public_key"] = make_pair(path)
+        edit.made += [path, Path(f"{path}{PUBLIC_SUFFIX}")]
         return {"public_key": table["public_key"], "secret_key_file": str(path.absolute())}
     table["public_key"] = public_key(given_key or "", "--public-key")
     return {"public_key": table["public_key"]}

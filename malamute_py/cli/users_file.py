@@ -73,6 +73,8 @@ class Edit:
         import tomlkit
 
         self.path = path
+        self.made: list[Path] = []
+        """Files that were made for the change, and go where it fails."""
         try:
             text = path.read_text("utf-8") if path.exists() else _BEGINNING
         except UnicodeDecodeError as error:
@@ -160,7 +162,7 @@ class Edit:
 def editing(users: Path | None, config: Path | None) -> Iterator[Edit]:
     """Change a users file, which is replaced at the end of the block.
 
-    Raises CommandFailed, ConfigError: nothing was written.
+    Raises CommandFailed, ConfigError: nothing was written, and what the edit made is removed.
     """
     path = Path(read_config(users, config).authentication.users_file).absolute()
     # The lock is the directory's: the file itself is another one after each edit.
@@ -168,8 +170,13 @@ def editing(users: Path | None, config: Path | None) -> Iterator[Edit]:
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
         edit = Edit(path)
-        yield edit
-        edit.save()
+        try:
+            yield edit
+            edit.save()
+        except BaseException:
+            for made in edit.made:
+                made.unlink(missing_ok=True)
+            raise
         os.fsync(folder)
     finally:
         os.close(folder)

@@ -39,9 +39,9 @@ from malamute_py.mapped.selection import Selection
 from malamute_py.mapped.streams import Catalogue, StreamEntry
 from malamute_py.mapped.tables import ArrowTables
 from malamute_py.mapped.tail import RingTail
+from malamute_py.mapped.times import at_append_time, at_client_time
 from malamute_py.mapped.walk import (
     END,
-    Choose,
     Found,
     Lost,
     Passed,
@@ -178,10 +178,11 @@ class Reading:
             return self._no_later_than(offset if inclusive else offset + 1, stop)
         if kind == StartKind.TIME:
             time_ms, inclusive = arguments
-            return self._or_moved(self._at_time(time_ms, inclusive, stop))
+            return self._or_moved(self._at_time(at_append_time, time_ms, inclusive, stop))
         if kind == StartKind.CLIENT_TIME:
             time_ms, inclusive = arguments
-            return self._or_moved(self._at_client_time(time_ms, inclusive, stop), always=True)
+            found = self._at_time(at_client_time, time_ms, inclusive, stop)
+            return self._or_moved(found, always=True)
         raise LocalProtocolError(
             "bad_start",
             "a reader of the files knows no cursors, and no last record of each subject: ask the"
@@ -224,46 +225,13 @@ class Reading:
             self._note(RewoundNotice(offset, stop, self._epoch))
         return min(offset, stop)
 
-    def _at_time(self, time_ms: int, inclusive: bool, stop: int) -> int:
-        """Return the offset of the first batch appended at a time or later; `stop`: none was."""
+    def _at_time(
+        self, find: Callable[..., int | None], time_ms: int, inclusive: bool, stop: int
+    ) -> int:
+        """Return the offset that a look-up by time finds; `stop`: none."""
         least = time_ms if inclusive else time_ms + 1
-        walk = self._walk(
-            lambda index, entries: (entries.rows["last_time"] >= least).tolist(), contents=False
-        )
-        for step in walk.run(self._bound):
-            if isinstance(step, Found) and step.stamp.append_time_ms >= least:
-                return step.stamp.base_offset
-        return stop
-
-    def _at_client_time(self, time_ms: int, inclusive: bool, stop: int) -> int:
-        """Return the offset of the first record with this client time or a later one, or `stop`."""
-        least = time_ms if inclusive else time_ms + 1
-        walk = self._walk(
-            lambda index, entries: (entries.rows["client_max"] >= least).tolist(), contents=True
-        )
-        for step in walk.run(self._bound):
-            if not isinstance(step, Found):
-                continue
-            try:
-                content = step.content()
-                late = content.head.client_time_max_ms >= least
-                times = content.client_times if late else None
-            except (BatchError, IndexError):
-                continue  # Damaged or overwritten: it has no times.
-            hits = [] if times is None else (times >= least).nonzero()[0].tolist()
-            if hits and step.segment.intact():
-                return step.stamp.base_offset + int(hits[0])
-        return stop
-
-    def _walk(self, choose: Choose, *, contents: bool) -> Walk:
-        """Return a walk through the stream from its oldest record on, for look-ups by time.
-
-        choose: picks entries of an index by their times. contents: batches are read, too.
-        """
-        lsn, first = begin_of(self._segments, self._entry.number, self._floor)
-        return Walk(
-            self._segments, self._entry.number, lsn, first, choose=choose, contents=contents
-        )
+        found = find(self._segments, self._entry.number, self._floor, least, self._bound)
+        return stop if found is None else found
 
     def _go_to(self, offset: int) -> None:
         """Go on at an offset, or at the first one after it that the log still has."""

@@ -1,4 +1,4 @@
-"""What a reading of a stream is asked for, checked.
+"""Checked arguments of a reading of a stream.
 
 Owns the arguments that a reading keeps. Source: LogReader.read() in reader.py.
 """

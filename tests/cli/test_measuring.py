@@ -48,6 +48,17 @@ def test_round_trips_are_measured_by_kind_and_leave_nothing(m: Run, broker: Embe
     assert not _is_left(broker)
 
 
+@pytest.mark.parametrize("words", [["rtt", "-n", "2"], ["bench", "pub", "-n", "10"]])
+def test_who_may_not_remove_what_a_measurement_made_has_the_figures_and_is_told(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, m: Run
+) -> None:
+    with EmbeddedBroker(tcp=True, permissions={"*": {"write": ["*"]}}) as running:
+        monkeypatch.setenv("MALAMUTE_ENDPOINT", running.tcp_endpoint)
+        told = m(*words).ok()
+    assert told.rows
+    assert "is left, because it may not be removed: forbidden" in told.err
+
+
 def test_a_trip_that_the_broker_refuses_is_named_as_not_measured(
     monkeypatch: pytest.MonkeyPatch, m: Run
 ) -> None:

@@ -49,6 +49,17 @@ def mode(path: str) -> int:
     return stat.S_IMODE(Path(path).stat().st_mode)
 
 
+def test_a_user_that_is_refused_leaves_no_key_behind(m: Run) -> None:
+    m("key", "new", "broker.key").ok()
+    Path("malamute.toml").write_text(CURVE)
+    assert m("user", "add", "ann b", "--new-key", "ann.key").code == 2
+    assert [each.name for each in Path().glob("ann.key*")] == []
+    m("user", "add", "ann", "--new-key", "ann.key").ok()
+    secret = Path("ann.key").read_bytes()
+    assert m("user", "add", "bob", "--new-key", "ann.key").code == 1, "another's key stays"
+    assert Path("ann.key").read_bytes() == secret
+
+
 def test_a_key_pair_is_two_files_and_none_is_replaced(m: Run) -> None:
     public = m("key", "new", "broker.key").ok().out.strip()
     assert (mode("broker.key"), mode("broker.key.pub")) == (0o600, 0o644)

@@ -357,7 +357,8 @@ class Cursors:
         Raises BrokerRefused.
         """
         name, settings = command.cursor, self._shard.settings
-        stream = self._stream(link, command.stream) if command.stream else None
+        told_by = self._catalogue.telling(link.owner, command.stream)
+        stream = self._stream(link, command.stream, told_by) if command.stream else None
         if stream is not None and name and not name.endswith("*"):
             cursor = self._cursors.get((stream.number, name))
             if cursor is None:
@@ -365,7 +366,7 @@ class Cursors:
             self._answers.result(link, command, self._facts(cursor))
             return
         page, more = self._cursors.page(
-            self._catalogue, partial(settings.permit, link.owner, "read"), command.stream,
+            self._catalogue, partial(self._catalogue.tells, link.owner), command.stream,
             name.removesuffix("*"), command.after, max(1, min(command.limit, settings.page_max)),
         )  # fmt: skip
         entries = [self._facts(cursor) for _, cursor in page]

@@ -148,14 +148,15 @@ class GroupAdministration:
     def group_info(self, link: Link, command: GroupInfo) -> None:
         """Answer with facts about one group, or about a page of groups. Raises BrokerRefused."""
         name, settings = command.group, self._shard.settings
+        told_by = self._catalogue.telling(link.owner, command.stream)
         if command.stream and name and not name.endswith("*"):
-            group = self.find(link, command.stream, name, "read", "read")
+            group = self.find(link, command.stream, name, "read", told_by)
             self._answers.result(link, command, self.facts(group))
             return
         if command.stream:
-            self._catalogue.find(link.owner, command.stream, "read", "read")
+            self._catalogue.find(link.owner, command.stream, told_by, "read")
         page, more = self._groups.page(
-            self._catalogue, partial(settings.permit, link.owner, "read"), command.stream,
+            self._catalogue, partial(self._catalogue.tells, link.owner), command.stream,
             name.removesuffix("*"), command.after, max(1, min(command.limit, settings.page_max)),
         )  # fmt: skip
         left = MEMBERS_OF_A_PAGE

@@ -40,6 +40,8 @@ PIECE_PUTS: Final = 2_048
 """Puts that one step removes from a mailbox that is being emptied, at most."""
 PIECE_ROWS: Final = 8 << 20
 """Rows of these puts, about: the log names each row by a bit, and a step has 8 MiB."""
+TOLD_TO: Final = ("receive", "purge", "manage_queues")
+"""Actions of which each gives the facts of a mailbox."""
 PIECE_NAMES: Final = 2_000
 """Mailboxes that one turn looks at for a page: a caller that may see few has all looked at."""
 
@@ -125,6 +127,10 @@ class MailboxAdmin:
             return True
         return self._shard.settings.permit(link.owner, action, name)
 
+    def _telling(self, link: Link, name: str) -> str:
+        """Return an action that gives a link the facts of a mailbox; `receive`: it has none."""
+        return next((each for each in TOLD_TO if self._allowed(link, each, name)), "receive")
+
     def _mailbox(self, link: Link, command: Any, action: str) -> Mailbox:
         """Return the mailbox of a command. Raises BrokerRefused."""
         name = command.mailbox
@@ -141,7 +147,7 @@ class MailboxAdmin:
     def info(self, link: Link, command: MailboxInfo) -> None:
         """Answer with the facts about one mailbox, or with a page of mailboxes."""
         if not command.mailbox.endswith("*"):
-            mailbox = self._mailbox(link, command, "receive")
+            mailbox = self._mailbox(link, command, self._telling(link, command.mailbox))
             self._answers.result(link, command, self.facts(mailbox))
             return
         self._links.count_query(link)
@@ -178,7 +184,7 @@ class MailboxAdmin:
     def _listed(self, link: Link, mailbox: Mailbox, prefix: str) -> bool:
         if mailbox.state != STANDING or (mailbox.temporary and not prefix.startswith("~")):
             return False
-        return self._allowed(link, "receive", mailbox.name)
+        return self._allowed(link, self._telling(link, mailbox.name), mailbox.name)
 
     def facts(self, mailbox: Mailbox) -> dict[str, Any]:
         """Return the facts about a mailbox that a RESULT has."""

@@ -8,7 +8,7 @@ journal has answered. Source: SPEC.md, section 4; docs/design.md, Safety.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -35,6 +35,7 @@ from malamute_py.broker.log.steps import Steps, Then
 from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.ready import IndexFailure
 from malamute_py.broker.streams.catalogue import Catalogue
+from malamute_py.broker.streams.conditions import batch_bytes_most
 from malamute_py.broker.streams.moved_plans import MovedPart, fewer, plan_moved
 from malamute_py.broker.streams.producers import Producer, Producers
 from malamute_py.broker.streams.publishing import Publishing
@@ -112,7 +113,8 @@ class StreamAdmin:
 
     def stream_info(self, link: Link, command: StreamInfo) -> None:
         """Facts about one stream."""
-        stream = self._catalogue.find(link.owner, command.stream, "read")
+        action = self._catalogue.telling(link.owner, command.stream)
+        stream = self._catalogue.find(link.owner, command.stream, action)
         self._answers.result(link, command, self._facts(stream))
 
     def stream_schemas(self, link: Link, command: StreamSchemas) -> None:
@@ -120,7 +122,8 @@ class StreamAdmin:
         permit = self._shard.settings.permit
         action = "write" if permit(link.owner, "write", command.stream) else "read"
         stream = self._catalogue.find(link.owner, command.stream, action)
-        self._answers.result(link, command, {"schemas": list(stream.schemas.items())})
+        value = {"schemas": list(stream.schemas.items())}
+        self._answers.result(link, command, value | self._small([stream]))
 
     def _facts(self, stream: Stream) -> dict[str, Any]:
         """All facts of one stream, for STREAM_INFO and its like."""
@@ -150,7 +153,6 @@ class StreamAdmin:
     def list_streams(self, link: Link, command: ListStreams) -> None:
         """One page of names and short facts."""
         limit = max(1, min(command.limit, self._shard.settings.page_max))
-        permit = self._shard.settings.permit
         page: list[dict[str, Any]] = []
         more = False
         for name in self._catalogue.names_after(command.after, command.prefix):
@@ -158,7 +160,7 @@ class StreamAdmin:
                 more = True
                 break
             stream = self._catalogue.get(name)
-            if stream is not None and permit(link.owner, "read", name):
+            if stream is not None and self._catalogue.tells(link.owner, name):
                 page.append(_short(stream, self._shard.now_ms))
         self._answers.result(link, command, {"streams": page, "more": more})
 
@@ -337,11 +339,23 @@ class StreamAdmin:
     def _producer_facts(self, producer: Producer) -> dict[str, Any]:
         """Facts of a producer; `next`: its next sequence in each stream of this epoch."""
         next: dict[str, int] = {}
+        streams: list[Stream] = []
         for number, place in producer.streams.items():
             stream = self._catalogue.by_number(number)
             if stream is not None and place.epoch == producer.epoch:
                 next[stream.name] = place.next
-        return {"id": producer.id, "epoch": producer.epoch, "next": next}
+                streams.append(stream)
+        facts = {"id": producer.id, "epoch": producer.epoch, "next": next}
+        return facts | self._small(streams)
+
+    def _small(self, streams: Iterable[Stream]) -> dict[str, Any]:
+        """Return the fact `batch_bytes_max`: most bytes of a batch, of streams with small rings.
+
+        The other streams take as much as WELCOME says.
+        """
+        most = self._shard.settings.limits.batch_bytes_max
+        sizes = {stream.name: batch_bytes_most(stream.settings, most) for stream in streams}
+        return {"batch_bytes_max": {name: size for name, size in sizes.items() if size < most}}
 
 
 def _add_given_up(plan: dict[str, Any], first: int) -> None:

@@ -41,6 +41,8 @@ from malamute_py.changelog.tables import StreamRow, Tables
 Use: TypeAlias = Callable[[Stream], None]
 Refusal: TypeAlias = Callable[[str, str, int], None]
 """Called with code, reason and retry time."""
+TOLD_TO: Final = ("read", "trim", "manage_streams")
+"""Actions of which each gives the facts of a stream, with those of its cursors and groups."""
 NAMES_AROUND: Final = 8
 """Streams before and after a name in alphabetical order among which a misspelt name is looked for:
 with many streams, looking at all would take a turn of the loop."""
@@ -119,6 +121,15 @@ class Catalogue:
         if stream is None:
             raise BrokerRefused("unknown_stream", f"there is no stream '{name}'")
         return stream
+
+    def telling(self, owner: str, name: str) -> str:
+        """Return an action that gives an identity the facts of a stream; `read`: it has none."""
+        permit = self._shard.settings.permit
+        return next((each for each in TOLD_TO if permit(owner, each, name)), "read")
+
+    def tells(self, owner: str, name: str) -> bool:
+        """Whether an identity is told the facts of a stream: it may read, trim or manage it."""
+        return self._shard.settings.permit(owner, self.telling(owner, name), name)
 
     def by_number(self, number: int) -> Stream | None:
         """The stream of this number."""

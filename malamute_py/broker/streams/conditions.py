@@ -16,6 +16,7 @@ from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.broker.context import Shard
 from malamute_py.broker.log.newest import KEY_OVERHEAD, Keys, NewestRow, newest_rows
 from malamute_py.broker.log.stream import Stream
+from malamute_py.changelog.settings import StreamSettings
 
 RING_PARTS = 32
 """A batch takes at most such a part of its ring, which is half a segment of the smallest rings: a
@@ -23,6 +24,10 @@ copy of it has to fit into a segment."""
 STAGED_PARTS = 4
 """A staged batch takes at most such a part of its ring, whose segments have a third or more of it,
 or two of the largest batches: the rest is room for the snapshot that a segment begins with."""
+SMALL_PARTS = 3
+"""A batch takes at most such a part of a small ring without keys, which is one segment of it."""
+SNAPSHOT_BYTES = 100 << 10
+"""Bytes of such a segment that its header and the snapshot after it are expected to take."""
 FORGOTTEN_AT_ONCE = 1_000
 """Deleted keys that are forgotten at once at most."""
 _COMING = "keys that were taken before are on their way into the log"
@@ -125,6 +130,19 @@ class Conditions:
         count, memory = count + keys.coming_keys, memory + keys.coming_memory
         if count > settings.keys_max or memory > settings.all_keys_bytes_max:
             raise BrokerRefused("wait", _COMING)
+
+
+def batch_bytes_most(settings: StreamSettings, most: int) -> int:
+    """Return the bytes that a batch of a stream has at most, its stamp included.
+
+    most: of all streams. Of a small ring without keys this is about what its segments hold.
+    """
+    ring_bytes = settings.ring_bytes
+    if settings.keep:
+        return min(most, ring_bytes // RING_PARTS)
+    if 0 < ring_bytes < 2 * SMALL_PARTS * most:
+        return min(most, ring_bytes // SMALL_PARTS - SNAPSHOT_BYTES)
+    return most
 
 
 def check_size(stream: Stream, size: int, parts: int = RING_PARTS) -> None:

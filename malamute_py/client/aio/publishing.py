@@ -168,7 +168,9 @@ class PublishVerbs(AsyncVerbs):
         """Publish one batch content that malamute_protocol.batch encoded.
 
         It goes as it is but for its producer and sequence, unless `idempotent` is off: then a
-        refusal of these (`unknown_producer`, `out_of_sequence`) is raised. Raises as publish().
+        refusal of these (`unknown_producer`, `out_of_sequence`) is raised. A batch that is too
+        large for its stream leaves in parts; then the first part's Confirmation is returned, whose
+        `count` says how many records that part has. Raises as publish().
         """
         async with self._window(stream, confirm, timeout_ms) as window:
             await window.publish_batch(content)
@@ -188,11 +190,13 @@ class PublishVerbs(AsyncVerbs):
         """Publish a pyarrow table or record batch, without a Python object a row.
 
         body: the column with the bodies (binary or string). subject: name of a column, or
-        one subject for all. properties: of each row. Raises as publish().
+        one subject for all. properties: of each row. Small chunks of the table that follow each
+        other share a batch. Raises as publish().
         """
         async with self._window(stream, confirm, timeout_ms) as window:
+            batch_bytes = self._publisher.batch_bytes_of(stream)
             for content in arrow_contents(
-                table, body, subject, properties, self._session.batch_bytes, self._publisher.limits
+                table, body, subject, properties, batch_bytes, self._publisher.limits
             ):
                 await window.publish_batch(content)
         return window.confirmations
@@ -271,6 +275,7 @@ class BulkPublisher:
         self._level = level
         self._keep = keep
         self._open = 0
+        """Records without an outcome: a batch may be confirmed in parts."""
         self._schemas: Schemas | None = None
         """Schemas of the stream, once a table asked for them."""
         self._least = int(Level.REPLICATED)
@@ -299,7 +304,7 @@ class BulkPublisher:
         """
         bulk = Bulk(
             bodies,
-            batch_bytes=self._link.session.batch_bytes,
+            batch_bytes=self._publisher.batch_bytes_of(self._stream),
             limits=self._publisher.limits,
             subject=None if subjects is not None else subject,
             subjects=subjects,
@@ -352,8 +357,12 @@ class BulkPublisher:
                 rows = TableRows(
                     table, known, subject=subject, client_time=client_time, codec=codec
                 )
+        publisher, stream = self._publisher, self._stream
         for content, count in rows.contents(
-            self._link.session.batch_bytes, self._publisher.limits, properties
+            publisher.batch_bytes_of(stream),
+            publisher.limits,
+            properties,
+            publisher.content_bytes_of(stream),
         ):
             await self._add(content, count)
             # The link sends this batch while the next one is encoded.
@@ -371,13 +380,13 @@ class BulkPublisher:
             if self.error is not None:
                 raise self.error
             self._publisher.add_content(self._stream, self._level, content, count, taker or self)
-            self._open += 1
+            self._open += count
             self.published += count
             link.wake_up()
 
     def settled(self, count: int, outcome: Confirm | MalamuteError) -> None:
-        """Take the outcome of a batch of `count` records; called by the link."""
-        self._open -= 1
+        """Take the outcome of `count` records of one batch; called by the link."""
+        self._open -= count
         if isinstance(outcome, Confirm):
             self.confirmed += count
             self._least = min(self._least, outcome.level)
@@ -403,7 +412,7 @@ class BulkPublisher:
             raise self.error
 
     async def _fewer_than(self, open_now: int, wait: Wait) -> None:
-        """Wait until a batch less is open, or another was added. Raises Timeout."""
+        """Wait until fewer records are open, or others were added. Raises Timeout."""
         await self._link.until(lambda: self._open != open_now, self, wait, WINDOW, self._stream)
 
     async def __aenter__(self) -> BulkPublisher:

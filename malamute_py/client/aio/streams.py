@@ -213,6 +213,8 @@ async def stream_schemas(link: LoopLink, stream: str) -> Schemas:
     if welcome is not None and not welcome.features & Feature.TYPED:
         raise BrokerRefused("unsupported", "this broker has no typed streams")
     value = await link.ask(lambda number: c.StreamSchemas(number, stream))
+    if True:  # sync: with link.lock:
+        link.publisher.told(stream, value.get("batch_bytes_max"))
     versions = value.get("schemas")
     if not versions:
         raise BrokerRefused(

@@ -317,28 +317,9 @@ def arrow_contents(
                 "bad_batch", f"several columns of the table are named {name!r}"
             )
     no_near_column(subject, whole.column_names)
-    for piece in whole.to_batches(max_chunksize=limits.batch_records_max):
-        if not piece.num_rows:
-            continue
-        column = piece.column(body)
-        if column.null_count:
-            raise LocalProtocolError("bad_batch", f"column {body!r} has nulls")
-        if column.type not in (pa.binary(), pa.string(), pa.large_binary(), pa.large_string()):
-            try:
-                column = column.cast(pa.large_binary())
-            except pa.ArrowException as error:
-                raise LocalProtocolError(
-                    "bad_batch", f"column {body!r} has no bodies, but {column.type}: {error}"
-                ) from error
-        _, offsets, blob = column.buffers()
-        assert offsets is not None, "a binary column without offsets"
-        width = 4 if column.type in (pa.binary(), pa.string()) else 8
-        bounds = np.frombuffer(
-            memoryview(offsets), f"<i{width}", len(column) + 1, width * column.offset
-        )
-        subjects = piece.column(subject) if subject in piece.column_names else None
-        if subjects is not None:
-            _check_subjects(subjects.type, subject)
+    used = whole.select([name for name in whole.column_names if name in (body, subject)])
+    for column, subjects in _pieces(used, body, subject, batch_bytes, limits.batch_records_max):
+        bounds, blob = _bounds(column), column.buffers()[2]
         cuts = list(_cuts(bounds, batch_bytes))[::-1]
         while cuts:
             first, end = cuts.pop()
@@ -355,6 +336,77 @@ def arrow_contents(
                 cuts += [(half, end), (first, half)]
             else:
                 yield content
+
+
+def _pieces(
+    table: Any, body: str, subject: str, batch_bytes: int, rows_max: int
+) -> Iterator[tuple[Any, Any]]:
+    """Yield (bodies, subjects or None) of rows that follow each other, as arrays.
+
+    Each is a chunk of the table, or several small ones that fill one batch together: only these are
+    copied. Raises LocalProtocolError: a column is of a wrong type, or has nulls.
+    """
+    pieces: list[tuple[Any, Any]] = []
+    size = rows = 0
+    for chunk in table.to_batches(max_chunksize=rows_max):
+        if not chunk.num_rows:
+            continue
+        bodies = _body_column(chunk.column(body), body)
+        subjects = chunk.column(subject) if subject in chunk.schema.names else None
+        if subjects is not None:
+            _check_subjects(subjects.type, subject)
+        bounds = _bounds(bodies)
+        more = int(bounds[-1]) - int(bounds[0])
+        if pieces and (size + more > batch_bytes or rows + len(bodies) > rows_max):
+            yield _together(pieces)
+            pieces, size, rows = [], 0, 0
+        pieces.append((bodies, subjects))
+        size += more
+        rows += len(bodies)
+    if pieces:
+        yield _together(pieces)
+
+
+def _together(pieces: list[tuple[Any, Any]]) -> tuple[Any, Any]:
+    """Return (bodies, subjects or None) of some neighbours as one piece; one alone as it is."""
+    if len(pieces) == 1:
+        return pieces[0]
+    import pyarrow as pa
+
+    from malamute_protocol.arrow import without_views
+
+    subjects = [column for _, column in pieces if column is not None]
+    if subjects and pa.types.is_dictionary(subjects[0].type):
+        # Each may have a dictionary of its own, and all of these no room in one.
+        subjects = [without_views(column).dictionary_decode() for column in subjects]
+    joined = pa.concat_arrays(subjects) if subjects else None
+    return pa.concat_arrays([bodies for bodies, _ in pieces]), joined
+
+
+def _body_column(column: Any, name: str) -> Any:
+    """Return a column of bodies as one of bytes or text. Raises LocalProtocolError."""
+    import pyarrow as pa
+
+    if column.null_count:
+        raise LocalProtocolError("bad_batch", f"column {name!r} has nulls")
+    if column.type in (pa.binary(), pa.string(), pa.large_binary(), pa.large_string()):
+        return column
+    try:
+        return column.cast(pa.large_binary())
+    except pa.ArrowException as error:
+        raise LocalProtocolError(
+            "bad_batch", f"column {name!r} has no bodies, but {column.type}: {error}"
+        ) from error
+
+
+def _bounds(column: Any) -> np.ndarray[Any, Any]:
+    """Return where each body of a column begins in its blob, and where the last one ends."""
+    import pyarrow as pa
+
+    offsets = column.buffers()[1]
+    assert offsets is not None, "a binary column without offsets"
+    width = 4 if column.type in (pa.binary(), pa.string()) else 8
+    return np.frombuffer(memoryview(offsets), f"<i{width}", len(column) + 1, width * column.offset)
 
 
 def _check_subjects(kind: Any, name: str) -> None:
@@ -378,6 +430,8 @@ def content_count(content: Any) -> int:
             "bad_batch", f"{len(content)} bytes where the content's head says {head[4]}"
         )
     count: int = head[5]
+    if not count:
+        raise LocalProtocolError("bad_batch", "a batch content without records")
     return count
 
 

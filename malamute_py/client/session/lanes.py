@@ -28,6 +28,8 @@ from malamute_py.client.settings import ClientSettings
 QUEUED, SENT, OVER = range(3)
 """States of a batch: waiting to leave, under way, answered or given up."""
 NONE: Final = int(Level.NONE)
+_PARTS_MAX: Final = 1 << 16
+"""Parts of a batch at most, one a row: their serials lie between that of the batch and the next."""
 
 
 class OutgoingBatch(ABC):
@@ -276,7 +278,7 @@ class Lanes(ABC, Generic[Kind]):
 
     def queue(self, batch: Kind) -> None:
         """Put a batch at the end of its lane."""
-        self._serial += 1
+        self._serial += _PARTS_MAX
         batch.serial = self._serial
         batch.lane.queue.append(batch)
         self._active[batch.lane] = None
@@ -505,9 +507,11 @@ class Lanes(ABC, Generic[Kind]):
         """Replace a batch that was not taken by its halves."""
         rows = batch.live_rows() if batch.thin else batch.rows
         half = max(1, (len(rows) + 1) // 2)
-        parts: list[Any] = [
-            batch.part(rows[first : first + half]) for first in range(0, len(rows), half)
-        ]
+        parts: list[Any] = []
+        for first in range(0, len(rows), half):
+            part = batch.part(rows[first : first + half])
+            part.serial += first
+            parts.append(part)
         batch.replaced(parts)
         batch.state = OVER
         for part in reversed(parts):

@@ -2,16 +2,18 @@
 
 Owns the batches of records on their way and the producer's sequences. The rule: a batch is sent
 again with the same bytes until it is confirmed or refused, and gets new sequences only when the
-broker said that it does not have it. Source: SPEC.md, section 8.
+broker said that it does not have it. A batch that is too large for its stream leaves in parts.
+Source: SPEC.md, section 8.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import google_crc32c
+import msgspec
 import numpy as np
 
 from malamute_protocol.commands import (
@@ -22,14 +24,15 @@ from malamute_protocol.commands import (
     UpdateKey,
     Welcome,
 )
-from malamute_protocol.errors import BrokerRefused, MalamuteError
+from malamute_protocol.content_layout import ARROW, HEAD
+from malamute_protocol.errors import BatchTooLarge, BrokerRefused, MalamuteError
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.client.arguments import one_of
 from malamute_py.client.position import Confirmation
 from malamute_py.client.session.events import Event, Published
 from malamute_py.client.session.lanes import NONE, Lane, Lanes, LastingLane, OutgoingBatch
 from malamute_py.client.session.outgoing import RETRY_MS, RETRYABLE, CommandSink, Trackers, Window
-from malamute_py.client.session.rows import ROW_BYTES, OutgoingRow, content_of
+from malamute_py.client.session.rows import ROW_BYTES, OutgoingRow, content_of, rows_of_content
 from malamute_py.client.settings import ClientSettings
 from malamute_py.client.words import ConfirmAt
 
@@ -46,6 +49,8 @@ AHEAD: Final = 2
 confirmed or the millisecond is over."""
 _COMPANY_BYTES: Final = 1 << 16
 """Bytes that a batch of single records gathers at most where it only waits for others."""
+_UNBOUNDED: Final = 1 << 62
+"""Bytes that no batch has."""
 _PRODUCER = struct.Struct("<QI")
 _SEQUENCE = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
@@ -83,30 +88,29 @@ _NUMBERED_ANEW: Final = frozenset({"out_of_sequence", "unknown_producer"})
 class OutgoingRecords(OutgoingBatch):
     """Records of one stream, from the first of them until the broker confirmed or refused all."""
 
-    __slots__ = ("_records", "numbered", "sequence", "since_ms", "single", "tokens")
+    single: ClassVar[bool] = True
+    """Whether each record has a token of its own."""
+
+    __slots__ = ("numbered", "records", "sequence", "since_ms", "tokens")
 
     lane: StreamLane
 
-    def __init__(
-        self, lane: StreamLane, level: int, content: Any = b"", count: int = 0, token: Any = None
-    ) -> None:
-        """content: encoded by the caller, with `count` records; token: the caller's."""
+    def __init__(self, lane: StreamLane, level: int) -> None:
         super().__init__(lane, level)
-        self.content = content
-        self.tokens = token
+        self.tokens: Any = None
         """The callers': one a record when `single`, else one for the batch."""
-        self.single = not count
         self.numbered = level != NONE and lane.owner.idempotent
         """Whether producer and sequence are the client's."""
         self.sequence = -1
         self.since_ms = -1
         """Time at which the batch was at the head of its lane first."""
-        self._records = count
+        self.records = 0
+        """Records of the content, once there is one."""
 
     @property
     def count(self) -> int:
         """Number of the records."""
-        return len(self.rows) or self._records
+        return len(self.rows) or self.records
 
     def empty_like(self) -> OutgoingRecords:
         """Make an empty batch for the same place and terms, which part() fills."""
@@ -114,16 +118,42 @@ class OutgoingRecords(OutgoingBatch):
         alike.sealed = True
         return alike
 
+    @property
+    def divisible(self) -> bool:
+        """Whether the records may be sent in several batches."""
+        return self.count > 1
+
+    def reopen(self) -> None:
+        """Make rows of the content again, which are encoded anew when the batch leaves."""
+        rows = rows_of_content(self.content)
+        self._give_tokens(rows)
+        self.rows, self.content, self.sequence = rows, b"", -1
+        self.packing = rows[0].packing
+
+    def _give_tokens(self, rows: list[OutgoingRow]) -> None:
+        """Give rows that were read from the content the tokens of their callers."""
+        for row, token in zip(rows, self.tokens, strict=True):
+            row.token = token
+
     def encode(self) -> None:
-        """Make the content, under the next sequences. Raises LocalProtocolError."""
+        """Make the content, under the next sequences. Raises LocalProtocolError.
+
+        Of several records BatchTooLarge also where their stream takes smaller batches than others.
+        """
         lane, rows = self.lane, self.rows
         producer = lane.owner.stamp_of(lane) if self.numbered else (0, 0, 0)
-        self.content = content_of(rows, lane.owner.limits, producer)
+        try:
+            self.content = content_of(rows, lane.limits, producer)
+        except BatchTooLarge:
+            if len(rows) > 1:
+                raise
+            # Of one record the broker decides: a stream's limit is about what a codec leaves.
+            self.content = content_of(rows, lane.owner.limits, producer)
         self.bytes = len(self.content) + STAMP_BYTES
         self._close()
         if self.numbered:
             self.sequence = lane.next_sequence
-            lane.next_sequence += self._records
+            lane.next_sequence += self.records
 
     def _number(self) -> None:
         """Give a content that was encoded elsewhere its place in the sequence."""
@@ -132,7 +162,7 @@ class OutgoingRecords(OutgoingBatch):
         if stamped_as(self.content) != wanted:
             self.content = restamp(self.content, *wanted)
         self.sequence = lane.next_sequence
-        lane.next_sequence += self._records
+        lane.next_sequence += self.records
 
     def send(self, out: CommandSink, tracker: int) -> None:
         """Hand over PUBLISH."""
@@ -144,12 +174,48 @@ class OutgoingRecords(OutgoingBatch):
         """Give the callers of the records their outcome."""
         if self.rows:
             self._close()
-        self.lane.owner.emit(Published(self.tokens, self._records, self.single, outcome))
+        self.lane.owner.emit(Published(self.tokens, self.records, self.single, outcome))
 
     def _close(self) -> None:
         """Keep only the tokens of the rows: their bodies are in the content."""
         self.tokens = [row.token for row in self.rows]
-        self._records = len(self.rows)
+        self.records = len(self.rows)
+        self.rows = []
+
+
+class OutgoingContent(OutgoingRecords):
+    """Records that their caller had encoded; it has one token for all."""
+
+    single = False
+
+    __slots__ = ()
+
+    def empty_like(self) -> OutgoingContent:
+        """Make an empty batch for the same place and terms, which part() fills."""
+        alike = OutgoingContent(self.lane, self.level)
+        alike.sealed = True
+        alike.tokens = self.tokens
+        return alike
+
+    @property
+    def divisible(self) -> bool:
+        """Whether the records may be sent in several batches.
+
+        Rows of an Arrow body cannot be told apart without its schema. A producer of the caller's
+        own has given the batch one place in its sequence.
+        """
+        if self.rows:
+            return len(self.rows) > 1
+        if self.records == 1 or HEAD.unpack_from(self.content)[7] == ARROW:
+            return False
+        return self.numbered or not stamped_as(self.content)[0]
+
+    def _give_tokens(self, rows: list[OutgoingRow]) -> None:
+        """Leave the rows without tokens: the caller has one for all."""
+
+    def _close(self) -> None:
+        """Drop the rows: their bodies are in the content."""
+        self.records = len(self.rows)
         self.rows = []
 
 
@@ -174,13 +240,21 @@ class OutgoingUpdate(OutgoingRecords):
 
 
 class StreamLane(LastingLane[OutgoingRecords]):
-    """The way to one stream; it stays for its sequence."""
+    """The way to one stream; it stays for its sequence and its limits."""
 
-    __slots__ = ("next_sequence",)
+    __slots__ = ("batch_bytes", "limits", "next_sequence", "refused_bytes", "told_bytes")
 
     def __init__(self, owner: Any, home: dict[Any, Any], place: Any) -> None:
         super().__init__(owner, home, place)
         self.next_sequence = 0
+        self.limits = owner.limits
+        """Limits of a batch of the stream, whose ring may be small."""
+        self.batch_bytes = owner.batch_bytes
+        """Bytes that a batch of the stream is filled to."""
+        self.told_bytes = _UNBOUNDED
+        """Most bytes of a batch of the stream, as far as the broker told."""
+        self.refused_bytes = _UNBOUNDED
+        """Size of the smallest batch of several records that was too large on this link."""
 
 
 class Publisher(Lanes[OutgoingRecords]):
@@ -243,7 +317,7 @@ class Publisher(Lanes[OutgoingRecords]):
             or last.level != level
             or last.sealed
             or last.packing is not row.packing
-            or last.bytes + size > self.batch_bytes
+            or last.bytes + size > lane.batch_bytes
             or len(last.rows) >= self.records_max
             or size > self.limits.record_bytes_max
         ):
@@ -269,11 +343,19 @@ class Publisher(Lanes[OutgoingRecords]):
 
         Raises LocalProtocolError `too_large`, or what ended the session: nothing was taken.
         """
-        size = self.check_content(content, count)
         lane = self.lane(self.streams, stream, "stream")
-        batch = OutgoingRecords(lane, level, content, count, token)
+        limits = lane.limits
+        size = len(content) + STAMP_BYTES
+        fits = size <= limits.batch_bytes_max and count <= limits.batch_records_max
+        if not fits:
+            self.check_content(content, count)
+        batch = OutgoingContent(lane, level)
+        batch.content, batch.records = content, count
+        batch.tokens = token
         batch.bytes = size
         batch.sealed = True
+        if not fits:
+            self._reopen(batch)
         self.queue(batch)
 
     def expected(self, stream: str, level: int) -> tuple[int, int, int]:
@@ -293,12 +375,67 @@ class Publisher(Lanes[OutgoingRecords]):
         """(producer id, epoch, sequence) of the next batch that leaves a lane."""
         return self._producer_id, self._producer_epoch, lane.next_sequence
 
+    def batch_bytes_of(self, stream: str) -> int:
+        """Bytes that a batch of a bulk call to a stream is filled to."""
+        lane = self.streams.get(stream)
+        return self.batch_bytes if lane is None else lane.batch_bytes
+
+    def content_bytes_of(self, stream: str) -> int:
+        """Most bytes of a content of several records for a stream, as far as is known."""
+        lane = self.streams.get(stream)
+        limits = self.limits if lane is None else lane.limits
+        return limits.batch_bytes_max - STAMP_BYTES
+
+    # --- limits of single streams -----------------------------------------------------
+
+    def told(self, stream: str, sizes: Mapping[str, int] | None) -> None:
+        """Take the most bytes of a batch of a stream, stamp included, from an answer's facts.
+
+        sizes: of the streams that take less than WELCOME says; None: an older broker does not tell.
+        """
+        if sizes is not None:
+            self._told(self.lane(self.streams, stream, "stream"), sizes)
+
+    def _told(self, lane: StreamLane, sizes: Mapping[str, int]) -> None:
+        """Take the most bytes of a batch of a lane's stream; see told()."""
+        lane.told_bytes = max(1, int(sizes.get(lane.place, _UNBOUNDED)))
+        self._limit(lane)
+
+    def _limit(self, lane: StreamLane) -> None:
+        """Set the limits of a stream's batches from what is known; what waits is held to them."""
+        most = min(self.limits.batch_bytes_max, lane.told_bytes)
+        if lane.refused_bytes <= most:
+            most = max(1, lane.refused_bytes // 2)
+        lane.limits = msgspec.structs.replace(self.limits, batch_bytes_max=most)
+        # As of all batches: headers and stamp have the other half.
+        lane.batch_bytes = min(self.batch_bytes, max(1, most // 2))
+        for batch in lane.queue:
+            # What has left may be in the log, as far as is known here: see _settle().
+            if batch.bytes > most and batch.content and batch.sequence < 0 and not batch.doubtful:
+                self._reopen(batch)
+
+    def _reopen(self, batch: OutgoingRecords) -> bool:
+        """Have a batch that is too large leave in parts; False: it stays as it is.
+
+        The encoder finds the batch too large when it leaves, and divides it until its parts fit.
+        """
+        if not batch.divisible:
+            return False
+        try:
+            batch.reopen()
+        except Exception:  # noqa: BLE001 - a content that cannot be read is the broker's to refuse
+            return False
+        return True
+
     # --- the link --------------------------------------------------------------------
 
     def link_up(self, welcome: Welcome) -> None:
         """Take up a new link, on which everything unconfirmed is sent again, in order."""
         super().link_up(welcome)
         self._producer_again_ms = -1
+        for lane in self.streams.values():
+            lane.refused_bytes = _UNBOUNDED
+            self._limit(lane)
 
     def link_down(self) -> None:
         """Put what was under way back to the head of its lane: the link has ended."""
@@ -320,7 +457,8 @@ class Publisher(Lanes[OutgoingRecords]):
     def producer_opened(self, request: int, value: Mapping[str, Any]) -> bool:
         """Take the answer to OPEN_PRODUCER; False: the answer is another request's.
 
-        Batches that the broker does not have yet get the sequences that it expects.
+        Batches that the broker does not have yet get the sequences that it expects, and are held to
+        what it says of the sizes that single streams take.
         """
         if request != self._producer_request:
             return False
@@ -331,7 +469,10 @@ class Publisher(Lanes[OutgoingRecords]):
         self._producer_epoch = int(value["epoch"])
         renamed = known != (self._producer_id, self._producer_epoch)
         following = value.get("next", {})
+        sizes = value.get("batch_bytes_max")
         for lane in self.streams.values():
+            if sizes is not None and lane.place in following:
+                self._told(lane, sizes)
             if not lane.sent:
                 self._settle(lane, int(following.get(lane.place, 0)), renamed)
         return True
@@ -367,10 +508,20 @@ class Publisher(Lanes[OutgoingRecords]):
 
         following: that sequence. renamed: the producer is another one now, or has another epoch.
         """
+        numbered = True
         for batch in lane.queue:
             if batch.sequence < 0:
+                # What is to be encoded anew was refused, and so was what had left behind it: none
+                # of it is in the log, and each batch gets its sequence when it leaves.
+                numbered = numbered and not batch.numbered
                 continue
-            if batch.sequence + batch.count <= following and not renamed:
+            if numbered and batch.sequence + batch.count <= following and not renamed:
+                continue
+            if batch.bytes > lane.limits.batch_bytes_max and self._reopen(batch):
+                numbered = False
+                continue
+            if not numbered:
+                batch.sequence = -1
                 continue
             if batch.sequence != following or renamed:
                 batch.sequence = following
@@ -425,7 +576,7 @@ class Publisher(Lanes[OutgoingRecords]):
         Nothing that was asked for later overtakes them. Records without a confirm never wait: a
         caller that awaits each of them would wait for nothing but the clock.
         """
-        if batch.bytes >= self.batch_bytes:
+        if batch.bytes >= batch.lane.batch_bytes:
             return False
         if now_ms - batch.since_ms < self._settings.linger_ms:
             return True
@@ -441,11 +592,13 @@ class Publisher(Lanes[OutgoingRecords]):
     # --- answers -----------------------------------------------------------------------
 
     def refused(self, batch: OutgoingRecords, error: BrokerRefused, now_ms: int) -> None:
-        """Send a refused batch again later, or fail it, by the code."""
+        """Send a refused batch again later, or in parts, or fail it, by the code."""
         if not self._came_back(batch):
             return
-        batch.doubtful = False
         lane, code = batch.lane, error.code
+        doubtful = batch.doubtful
+        # Whoever is told to wait was not looked for in the log.
+        batch.doubtful = doubtful and code in RETRYABLE
         # Producer and sequence are this client's; else the caller's, who alone can mend them.
         own = self.idempotent
         if code == "fenced" and own:
@@ -455,7 +608,15 @@ class Publisher(Lanes[OutgoingRecords]):
         pause_ms = 0
         if code in RETRYABLE or (own and code == "unknown_producer"):
             pause_ms = error.retry_ms or RETRY_MS
-        if self._comes_again(code, batch):
+        if code == "too_large" and batch.count > 1:
+            lane.refused_bytes = min(lane.refused_bytes, batch.bytes)
+            self._limit(lane)
+            # A broker with lower limits than before does not look for it in the log either.
+            unknown = doubtful and batch.bytes > self.limits.batch_bytes_max
+            again = not unknown and self._reopen(batch)
+        else:
+            again = self._comes_again(code, batch)
+        if again:
             self._put_back(batch)
         else:
             self._end(batch, error)

@@ -685,7 +685,7 @@ class Session:
         try:
             if self.publisher.producer_opened(command.request, command.value):
                 return
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RemoteProtocolError(
                 "malformed", f"the RESULT of OPEN_PRODUCER: {error!r}"
             ) from error

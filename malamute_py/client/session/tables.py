@@ -172,6 +172,7 @@ class TableRows:
                 )
         self._subject = subject
         self._properties: Mapping[str, Any] | None = None
+        self._content_bytes_max = 0
         self._columns: dict[str, Any] = {}
         no_near_column(subject, whole.column_names)
         if subject in whole.column_names:
@@ -181,12 +182,18 @@ class TableRows:
         self._rows = conform(whole, schema)
 
     def contents(
-        self, batch_bytes: int, limits: Limits, properties: Mapping[str, Any] | None = None
+        self,
+        batch_bytes: int,
+        limits: Limits,
+        properties: Mapping[str, Any] | None = None,
+        content_bytes_max: int = 0,
     ) -> Iterator[tuple[bytes, int]]:
         """(content, count) of each batch, of about so many bytes. Raises LocalProtocolError.
 
-        properties: of each row.
+        properties: of each row. content_bytes_max: most bytes of a content of several rows, where
+        the stream takes less than the limits say; 0: it does not.
         """
+        self._content_bytes_max = content_bytes_max or limits.batch_bytes_max
         self._properties = None if properties is None else properties_of(properties)
         count = self._rows.num_rows
         if not count:
@@ -205,6 +212,7 @@ class TableRows:
         ]
         rows = rows.from_arrays(columns, schema=rows.schema)
         body = np.frombuffer(memoryview(rows.serialize()), np.uint8)
+        content = b""
         try:
             content = encode_arrow(
                 body, count, schema_id=self._id, codec=self._codec, limits=limits,
@@ -213,11 +221,12 @@ class TableRows:
         except BatchTooLarge:
             if count == 1:
                 raise
+        if content and (count == 1 or len(content) <= self._content_bytes_max):
+            yield content, count
+        else:
             half = count // 2
             yield from self._encoded(first, half, limits)
             yield from self._encoded(first + half, count - half, limits)
-        else:
-            yield content, count
 
     def _headers(self, first: int, count: int) -> dict[str, Any]:
         """Return what some rows have beside their columns, as options of the encoder."""

@@ -215,6 +215,8 @@ def stream_schemas(link: ThreadLink, stream: str) -> Schemas:
     if welcome is not None and not welcome.features & Feature.TYPED:
         raise BrokerRefused("unsupported", "this broker has no typed streams")
     value = link.ask(lambda number: c.StreamSchemas(number, stream))
+    with link.lock:
+        link.publisher.told(stream, value.get("batch_bytes_max"))
     versions = value.get("schemas")
     if not versions:
         raise BrokerRefused(

@@ -207,22 +207,22 @@ class _WindowCall:
         self._window = window
         self._span = span
         self._open = 1
-        """Batches without an outcome, and 1 more until the call returns."""
+        """Records without an outcome, and 1 more until the call returns."""
 
-    def added(self) -> None:
-        """Count a batch, before it is in the window; for threads under the link's lock."""
-        self._open += 1
+    def added(self, count: int) -> None:
+        """Count records, before they are in the window; for threads under the link's lock."""
+        self._open += count
 
     def settled(self, count: int, outcome: Confirm | MalamuteError) -> None:
-        """Take the outcome of a batch of `count` records; called by the link."""
+        """Take the outcome of `count` records of one batch; called by the link."""
         self._window.settled(count, outcome)
-        self.ended_one(None if isinstance(outcome, Confirm) else outcome)
+        self.ended(count, None if isinstance(outcome, Confirm) else outcome)
 
-    def ended_one(self, error: BaseException | None = None) -> None:
-        """Count off a batch, or the call, and note what it met; locking as for added()."""
+    def ended(self, count: int, error: BaseException | None = None) -> None:
+        """Count off records, or the call as one, and note what they met; locking as for added()."""
         if error is not None:
             failed(self._span, error)
-        self._open -= 1
+        self._open -= count
         if not self._open:
             # The confirm comes in the thread of the link, which no exporter may hold up.
             spans_of(self._window._link).ends_later(self._span)
@@ -251,7 +251,7 @@ def of_window(verb: Verb, *, many: bool = False) -> Verb:
         finally:
             _WINDOW_CALL.reset(outer)
             with self._link.lock:
-                batches.ended_one(met)
+                batches.ended(1, met)
             spans_of(self._link).end_due()
 
     return cast("Verb", call)
@@ -291,12 +291,12 @@ class SyncTracedBulkPublisher(SyncBulkPublisher):
     def _add(self, content: bytes | bytearray, count: int, taker: Any = None) -> None:
         call = _WINDOW_CALL.get()
         with self._link.lock:
-            call.added()
+            call.added(count)
         try:
             super()._add(content, count, call)
         except BaseException:
             with self._link.lock:
-                call.ended_one()
+                call.ended(count)
             raise
 
     def wait(self, timeout_ms: Wait = "default") -> None:

@@ -47,6 +47,9 @@ DENIED_BY: Final = {
 """Action -> verb whose denial forbids it, where that has another name."""
 OF_ADMINISTRATORS: Final = frozenset(
     {
+        "create",
+        "create_mailbox",
+        "create_service",
         "trim",
         "purge",
         "manage_streams",

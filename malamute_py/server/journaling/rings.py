@@ -658,6 +658,10 @@ def _neighbours(bundles: list[AppendBundle], at: int) -> int:
 
 
 def _refusal(token: int, earlier: AppendRefused) -> AppendRefused:
+    """Return the refusal of a bundle behind a refused one of its ring."""
+    if earlier.code == "too_large":
+        # That says nothing of this one, which comes again.
+        return AppendRefused(token, "wait", f"a batch before it was refused: {earlier.reason}", 1)
     return AppendRefused(token, earlier.code, earlier.reason, earlier.retry_ms)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
-from tests.broker.post import Post
+from tests.broker.post import Post, code
 
 ALL = ["all"]
 
@@ -27,13 +27,14 @@ class Gate:
         return False
 
 
+FACTS = {("read", "s"), ("trim", "s"), ("manage_streams", "s")}
 COMMANDS: list[tuple[wire.Command, set[tuple[str, str]]]] = [
     (wire.Publish("s", 9), {("write", "s")}),
     (wire.Subscribe(9, "s", ALL, [0]), {("read", "s")}),
     (wire.CreateStream(9, "new"), {("create", "new")}),
     (wire.EditStream(9, "s", {}), {("manage_streams", "s")}),
     (wire.RemoveStream(9, "s"), {("manage_streams", "s")}),
-    (wire.StreamInfo(9, "s"), {("read", "s")}),
+    (wire.StreamInfo(9, "s"), FACTS),
     (wire.FindOffset(9, "s", [0]), {("read", "s")}),
     (wire.PlanRead(9, "s", ALL, [0]), {("read", "s")}),
     (wire.ListLinks(9), {("manage_clients", "links")}),
@@ -43,7 +44,7 @@ COMMANDS: list[tuple[wire.Command, set[tuple[str, str]]]] = [
     (wire.OpenInbox(9, "box"), {("receive", "box")}),
     (wire.PeekMail(9, "box"), {("receive", "box")}),
     (wire.PurgeMail(9, "box", "box"), {("purge", "box")}),
-    (wire.MailboxInfo(9, "box"), {("receive", "box")}),
+    (wire.MailboxInfo(9, "box"), {("receive", "box"), ("purge", "box"), ("manage_queues", "box")}),
     (wire.EditMailbox(9, "box", {}), {("manage_queues", "box")}),
     (wire.RemoveMailbox(9, "box", "box"), {("manage_queues", "box")}),
     (wire.Request("svc", 9), {("request", "svc")}),
@@ -60,11 +61,11 @@ COMMANDS: list[tuple[wire.Command, set[tuple[str, str]]]] = [
     (wire.MoveCursor("s", "c", 1, 9), {("read", "s")}),
     (wire.Trim("s", 1, 9), {("trim", "s")}),
     (wire.PurgeSubjects("s", ["all"], 1, 9), {("trim", "s")}),
-    (wire.CursorInfo(9, "s", "c"), {("read", "s")}),
+    (wire.CursorInfo(9, "s", "c"), FACTS),
     (wire.EditCursor(9, "s", "c", {}), {("read", "s")}),
     (wire.RemoveCursor(9, "s", "c"), {("manage_streams", "s")}),
     (wire.JoinGroup(9, "s", "g", ALL), {("read", "s")}),
-    (wire.GroupInfo(9, "s", "g"), {("read", "s")}),
+    (wire.GroupInfo(9, "s", "g"), FACTS),
     (wire.RemoveGroup(9, "s", "g"), {("manage_streams", "s")}),
     (wire.UpdateKey("s", 9), {("write", "s")}),
     (wire.GetKey(9, "s", "k"), {("read", "s"), ("replay", "s")}),
@@ -127,6 +128,50 @@ class Verbs:
 
     def __call__(self, identity: str, action: str, name: str) -> bool:
         return action not in self.without
+
+
+class Only(Verbs):
+    """Permissions of some verbs alone."""
+
+    def __call__(self, identity: str, action: str, name: str) -> bool:
+        return action in (*self.without, "identity")
+
+
+@pytest.mark.parametrize("verb", ["trim", "manage_streams", "read", "write"])
+def test_who_may_trim_or_manage_a_stream_is_told_its_facts_and_none_of_its_records(
+    verb: str,
+) -> None:
+    gate = Gate()
+    post = Post(permit=lambda *asked: gate(*asked) or Only(verb)(*asked))
+    post.publish(2, "s", [b"a", b"b"])
+    post.send(2, wire.MoveCursor("s", "c", 1, 9), wire.JoinGroup(10, "s", "g", ALL))
+    gate.closed = True
+    told = verb != "write"
+    for kind, *names in (
+        (wire.StreamInfo, "s"), (wire.CursorInfo, "s", "c"), (wire.CursorInfo, "s"),
+        (wire.GroupInfo, "s", "g"), (wire.GroupInfo, "s"),
+    ):  # fmt: skip
+        assert code(post.ask(3, kind, *names)) == ("dict" if told else "forbidden"), kind
+    assert len(post.ask(3, wire.ListStreams)["streams"]) == told
+    assert len(post.ask(3, wire.CursorInfo, "")["entries"]) == told
+    assert len(post.ask(3, wire.GroupInfo, "")["entries"]) == told
+    assert code(post.ask(3, wire.FindOffset, "s", [0])) == (
+        "dict" if verb == "read" else "forbidden"
+    )
+    post.send(3, wire.Subscribe(11, "s", ALL, [0], credit_records=9, credit_bytes=999_999))
+    assert len(post.peers[3].of(wire.Subscribed)) == (verb == "read")
+
+
+@pytest.mark.parametrize("verb", ["purge", "manage_queues", "receive", "send"])
+def test_who_may_purge_or_manage_a_mailbox_is_told_its_facts_and_none_of_its_messages(
+    verb: str,
+) -> None:
+    post = Post(permit=Only(verb, "send", "create_mailbox"))
+    post.mail(2, "box", [b"kept"])
+    told = verb != "send"
+    assert code(post.ask(3, wire.MailboxInfo, "box")) == ("dict" if told else "forbidden")
+    assert code(post.ask(3, wire.PeekMail, "box")) == ("dict" if verb == "receive" else "forbidden")
+    assert len(post.ask(3, wire.MailboxInfo, "*")["entries"]) == told
 
 
 def gaps(post: Post, link: int) -> list[tuple[int, str]]:

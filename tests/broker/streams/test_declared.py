@@ -187,13 +187,21 @@ def test_a_pattern_selects_rows_of_a_typed_batch_by_a_bitmap() -> None:
     assert again.last(wire.Deliver).rows == b"\x0a"
 
 
+def test_the_most_that_a_batch_of_a_small_ring_has_is_told_with_its_schemas() -> None:
+    shell = typed()
+    asked(shell, wire.CreateStream(2, "small", {"schema": OLD, "ring_bytes": 3 << 20}))
+    value = asked(shell, wire.StreamSchemas(3, "small"))
+    assert value["batch_bytes_max"] == {"small": (1 << 20) - (100 << 10)}
+
+
 def test_the_schemas_are_told_to_who_may_read_or_write() -> None:
     shell = typed()
     asked(shell, wire.EditStream(2, "s", {"schema": NEW}))
     value = asked(shell, wire.StreamSchemas(3, "s"))
-    assert value == {"schemas": [(schema_id(OLD), OLD), (schema_id(NEW), NEW)]}
+    schemas = [(schema_id(OLD), OLD), (schema_id(NEW), NEW)]
+    assert value == {"schemas": schemas, "batch_bytes_max": {}}
     shell.publish(1, "blobs", [b"x"])
-    assert asked(shell, wire.StreamSchemas(4, "blobs")) == {"schemas": []}
+    assert asked(shell, wire.StreamSchemas(4, "blobs"))["schemas"] == []
     assert asked(shell, wire.StreamSchemas(5, "nowhere")) == "unknown_stream"
     only: set[str] = {"write"}
     limited = typed(permit=lambda owner, action, name: action in only or action == "create")

@@ -9,6 +9,7 @@ import pytest
 from malamute_protocol import commands as wire
 from malamute_protocol.commands import Level
 from malamute_protocol.encode import encode
+from malamute_protocol.stamp import STAMP_BYTES
 from tests.broker.shell import Shell, bodies
 
 
@@ -37,7 +38,35 @@ def test_a_producer_id_is_durable_before_it_is_told() -> None:
     shell.run()
     value = peer.last(wire.Result).value
     assert value["id"] == 1 << 32 | 1
-    assert value == {"id": value["id"], "epoch": 0, "next": {}}
+    assert value == {"id": value["id"], "epoch": 0, "next": {}, "batch_bytes_max": {}}
+
+
+def test_the_most_that_a_batch_of_a_small_ring_has_is_told_with_its_sequence() -> None:
+    shell = Shell()
+    peer = shell.hello(1)
+    producer = opened(shell, 1)
+    most = peer.last(wire.Welcome).batch_bytes_max
+    rings: dict[str, dict[str, Any]] = {
+        "keys": {"ring_bytes": 4 << 20, "keep": "last-per-subject"},
+        "small": {"ring_bytes": 3 << 20},
+        "large": {"ring_bytes": 6 * most},
+        "main": {},
+    }
+    for name, settings in rings.items():
+        shell.send(1, wire.CreateStream(2, name, settings))
+        assert "batch_bytes_max" not in peer.last(wire.Result).value
+    large = encode([bytes(200_000)], subject="s", producer_id=producer["id"])
+    for name in rings:
+        shell.send(1, wire.Publish(name, 9), frames=[large])
+    [refused] = peer.of(wire.Refused)
+    assert refused.code == "too_large"
+    value = opened(shell, 1, id=producer["id"])
+    assert value["next"] == {"keys": 0, "small": 1, "large": 1, "main": 1}
+    assert value["batch_bytes_max"] == {"keys": 128 << 10, "small": (1 << 20) - (100 << 10)}
+    fits = encode([bytes((128 << 10) - STAMP_BYTES - 144)], subject="s", producer_id=producer["id"])
+    assert len(fits) + STAMP_BYTES == 128 << 10
+    shell.send(1, wire.Publish("keys", 10), frames=[fits])
+    assert peer.last(wire.Confirm).tracker == 10
 
 
 def test_ids_are_never_given_twice_not_even_over_restarts() -> None:

@@ -2,7 +2,7 @@
 
 The model keeps what a real log would: a batch is taken when its first sequence is the
 next one, known ones are confirmed as duplicates, everything after a refused one is out of
-sequence. Replay a failure with the seed in the test's name.
+sequence. One stream takes small batches only. Replay a failure with the seed in the test's name.
 """
 
 from __future__ import annotations
@@ -15,10 +15,14 @@ import pytest
 from malamute_protocol import commands as c
 from malamute_protocol.batch import Content
 from malamute_protocol.errors import BrokerRefused
+from malamute_protocol.stamp import STAMP_BYTES
+from malamute_py.client.session.events import Published
 from tests.client.script import Script, bodies_of
 from tests.seeds import seeds
 
 STREAMS = ("s", "t")
+SMALL_BYTES = 330
+"""Most bytes of a batch of stream "t": its stamp and content, of six records or so."""
 
 
 class ModelLog:
@@ -26,6 +30,8 @@ class ModelLog:
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
+        self.tells = chance.random() < 0.5
+        """Whether the answer to OPEN_PRODUCER says how much a stream takes."""
         self.bodies: dict[str, list[bytes]] = {stream: [] for stream in STREAMS}
         self.next: dict[str, int] = dict.fromkeys(STREAMS, 0)
         self.places: dict[tuple[str, int], int] = {}
@@ -41,6 +47,8 @@ class ModelLog:
         if sequence > self.next[stream]:
             return c.Refused(10, command.tracker, "out_of_sequence")
         bodies = bodies_of(content)
+        if stream == "t" and STAMP_BYTES + len(content.view) > SMALL_BYTES:
+            return c.Refused(10, command.tracker, "too_large")
         if self.poisoned & set(bodies):
             return c.Refused(10, command.tracker, "bad_batch", "poison")
         if self.chance.random() < 0.15:
@@ -66,11 +74,14 @@ class Run:
     def publish(self) -> None:
         stream = self.chance.choice(STREAMS)
         body = b"%s-%04d" % (stream.encode(), len(self.published[stream]))
+        bodies = [body]
+        if encoded := self.chance.random() < 0.3:
+            bodies += [b"%s/%d" % (body, n) for n in range(self.chance.choice([0, 0, 11]))]
         if self.chance.random() < 0.03:
-            self.log.poisoned.add(body)
-        self.published[stream].append(body)
-        if self.chance.random() < 0.3:
-            self.script.publish_content([body], stream, token=[body])
+            self.log.poisoned.add(bodies[-1])
+        self.published[stream] += bodies
+        if encoded:
+            self.script.publish_content(bodies, stream, token=bodies)
         else:
             self.script.publish(body, stream)
 
@@ -83,7 +94,9 @@ class Run:
                 self.answers.append(self.log.answer(command, Content(frames[0])))
             elif isinstance(command, c.OpenProducer):
                 following = {name: at for name, at in self.log.next.items() if at}
-                value = {"id": 7, "epoch": 0, "next": following}
+                value: dict[str, Any] = {"id": 7, "epoch": 0, "next": following}
+                if self.log.tells:
+                    value["batch_bytes_max"] = {"t": SMALL_BYTES}
                 self.answers.append(c.Result(command.request, value))
             elif isinstance(command, c.Hello):
                 self.script.open(window_bytes=self.chance.choice([600, 2000, 1 << 20]))
@@ -104,14 +117,23 @@ class Run:
         self.script.lose()
 
     def settle(self) -> None:
-        for tokens, outcome in self.script.outcomes():
-            for index, body in enumerate(tokens):
+        events = [event for event in self.script.happened if isinstance(event, Published)]
+        self.script.happened.clear()
+        for event in events:
+            outcome, bodies = event.outcome, event.tokens
+            if not event.single:
+                # A part of a content: the parts are settled in their order.
+                done = self.offsets.keys() | set(self.failed)
+                bodies = [body for body in bodies if body not in done][: event.count]
+            assert len(bodies) == event.count
+            for index, body in enumerate(bodies):
                 assert body not in self.offsets, "settled twice"
                 assert body not in self.failed, "settled twice"
                 if isinstance(outcome, BrokerRefused):
                     assert outcome.code == "bad_batch"
                     self.failed.append(body)
                 else:
+                    assert isinstance(outcome, c.Confirm)
                     self.offsets[body] = outcome.offset + index
 
 

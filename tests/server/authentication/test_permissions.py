@@ -31,7 +31,7 @@ ALLOWS: dict[str, set[str]] = {
     "manage_users": {"manage_users"},
     "admin": {
         "admin", "manage_streams", "manage_queues", "manage_clients", "manage_users", "trim",
-        "purge", "dead_letters",
+        "purge", "dead_letters", "create", "create_mailbox", "create_service",
     },
 }  # fmt: skip
 """Verb -> actions that it allows alone."""
@@ -59,6 +59,14 @@ def test_a_verb_allows_its_actions_on_its_names_and_nothing_else(verb: str, acti
     named = verb in LISTS
     assert permit("ann", action, "orders2") is (expected and not named)
     assert not permit("bob", action, "orders")
+
+
+@pytest.mark.parametrize("verb", ["manage_streams", "manage_queues"])
+def test_admin_allows_all_that_the_verbs_of_administration_allow(verb: str) -> None:
+    admin, some = Permissions({"*": granted("admin")}), Permissions({"*": granted(verb)})
+    assert [each for each in ACTIONS if some("ann", each, "orders")] == [
+        each for each in ACTIONS if some("ann", each, "orders") and admin("ann", each, "orders")
+    ]
 
 
 @pytest.mark.parametrize(

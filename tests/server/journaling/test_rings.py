@@ -114,6 +114,18 @@ def test_the_core_has_the_answers_of_one_write_before_the_next_is_made(
     assert done == ["write of 1", "Appended 1", "AppendRefused 9", "write of 1", "Appended 2"]
 
 
+def test_a_batch_behind_one_that_no_segment_holds_comes_again(bench: Bench) -> None:
+    first = bench.bundle(MAIN, 1)
+    bench.offsets[MAIN] = 1
+    large = bench.bundle(MAIN, 2, bytes(SMALL.segment_bytes))
+    bench.offsets[MAIN] = 2
+    behind = bench.bundle(MAIN, 3)
+    taken, *refused = bench.rings.append([first, large, behind])
+    assert isinstance(taken, Appended)
+    codes = [(each.token, each.code) for each in refused if isinstance(each, AppendRefused)]
+    assert codes == [(2, "too_large"), (3, "wait")]
+
+
 def test_a_new_ring_is_opened_beside_the_loop_and_its_appends_wait(bench: Bench) -> None:
     # The outcome may not depend on another ring's turn.
     with bench.rings._rings[MAIN]._space.preparing:

@@ -1,0 +1,67 @@
+"""Look-ups by time: where in a stream the first record of a time, or of a later one, lies.
+
+Owns the walks that look for it. The rule: an index says which batches may hold it, and a batch that
+is damaged or overwritten holds none. Source: SPEC.md, section 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from malamute_protocol.errors import BatchError
+from malamute_py.mapped.segments import Segments
+from malamute_py.mapped.walk import Choose, Found, Walk, begin_of
+
+
+def at_append_time(
+    segments: Segments, stream: int, floor: int, least: int, bound: int
+) -> int | None:
+    """Return the offset of the first batch appended at `least` ms or later; None: none was.
+
+    floor: offset of the first record to look at. bound: position in the ring to look up to.
+    """
+    steps = _walk(
+        segments, stream, floor, bound,
+        lambda index, entries: (entries.rows["last_time"] >= least).tolist(), contents=False,
+    )  # fmt: skip
+    for step in steps:
+        if step.stamp.append_time_ms >= least:
+            return step.stamp.base_offset
+    return None
+
+
+def at_client_time(
+    segments: Segments, stream: int, floor: int, least: int, bound: int
+) -> int | None:
+    """Return the offset of the first record with a client time of `least` ms or later; or None.
+
+    floor, bound: as of at_append_time().
+    """
+    steps = _walk(
+        segments, stream, floor, bound,
+        lambda index, entries: (entries.rows["client_max"] >= least).tolist(), contents=True,
+    )  # fmt: skip
+    for step in steps:
+        try:
+            content = step.content()
+            late = content.head.client_time_max_ms >= least
+            times = content.client_times if late else None
+        except (BatchError, IndexError):
+            continue  # Damaged or overwritten: it has no times.
+        hits = [] if times is None else (times >= least).nonzero()[0].tolist()
+        if hits and step.segment.intact():
+            return step.stamp.base_offset + int(hits[0])
+    return None
+
+
+def _walk(
+    segments: Segments, stream: int, floor: int, bound: int, choose: Choose, *, contents: bool
+) -> Iterator[Found]:
+    """Yield the batches of a stream that an index's times pick, from its oldest record on.
+
+    contents: batches are read, too.
+    """
+    lsn, first = begin_of(segments, stream, floor)
+    for step in Walk(segments, stream, lsn, first, choose=choose, contents=contents).run(bound):
+        if isinstance(step, Found):
+            yield step
