@@ -20,6 +20,7 @@ from pyspark_malamute.pipelines import (
 )
 from pyspark_malamute.pipelines.archive_log import ArchiveError, ArchiveLog
 from pyspark_malamute.pipelines.folder import Folder
+from pyspark_malamute.streams import find_streams
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -232,11 +233,10 @@ def test_a_gap_is_not_noted_where_another_run_has_archived_meanwhile(
     run()
     client.remove_stream(other)
     publish(client, stream, 4, 4)
-    finding = archiving.find_streams
     calls: list[int] = []
 
     def other_run_first(*given: Any) -> Any:
-        found = finding(*given)
+        found = find_streams(*given)
         calls.append(1)
         if len(calls) == 1:
             run()
