@@ -143,11 +143,17 @@ def day(at: Column) -> Column:
     return sf.date_from_unix_date(sf.floor(sf.unix_micros(at) / _DAY_US).cast("int"))
 
 
-def write_files(folder: Folder, frame: DataFrame, settings: Settings) -> list[ArchivedFile]:
-    """Write rows into new files, which are no part of the archive yet."""
+def write_files(
+    folder: Folder, frame: DataFrame, settings: Settings, *, whole: bool = False
+) -> list[ArchivedFile]:
+    """Write rows into new files, which are no part of the archive yet.
+
+    whole: a task's rows of a partition become one file, whatever the session bounds files by.
+    """
     name = f"batch={uuid.uuid4().hex}"
     rows = frame if "date" in frame.columns else partitioned(frame, settings)
-    rows.write.partitionBy(*PARTITIONS).parquet(f"{folder.uri}/{name}")
+    writer = rows.write.option("maxRecordsPerFile", 0) if whole else rows.write
+    writer.partitionBy(*PARTITIONS).parquet(f"{folder.uri}/{name}")
     return [
         ArchivedFile(file.path, file.bytes)
         for file in folder.files(name)

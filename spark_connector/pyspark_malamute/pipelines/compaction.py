@@ -110,7 +110,7 @@ def _compacted(
     ordered = rows.repartition(min(len(groups), 200), *PARTITIONS).sortWithinPartitions(
         *PARTITIONS, "stream", "offset"
     )
-    new = write_files(folder, ordered, state.settings)
+    new = write_files(folder, ordered, state.settings, whole=True)
     left = rows_of(spark, folder, state, [file.path for file in new]).count()
     if left != rows.count():
         raise ArchiveError(f"a compaction of {folder.uri} lost rows; the archive is as it was")
