@@ -63,7 +63,7 @@ class Peeking:
     def begin(self) -> None:
         """Choose the messages, and ask for their bodies."""
         if not self._link.open:
-            self._arrived()
+            self._arrived()  # A link that has ended is not answered; the next look may begin.
             return
         mailbox, after = self._mailbox, self._command.after
         table, number = mailbox.rows, mailbox.number
