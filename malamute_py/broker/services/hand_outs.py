@@ -52,7 +52,7 @@ class HandOuts:
         self._handing: Final[list[Sequence[Share]]] = []
         """Hand-outs on their way into the log, whose rows handing_to() counts as the worker's."""
         self._count = 0
-        """Number of hand-outs since the broker began: it tells a lease from a later one of its rows."""
+        """Number of hand-outs since the broker began; it tells leases of the same rows apart."""
 
     def hand_out(self) -> None:
         """Hand out requests that wait to offers that are ready, as far as one turn may."""
