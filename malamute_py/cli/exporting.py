@@ -123,7 +123,7 @@ class Parquet:
         self._waiting.append(rows)
         self._rows += rows.num_rows
         # A row that was selected holds all of its batch.
-        self._held += batch.stamp.size
+        self._held += max(batch.stamp.size, rows.nbytes)
         self.count += rows.num_rows
         self.bytes += rows.nbytes
         if self._rows >= _GROUP_ROWS or self._held >= _GROUP_BYTES:

@@ -8,8 +8,10 @@ FORMAT.md, section 1; docs/design.md, Journal (Positions).
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -327,10 +329,15 @@ def expected_of(storage: Storage, name: str) -> Expected | None:
     return Manifest(storage.child(MANIFESTS), directory_name(name)).expected
 
 
+_OWN_RING: Final = re.compile("stream-[0-9a-f]{32}")
+"""Name of a ring that a stream has for itself: ring_name() of the broker makes it."""
+
+
 def removal_rests(storage: Storage) -> list[str]:
     """Names of rings of which a removal has left some files, or the empty directory.
 
-    A removal takes a ring's manifest first, then the file that makes a directory a ring.
+    A removal takes a ring's manifest first, then the file that makes a directory a ring. Only a
+    stream's own ring is removed: a directory of another name is its owner's.
     """
     if RINGS not in storage.children():
         return []
@@ -339,18 +346,23 @@ def removal_rests(storage: Storage) -> list[str]:
     return [
         name
         for name in names
-        if name not in expected and _is_rest(rings.child(directory_name(name)))
+        if _OWN_RING.fullmatch(name)
+        and name not in expected
+        and _is_rest(rings.child(directory_name(name)))
     ]
 
 
 def _is_rest(ring: Storage) -> bool:
     """Whether a directory has nothing but what a ring has beside the file that makes it one."""
-    return not ring.children() and all(
-        name in BESIDE_SEGMENTS
-        or segment_number(name) is not None
-        or index_number(name) is not None
-        for name in ring.names()
-    )
+    try:
+        return not ring.children() and all(
+            name in BESIDE_SEGMENTS
+            or segment_number(name) is not None
+            or index_number(name) is not None
+            for name in ring.names()
+        )
+    except FileNotFoundError:  # A broker that runs has just removed it.
+        return False
 
 
 def is_directory_name(directory: str) -> bool:

@@ -249,7 +249,8 @@ class RegexTable:
         """
         for key in keys:
             encoded = key.encode()
-            # Both as of now: an expression may move from the overlay into a set between two steps.
+            # Sets and overlay are copied together: between two steps an expression may move from
+            # the overlay into a set.
             groups, overlay = list(self._sets), list(self._overlay.items())
             for group in groups:
                 group.lookup(encoded, found)

@@ -117,7 +117,7 @@ class Server:
         self._rereading = threading.Lock()
         """Held while a thread reads the configuration anew, until the loop has taken it up."""
         self._reload_again = False
-        """Whether a signal came meanwhile, so that it is to be read once more."""
+        """Whether SIGHUP came while a thread read the configuration: it is read once more."""
         self._reading = Reading(self.config, self.config, [])
         self._http_credential: HttpCredential | None = None
         self._storage = storage
@@ -234,8 +234,12 @@ class Server:
         try:
             reading.start()
         except RuntimeError as error:  # The system has no room for a thread.
-            self._rereading.release()
-            return str(error)
+            if link:
+                self._rereading.release()
+                return str(error)
+            # Nobody gets an answer to a signal: the loop logs why it did nothing.
+            refused = self._reading._replace(changes=[Change("", REFUSED, str(error))])
+            self._results.put(Reread(refused, link, request))
         return ""
 
     def _read_anew(self, link: int, request: int) -> None:

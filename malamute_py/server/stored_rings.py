@@ -110,7 +110,9 @@ class StoredRings:
                     pass
             wanted = rings_asked(facts[MAIN])
             rests = removal_rests(self._journal.storage)
-            self.rests = [name for name in rests if name != MAIN and name not in wanted]
+            self.rests = [name for name in rests if name not in wanted]
+            for name in self.rests:
+                self._log.info("ring_removal_resumed", ring=name)
             for name in self._journal.names():
                 if name == MAIN or name in self.rests:
                     continue

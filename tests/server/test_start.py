@@ -319,12 +319,19 @@ def test_a_directory_beside_the_rings_with_another_file_is_no_removed_ring(tmp_p
         place = tmp_path / "rings" / name
         place.mkdir()
         (place / file).write_text("mine")
-    (tmp_path / "rings" / "empty").mkdir()
+    saved = tmp_path / "rings" / "saved" / "000000000000.seg"
+    saved.parent.mkdir()
+    saved.write_text("mine")
+    empty = tmp_path / "rings" / f"stream-{'ab' * 16}"
+    empty.mkdir()
     log = Lines()
     with Server(config(tmp_path), log=log):
-        assert [each["file"] for each in log.of("file_left_alone")] == ["rings/mine/"]
+        left = [each["file"] for each in log.of("file_left_alone")]
+        assert left == ["rings/mine/", "rings/saved/"]
         assert [each["ring"] for each in log.of("ring_left_alone")] == ["whole"]
-        until(lambda: not (tmp_path / "rings" / "empty").exists())
+        assert [each["ring"] for each in log.of("ring_removal_resumed")] == [empty.name]
+        until(lambda: not empty.exists())
+    assert saved.read_text() == "mine"
     assert (tmp_path / "rings" / "mine" / "notes.txt").read_text() == "mine"
     assert (tmp_path / "rings" / "whole" / "ring").read_text() == "mine"
 

@@ -121,19 +121,19 @@ class Ledger:
         """Return the least offset from which the rest is within bytes_max; None: all of it is.
 
         The newest piece stays whatever its size. durable: pieces that end after this offset do not
-        count, so that they push none out.
+        count, so that they push none out, and none of them is the newest.
         """
-        left = self.bytes
+        left, last = self.bytes, len(self._pieces) - 1
         for next, size, _ in reversed(self._pieces):
             if next <= durable:
                 break
             left -= size
+            last -= 1
         if left <= bytes_max:
             return None
         found: int | None = None
-        last = len(self._pieces) - 1
         for place, (next, size, _) in enumerate(self._pieces):
-            if left <= bytes_max or place == last:
+            if left <= bytes_max or place >= last:
                 break
             left -= size
             found = next

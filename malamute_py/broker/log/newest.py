@@ -262,10 +262,11 @@ class Keys:
         self._coming: dict[str, tuple[int, int]] = {}
         """Subject -> (revision, size of its newest record) once all is appended that was taken."""
         self.coming_keys = self.coming_memory = 0
-        """Number of these subjects that are not in the index, and the memory that they will take
-        there."""
+        """Subjects on their way into the log that the index does not have, and the memory that they
+        will take there."""
         self.coming_bytes = 0
-        """Bytes by which they make copies of all newest records larger."""
+        """Bytes by which subjects on their way into the log make copies of all newest records
+        larger."""
 
     def __len__(self) -> int:
         return len(self._newest) + len(self._moved)

@@ -184,7 +184,7 @@ class MailboxAdmin:
     def _listed(self, link: Link, mailbox: Mailbox, prefix: str) -> bool:
         if mailbox.state != STANDING or (mailbox.temporary and not prefix.startswith("~")):
             return False
-        return self._allowed(link, self._telling(link, mailbox.name), mailbox.name)
+        return any(self._allowed(link, each, mailbox.name) for each in TOLD_TO)
 
     def facts(self, mailbox: Mailbox) -> dict[str, Any]:
         """Return the facts about a mailbox that a RESULT has."""

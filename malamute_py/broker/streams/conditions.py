@@ -27,7 +27,7 @@ or two of the largest batches: the rest is room for the snapshot that a segment 
 SMALL_PARTS = 3
 """A batch takes at most such a part of a small ring without keys, which is one segment of it."""
 SNAPSHOT_BYTES = 100 << 10
-"""Bytes of such a segment that its header and the snapshot after it are expected to take."""
+"""Bytes of a small ring's segment that its header and snapshot are expected to take."""
 FORGOTTEN_AT_ONCE = 1_000
 """Deleted keys that are forgotten at once at most."""
 _COMING = "keys that were taken before are on their way into the log"
@@ -49,6 +49,11 @@ class Conditions:
     def memory(self) -> int:
         """Bytes of memory that all keys take, about."""
         return sum(stream.keys.memory for stream in self.streams.values() if stream.keys)
+
+    @property
+    def coming_memory(self) -> int:
+        """Bytes of memory that keys on their way into the log will take, about."""
+        return sum(stream.keys.coming_memory for stream in self.streams.values() if stream.keys)
 
     def admit(self, stream: Stream, content: Content, size: int, revision: int) -> None:
         """Take a batch for a stream with keys. Raises BrokerRefused: nothing was taken.
@@ -112,7 +117,8 @@ class Conditions:
         """Raise BrokerRefused `limit` where a batch of `size` bytes would bring too many keys."""
         settings = self._shard.settings
         # No name takes more of the batch than its own bytes.
-        most = self.memory + keys.coming_memory + KEY_OVERHEAD * len(rows) + size
+        coming = self.coming_memory
+        most = self.memory + coming + KEY_OVERHEAD * len(rows) + size
         count = len(keys) + keys.coming_keys + len(rows)
         if count <= settings.keys_max and most <= settings.all_keys_bytes_max:
             return
@@ -127,7 +133,7 @@ class Conditions:
             )
         if memory > settings.all_keys_bytes_max:
             raise BrokerRefused("limit", "the keys of all streams: streams.all_keys_bytes_max")
-        count, memory = count + keys.coming_keys, memory + keys.coming_memory
+        count, memory = count + keys.coming_keys, memory + coming
         if count > settings.keys_max or memory > settings.all_keys_bytes_max:
             raise BrokerRefused("wait", _COMING)
 

@@ -287,7 +287,9 @@ class KeyCommands:
 
     def _read_again(self, stream: Stream, keys: Keys, kind: str, offset: int) -> None:
         """Ask once more for a part that the journal could not read, unless the stream is gone."""
-        if not stream.removed:
+        if stream.removed:
+            self._unread.discard(stream)
+        else:
             self._read_on(stream, keys, kind, offset)
 
     def _read(
@@ -298,6 +300,7 @@ class KeyCommands:
         offset, end: the part that was asked for. One that cannot be read is asked for again.
         """
         if stream.removed:
+            self._unread.discard(stream)
             return
         if isinstance(value, IndexFailure):
             if stream not in self._unread:

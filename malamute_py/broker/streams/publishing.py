@@ -559,6 +559,9 @@ class Publishing:
         if staged:
             self.spared.add(ring.name)
         spared = ring.name in self.spared
+        if code == "too_large":
+            # The size of one batch says nothing of those behind it, which come again.
+            code, reason, retry_ms = "wait", f"a batch before it was refused: {reason}", 1
         kept: list[Pending] = []
         for queued in self._queue:
             by_itself = spared and queued.stream.keys is None and type(queued.place) is not Arrival

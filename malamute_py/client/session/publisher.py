@@ -91,7 +91,7 @@ class OutgoingRecords(OutgoingBatch):
     single: ClassVar[bool] = True
     """Whether each record has a token of its own."""
 
-    __slots__ = ("numbered", "records", "sequence", "since_ms", "tokens")
+    __slots__ = ("numbered", "parted", "records", "sequence", "since_ms", "tokens")
 
     lane: StreamLane
 
@@ -102,6 +102,8 @@ class OutgoingRecords(OutgoingBatch):
         self.numbered = level != NONE and lane.owner.idempotent
         """Whether producer and sequence are the client's."""
         self.sequence = -1
+        self.parted = False
+        """Whether it leaves in parts, since the broker refused it as too large."""
         self.since_ms = -1
         """Time at which the batch was at the head of its lane first."""
         self.records = 0
@@ -141,6 +143,8 @@ class OutgoingRecords(OutgoingBatch):
         Of several records BatchTooLarge also where their stream takes smaller batches than others.
         """
         lane, rows = self.lane, self.rows
+        if self.parted and len(rows) > 1:
+            raise BatchTooLarge("the broker refused these records together")
         producer = lane.owner.stamp_of(lane) if self.numbered else (0, 0, 0)
         try:
             self.content = content_of(rows, lane.limits, producer)
@@ -236,13 +240,15 @@ class OutgoingUpdate(OutgoingRecords):
 
     def send(self, out: CommandSink, tracker: int) -> None:
         """Hand over UPDATE_KEY."""
+        if self.sequence < 0 and self.numbered:
+            self._number()
         out.put(UpdateKey(self.lane.place, tracker, self.level, self._revision), self.content)
 
 
 class StreamLane(LastingLane[OutgoingRecords]):
     """The way to one stream; it stays for its sequence and its limits."""
 
-    __slots__ = ("batch_bytes", "limits", "next_sequence", "refused_bytes", "told_bytes")
+    __slots__ = ("batch_bytes", "is_told", "limits", "next_sequence", "refused_bytes", "told_bytes")
 
     def __init__(self, owner: Any, home: dict[Any, Any], place: Any) -> None:
         super().__init__(owner, home, place)
@@ -253,6 +259,9 @@ class StreamLane(LastingLane[OutgoingRecords]):
         """Bytes that a batch of the stream is filled to."""
         self.told_bytes = _UNBOUNDED
         """Most bytes of a batch of the stream, as far as the broker told."""
+        self.is_told = False
+        """Whether the broker told what the stream takes: a smaller batch is refused for what is in
+        it, which says nothing of others."""
         self.refused_bytes = _UNBOUNDED
         """Size of the smallest batch of several records that was too large on this link."""
 
@@ -393,12 +402,13 @@ class Publisher(Lanes[OutgoingRecords]):
 
         sizes: of the streams that take less than WELCOME says; None: an older broker does not tell.
         """
-        if sizes is not None:
+        if sizes is not None and self.fatal is None:
             self._told(self.lane(self.streams, stream, "stream"), sizes)
 
     def _told(self, lane: StreamLane, sizes: Mapping[str, int]) -> None:
         """Take the most bytes of a batch of a lane's stream; see told()."""
         lane.told_bytes = max(1, int(sizes.get(lane.place, _UNBOUNDED)))
+        lane.is_told, lane.refused_bytes = True, _UNBOUNDED
         self._limit(lane)
 
     def _limit(self, lane: StreamLane) -> None:
@@ -407,7 +417,7 @@ class Publisher(Lanes[OutgoingRecords]):
         if lane.refused_bytes <= most:
             most = max(1, lane.refused_bytes // 2)
         lane.limits = msgspec.structs.replace(self.limits, batch_bytes_max=most)
-        # As of all batches: headers and stamp have the other half.
+        # Bodies fill half of it, as of every stream: headers and stamp take the rest.
         lane.batch_bytes = min(self.batch_bytes, max(1, most // 2))
         for batch in lane.queue:
             # What has left may be in the log, as far as is known here: see _settle().
@@ -597,7 +607,7 @@ class Publisher(Lanes[OutgoingRecords]):
             return
         lane, code = batch.lane, error.code
         doubtful = batch.doubtful
-        # Whoever is told to wait was not looked for in the log.
+        # A broker that says to wait has not looked for the batch in the log.
         batch.doubtful = doubtful and code in RETRYABLE
         # Producer and sequence are this client's; else the caller's, who alone can mend them.
         own = self.idempotent
@@ -609,11 +619,12 @@ class Publisher(Lanes[OutgoingRecords]):
         if code in RETRYABLE or (own and code == "unknown_producer"):
             pause_ms = error.retry_ms or RETRY_MS
         if code == "too_large" and batch.count > 1:
-            lane.refused_bytes = min(lane.refused_bytes, batch.bytes)
-            self._limit(lane)
-            # A broker with lower limits than before does not look for it in the log either.
+            if not lane.is_told:
+                lane.refused_bytes = min(lane.refused_bytes, batch.bytes)
+                self._limit(lane)
+            # A broker with lower limits than before has not looked for the batch in the log.
             unknown = doubtful and batch.bytes > self.limits.batch_bytes_max
-            again = not unknown and self._reopen(batch)
+            again = batch.parted = not unknown and self._reopen(batch)
         else:
             again = self._comes_again(code, batch)
         if again:

@@ -151,6 +151,7 @@ class Step:
     """The parts of one step, in the order of the calls."""
 
     __slots__ = (
+        "_pairs",
         "confirmation",
         "count",
         "first",
@@ -183,8 +184,12 @@ class Step:
         """Whether the step moves a cursor, or has a request with a name of the caller's or an
         encoded content: not every step may share a batch with it."""
         self.turns: dict[Place, tuple[Place, Place]] = {}
-        """Place of plain rows -> form and place of the newest part beside it; none: all are plain.
-        """
+        """Place of plain rows -> form and place of the newest part beside it; empty: the step has
+        plain rows only."""
+        self._pairs: dict[Place, tuple[Place, Place]] = {}
+        """Place of last replies -> the newest parts of replies that others follow, and of last ones
+        after it: each goes on with such rows, as a last reply comes after all others of its
+        request."""
         self.mixed = False
         """Whether rows of several forms go to one place, in more than one part."""
         self.lent: list[tuple[Holder, list[int]]] = []
@@ -503,11 +508,18 @@ class Step:
         A row in an older part would leave before rows that were added earlier.
         """
         newest, place = self.turns.get(base, (base, base))
+        if base in self._pairs:
+            if len(form) == len(base):
+                return self._pairs[base][form == base]
+            del self._pairs[base]
         if newest != form:
+            before = place
             place = form
             if base in self.turns or base in self.parts:
                 place = *form, len(self.parts)
                 self.mixed = True
+            if form == base and len(newest) == len(base):
+                self._pairs[base] = before, place
         self.turns[base] = form, place
         return place
 

@@ -100,7 +100,7 @@ class OutgoingSteps(OutgoingBatch):
         self.places: set[Place] = set()
         self.moves: dict[Place, Move] = {}
         self.turns: dict[Place, Place] = {}
-        """Place of plain rows -> form of the rows that go there, where it is another."""
+        """Place of plain rows -> form of the newest rows there, where they are not plain."""
         self.numbers = 0
         """Records and acknowledged numbers."""
         self.plain = False

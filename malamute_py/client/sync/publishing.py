@@ -163,7 +163,8 @@ class SyncPublishVerbs(SyncVerbs):
         It goes as it is but for its producer and sequence, unless `idempotent` is off: then a
         refusal of these (`unknown_producer`, `out_of_sequence`) is raised. A batch that is too
         large for its stream leaves in parts; then the first part's Confirmation is returned, whose
-        `count` says how many records that part has. Raises as publish().
+        `count` says how many records that part has. Of a table (an Arrow body) it is refused, as
+        its rows cannot be told apart without their schema. Raises as publish().
         """
         with self._window(stream, confirm, timeout_ms) as window:
             window.publish_batch(content)

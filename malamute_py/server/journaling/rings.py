@@ -406,9 +406,11 @@ class Rings:
 
     def pin(self, ring: str, name: str, stream: int, offset: int | None) -> None:
         """Hold a ring back from a stream's offset on; None: no longer."""
+        # Asked first: the opening thread enters a ring before it is no longer awaited.
+        awaited = ring in self._unready
         found = self._rings.get(ring)
         if found is None:
-            if ring in self._unready:
+            if awaited:
                 self._early_pins.setdefault(ring, {})[name] = stream, offset
             return
         if self._early_pins:
@@ -660,7 +662,7 @@ def _neighbours(bundles: list[AppendBundle], at: int) -> int:
 def _refusal(token: int, earlier: AppendRefused) -> AppendRefused:
     """Return the refusal of a bundle behind a refused one of its ring."""
     if earlier.code == "too_large":
-        # That says nothing of this one, which comes again.
+        # The size of the refused batch says nothing of a later bundle, which comes again.
         return AppendRefused(token, "wait", f"a batch before it was refused: {earlier.reason}", 1)
     return AppendRefused(token, earlier.code, earlier.reason, earlier.retry_ms)
 

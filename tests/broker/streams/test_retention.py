@@ -104,6 +104,22 @@ def test_records_that_a_power_loss_may_take_push_none_out(settings: dict[str, in
     assert shell.trims[-1][2] in (8, 12)
 
 
+def test_a_batch_beyond_the_bound_stays_until_a_newer_one_is_durable() -> None:
+    """The newest batch stays whatever its size, and one that a power loss may take is none."""
+    shell = Shell(sync=False)
+    shell.hello(1)
+    shell.send(1, wire.CreateStream(1, "s", {"max_bytes": 90_000}))
+    shell.sync()
+    shell.publish(1, "s", [b"x" * 100_000], tracker=1)
+    shell.sync()
+    shell.publish(1, "s", [b"x" * 10_000], tracker=2)
+    shell.wait(2_000)
+    assert shell.trims == []
+    shell.sync()
+    shell.wait(30_000)
+    assert [offset for _, _, offset in shell.trims] == [1]
+
+
 @pytest.mark.parametrize("settings", [{"max_bytes": 300}, {"max_age_ms": 50}])
 def test_what_the_bounds_of_the_stream_took_is_not_counted(settings: dict[str, int]) -> None:
     shell = filled(**settings)

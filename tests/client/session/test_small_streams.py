@@ -8,9 +8,11 @@ import pytest
 
 from malamute_protocol import commands as c
 from malamute_protocol.batch import encode, encode_arrow, encode_lists, iter_batches
+from malamute_protocol.content import Content
 from malamute_protocol.errors import BrokerRefused
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.client.session.attempts import LinkState
+from malamute_py.client.session.calls import make_row
 from malamute_py.client.session.events import Published
 from malamute_py.client.session.publisher import level_number
 from tests.client.script import Script, bodies_of, stamped
@@ -339,13 +341,59 @@ def test_a_size_that_the_broker_tells_and_refuses_all_the_same_ends_in_halves() 
     script = ready()
     script.publish_content(numbers(64), token="t")
     script.step()
-    while max(sizes(script)) > 400:
-        first, *behind = publishes(script)
-        refuse(script, first)
-        for part in behind:
-            refuse(script, part, "out_of_sequence")
-        told(script, 1 << 20, s=1)
-    follow(sent(script), 1, numbers(64))
+    taken: list[tuple[int, list[bytes]]] = []
+    refused = True
+    while refused:
+        refused = False
+        found = list(zip(sizes(script), sent(script), strict=True))
+        for publish, (size, batch) in zip(publishes(script), found, strict=True):
+            if refused:
+                refuse(script, publish, "out_of_sequence")
+            elif size > 400:
+                refuse(script, publish)
+                refused = True
+            else:
+                script.confirm(publish, batch[0])
+                taken.append(batch)
+        if refused:
+            told(script, 1 << 20, s=1 + sum(len(bodies) for _, bodies in taken))
+    follow(taken, 1, numbers(64))
+
+
+def test_a_batch_that_is_refused_for_what_it_holds_makes_no_other_smaller() -> None:
+    """The code comes for other reasons than the stream's ring, too."""
+    script = ready()
+    script.publish_content(numbers(64), token="t")
+    script.step()
+    refuse(script, publishes(script)[0])
+    told(script, 0, s=1)
+    assert [len(bodies) for _, bodies in sent(script)] == [32, 32]
+    for publish, (first, _) in zip(publishes(script), [(1, 0), (33, 0)], strict=True):
+        script.confirm(publish, first)
+    script.publish_content(numbers(64), token="u")
+    script.step()
+    assert [len(bodies) for _, bodies in sent(script)] == [64]
+
+
+def test_a_change_of_a_key_behind_a_divided_batch_gets_the_next_sequence() -> None:
+    """Its old one was another record's by then: that record was refused as a conflict."""
+    script = ready()
+    script.publish_content(numbers(50), token="t")
+    row = make_row(b"new", "k", None, None, None, None, "u", None)
+    script.session.publisher.add_update("s", level_number("default"), row, 3)
+    script.publish(b"tail")
+    script.step()
+    first, update, last = [command for command, _ in script.heard]
+    assert isinstance(update, c.UpdateKey)
+    script.heard.clear()
+    refuse(script, first)  # type: ignore[arg-type]
+    for command in (update, last):
+        refuse(script, command, "out_of_sequence")  # type: ignore[arg-type]
+    told(script, LIMIT, s=1)
+    found = [Content(memoryview(frames[0])).head for _, frames in script.heard if frames]
+    assert [(head.first_sequence, head.count) for head in found] == [
+        (1, 25), (26, 25), (51, 1), (52, 1)
+    ]  # fmt: skip
 
 
 def test_without_a_producer_the_parts_leave_once_the_rest_is_answered() -> None:

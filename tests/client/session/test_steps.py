@@ -616,6 +616,27 @@ def test_a_reply_that_others_follow_leaves_before_the_last_one() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("codec", [None, "gzip"])
+def test_replies_to_many_requests_are_few_parts_whatever_their_turns(codec: str | None) -> None:
+    """A part for each was too many for a step from 257 requests on."""
+    script = Stepping()
+    numbers = range(20, 30)
+    offer = Bag(8, set(numbers))
+    step = Step()
+    step.reply(Item(offer, 20), b"first")
+    for number in numbers[1:]:
+        step.reply(Item(offer, number), b"part", last=False)
+        step.reply(Item(offer, number), b"end", codec=codec if number == 29 else None)
+    script.add(step, "1")
+    script.step()
+    [sent] = script.sent()
+    most = [*numbers[1:]] if codec is None else [*numbers[1:-1]]
+    assert parts(sent) == [
+        c.Reply(8, [20], 0, True), c.Reply(8, [*numbers[1:]], 0, False), c.Reply(8, most, 0, True),
+        *([] if codec is None else [c.Reply(8, [29], 0, True)]),
+    ]  # fmt: skip
+
+
 def test_steps_are_merged_only_as_far_as_their_records_keep_their_order() -> None:
     script = Stepping()
     forms = [None, None, "gzip", "gzip", None]
