@@ -346,6 +346,8 @@ class Reading:
             return bool(self._waiting) or self._renew()
         self._lose_newest()
         if self._next < self._end:
+            if self._waiting:
+                return True
             self._look()
         self._miss(self._end)
         self._closed = True

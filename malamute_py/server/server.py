@@ -234,12 +234,8 @@ class Server:
         try:
             reading.start()
         except RuntimeError as error:  # The system has no room for a thread.
-            if link:
-                self._rereading.release()
-                return str(error)
-            # Nobody gets an answer to a signal: the loop logs why it did nothing.
-            refused = self._reading._replace(changes=[Change("", REFUSED, str(error))])
-            self._results.put(Reread(refused, link, request))
+            self._rereading.release()
+            return str(error)
         return ""
 
     def _read_anew(self, link: int, request: int) -> None:

@@ -7,7 +7,7 @@ LocalProtocolError, naming what and where. Source: SPEC.md, sections 5.3 to 5.5.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, TypedDict
 
 import msgspec
@@ -87,23 +87,25 @@ def pack_fieldmaps(maps: Sequence[Mapping[str, str]]) -> bytes:
 def subjects_of(count: int, options: Options) -> tuple[tuple[bytes, int], Array | None]:
     """Return the packed subjects and their number, and each row's code; None: one for all."""
     further = options.get("keys", ())
+    if isinstance(further, str):
+        raise LocalProtocolError("bad_batch", "keys are a sequence of texts, not one text")
     codes: Array | None = None
-    if "subject_table" in options:
-        table = list(options["subject_table"])
-        if not table:
-            raise LocalProtocolError("bad_batch", "a subject table without an entry")
-        codes = _codes(count, options.get("subject_codes"), len(table), 0, "subject")
-    else:
-        subject = options.get("subject")
-        if subject is None:
-            table = [""]
-        elif isinstance(subject, str):
-            table = [subject]
-        else:
-            table, codes = _distinct(count, subject)
-    if further:
-        table = [[e, *further] if isinstance(e, str) else [*e, *further] for e in table]
     try:
+        if "subject_table" in options:
+            table = list(options["subject_table"])
+            if not table:
+                raise LocalProtocolError("bad_batch", "a subject table without an entry")
+            codes = _codes(count, options.get("subject_codes"), len(table), 0, "subject")
+        else:
+            subject = options.get("subject")
+            if subject is None:
+                table = [""]
+            elif isinstance(subject, str):
+                table = [subject]
+            else:
+                table, codes = _distinct(count, subject)
+        if further:
+            table = [[e, *further] if isinstance(e, str) else [*e, *further] for e in table]
         return (pack_subjects(table), len(table)), codes
     except (TypeError, ValueError) as error:
         raise LocalProtocolError("bad_batch", f"the subjects: {error}") from error
@@ -277,6 +279,8 @@ def properties_of(count: int, options: Options, limits: Limits) -> tuple[int, li
         return 0, []
     if isinstance(properties, Mapping):
         return PROPERTIES_CONSTANT, [pack_properties(properties, limits, 0)]
+    if not isinstance(properties, Collection) or isinstance(properties, (str, bytes)):
+        raise LocalProtocolError("bad_batch", "properties are a map, or one for each record")
     if len(properties) != count:
         raise LocalProtocolError("bad_batch", f"{len(properties)} properties, {count} records")
     pieces = [

@@ -131,3 +131,17 @@ def test_offsets_that_fall_are_refused_whatever_integers_they_are(offsets: Any) 
 def test_records_of_one_width_are_cut_by_bytes_out_of_items_that_are_wider() -> None:
     numbers: Any = np.arange(16, dtype="<i8")
     assert encode_fixed(numbers, 8) == encode_fixed(numbers.tobytes(), 8)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"subject": ["a", 3]}, {"subject": ["a", None]}, {"subject": 3}, {"subject_table": 3},
+        {"subject_table": ["a", None], "keys": ["k"], "subject_codes": [0, 1]}, {"keys": 3},
+        {"keys": "xy"}, {"properties": 3}, {"properties": "ab"},
+        {"subject_table": ["a", "b"], "subject_codes": [[0], [0, 1]]},
+    ],
+)  # fmt: skip
+def test_headers_of_other_types_are_refused_by_name(options: dict[str, Any]) -> None:
+    with pytest.raises(LocalProtocolError):
+        encode([b"1", b"2"], **options)

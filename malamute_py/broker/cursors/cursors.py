@@ -209,7 +209,8 @@ class Cursors:
             self._shard.epoch,
         )  # fmt: skip
         memory = self._shard.queues if stream.ring.memory else None
-        moving = _Moving(self, stream, name, [next], link.owner)
+        reset = link.number if command.force else 0
+        moving = _Moving(self, stream, name, [next], link.owner, reset=reset)
         return changing([change], [moving], memory=memory, level=stream.level)
 
     def _next_after_moves(self, place: Place) -> int | None:
@@ -406,6 +407,8 @@ class _Moving(Effect):
     by: str
     settings: CursorSettings | None = None
     """Settings that the cursor gets with the position."""
+    reset: int = 0
+    """The link of the administrator who resets the cursor; 0: it is moved by who reads."""
 
     @property
     def place(self) -> Place:
@@ -420,6 +423,11 @@ class _Moving(Effect):
         """Take up the cursor's row from the tables, which have the new position."""
         self._end_move()
         self.cursors._set(self.stream, self.name)
+        if self.reset:
+            self.cursors._shard.event(
+                "administered", by=self.by, link=self.reset, command="MoveCursor",
+                stream=self.stream.name, cursor=self.name,
+            )  # fmt: skip
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
         """Forget the position; the cursor stays where it was, and a new one does not come to be."""

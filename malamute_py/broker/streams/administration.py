@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -23,6 +23,7 @@ from malamute_protocol.commands import (
     OpenProducer,
     PlanRead,
     RemoveStream,
+    StartKind,
     StreamInfo,
     StreamSchemas,
 )
@@ -42,6 +43,11 @@ from malamute_py.broker.streams.publishing import Publishing
 from malamute_py.broker.streams.start_positions import Begin, Starts, may_match
 from malamute_py.changelog.records import ProducerOpened
 from malamute_py.matcher import compile_pattern
+
+_PLAIN_STARTS: Final = (
+    StartKind.EARLIEST, StartKind.LATEST, StartKind.OFFSET, StartKind.TIME,
+)  # fmt: skip
+"""Kinds of starts that are found without a look at what records hold."""
 
 
 class StreamAdmin:
@@ -168,7 +174,10 @@ class StreamAdmin:
 
     def find_offset(self, link: Link, command: FindOffset) -> None:
         """Resolve a start to an offset."""
-        stream = self._catalogue.find(link.owner, command.stream, "read")
+        # Positions that say nothing of what records hold are among the facts of a stream.
+        plain = command.start and command.start[0] in _PLAIN_STARTS
+        action = self._catalogue.telling(link.owner, command.stream) if plain else "read"
+        stream = self._catalogue.find(link.owner, command.stream, action)
         self._links.count_query(link)
 
         def found(begin: Begin | BrokerRefused) -> None:

@@ -53,7 +53,8 @@ class Conditions:
     @property
     def coming_memory(self) -> int:
         """Bytes of memory that keys on their way into the log will take, about."""
-        return sum(stream.keys.coming_memory for stream in self.streams.values() if stream.keys)
+        every = (stream.keys for stream in self.streams.values())
+        return sum(keys.coming_memory for keys in every if keys is not None)
 
     def admit(self, stream: Stream, content: Content, size: int, revision: int) -> None:
         """Take a batch for a stream with keys. Raises BrokerRefused: nothing was taken.

@@ -35,7 +35,8 @@ COMMANDS: list[tuple[wire.Command, set[tuple[str, str]]]] = [
     (wire.EditStream(9, "s", {}), {("manage_streams", "s")}),
     (wire.RemoveStream(9, "s"), {("manage_streams", "s")}),
     (wire.StreamInfo(9, "s"), FACTS),
-    (wire.FindOffset(9, "s", [0]), {("read", "s")}),
+    (wire.FindOffset(9, "s", [0]), FACTS),
+    (wire.FindOffset(9, "s", [4, 5]), {("read", "s")}),
     (wire.PlanRead(9, "s", ALL, [0]), {("read", "s")}),
     (wire.ListLinks(9), {("manage_clients", "links")}),
     (wire.Kick(9, 2), {("manage_clients", "links")}),
@@ -155,7 +156,9 @@ def test_who_may_trim_or_manage_a_stream_is_told_its_facts_and_none_of_its_recor
     assert len(post.ask(3, wire.ListStreams)["streams"]) == told
     assert len(post.ask(3, wire.CursorInfo, "")["entries"]) == told
     assert len(post.ask(3, wire.GroupInfo, "")["entries"]) == told
-    assert code(post.ask(3, wire.FindOffset, "s", [0])) == (
+    for start in ([0], [1], [2, 1], [3, 5]):
+        assert code(post.ask(3, wire.FindOffset, "s", start)) == ("dict" if told else "forbidden")
+    assert code(post.ask(3, wire.FindOffset, "s", [4, 5])) == (
         "dict" if verb == "read" else "forbidden"
     )
     post.send(3, wire.Subscribe(11, "s", ALL, [0], credit_records=9, credit_bytes=999_999))
@@ -257,9 +260,11 @@ def test_events_tell_what_was_refused_and_what_administrators_did() -> None:
     ]
     post.ask(3, wire.CreateStream, "orders")
     post.ask(3, wire.StreamInfo, "orders")
+    post.send(3, wire.MoveCursor("orders", "c", 0, 9, force=True))
     post.ask(3, wire.Kick, 2)
     assert post.told("administered") == [
         {"by": "carla", "link": 3, "command": "CreateStream", "stream": "orders"},
+        {"by": "carla", "link": 3, "command": "MoveCursor", "stream": "orders", "cursor": "c"},
         {"by": "carla", "link": 3, "command": "Kick", "ended": 2},
     ]
 

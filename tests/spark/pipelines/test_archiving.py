@@ -77,8 +77,10 @@ def test_an_archive_goes_on_where_it_was_and_history_has_the_log_after_it(
     before = archived.count()
     # A session that bounds its files has a compaction make no smaller ones: it would never end.
     spark.conf.set("spark.sql.files.maxRecordsPerFile", 30)
-    told = compact(spark, path, keep_ms=3_600_000)
-    spark.conf.unset("spark.sql.files.maxRecordsPerFile")
+    try:
+        told = compact(spark, path, keep_ms=3_600_000)
+    finally:
+        spark.conf.unset("spark.sql.files.maxRecordsPerFile")
     assert told.files == 2 < told.files_before
     assert told.removed == 0
     # A reader that began before has its files still.
