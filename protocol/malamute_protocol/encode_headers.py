@@ -274,7 +274,7 @@ def properties_of(count: int, options: Options, limits: Limits) -> tuple[int, li
     section = options.get("property_section")
     if section is not None:
         return section[0], list(section[1])
-    properties = options.get("properties")
+    properties: Any = options.get("properties")
     if not properties:
         return 0, []
     if isinstance(properties, Mapping):
