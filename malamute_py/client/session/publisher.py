@@ -172,7 +172,11 @@ class OutgoingRecords(OutgoingBatch):
         """Hand over PUBLISH."""
         if self.sequence < 0 and self.numbered:
             self._number()
-        out.put(Publish(self.lane.place, tracker, self.level), self.content)
+        out.put(self._command(tracker), self.content)
+
+    def _command(self, tracker: int) -> Publish | UpdateKey:
+        """Return the command that the content goes with."""
+        return Publish(self.lane.place, tracker, self.level)
 
     def settle(self, outcome: Confirm | MalamuteError) -> None:
         """Give the callers of the records their outcome."""
@@ -238,17 +242,15 @@ class OutgoingUpdate(OutgoingRecords):
         """Make an empty batch for the same place and terms, which part() fills."""
         return OutgoingUpdate(self.lane, self.level, self._revision)
 
-    def send(self, out: CommandSink, tracker: int) -> None:
-        """Hand over UPDATE_KEY."""
-        if self.sequence < 0 and self.numbered:
-            self._number()
-        out.put(UpdateKey(self.lane.place, tracker, self.level, self._revision), self.content)
+    def _command(self, tracker: int) -> Publish | UpdateKey:
+        """Return the command that the content goes with."""
+        return UpdateKey(self.lane.place, tracker, self.level, self._revision)
 
 
 class StreamLane(LastingLane[OutgoingRecords]):
     """The way to one stream; it stays for its sequence and its limits."""
 
-    __slots__ = ("batch_bytes", "is_told", "limits", "next_sequence", "refused_bytes", "told_bytes")
+    __slots__ = ("batch_bytes", "limits", "next_sequence", "refused_bytes", "told_bytes")
 
     def __init__(self, owner: Any, home: dict[Any, Any], place: Any) -> None:
         super().__init__(owner, home, place)
@@ -257,13 +259,12 @@ class StreamLane(LastingLane[OutgoingRecords]):
         """Limits of a batch of the stream, whose ring may be small."""
         self.batch_bytes = owner.batch_bytes
         """Bytes that a batch of the stream is filled to."""
-        self.told_bytes = _UNBOUNDED
-        """Most bytes of a batch of the stream, as far as the broker told."""
-        self.is_told = False
-        """Whether the broker told what the stream takes: a smaller batch is refused for what is in
-        it, which says nothing of others."""
+        self.told_bytes: int | None = None
+        """Most bytes of a batch of the stream, as the broker told. A smaller batch is refused for
+        what is in it, which says nothing of others. None: it did not tell."""
         self.refused_bytes = _UNBOUNDED
-        """Size of the smallest batch of several records that was too large on this link."""
+        """Size of the smallest batch of several records that was too large on this link, while the
+        broker does not tell."""
 
 
 class Publisher(Lanes[OutgoingRecords]):
@@ -408,13 +409,15 @@ class Publisher(Lanes[OutgoingRecords]):
     def _told(self, lane: StreamLane, sizes: Mapping[str, int]) -> None:
         """Take the most bytes of a batch of a lane's stream; see told()."""
         lane.told_bytes = max(1, int(sizes.get(lane.place, _UNBOUNDED)))
-        lane.is_told, lane.refused_bytes = True, _UNBOUNDED
+        lane.refused_bytes = _UNBOUNDED
         self._limit(lane)
 
     def _limit(self, lane: StreamLane) -> None:
         """Set the limits of a stream's batches from what is known; what waits is held to them."""
-        most = min(self.limits.batch_bytes_max, lane.told_bytes)
-        if lane.refused_bytes <= most:
+        most = self.limits.batch_bytes_max
+        if lane.told_bytes is not None:
+            most = min(most, lane.told_bytes)
+        elif lane.refused_bytes <= most:
             most = max(1, lane.refused_bytes // 2)
         lane.limits = msgspec.structs.replace(self.limits, batch_bytes_max=most)
         # Bodies fill half of it, as of every stream: headers and stamp take the rest.
@@ -619,7 +622,7 @@ class Publisher(Lanes[OutgoingRecords]):
         if code in RETRYABLE or (own and code == "unknown_producer"):
             pause_ms = error.retry_ms or RETRY_MS
         if code == "too_large" and batch.count > 1:
-            if not lane.is_told:
+            if lane.told_bytes is None:
                 lane.refused_bytes = min(lane.refused_bytes, batch.bytes)
                 self._limit(lane)
             # A broker with lower limits than before has not looked for the batch in the log.

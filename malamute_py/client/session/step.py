@@ -151,7 +151,6 @@ class Step:
     """The parts of one step, in the order of the calls."""
 
     __slots__ = (
-        "_pairs",
         "confirmation",
         "count",
         "first",
@@ -186,12 +185,9 @@ class Step:
         self.turns: dict[Place, tuple[Place, Place]] = {}
         """Place of plain rows -> form and place of the newest part beside it; empty: the step has
         plain rows only."""
-        self._pairs: dict[Place, tuple[Place, Place]] = {}
-        """Place of last replies -> the newest parts of replies that others follow, and of last ones
-        after it: each goes on with such rows, as a last reply comes after all others of its
-        request."""
         self.mixed = False
-        """Whether rows of several forms go to one place, in more than one part."""
+        """Whether the order of its parts matters: rows of several forms go to one place, or replies
+        come before what ends their requests."""
         self.lent: list[tuple[Holder, list[int]]] = []
         self.state = OPEN
         self.token: Any = None
@@ -365,11 +361,13 @@ class Step:
         )
         if last:
             self._lend(request.opened, [request.number])
-        place = REPLY, request.opened, True, request.reply_to
-        if last:
-            self._add(place, row)
-        else:
-            self._add((REPLY, request.opened, False, request.reply_to), row, place)
+        known = len(self.parts)
+        self._add((REPLY, request.opened, last, request.reply_to), row)
+        if not last and len(self.parts) > known:
+            # What ends a request, in whatever part, comes after the replies that others follow.
+            self.mixed = True
+            for place in [each for each in self.parts if each[0] != REPLY or each[2]]:
+                self.parts[place] = self.parts.pop(place)
 
     # --- acknowledgements -----------------------------------------------------------------------
 
@@ -484,16 +482,13 @@ class Step:
             return offset, epoch, uuid
         return integer("before", before, 0, code="bad_start"), 0, b""
 
-    def _add(self, place: Place, row: OutgoingRow, base: Place | None = None) -> None:
-        """Add a row to the part for its place; each part leaves as one command.
-
-        base: place of plain rows that shares its order with this one; None: it is this one.
-        """
+    def _add(self, place: Place, row: OutgoingRow) -> None:
+        """Add a row to the part for its place; each part leaves as one command."""
         if self.state != OPEN:
             self.check_open()
-        if row.packing is not None or base is not None or self.turns:
+        if row.packing is not None or self.turns:
             form = place if row.packing is None else (*place, row.packing)
-            place = self._in_turn(place if base is None else base, form)
+            place = self._in_turn(place, form)
         rows = self.parts.get(place)
         if rows is None:
             self.parts[place] = [row]
@@ -508,18 +503,11 @@ class Step:
         A row in an older part would leave before rows that were added earlier.
         """
         newest, place = self.turns.get(base, (base, base))
-        if base in self._pairs:
-            if len(form) == len(base):
-                return self._pairs[base][form == base]
-            del self._pairs[base]
         if newest != form:
-            before = place
             place = form
             if base in self.turns or base in self.parts:
                 place = *form, len(self.parts)
                 self.mixed = True
-            if form == base and len(newest) == len(base):
-                self._pairs[base] = before, place
         self.turns[base] = form, place
         return place
 

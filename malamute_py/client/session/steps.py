@@ -134,7 +134,7 @@ class OutgoingSteps(OutgoingBatch):
             fresh = step.parts.keys() - self.places
             if len(self.places) + len(fresh) > parts_max:
                 return False
-        if (step.turns or self.turns) and self._turns_over(step):
+        if step.mixed or ((step.turns or self.turns) and self._turns_over(step)):
             return False
         for place in step.parts if step.merge_limited else ():
             if place[0] == MOVE:
@@ -151,8 +151,6 @@ class OutgoingSteps(OutgoingBatch):
 
         Rows of the same place and form leave together, as one part.
         """
-        if step.mixed:
-            return True
         for base, (form, _) in step.turns.items():
             known = self.turns.get(base, base if base in self.places else form)
             if known != form:
@@ -165,7 +163,8 @@ class OutgoingSteps(OutgoingBatch):
         self.places.update(step.parts)
         if step.turns:
             self.turns.update({base: form for base, (form, _) in step.turns.items()})
-            self.sealed = self.sealed or step.mixed
+        if step.mixed:
+            self.sealed = True
         if step.merge_limited:
             for place, rows in step.parts.items():
                 if place[0] == MOVE:
