@@ -52,6 +52,8 @@ PORTION: Final = 256
 """Batches that a removal ends in one turn."""
 NUMBERS_MAX: Final = 1_000
 """Numbers that one REQUEUE names at most."""
+TOLD_TO: Final = ("request", "work", "manage_queues")
+"""Actions of which each gives the facts of a service."""
 
 
 class ServiceAdmin:
@@ -144,7 +146,7 @@ class ServiceAdmin:
         """Answer with the facts of one service, or, for `PREFIX*`, with a page of short facts."""
         name = command.service
         if not name.endswith("*"):
-            service = self._service(link, name, "request", "work", "manage_queues")
+            service = self._service(link, name, *TOLD_TO)
             self._answers.result(link, command, self._facts(service, whole=True))
             return
         prefix = name[:-1]
@@ -160,10 +162,7 @@ class ServiceAdmin:
             if len(page) == limit:
                 more = True
                 break
-            if any(
-                self._permitted(link, action, one)
-                for action in ("request", "work", "manage_queues")
-            ):
+            if any(self._permitted(link, action, one) for action in TOLD_TO):
                 page.append(self._facts(registry.by_name[one], whole=False))
         self._answers.result(link, command, {"entries": page, "more": more})
 

@@ -45,16 +45,15 @@ class Conditions:
         self.streams: dict[int, Stream] = {}
         """Streams with keys, by number."""
 
-    @property
-    def memory(self) -> int:
-        """Bytes of memory that all keys take, about."""
-        return sum(stream.keys.memory for stream in self.streams.values() if stream.keys)
-
-    @property
-    def coming_memory(self) -> int:
-        """Bytes of memory that keys on their way into the log will take, about."""
-        every = (stream.keys for stream in self.streams.values())
-        return sum(keys.coming_memory for keys in every if keys is not None)
+    def memory(self) -> tuple[int, int]:
+        """Bytes of memory that all keys take, about, and that keys on their way will take."""
+        now = coming = 0
+        for stream in self.streams.values():
+            keys = stream.keys
+            if keys is not None:
+                now += keys.memory
+                coming += keys.coming_memory
+        return now, coming
 
     def admit(self, stream: Stream, content: Content, size: int, revision: int) -> None:
         """Take a batch for a stream with keys. Raises BrokerRefused: nothing was taken.
@@ -118,8 +117,7 @@ class Conditions:
         """Raise BrokerRefused `limit` where a batch of `size` bytes would bring too many keys."""
         settings = self._shard.settings
         # No name takes more of the batch than its own bytes.
-        coming = self.coming_memory
-        most = self.memory + coming + KEY_OVERHEAD * len(rows) + size
+        most = sum(self.memory()) + KEY_OVERHEAD * len(rows) + size
         count = len(keys) + keys.coming_keys + len(rows)
         if count <= settings.keys_max and most <= settings.all_keys_bytes_max:
             return
@@ -127,7 +125,8 @@ class Conditions:
         new = [row for row in rows if row.subject not in keys]
         if not new:
             return
-        count, memory = len(keys) + len(new), self.memory + keys.weigh(new)
+        memory, coming = self.memory()
+        count, memory = len(keys) + len(new), memory + keys.weigh(new)
         if count > settings.keys_max:
             raise BrokerRefused(
                 "limit", f"stream '{stream.name}' has {len(keys)} keys: streams.keys_max"

@@ -114,7 +114,8 @@ class QueueVerbs(PagedVerbs):
 
         Returns the offset of the first record that stays; the confirm says that no crash brings the
         others back. Needs the permission `trim`; a start point other than an offset or a Position
-        is looked up, which needs the permission `read`. Raises BrokerRefused.
+        is looked up, and by client time or message id that needs the permission `read`. Raises
+        BrokerRefused.
         """
         found = await self._found(stream, before)
         step = AtomicStep(self._link)

@@ -409,7 +409,6 @@ class Publisher(Lanes[OutgoingRecords]):
     def _told(self, lane: StreamLane, sizes: Mapping[str, int]) -> None:
         """Take the most bytes of a batch of a lane's stream; see told()."""
         lane.told_bytes = max(1, int(sizes.get(lane.place, _UNBOUNDED)))
-        lane.refused_bytes = _UNBOUNDED
         self._limit(lane)
 
     def _limit(self, lane: StreamLane) -> None:

@@ -117,7 +117,8 @@ class SyncQueueVerbs(SyncPagedVerbs):
 
         Returns the offset of the first record that stays; the confirm says that no crash brings the
         others back. Needs the permission `trim`; a start point other than an offset or a Position
-        is looked up, which needs the permission `read`. Raises BrokerRefused.
+        is looked up, and by client time or message id that needs the permission `read`. Raises
+        BrokerRefused.
         """
         found = self._found(stream, before)
         step = SyncAtomicStep(self._link)

@@ -10,6 +10,7 @@ from malamute_protocol import commands as wire
 from malamute_protocol.commands import Level
 from malamute_protocol.encode import encode, encode_lists
 from malamute_protocol.limits import Limits
+from malamute_py.broker import AppendBundle
 from tests.broker.shell import Shell, bodies, offsets
 
 
@@ -183,6 +184,24 @@ def test_a_batch_over_the_limit_is_refused_as_too_large() -> None:
     peer = shell.hello(1)
     shell.publish(1, "s", [bytes(2000)])
     assert told(peer, 1) == [("too_large", 0)]
+
+
+def test_a_batch_that_no_segment_holds_has_those_behind_it_come_again() -> None:
+    """They came while the journal refused the first one, and were refused for its size."""
+    shell = Shell()
+    peer = shell.hello(1)
+    shell.publish(1, "s", [b"first"], tracker=1)
+
+    def judge(bundle: AppendBundle) -> tuple[str, str]:
+        shell.judge = None
+        later = wire.Publish("s", 3)
+        shell.broker.receive(1, "", [later], [encode([b"later"], subject="s")], shell.now_ms)
+        return "too_large", "no segment holds it"
+
+    shell.judge = judge
+    shell.publish(1, "s", [b"large"], tracker=2)
+    assert told(peer, 2) == [("too_large", 0)]
+    assert told(peer, 3) == [("wait", 0)]
 
 
 def test_the_first_batch_settles_the_body_kind_and_others_are_refused() -> None:
