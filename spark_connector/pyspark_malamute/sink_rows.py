@@ -33,6 +33,8 @@ ROWS_MAX: Final = 32_768
 """Rows of a chunk, at most: half of what a batch may have."""
 STREAMS_MAX: Final = DEFAULT_LIMITS.step_parts_max // 2
 """Streams of a chunk, at most: each is a part of its step."""
+_STREAM_BYTES: Final = 256
+"""Bytes that a stream adds to the step of a chunk, at most: a stamp, a head, padding."""
 _ENTRIES_MAX: Final = 200_000
 """Subjects and fields of a chunk, at most, counted as if each row had its own."""
 _ROW_BYTES: Final = 24
@@ -75,7 +77,7 @@ def chunks(
     """The rows of a partition in chunks; none of a partition without rows.
 
     published: number of a chunk -> how many rows it has, where it is published; asked once there is
-    a row for it. limits_of_broker: asked after that. Raises UnwritableRows.
+    a row for it. limits_of_broker: asked for a chunk that is not published. Raises UnwritableRows.
     """
     held: list[Any] = []
     number = first = count = size = 0
@@ -99,7 +101,10 @@ def chunks(
                 fitting = int(np.searchsorted(ends, done + most - size, "right"))
                 # The record of the chunk goes into the same step.
                 rows = min(ROWS_MAX, max(1, limits.batch_records_max - 1))
-                stop = min(fitting, begin + rows - count, streams.end(begin))
+                # Each stream is a part; the quarter of the bytes that rows leave is for them.
+                quarter = limits.batch_bytes_max // 4 // _STREAM_BYTES
+                parts = max(1, min(STREAMS_MAX, limits.step_parts_max - 1, quarter))
+                stop = min(fitting, begin + rows - count, streams.end(begin, parts))
             else:
                 stop = min(begin + fixed - count, batch.num_rows)
             if stop <= begin and count:
@@ -132,15 +137,15 @@ class _Streams:
         self._names = coded.dictionary.to_pylist()
         self._codes = coded.indices.to_numpy()
 
-    def end(self, begin: int) -> int:
-        """Return the row, from `begin` on, of the first stream that is one too many."""
+    def end(self, begin: int, most: int) -> int:
+        """Return the row, from `begin` on, of the first stream beyond so many of a chunk."""
         codes, firsts = np.unique(self._codes[begin:], return_index=True)
         names = [self._names[code] for code in codes]
         new = sorted(
             int(place) for place, name in zip(firsts, names, strict=True)
             if name not in self._of_chunk
         )  # fmt: skip
-        room = STREAMS_MAX - len(self._of_chunk)
+        room = most - len(self._of_chunk)
         return begin + new[room] if room < len(new) else sys.maxsize
 
     def take(self, begin: int, stop: int) -> None:

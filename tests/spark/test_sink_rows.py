@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from malamute_protocol.batch import Batch, Content, Record, Stamp
-from malamute_protocol.limits import DEFAULT_LIMITS
+from malamute_protocol.limits import DEFAULT_LIMITS, Limits
 from pyspark_malamute import sink_rows
 from pyspark_malamute.errors import UnwritableRows
 from pyspark_malamute.sink_options import SinkOptions, parse_sink_options
@@ -169,6 +169,22 @@ def test_a_chunk_has_a_bound_of_streams_however_its_rows_arrive(
     assert [name for cut in cuts for name in cut] == names
     assert all(len(set(cut)) <= 2 for cut in cuts)
     assert all(len({*cut, after[0]}) == 3 for cut, after in pairwise(cuts))
+
+
+@pytest.mark.parametrize(
+    ("limits", "most"),
+    [(Limits(step_parts_max=64), 63), (Limits(batch_bytes_max=128 << 10), 128)],
+)
+def test_a_chunk_of_many_streams_keeps_what_a_step_of_the_broker_may_have(
+    limits: Limits, most: int
+) -> None:
+    """Each stream is a part of the step, and adds a stamp and a head to its bytes."""
+    names = [f"s{number}" for number in range(300)]
+    frame = table(stream=names, body=[b""] * len(names))
+    found = list(chunks(options(noStream=""), frame.to_batches(), nothing, lambda: limits))
+    assert [len(chunk.rows) for chunk in found] == [
+        *[most] * (300 // most), 300 % most
+    ]  # fmt: skip
 
 
 def test_an_empty_partition_has_no_chunk() -> None:

@@ -126,6 +126,8 @@ def limits_of(welcome: Welcome) -> Limits:
         record_bytes_max=welcome.record_bytes_max,
         batch_bytes_max=welcome.batch_bytes_max,
         batch_records_max=welcome.batch_records_max,
+        # Parts leave in one message, beside ATOMIC.
+        step_parts_max=min(DEFAULT_LIMITS.step_parts_max, welcome.message_commands_max - 1),
     )
 
 

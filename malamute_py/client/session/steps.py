@@ -35,7 +35,7 @@ from malamute_protocol.errors import (
     LocalProtocolError,
     MalamuteError,
 )
-from malamute_protocol.limits import DEFAULT_LIMITS, RANGES_MAX
+from malamute_protocol.limits import RANGES_MAX
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.client.position import Confirmation
 from malamute_py.client.session.acknowledgements import merged
@@ -384,7 +384,6 @@ class Steps(Lanes[OutgoingSteps]):
         """Lanes of steps that the broker refused for a while: the others go on meanwhile."""
         self.homes += [main, self._put_off]
         self._parts_max = PARTS_MAX
-        self._message_parts_max = DEFAULT_LIMITS.step_parts_max
 
     # --- what callers do --------------------------------------------------------------------
 
@@ -420,9 +419,10 @@ class Steps(Lanes[OutgoingSteps]):
         if self.fatal is not None:
             raise self.fatal
         limits = self.limits
-        if len(step.parts) > self._message_parts_max:
+        if len(step.parts) > limits.step_parts_max:
             raise LocalProtocolError(
-                "too_large", f"a step of {len(step.parts)} parts, at most {self._message_parts_max}"
+                "too_large",
+                f"a step of {len(step.parts)} parts, at most {limits.step_parts_max}",
             )
         if step.size > limits.batch_bytes_max or step.count > limits.batch_records_max:
             raise LocalProtocolError(
@@ -454,10 +454,7 @@ class Steps(Lanes[OutgoingSteps]):
         Of parts, a message takes as many as fit beside ATOMIC; a step gathers PARTS_MAX at most.
         """
         super().link_up(welcome)
-        self._message_parts_max = min(
-            welcome.message_commands_max - 1, DEFAULT_LIMITS.step_parts_max
-        )
-        self._parts_max = min(PARTS_MAX, self._message_parts_max)
+        self._parts_max = min(PARTS_MAX, self.limits.step_parts_max)
 
     # --- answers ----------------------------------------------------------------------------
 
