@@ -356,8 +356,8 @@ class Reading:
     def _take(self, found: Found) -> bool:
         """Take up the wanted rows of a batch; False: it was overwritten meanwhile.
 
-        Such a batch is left without moving on: the walk is to go on where the ring is, and the loss
-        is named from here on.
+        The position stays before such a batch: the walk is to go on where the ring is, and the loss
+        that is named then begins with this batch.
         """
         stamp = found.stamp
         base, after = stamp.base_offset, min(stamp.next_offset, self._end)
@@ -490,7 +490,7 @@ class Reading:
         self._tail.advance(thorough=self._idle % _THOROUGH == 0)
         if self._tail.turns != self._turns:
             self._turns = self._tail.turns
-            self._look()  # the ring of a stream that was removed has come to nothing
+            self._look()  # The ring of a stream that was removed is gone, too.
             stop = self._next_offset(self._tail.end_lsn)
             if self._next > stop:
                 self._note(RewoundNotice(self._next, stop, self._epoch))

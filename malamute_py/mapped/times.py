@@ -16,7 +16,7 @@ from malamute_py.mapped.walk import Choose, Found, Walk, begin_of
 def at_append_time(
     segments: Segments, stream: int, floor: int, least: int, bound: int
 ) -> int | None:
-    """Return the offset of the first batch appended at `least` ms or later; None: none was.
+    """Return the offset of the first batch appended at `least` ms or later; None: there is none.
 
     floor: offset of the first record to look at. bound: position in the ring to look up to.
     """

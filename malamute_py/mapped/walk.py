@@ -242,7 +242,8 @@ class Walk:
         """Yield the stream's batches in a part of a segment.
 
         It ends early where the broker overwrites the segment while it is read. Each batch
-        was right a moment before it is yielded; its user asks again when it was used.
+        was right a moment before it is yielded: SegmentMap.intact() says afterwards whether it was
+        so while it was used.
         """
         epoch = 0
         while stop - at >= STAMP_BYTES:

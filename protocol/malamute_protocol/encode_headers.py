@@ -145,7 +145,7 @@ def fieldmaps_of(count: int, options: Options) -> tuple[tuple[bytes, int], Array
 
 
 def _fieldmaps(count: int, options: Options) -> tuple[tuple[bytes, int], Array | None]:
-    """Do the work of fieldmaps_of(). Raises what wrong types raise, too."""
+    """Do the work of fieldmaps_of(). Raises TypeError and ValueError for wrong types."""
     if "field_table" in options:
         table = list(options["field_table"])
         codes = _codes(count, options.get("field_codes"), len(table), -1, "field")

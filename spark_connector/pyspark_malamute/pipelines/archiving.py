@@ -96,7 +96,7 @@ def archive(
             if name in given:
                 raise OptionError(name, "is for the first run; the archive goes on. Remove it")
         if accepts_loss:
-            state = _with_gaps(log, state, parse_options(source))
+            state = _with_gaps(folder, log, state, parse_options(source))
     columns = state.settings.columns if state else _typed_columns(given)
     if columns:
         source["columns"] = columns
@@ -179,12 +179,17 @@ class _Run:
         position = position_after(self._checkpoint, batch_id)
         files = write_files(self._folder, rows, self._settings)
         change = {"add": files, "position": position}
-        self._log.commit(lambda newest: _after(self._log, newest, self._position, change))
+        after = self._position
+        self._log.commit(lambda newest: _after(self._folder, self._log, newest, after, change))
         self._position = position
 
 
 def _after(
-    log: ArchiveLog, newest: State | None, before: dict[str, Any], change: dict[str, Any]
+    folder: Folder,
+    log: ArchiveLog,
+    newest: State | None,
+    before: dict[str, Any],
+    change: dict[str, Any],
 ) -> Entry:
     """Return the entry that makes a change of the archive at a position.
 
@@ -192,7 +197,8 @@ def _after(
     """
     if newest is None or newest.position != before:
         raise ArchiveError(
-            "another run has archived here meanwhile. Nothing is there twice; let one run go on"
+            f"another run has archived into {folder.uri} meanwhile. Nothing is there twice; let "
+            "one run go on"
         )
     return log.entry(newest, **change)
 
@@ -241,7 +247,7 @@ def with_stream(frame: DataFrame, given: Mapping[str, str]) -> DataFrame:
     return frame.select(sf.lit(given["stream"]).alias("stream"), "*")
 
 
-def _with_gaps(log: ArchiveLog, state: State, options: SourceOptions) -> State:
+def _with_gaps(folder: Folder, log: ArchiveLog, state: State, options: SourceOptions) -> State:
     """Note what is gone of the streams before it was archived, and go on after it.
 
     Raises ArchiveError: another run has archived meanwhile.
@@ -264,4 +270,4 @@ def _with_gaps(log: ArchiveLog, state: State, options: SourceOptions) -> State:
     if not gaps:
         return state
     change = {"position": to_json(reached, options), "gaps": gaps}
-    return log.commit(lambda newest: _after(log, newest, state.position, change))
+    return log.commit(lambda newest: _after(folder, log, newest, state.position, change))
