@@ -83,6 +83,18 @@ def test_force_and_pins_and_removal_need_an_administrator() -> None:
     assert isinstance(edit(shell, description="mine").commands[-1], wire.Result)
 
 
+def test_who_manages_a_stream_and_may_not_read_it_has_all_commands_of_its_cursors() -> None:
+    allowed = {"write", "create", "manage_streams", "identity"}
+    shell = world(permit=lambda identity, action, name: action in allowed)
+    assert edit(shell, pin=True).last(wire.Result).value["pinned"]
+    assert move(shell, 8).level == 3
+    assert move(shell, 2, force=True).level == 3
+    assert info(shell)["next"] == 2
+    step = shell.send(ME, wire.Atomic(9, 1), wire.MoveCursor("s", "d", 4, 0))
+    assert step.last(wire.Confirm).tracker == 9
+    assert isinstance(shell.send(ME, wire.RemoveCursor(5, "s", "c")).commands[-1], wire.Result)
+
+
 def test_a_client_that_may_not_read_a_stream_has_no_cursors_there() -> None:
     shell = world(permit=lambda identity, action, name: action in ("identity", "write", "create"))
     assert move(shell, 2) == "forbidden"
