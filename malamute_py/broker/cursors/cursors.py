@@ -334,8 +334,9 @@ class Cursors:
             self._answers.refuse_with(link, command, error)
             return
         change = CursorSet(
-            stream.number, command.cursor, next, self._shard.now_ms, settings, why, link.owner
-        )
+            stream.number, command.cursor, next, self._shard.now_ms, settings, why, link.owner,
+            self._shard.epoch,
+        )  # fmt: skip
         self._edits[place] = settings
         moving = _Moving(self, stream, command.cursor, [next], link.owner, settings)
         answer = Answer(self._answers, link, command, partial(self._facts_at, place))

@@ -362,6 +362,31 @@ def test_a_cursor_after_the_tail_is_clamped_at_the_start() -> None:
     ]
 
 
+def test_a_cursor_that_was_edited_goes_back_to_where_the_epoch_of_its_edit_ended() -> None:
+    """A second power loss takes what the start after the first one noted, and not the records."""
+    shell = world()
+    shell.send(1, wire.CreateStream(1, "own", {"ring_bytes": 1 << 20}))
+    shell.publish(1, "own", [b"x"] * 3)
+    shell.auto_sync = False
+    shell.publish(1, "own", [b"y"] * 3, level=2)
+    shell.send(ME, wire.EditCursor(4, "own", "c", {"description": "d"}, [1]))
+    shell.synced_to["main"] = shell.ends["main"]
+    shell.restart(power_loss=True)
+    shell.run()
+    shell.hello(1)
+    shell.publish(1, "own", [b"new"] * 5, level=2)
+    (own,) = set(shell.rings) - {"main"}
+    shell.synced_to[own] = shell.ends[own]
+    shell.events.clear()
+    shell.restart(power_loss=True)
+    shell.auto_sync = True
+    shell.run()
+    shell.hello(ME)
+    assert info(shell, stream="own")["tail"] == 8
+    assert info(shell, stream="own")["next"] == 3
+    assert [one["code"] for one in events(shell, "cursor_clamped")] == ["rewound"]
+
+
 def test_a_cursor_under_the_name_of_a_group_is_refused_by_name() -> None:
     shell = world()
     shell.send(ME, wire.JoinGroup(5, "s", "g", ["all"], "shared", [0]))
