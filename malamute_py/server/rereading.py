@@ -125,6 +125,8 @@ class Rereading:
             reading.start()
         except RuntimeError as error:  # The system has no room for a thread.
             self._busy.release()
+            # Not logged here: a signal may have come amid a line of the log.
+            self._results.put(Reread(self.reading, link, request, str(error)))
             return str(error)
         return ""
 
@@ -145,6 +147,9 @@ class Rereading:
 
     def taken_up(self, reread: Reread, now_ms: int) -> None:
         """Take up a configuration that was read anew (the loop's thread), and tell who asked."""
+        if reread.failed:
+            self._log.warning("reload_failed", link=reread.link, reason=reread.failed)
+            return
         before, reading = self.reading, reread.reading
         after = reading.complete
         if reread.link:
