@@ -11,7 +11,7 @@ from malamute_py import EmbeddedBroker
 from malamute_py.cli import subscribe
 from malamute_py.cli.failures import CommandFailed
 from malamute_py.cli.records import RecordWriter
-from tests.cli.running import Outcome, Run, Torn, run_cli
+from tests.cli.running import Run, Torn, as_user, broker_of
 from tests.waiting import WAIT_MS
 
 
@@ -137,12 +137,8 @@ def test_cursors_are_listed_edited_and_removed(m: Run, five: str) -> None:
 
 
 def test_who_manages_streams_and_may_not_read_moves_resets_and_edits_their_cursors() -> None:
-    permissions = {"*": {"write": ["*"], "manage_streams": ["*"]}}
-    with EmbeddedBroker(tcp=True, permissions=permissions) as running:
-
-        def run(*args: str) -> Outcome:
-            return run_cli(*args, env={"MALAMUTE_ENDPOINT": running.tcp_endpoint})
-
+    with broker_of({"ann": {"write": ["*"], "manage_streams": ["*"]}}) as running:
+        run = as_user(running, "ann")
         for body in ("a", "b", "c"):
             run("pub", "s", body).ok()
         assert "made s/c" in run("cursor", "edit", "s", "c", "--create", "--pin").ok().out
