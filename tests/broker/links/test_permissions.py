@@ -287,6 +287,20 @@ def test_users_are_told_to_those_who_manage_users_only() -> None:
     assert post.peers[2].last(wire.Refused).code == "forbidden"
 
 
+def test_a_user_asks_what_it_may_do_without_a_permission_and_is_told_of_nobody_else() -> None:
+    post = Post(
+        permit=Only("read"), users=lambda verb, name: [{"user": "secret"}],
+        subjects=lambda owner, stream: (lambda key: True) if stream == "s" else None,
+    )  # fmt: skip
+    for verb, name, may in (
+        ("read", "s", True), ("trim", "s", False), ("write", "s", True), ("write", "t", False),
+        ("nonsense", "s", False),
+    ):  # fmt: skip
+        told = post.ask(3, wire.ListUsers, verb, name, own=True)
+        assert told == {"users": [{"user": "carla", "may": may}], "more": False}
+    assert code(post.ask(3, wire.ListUsers, "read", "x" * 300, own=True)) == "bad_name"
+
+
 def test_settings_are_told_page_by_page_to_administrators_who_ask_for_them() -> None:
     settings = [["a", 1, "default"], ["b", "x", "file:2"], ["c", True, "VARIABLE"]]
     reload = {"at_ms": 5, "changes": [["a", "restart", ""]], "more": False}
