@@ -160,14 +160,21 @@ def differences(asked: Definitions, there: Definitions) -> Iterable[Change]:
                 action = "missing" if kind == "groups" else "create"
                 yield Change(kind, name, action, settings, {})
                 continue
+            merged = {key: _over(known.get(key), value) for key, value in settings.items()}
             differs = {
                 key: value
-                for key, value in settings.items()
+                for key, value in merged.items()
                 if key not in known or known[key] != value
             }
             if differs:
                 before = {key: known.get(key) for key in differs}
                 yield Change(kind, name, "edit", differs, before)
+
+
+def _over(known: Any, value: Any) -> Any:
+    """Return a value over the known one: of a table, as `deny`, what is not named stays."""
+    both = isinstance(known, Mapping) and isinstance(value, Mapping)
+    return {**known, **value} if both else value
 
 
 def _tell(changes: list[Change], refused: dict[int, str], dry_run: bool, as_json: bool) -> None:
@@ -323,7 +330,10 @@ def _into_file(path: Path, changes: list[Change], dry_run: bool) -> None:
         for change in changes:
             table = edit.table(change.kind, *change.name)
             for key, value in change.settings.items():
-                table[key] = value
+                if isinstance(value, Mapping):
+                    edit.table(change.kind, *change.name, key).update(value)
+                else:
+                    table[key] = value
     if not dry_run:
         say(f"wrote {path}; `malamute config reload` has a running broker take it up")
 

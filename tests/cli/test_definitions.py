@@ -272,6 +272,35 @@ def test_users_go_with_the_definitions_from_one_file_into_another(
     assert "ann" not in again.out, "nothing differs"
 
 
+def test_what_is_denied_and_not_named_by_the_file_stays_denied(
+    m: Run, empty: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    m("user", "add", "ann", "--users", "users.toml", stdin="secret\n").ok()
+    for verb, name, more in (
+        ("read", "*", []), ("read", "salaries.*", ["--deny"]), ("trim", "old", ["--deny"]),
+        ("write", "a", ["--subject", "x"]),
+    ):  # fmt: skip
+        m("grant", "ann", verb, name, *more, "--users", "users.toml").ok()
+    with Path("users.toml").open("a") as file:
+        file.write("# the end\n")
+    Path("new.toml").write_text(
+        '[permissions.ann.deny]\ntrim = ["new"]\npurge = ["box"]\n'
+        '[permissions.ann.write_subjects]\nb = ["y"]\n'
+    )
+    told = m("import", "new.toml", "--users", "users.toml", "--json", env=at(empty)).ok().json
+    wanted = {
+        "read": ["*"],
+        "deny": {"read": ["salaries.*"], "trim": ["new"], "purge": ["box"]},
+        "write_subjects": {"a": ["x"], "b": ["y"]},
+    }
+    assert told[0]["settings"] == {key: wanted[key] for key in ("deny", "write_subjects")}
+    assert tomllib.loads(Path("users.toml").read_text())["permissions"]["ann"] == wanted
+    assert "# the end" in Path("users.toml").read_text()
+    again = m("import", "new.toml", "--users", "users.toml", env=at(empty)).ok()
+    assert "ann" not in again.out, "nothing differs"
+
+
 def test_users_that_a_broker_would_refuse_are_not_written(
     m: Run, empty: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
