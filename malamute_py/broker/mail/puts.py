@@ -246,7 +246,7 @@ class Puts:
         return None
 
     def still_free(self, mailbox: Mailbox, found: RowsOfPut) -> int:
-        """Return the rows of a letter found before that are in the mailbox, and held by nobody."""
+        """Return the rows of a letter that are still in the mailbox, and that no reader holds."""
         base, mask, row = found
         if mailbox.removing or mailbox.rows.get((mailbox.number, base)) is not row:
             return 0
