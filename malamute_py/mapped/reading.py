@@ -180,8 +180,11 @@ class Reading:
         if kind == StartKind.OFFSET:
             return self._from_position(stop, *arguments)
         if kind == StartKind.AFTER_ID:
-            offset, inclusive = parse_message_id(arguments[0])[1], any(arguments[1:])
-            return self._no_later_than(offset if inclusive else offset + 1, stop)
+            (time_ms, offset), inclusive = parse_message_id(arguments[0]), any(arguments[1:])
+            following = offset if inclusive else offset + 1
+            if 0 < time_ms < self._entry.created_ms:
+                return self._from_earlier_stream(following)
+            return self._no_later_than(following, stop)
         if kind == StartKind.TIME:
             time_ms, inclusive = arguments
             return self._or_moved(self._at_time(at_append_time, time_ms, inclusive, stop))
@@ -219,11 +222,15 @@ class Reading:
         begins before its offset, it gets a RewoundNotice.
         """
         if uuid and uuid != self._entry.uuid:
-            first = self._earliest()
-            self._note(RewoundNotice(offset, first, self._epoch))
-            return first
+            return self._from_earlier_stream(offset)
         last = epoch_end(self._segments, self._entry.number, epoch) if epoch else END
         return self._no_later_than(offset, min(last, stop))
+
+    def _from_earlier_stream(self, offset: int) -> int:
+        """Return the beginning, with a RewoundNotice: `offset` is of another stream of the name."""
+        first = self._earliest()
+        self._note(RewoundNotice(offset, first, self._epoch))
+        return first
 
     def _no_later_than(self, offset: int, stop: int) -> int:
         """Return the offset, or `stop` if that comes before, with a RewoundNotice to the reader."""
