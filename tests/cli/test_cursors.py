@@ -11,7 +11,7 @@ from malamute_py import EmbeddedBroker
 from malamute_py.cli import subscribe
 from malamute_py.cli.failures import CommandFailed
 from malamute_py.cli.records import RecordWriter
-from tests.cli.running import Run, Torn
+from tests.cli.running import Run, Torn, as_user, broker_of
 from tests.waiting import WAIT_MS
 
 
@@ -139,6 +139,20 @@ def test_cursors_are_listed_edited_and_removed(m: Run, five: str) -> None:
     assert (told.code, "--yes" in told.err) == (2, True)
     m("cursor", "rm", five, "c", "--yes").ok()
     assert m("cursor", "info", five, "c").code == 1
+
+
+def test_who_manages_streams_and_may_not_read_moves_resets_and_edits_their_cursors() -> None:
+    with broker_of({"ann": {"write": ["*"], "manage_streams": ["*"]}}) as running:
+        run = as_user(running, "ann")
+        for body in ("a", "b", "c"):
+            run("pub", "s", body).ok()
+        assert "made s/c" in run("cursor", "edit", "s", "c", "--create", "--pin").ok().out
+        run("cursor", "edit", "s", "c", "--no-pin", "--description", "d").ok()
+        run("cursor", "move", "s", "c", "2").ok()
+        for point, expected in (("earliest", 0), ("latest", 3), ("1", 1), ("now-1h", 0)):
+            assert run("cursor", "reset", "s", "c", point, "--json").ok().json["next"] == expected
+        run("cursor", "rm", "s", "c", "--yes").ok()
+        assert run("sub", "s", "--start", "earliest", "--until-tail").code == 1
 
 
 def test_members_of_a_group_share_the_stream(m: Run, broker: EmbeddedBroker, five: str) -> None:

@@ -135,11 +135,18 @@ class StreamAdmin:
         self._retention.measure_aged(stream, link, measured)
 
     def stream_schemas(self, link: Link, command: StreamSchemas) -> None:
-        """The versions of a stream's schema, for those who may read it or write to it."""
-        permit = self._shard.settings.permit
-        action = "write" if permit(link.owner, "write", command.stream) else "read"
-        stream = self._catalogue.find(link.owner, command.stream, action)
-        value = {"schemas": list(stream.schemas.items())}
+        """The uuid of a stream and the versions of its schema, for who may read it or write to it.
+
+        Writing under some subjects alone is enough.
+        """
+        owner, name, settings = link.owner, command.stream, self._shard.settings
+        if settings.permit(owner, "write", name) or settings.subjects(owner, name) is not None:
+            stream = self._catalogue.get(name)
+            if stream is None:
+                raise BrokerRefused("unknown_stream", f"there is no stream '{name}'")
+        else:
+            stream = self._catalogue.find(owner, name, "read")
+        value = {"stream": stream.uuid, "schemas": list(stream.schemas.items())}
         self._answers.result(link, command, value | self._small([stream]))
 
     def _facts(self, stream: Stream) -> dict[str, Any]:
