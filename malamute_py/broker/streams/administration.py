@@ -280,7 +280,7 @@ class StreamAdmin:
             if isinstance(answer, IndexFailure):
                 self._answers.refuse(link, command, answer.code, answer.reason)
                 return
-            young = answer.pop("young")
+            young, _ = answer.pop("young"), answer.pop("begin")
             if keys is not None:
                 _add_given_up(answer, first)
             if moved is not None:
