@@ -57,7 +57,7 @@ def _needs(change: Change) -> Iterator[tuple[tuple[str, ...], str]]:
     for action in needed:
         yield (action,), name
     if letters := settings.get("dead_letters"):
-        yield ("send",) if change.kind == "groups" else ("dead_letters",), letters
+        yield ("dead_letters",), letters
 
 
 def _check_settings(change: Change, there: Definitions) -> None:
