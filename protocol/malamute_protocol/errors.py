@@ -53,6 +53,7 @@ CODES: Final[dict[str, str]] = {
     "no_workers": "no worker offers the service for the request's subject",
     "not_held": "this link does not hold the message, request or record (any more)",
     "in_use": "it has members or readers, or another link holds it",
+    "group_reset": "an operator had the group stand elsewhere by force: join it again",
     # Limits and load.
     "wait": "full for the moment; try again after retry_ms",
     "window": "more unconfirmed bytes than the window allows",

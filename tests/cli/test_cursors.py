@@ -171,6 +171,22 @@ def test_members_of_a_group_share_the_stream(m: Run, broker: EmbeddedBroker, fiv
     assert m("group", "ls", five).ok().lines == []
 
 
+def test_a_requeue_tells_of_the_dead_letters_that_stay(
+    m: Run, broker: EmbeddedBroker, five: str
+) -> None:
+    with broker.connect_sync() as client, client.group(five, "g", ack="manual") as member:
+        member.accepted()
+        m("group", "edit", five, "g", "--attempts", "1").ok()
+        for record in member:
+            (member.nack if record.offset in (1, 3) else member.ack)(record)
+            if record.offset == 4:
+                break
+    m("stream", "trim", five, "--before", "2", "--yes").ok()
+    told = m("group", "requeue", five, "g").ok().out
+    assert f"1 record of {five} again for g; 1 dead letter left" in told
+    assert m("group", "info", five, "g", "--json").ok().json["dead"] == 1
+
+
 def test_dead_letters_of_a_group_are_shown_and_requeued(
     m: Run, broker: EmbeddedBroker, five: str
 ) -> None:

@@ -155,7 +155,7 @@ def test_users_and_permissions_are_taken_up_together_or_not_at_all(tmp_path: Pat
     )
     outcomes = {outcome: key for key, outcome, _ in found.changes}
     assert outcomes == {
-        "refused": f"{file}: users.ann.password", "applied": "streams.streams_max",
+        "refused": f"{file}:2: users.ann.password", "applied": "streams.streams_max",
     }  # fmt: skip
     assert found.complete.permissions["ann"].read == ["x"]
     assert found.complete.authentication == before.complete.authentication
@@ -165,9 +165,9 @@ def test_users_and_permissions_are_taken_up_together_or_not_at_all(tmp_path: Pat
 @pytest.mark.parametrize(
     ("text", "key"),
     [
-        ("[quotas.ann]\nstreems = 1", "quotas.identities.ann.streems"),
-        ('[users.bob]\nidentities = ["web"]', "authentication.identities.bob"),
-        ('[users.bob]\nidentities = ["ann-{n}"]', "authentication.identities.bob"),
+        ("[quotas.ann]\nstreems = 1", "quotas.ann.streems"),
+        ('[users.bob]\nidentities = ["web"]', "users.bob.identities"),
+        ('[users.bob]\nidentities = ["ann-{n}"]', "users.bob.identities"),
     ],
 )
 def test_a_users_file_is_checked_as_a_configuration_is(tmp_path: Path, text: str, key: str) -> None:
@@ -181,7 +181,7 @@ def test_a_users_file_is_checked_as_a_configuration_is(tmp_path: Path, text: str
     file.write_text(good + text)
     found = take_up(before, Examined(config, [], [], str), with_users)
     assert [(each, outcome) for each, outcome, _ in found.changes] == [
-        (f"{file}: {key}", "refused")
+        (f"{file}:4: {key}", "refused")
     ]
     assert found.complete == before.complete
 

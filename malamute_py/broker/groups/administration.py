@@ -93,7 +93,7 @@ class GroupAdministration:
             return
         for member in list(group.members):
             # The member joined while the removal was on its way.
-            member.owner.end(member, "cancelled")
+            member.owner.end(member, "unknown_group")
         group.gone = True
 
     def settings_of(

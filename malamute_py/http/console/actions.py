@@ -52,8 +52,14 @@ async def copy(session: Session, form: Form) -> str:
     stop = facts.tail
     if end != "latest":
         stop = min(stop, await session.client.find_offset(stream, start_point(end, now_ms)))
+    start = start_point(begin, now_ms)
+    first = await session.client.find_offset(stream, start)
+    if first >= stop:
+        raise NotUnderstood(
+            f"there is nothing to copy: it would begin at offset {first} and end before {stop}"
+        )
     made = Copy(stream, of(form, "pattern"), to)
-    made.start(session.client, start_point(begin, now_ms), stop)
+    made.start(session.client, start, stop)
     session.copy = made
     session.closings.add(made.cancel)
     made.then(lambda: session.closings.discard(made.cancel))

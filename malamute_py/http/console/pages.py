@@ -6,6 +6,7 @@ stuck comes first; a page changes nothing.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, TypeVar
 
@@ -94,6 +95,7 @@ async def stream(session: Session, query: Query) -> Values:
             fault = str(error)
     return {
         "facts": facts,
+        "may": await _may(session.client, name, "read", "write", "trim", "manage_streams"),
         "ring": next(
             (each for each in rings(broker) if each["name"] == facts.more.get("ring")), None
         ),
@@ -122,6 +124,7 @@ async def mailbox(session: Session, query: Query) -> Values:
     messages, fault = await _messages(session.client, name, after)
     return {
         "facts": facts,
+        "may": await _may(session.client, name, "purge"),
         "troubles": list(troubles.of_mailbox(facts, await session.broker_ms())),
         "messages": messages,
         "fault": fault,
@@ -144,6 +147,7 @@ async def service(session: Session, query: Query) -> Values:
     requests, unseen = await _requests(session.client, facts, query)
     return {
         "facts": facts,
+        "may": await _may(session.client, facts.name, "manage_queues"),
         "requests": requests,
         "unseen": unseen,
         "requests_following": requests[-1].number if len(requests) == ROWS_MAX else None,
@@ -168,6 +172,7 @@ async def group(session: Session, query: Query) -> Values:
     members = sorted(facts.members, key=lambda each: (each.oldest_ms or 1 << 62, each.identity))
     return {
         "facts": facts,
+        "may": await _may(session.client, facts.stream, "manage_streams"),
         "troubles": list(troubles.of_group(facts, await session.broker_ms())),
         "members": members[:LISTED_MAX],
         **await _dead_letters(session.client, facts, query),
@@ -187,7 +192,8 @@ async def cursor(session: Session, query: Query) -> Values:
     """The page of one cursor."""
     facts = await session.client.cursor_info(query.get("stream", ""), query.get("name", ""))
     found = list(troubles.of_cursor(facts, await session.broker_ms()))
-    return {"facts": facts, "troubles": found}
+    may = await _may(session.client, facts.stream, "read", "manage_streams")
+    return {"facts": facts, "may": may, "troubles": found}
 
 
 async def clients(session: Session, query: Query) -> Values:
@@ -225,6 +231,7 @@ async def settings(session: Session, query: Query) -> Values:
     begin, given = query.get("prefix", ""), query.get("all") != "yes"
     return {
         "told": told,
+        "may": await _may(session.client, "broker", "manage_users"),
         "untold": untold,
         "shown": [
             (setting, change)
@@ -249,6 +256,12 @@ async def settings(session: Session, query: Query) -> Values:
 
 
 # --- parts of pages ---------------------------------------------------------------------------
+
+
+async def _may(client: Client, name: str, *verbs: str) -> set[str]:
+    """Return those of the verbs that the person may do on a name; a page offers no others."""
+    answers = await asyncio.gather(*(client.may(verb, name) for verb in verbs))
+    return {verb for verb, may in zip(verbs, answers, strict=True) if may}
 
 
 def _after(query: Query) -> int:

@@ -318,6 +318,8 @@ def test_a_trim_of_what_is_not_there_removes_nothing(
         ({"to": "bad name!"}, "Not done: the stream to copy into: 'bad name!'"),
         ({"to": "x", "from": "soon"}, "is no place in a stream"),
         ({"to": "x", "name": "nothing"}, "unknown_stream"),
+        ({"to": "x", "from": "4", "until": "2"}, "it would begin at offset 4 and end before 2"),
+        ({"to": "x", "from": "latest"}, "there is nothing to copy"),
     ],
 )
 def test_a_copy_that_has_no_sense_is_refused(
@@ -329,6 +331,31 @@ def test_a_copy_that_has_no_sense_is_refused(
 
 
 # --- permissions ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "allowed", "forbidden"),
+    [
+        ("stream", {"name": "open.trades"}, ["copy"], ["publish", "trim", "purge", "edit-stream"]),
+        ("group", {"stream": "open.trades", "name": "crew"}, [],
+         ["reset-group", "remove-group"]),
+        ("cursor", {"stream": "open.trades", "name": "reader"}, ["reset-cursor"], []),
+        ("settings", {}, [], ["reload"]),
+    ],
+)  # fmt: skip
+def test_a_page_offers_what_its_person_may_do_and_nothing_else(
+    root: Browser, reader: Browser, path: str, query: dict[str, str],
+    allowed: list[str], forbidden: list[str],
+) -> None:  # fmt: skip
+    page, whole = reader.get(path, **query), root.get(path, **query)
+    for action in allowed:
+        assert f"/do/{action}" in page.text
+        assert f"/do/{action}" in whole.text
+    for action in forbidden:
+        assert f"/do/{action}" not in page.text
+        assert f"/do/{action}" in whole.text
+    assert ("not permitted to your user" in page.words) == bool(forbidden)
+    assert "not permitted to your user" not in whole.words
 
 
 @pytest.mark.parametrize(
