@@ -318,6 +318,10 @@ def test_a_trim_of_what_is_not_there_removes_nothing(
         ({"to": "bad name!"}, "Not done: the stream to copy into: 'bad name!'"),
         ({"to": "x", "from": "soon"}, "is no place in a stream"),
         ({"to": "x", "name": "nothing"}, "unknown_stream"),
+        ({"to": "x", "from": "4", "until": "2"}, "source has no record from 4 until 2"),
+        ({"to": "x", "from": "latest"}, "source has no record from latest until latest"),
+        ({"to": "x", "from": "2100-01-01"}, "source has no record from 2100-01-01 until latest"),
+        ({"to": "x", "until": "now-9d"}, "source has no record from earliest until now-9d"),
     ],
 )
 def test_a_copy_that_has_no_sense_is_refused(
