@@ -53,7 +53,6 @@ CODES: Final[dict[str, str]] = {
     "no_workers": "no worker offers the service for the request's subject",
     "not_held": "this link does not hold the message, request or record (any more)",
     "in_use": "it has members or readers, or another link holds it",
-    "group_reset": "an operator had the group stand elsewhere by force: join it again",
     # Limits and load.
     "wait": "full for the moment; try again after retry_ms",
     "window": "more unconfirmed bytes than the window allows",
@@ -69,6 +68,7 @@ CODES: Final[dict[str, str]] = {
     "silent": "nothing was heard within the expiry time",
     "end": "the subscription reached its end",
     "cancelled": "the subscription was cancelled",
+    "group_reset": "the group was reset by force while it had members: join it again",
     "retention": "the records were removed to keep the log within its bounds",
     "purged": "the records were removed because a client asked for it",
     "damaged": "the records are in a damaged part of the journal, or their batch cannot be read",

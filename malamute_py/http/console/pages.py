@@ -95,7 +95,6 @@ async def stream(session: Session, query: Query) -> Values:
             fault = str(error)
     return {
         "facts": facts,
-        "may": await _may(session.client, name, "read", "write", "trim", "manage_streams"),
         "ring": next(
             (each for each in rings(broker) if each["name"] == facts.more.get("ring")), None
         ),
@@ -105,7 +104,15 @@ async def stream(session: Session, query: Query) -> Values:
         "copy": session.copy if session.copy is not None and session.copy.stream == name else None,
         "places": {NEWEST: "the newest", SUBJECTS: "the latest of each subject", "at": "from"},
         "limit": limit,
-    }
+        "withheld": await _withheld(
+            session, query,
+            {
+                "look": ("replay", name), "tail": ("read", name), "copy": ("replay", name),
+                "publish": ("write", name), "trim": ("trim", name), "purge": ("trim", name),
+                "edit-stream": ("manage_streams", name),
+            },
+        ),
+    }  # fmt: skip
 
 
 async def mailboxes(session: Session, query: Query) -> Values:
@@ -124,12 +131,12 @@ async def mailbox(session: Session, query: Query) -> Values:
     messages, fault = await _messages(session.client, name, after)
     return {
         "facts": facts,
-        "may": await _may(session.client, name, "purge"),
         "troubles": list(troubles.of_mailbox(facts, await session.broker_ms())),
         "messages": messages,
         "fault": fault,
         "following": messages[-1].number if len(messages) == ROWS_MAX else None,
         "after": after,
+        "withheld": await _withheld(session, query, {"purge-mailbox": ("purge", name)}),
     }
 
 
@@ -147,12 +154,12 @@ async def service(session: Session, query: Query) -> Values:
     requests, unseen = await _requests(session.client, facts, query)
     return {
         "facts": facts,
-        "may": await _may(session.client, facts.name, "manage_queues"),
         "requests": requests,
         "unseen": unseen,
         "requests_following": requests[-1].number if len(requests) == ROWS_MAX else None,
         "troubles": list(troubles.of_service(facts, await session.broker_ms())),
         "workers": sorted(facts.workers, key=lambda each: each.since_ms)[:LISTED_MAX],
+        "withheld": await _withheld(session, query, {"requeue": ("manage_queues", facts.name)}),
         **await _dead_letters(session.client, facts, query),
     }
 
@@ -172,9 +179,15 @@ async def group(session: Session, query: Query) -> Values:
     members = sorted(facts.members, key=lambda each: (each.oldest_ms or 1 << 62, each.identity))
     return {
         "facts": facts,
-        "may": await _may(session.client, facts.stream, "manage_streams"),
         "troubles": list(troubles.of_group(facts, await session.broker_ms())),
         "members": members[:LISTED_MAX],
+        "withheld": await _withheld(
+            session,
+            query,
+            dict.fromkeys(
+                ("requeue-group", "reset-group", "remove-group"), ("manage_streams", facts.stream)
+            ),
+        ),
         **await _dead_letters(session.client, facts, query),
     }
 
@@ -192,8 +205,9 @@ async def cursor(session: Session, query: Query) -> Values:
     """The page of one cursor."""
     facts = await session.client.cursor_info(query.get("stream", ""), query.get("name", ""))
     found = list(troubles.of_cursor(facts, await session.broker_ms()))
-    may = await _may(session.client, facts.stream, "read", "manage_streams")
-    return {"facts": facts, "may": may, "troubles": found}
+    needed = {"reset-cursor": ("manage_streams", facts.stream)}
+    withheld = await _withheld(session, query, needed)
+    return {"facts": facts, "troubles": found, "withheld": withheld}
 
 
 async def clients(session: Session, query: Query) -> Values:
@@ -229,9 +243,12 @@ async def settings(session: Session, query: Query) -> Values:
         untold = str(error)
     rows = [(setting, told.change_of(setting.key)) for setting in told.settings]
     begin, given = query.get("prefix", ""), query.get("all") != "yes"
+    withheld = await _withheld(session, query, {"reload": ("manage_users", "the broker")})
+    if "namespace" in broker:
+        withheld["reload"] = "it is for users of no namespace"
     return {
+        "withheld": withheld,
         "told": told,
-        "may": await _may(session.client, "broker", "manage_users"),
         "untold": untold,
         "shown": [
             (setting, change)
@@ -258,10 +275,24 @@ async def settings(session: Session, query: Query) -> Values:
 # --- parts of pages ---------------------------------------------------------------------------
 
 
-async def _may(client: Client, name: str, *verbs: str) -> set[str]:
-    """Return those of the verbs that the person may do on a name; a page offers no others."""
-    answers = await asyncio.gather(*(client.may(verb, name) for verb in verbs))
-    return {verb for verb, may in zip(verbs, answers, strict=True) if may}
+async def _withheld(
+    session: Session, query: Query, needed: Mapping[str, tuple[str, str]]
+) -> dict[str, str]:
+    """Return why the page does not offer some actions: the person may not do them.
+
+    needed: by action, the permission and the name that it takes. A page that refreshes itself is
+    not asked for its forms, which are no part of what it refreshes.
+    """
+    if query.get("poll"):
+        return {}
+    asked = sorted(set(needed.values()))
+    answers = await asyncio.gather(*(session.client.may(*each) for each in asked))
+    allowed = {each for each, may in zip(asked, answers, strict=True) if may}
+    return {
+        action: f"it takes the permission {verb} on {name}"
+        for action, (verb, name) in needed.items()
+        if (verb, name) not in allowed
+    }
 
 
 def _after(query: Query) -> int:
