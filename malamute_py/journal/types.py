@@ -184,6 +184,9 @@ class Plan(msgspec.Struct, frozen=True):
     splits: tuple[Split, ...]
     bytes: int
     gaps: tuple[Gap, ...] = ()
+    unbroken: tuple[tuple[int, int], ...] = ()
+    """Parts [from, to) of which every record is there and none has expired, as far as the index
+    knows; none where the plan was not asked for them."""
 
 
 class HeaderIndex(Protocol):

@@ -125,6 +125,7 @@ class Retention:
                 "candidates": None, "records_max": 0, "bytes_max": 0,
                 "split_bytes": max(1 << 12, stream.settings.max_bytes // 32),
                 "client_time": None, "splits_max": 1000, "purges": (), "oldest_ms": 0, "pinned": 0,
+                "now_ms": None,
             },
             planned,
         )  # fmt: skip
