@@ -28,7 +28,7 @@ RECORDS = 2_000
 
 
 class Counted(NamedTuple):
-    """What a count came to."""
+    """Result of a count."""
 
     records: int
     planned: int
