@@ -66,6 +66,7 @@ EVENTS: Final = (
     Event("administered", "info", "an identity (`by`) changed what others use: `command` and what it was about"),
     Event("configuration_reloaded", "info", "the configuration was read anew, because a signal (`link` 0) or a link asked: how many settings were `applied`, `refused` (the old value stays in force), and need a `restart`"),
     Event("setting_reloaded", "info warning", "one of these settings, and why"),
+    Event("reload_failed", "warning", "the configuration was not read anew, because the system has no room for a thread (`ulimit -u`, TasksMax): what was in force stays. Ask again"),
     Event("stream_created", "info", "a stream was created"),
     Event("stream_removed", "info", "a stream was removed"),
     Event("stream_trimmed", "info", "records before `before` were removed; `by` is the owner who asked"),

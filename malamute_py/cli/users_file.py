@@ -132,13 +132,18 @@ class Edit:
             raise CommandFailed(f"there is no user {name!r} in {self.path}; {hint}")
         return found
 
+    def checked(self) -> str:
+        """Return the new text. Raises ConfigError: a broker would refuse it."""
+        text: str = self._document.as_string()
+        self._check(text)
+        return text
+
     def save(self) -> None:
         """Replace the file.
 
         Raises ConfigError: a broker would refuse it, and nothing was written.
         """
-        text = self._document.as_string()
-        self._check(text)
+        text = self.checked()
         beside = self.path.with_name(f"{self.path.name}.{os.getpid()}")
         mode, owner = 0o600, None
         if self.path.exists():
@@ -159,9 +164,10 @@ class Edit:
 
 
 @contextlib.contextmanager
-def editing(users: Path | None, config: Path | None) -> Iterator[Edit]:
+def editing(users: Path | None, config: Path | None, *, dry_run: bool = False) -> Iterator[Edit]:
     """Change a users file, which is replaced at the end of the block.
 
+    dry_run: it is checked and not replaced.
     Raises CommandFailed, ConfigError: nothing was written, and what the edit made is removed.
     """
     path = Path(read_config(users, config).authentication.users_file).absolute()
@@ -172,7 +178,10 @@ def editing(users: Path | None, config: Path | None) -> Iterator[Edit]:
         edit = Edit(path)
         try:
             yield edit
-            edit.save()
+            if dry_run:
+                edit.checked()
+            else:
+                edit.save()
         except BaseException:
             for made in edit.made:
                 made.unlink(missing_ok=True)

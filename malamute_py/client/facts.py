@@ -54,6 +54,16 @@ class StreamFacts(Facts, frozen=True, kw_only=True):
         return self.tail - self.first
 
 
+class StreamVersions(Facts, frozen=True, kw_only=True, rename={"uuid": "stream"}):
+    """One stream, as its writers are told of it."""
+
+    name: str = ""
+    uuid: Uuid = b""
+    """Another stream that is made under the name later has another one."""
+    schemas: list[tuple[int, bytes]] = []
+    """Id and Arrow schema message of each version of a typed stream's schema, oldest first."""
+
+
 class BrokerFacts(Facts, frozen=True, kw_only=True):
     """The broker."""
 

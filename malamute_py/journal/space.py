@@ -499,10 +499,15 @@ class Space:
         return _OUTRUN * appended <= work.position
 
     def _zero(self, file: File, position: int, stop: int) -> None:
+        """Write zeros, durably, in pieces: an append's sync waits for one of them at most.
+
+        One sync of 8 MiB took 4 ms on a disk where one of 1 MiB took 0.6, and the eight small ones
+        together 1.2 times as long as the large one.
+        """
         zeros = memoryview(bytes(min(stop - position, 1 << 20)))
         for begin in range(position, stop, len(zeros)):
             self.storage.write(file, begin, [zeros[: stop - begin]])
-        self.storage.sync(file)
+            self.storage.sync(file)
 
     def _reuse(self, old: Segment, number: int) -> bool:
         """Make a retired segment the next spare, of that number. An error: it is tried again.

@@ -79,6 +79,8 @@ class Reread(NamedTuple):
     link: int
     """The link that asked; 0: a signal did."""
     request: int
+    failed: str = ""
+    """Why nothing was read; empty: it was."""
 
 
 class Reading(NamedTuple):

@@ -31,6 +31,7 @@ from malamute_py.journal.storage import open_regular
 from malamute_py.store.checkpoint import Abandoned, Checkpoint, Done
 from malamute_py.store.database import DATABASE, damaged, lock, open_database
 from malamute_py.store.errors import StoreMoved
+from malamute_py.store.writeback import Writeback
 
 MAIN: Final = "main"
 """Name of the ring that is followed, as broker/ready.py has it."""
@@ -215,12 +216,14 @@ def _run(directory: Path, parent: int, *, accept_lost: bool) -> None:
     with following(
         directory, accept_lost=accept_lost, wait_s=_LOCK_WAIT_S, make_room=room
     ) as checkpoint:
+        writeback = Writeback(directory)
         write_frame(answers, Began(checkpoint.position.lsn, os.getpid()))
         while (request := requests.next()) is not None:
             began = time.monotonic()
             try:
                 going_on = requests.going_on
-                done = checkpoint.advance(request.to_lsn, request.ranges, going_on=going_on)
+                with writeback.advancing():
+                    done = checkpoint.advance(request.to_lsn, request.ranges, going_on=going_on)
             except Abandoned:
                 return
             except (MalamuteError, OSError) as error:

@@ -133,7 +133,7 @@ EXAMPLES: list[Command] = [
     c.EditGroup(1, "flights", "loaders", {"attempts_max": 5}),
     c.RequeueGroup(1, "flights", "loaders", [5, 2**40]),
     c.PeekRequests(1, "resize", 4, 10),
-    c.ListUsers(1, "write", "flights", "ann", 10),
+    c.ListUsers(1, "write", "flights", "ann", 10, True),
     c.ResetGroup(1, "flights", "loaders", [2, 100], True),
     c.StreamSchemas(1, "flights"),
     c.Schema(1, 2**32 - 1, b"schema"),

@@ -364,6 +364,19 @@ def test_appends_that_outrun_the_zeroing_end_it(tmp_path: Path) -> None:
     assert ring.bytes_on_disk() == 2 * 16 * S
 
 
+def test_zeros_reach_the_disk_a_mebibyte_at_a_time(tmp_path: Path) -> None:
+    storage = Faulty(FileStorage(tmp_path))
+    settings = RingSettings(segment_bytes=4 << 20, ring_bytes=16 << 20)
+    ring, _ = Ring.open(storage, settings=settings, epoch=1)
+    put(ring, 1, b"a")
+    storage.calls.clear()
+    ring.prepare_step(3 << 20)
+    assert [call for call, file in storage.calls if file == PREPARING_FILE] == [
+        "create", "sync", "sync", "sync",
+    ]  # fmt: skip
+    ring.close()
+
+
 @pytest.mark.parametrize(("size", "spares"), [(16, 2), (8, 1)])
 def test_a_large_ring_in_use_keeps_two_segments_prepared_and_a_small_one_keeps_one(
     size: int, spares: int

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Sized
+from itertools import islice
 from typing import Any, Protocol
 
 import msgspec
@@ -247,6 +248,21 @@ class Stream:
         """First of the records before `end` that the stream keeps by their number; 0: all."""
         most = self.settings.max_records
         return max(0, end - most) if most else 0
+
+    def aged_bytes(self, first: int) -> int:
+        """Bytes before the first record within the stream's bounds that still take space, about.
+
+        They are exact where that record is in the hot window.
+        """
+        if not self.bounded:
+            return 0
+        if first < self.hot_first or not self.hot:
+            return self.ledger.bytes_before(first)
+        kept = 0
+        for batch in islice(self.hot, self.hot_place(first), None):
+            rows = max(0, batch.next - max(batch.base, first))
+            kept += batch.size * rows // (batch.next - batch.base)
+        return max(0, self.ledger.bytes - kept)
 
     def hot_place(self, offset: int) -> int:
         """Index in the hot window of the batch that holds an offset, or of the batch after it."""

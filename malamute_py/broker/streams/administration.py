@@ -40,6 +40,7 @@ from malamute_py.broker.streams.conditions import batch_bytes_most
 from malamute_py.broker.streams.moved_plans import MovedPart, fewer, plan_moved
 from malamute_py.broker.streams.producers import Producer, Producers
 from malamute_py.broker.streams.publishing import Publishing
+from malamute_py.broker.streams.retention import Retention
 from malamute_py.broker.streams.start_positions import Begin, Starts, may_match
 from malamute_py.changelog.records import ProducerOpened
 from malamute_py.matcher import compile_pattern
@@ -63,6 +64,7 @@ class StreamAdmin:
         starts: Starts,
         steps: Steps,
         answers: Answers,
+        retention: Retention,
     ) -> None:
         self._shard = shard
         self._links = links
@@ -72,6 +74,7 @@ class StreamAdmin:
         self._starts = starts
         self._steps = steps
         self._answers = answers
+        self._retention = retention
         self._opening = 0
         """New producers on their way into the log."""
 
@@ -121,14 +124,29 @@ class StreamAdmin:
         """Facts about one stream."""
         action = self._catalogue.telling(link.owner, command.stream)
         stream = self._catalogue.find(link.owner, command.stream, action)
-        self._answers.result(link, command, self._facts(stream))
+
+        def measured(young: int, aged_bytes: int) -> None:
+            """Answer with the first record that the stream keeps by its age, as was found."""
+            facts = self._facts(stream)
+            if young > facts["first"]:
+                facts["first"], facts["aged_bytes"] = young, aged_bytes
+            self._answers.result(link, command, facts)
+
+        self._retention.measure_aged(stream, link, measured)
 
     def stream_schemas(self, link: Link, command: StreamSchemas) -> None:
-        """The versions of a stream's schema, for those who may read it or write to it."""
-        permit = self._shard.settings.permit
-        action = "write" if permit(link.owner, "write", command.stream) else "read"
-        stream = self._catalogue.find(link.owner, command.stream, action)
-        value = {"schemas": list(stream.schemas.items())}
+        """The uuid of a stream and the versions of its schema, for who may read it or write to it.
+
+        Writing under some subjects alone is enough.
+        """
+        owner, name, settings = link.owner, command.stream, self._shard.settings
+        if settings.permit(owner, "write", name) or settings.subjects(owner, name) is not None:
+            stream = self._catalogue.get(name)
+            if stream is None:
+                raise BrokerRefused("unknown_stream", f"there is no stream '{name}'")
+        else:
+            stream = self._catalogue.find(owner, name, "read")
+        value = {"stream": stream.uuid, "schemas": list(stream.schemas.items())}
         self._answers.result(link, command, value | self._small([stream]))
 
     def _facts(self, stream: Stream) -> dict[str, Any]:
@@ -406,6 +424,6 @@ def _short(stream: Stream, now_ms: int) -> dict[str, Any]:
         "first": first,
         "tail": stream.next,
         "bytes": stream.ledger.bytes,
-        "aged_bytes": stream.ledger.bytes_before(first),
+        "aged_bytes": stream.aged_bytes(first),
         "memory": stream.ring.memory,
     }

@@ -64,7 +64,7 @@ class RewoundNotice(msgspec.Struct, frozen=True, gc=False):
 
 
 class BegunNotice(msgspec.Struct, frozen=True, gc=False):
-    """A subscription from the earliest record begins at `offset`: retention took all before it."""
+    """A reader from the earliest record begins at `offset`: all records before it were removed."""
 
     offset: int
 

@@ -188,9 +188,10 @@ class ListKeys(Command, tag=76, frozen=True):
 
 
 class StreamSchemas(Command, tag=85, frozen=True):
-    """Ask for the versions of a stream's declared schema; answered by RESULT.
+    """Ask a writer's questions about a stream: its uuid, the versions of its declared schema.
 
-    RESULT: {"schemas": [[id, Arrow schema message], ...]}, oldest first; empty: it has none.
+    RESULT: {"stream": uuid, "schemas": [[id, Arrow schema message], ...]}, oldest first; empty: it
+    has none.
     """
 
     request: int
