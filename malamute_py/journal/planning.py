@@ -61,16 +61,17 @@ class Planner:
         """
         state = self._streams.states.get(stream)
         if state is None:
-            return Plan(from_offset, (), 0)
+            return Plan(from_offset, (), 0, begin=from_offset)
         end = min(end_offset, state.next)
         gaps: list[Gap] = []
         position = skip_retired(self._streams, stream, from_offset, end, gaps)
         if records_max > 0:
             end = min(end, position + records_max)
-        begin = position
+        asked_from = position
         cutter = _Cutter(position, bytes_max)
         whole: list[tuple[Segment, Any]] = []
         unbroken: list[tuple[int, int]] = []
+        begin = -1
         for segment in self._files.segments():
             span = segment.spans.get(stream)
             if span is None or span.next <= position:
@@ -82,6 +83,8 @@ class Planner:
             listed = entries.rows
             if now_ms is not None and _is_sound(segment, index, stream, now_ms):
                 _join(unbroken, listed)
+            if begin < 0 and len(listed):
+                begin = int(listed["base"][0])
             chosen = np.asarray(choose(index, stream, entries, candidates, None), np.bool_)
             for those_left, before in left:
                 if before > position and len(listed):
@@ -107,10 +110,10 @@ class Planner:
         one_in = 1
         if rows is not None and cutter.total >= _SAMPLED_FROM_BYTES and split_bytes > 0:
             one_in = self._one_in(stream, whole, rows)
-        return Plan(
-            stop, cutter.splits(stop, split_bytes, one_in), cutter.total, tuple(gaps),
-            clipped(unbroken, begin, stop),
-        )  # fmt: skip
+        splits = cutter.splits(stop, split_bytes, one_in)
+        parts = clipped(unbroken, asked_from, stop)
+        begin = from_offset if begin < 0 else begin
+        return Plan(stop, splits, cutter.total, tuple(gaps), begin, parts)
 
     def _one_in(self, stream: int, entries: list[tuple[Segment, Any]], rows_of: ChosenRows) -> int:
         """Return of how many bytes of some entries about one is wanted: 1 to _FEWEST.
