@@ -397,6 +397,29 @@ def test_callers_that_give_up_leave_nothing_behind() -> None:
     assert not script.session.awaited.batches
 
 
+def test_a_cancelled_request_that_was_over_ends_no_other_caller_of_its_batch() -> None:
+    script = opened()
+    ask(script, b"given up")
+    ask(script, b"patient")
+    script.step()
+    request = script.last(c.Request)
+    accept(script)
+    script.session.requests.give_up(b"given up")
+    [cancel] = of(script.step(), c.CancelRequest)
+    script.say(c.Result(cancel.request, {"count": 0}))
+    for _ in range(70):
+        script.wait(1_000)
+        script.say(c.Pong())
+    assert outcomes(script) == {}
+    deliver(script, [b"late"], 0, [(request.key, 0, 1)], last=True)
+    deliver(script, [b"yes"], 1, [(request.key, 1, 1)], last=True)
+    assert outcomes(script)[b"patient"].body == b"yes"
+    assert not script.session.awaited.asked
+    assert not script.session.awaited.batches
+    [inbox] = script.session.mailboxes._mailboxes.values()
+    assert (inbox.waiting, len(inbox.queue)) == (0, 0)
+
+
 def test_the_end_of_the_session_fails_who_waits_for_replies() -> None:
     script = opened()
     replies = Replies()
