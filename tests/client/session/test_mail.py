@@ -311,6 +311,29 @@ def test_a_reader_that_closes_does_not_give_back_what_another_reader_was_given_s
     assert outcomes(script) == {"two": True}
 
 
+def test_a_reader_that_closes_does_not_give_back_what_came_again_and_waits_unread() -> None:
+    script = opened()
+    one = script.session.mailboxes.read(InboxOptions("box"))
+    two = script.session.mailboxes.read(InboxOptions("box"))
+    script.step()
+    accept(script)
+    deliver(script, [b"a", b"b"], 0)
+    assert one.take() is not None
+    one.mailbox.ack([(1, 2)], 0)
+    [ack] = of(script.step(), c.AckMail)
+    confirm(script, ack)
+    deliver(script, [b"b"], 1)
+    script.session.mailboxes.close(one)
+    [ack] = of(script.step(), c.AckMail)
+    assert ack.ranges == [(0, 1)]
+    confirm(script, ack)
+    assert two.take() is not None
+    two.mailbox.ack([(1, 2)], token="two")
+    [ack] = of(script.step(), c.AckMail)
+    confirm(script, ack)
+    assert outcomes(script) == {"two": True}
+
+
 # --- asking ---
 
 
