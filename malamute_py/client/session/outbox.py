@@ -117,6 +117,8 @@ class KeyedBatch(OutgoingBatch):
         if self.tally is not None:
             event = self.tally.settled(self.count, error)
             self.tally = None
+            # Its rows have no callers of their own: refused, or without a link, none leaves again.
+            self.thin = True
             if event is not None:
                 owner.emit(event)
             return

@@ -134,6 +134,24 @@ def test_a_content_that_is_too_much_at_once_is_divided_in_order() -> None:
     assert len(outcomes(script)["all"]) == 4
 
 
+def test_a_content_whose_call_timed_out_is_not_sent_again() -> None:
+    script = opened()
+    for mailbox in ("full", "away"):
+        tally = Tally(mailbox)
+        tally.left = 2
+        content = encode([b"0", b"1"], subject="a")
+        until_ms = script.now_ms + 100
+        script.session.outbox.send_content(mailbox, content, 0, tally, 2, until_ms=until_ms)
+    full, _ = of(script.step(), c.Send)
+    script.wait(100)
+    assert all(isinstance(error, Timeout) for error in outcomes(script).values())
+    script.say(c.Refused(40, full.tracker, "wait", "full", 50))
+    assert of(script.wait(50), c.Send) == []
+    assert of(script.reconnect(), c.Send) == []
+    assert script.session.idle
+    assert script.session.window.left == script.session.window.bytes_max
+
+
 def test_a_message_without_confirm_waits_for_nothing() -> None:
     script = opened()
     send(script, b"a", level=1)
