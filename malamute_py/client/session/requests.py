@@ -550,6 +550,10 @@ class PendingRequests:
             row = batch.tokens.index(token)
             batch.tokens[row] = _GIVEN_UP
             batch.thin = True
+            if batch.state == QUEUED and batch.content and not batch.doubtful:
+                # It was refused: the broker has nothing to cancel, and the row is not sent again.
+                self._outbox.thin_out(batch)
+                return
             service, key = batch.lane.place, batch.key
             self._ask(
                 lambda number: CancelRequest(number, service, key, row),

@@ -10,11 +10,12 @@ import pytest
 from malamute_protocol import commands as c
 from malamute_protocol.batch import encode
 from malamute_protocol.errors import BrokerRefused, MalamuteError, Timeout
+from malamute_protocol.framing import encode_message
 from malamute_py.client.session.mailboxes import InboxOptions
 from malamute_py.client.session.outbox import Tally
 from malamute_py.client.session.requests import Replies
 from malamute_py.client.session.step import Step
-from tests.client.script import Script, stamped
+from tests.client.script import Script, stamped, welcome
 from tests.client.session.conversation import (
     accept,
     confirm,
@@ -459,6 +460,56 @@ def test_a_cancelled_request_that_was_over_ends_no_other_caller_of_its_batch() -
     assert not script.session.awaited.batches
     [inbox] = script.session.mailboxes._mailboxes.values()
     assert (inbox.waiting, len(inbox.queue)) == (0, 0)
+
+
+@pytest.mark.parametrize("others", [[], [b"kept"]])
+def test_a_request_that_is_given_up_while_its_service_is_full_is_not_sent(
+    others: list[bytes],
+) -> None:
+    script = opened()
+    for body in [b"given up", *others]:
+        ask(script, body)
+    script.step()
+    request = script.last(c.Request)
+    accept(script)
+    script.say(c.Refused(50, request.tracker, "wait", "full", 300))
+    script.session.requests.give_up(b"given up")
+    assert of(script.step(), c.CancelRequest) == []
+    again = of(script.wait(300), c.Request)
+    assert sent_bodies(script, c.Request)[1:] == ([others] if others else [])
+    for command in again:
+        confirm(script, command)
+        deliver(script, others, 0, [(command.key, 0, 1)], last=True)
+    assert set(outcomes(script)) == set(others)
+    assert not script.session.awaited.asked
+    assert not script.session.awaited.batches
+    assert script.session.idle
+    assert script.session.window.left == script.session.window.bytes_max
+    [inbox] = script.session.mailboxes._mailboxes.values()
+    assert inbox.waiting == 0
+
+
+@pytest.mark.parametrize("confirmed", [True, False])
+def test_a_request_that_the_broker_may_have_is_cancelled_behind_its_repetition(
+    confirmed: bool,
+) -> None:
+    script = opened()
+    for body in (b"given up", b"kept"):
+        ask(script, body)
+    script.step()
+    request = script.last(c.Request)
+    accept(script)
+    if confirmed:
+        confirm(script, request)  # As stored, so that a power loss may take it back.
+    script.lose()
+    script.wait(60_000)
+    script.session.receive(encode_message([welcome(epoch=2)]), script.now_ms)
+    script.session.requests.give_up(b"given up")
+    [again, cancel] = script.step()[-2:]
+    assert isinstance(again, c.Request)
+    assert again.key == request.key
+    assert isinstance(cancel, c.CancelRequest)
+    assert (cancel.key, cancel.row) == (request.key, 0)
 
 
 def test_the_end_of_the_session_fails_who_waits_for_replies() -> None:
