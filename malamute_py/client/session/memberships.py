@@ -144,6 +144,7 @@ class Membership(Opened):
         left = [batch for batch in rest if batch is not None]
         if self.asked.kind != "exclusive":
             self._doubts.add(left)
+            self._count_bytes()
             return
         for batch in left:
             # The next holder gets all of them.

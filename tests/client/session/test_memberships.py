@@ -637,6 +637,18 @@ def test_a_step_with_records_that_were_delivered_twice_leaves_nothing_to_hand_ov
     assert not script.member.in_hand
 
 
+def test_the_credit_of_a_batch_that_its_reader_gives_back_in_doubt_is_given_once() -> None:
+    script = Leased(credit_bytes=4096)
+    script.hand(4, 0)
+    held = script.take()
+    passed_over(script)
+    script.member.doubt([held.cut(1, 4)])
+    assert isinstance(script.member.take(), PassedOverNotice)
+    renewed(script, script.step(), ours={0, 1, 2, 3})
+    assert script.take().numbers == [1, 2, 3]
+    assert script.member.credit().credit_bytes == held.stamp.size + 4096
+
+
 def test_records_in_doubt_are_dropped_with_the_link() -> None:
     script = Leased()
     script.hand(2, 0)
