@@ -10,6 +10,7 @@ section 14.
 from __future__ import annotations
 
 import contextlib
+import errno
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -493,7 +494,11 @@ def _copy_tables(directory: Path, made: Path) -> str:
         with contextlib.closing(connect(made / DATABASE)) as tables:
             check_tables(tables, whole=True)
             position_of(tables)
-    except (sqlite3.Error, StoreError, NotAFile) as error:
+    except (sqlite3.Error, StoreError, OSError) as error:
+        if isinstance(error, OSError) and not (
+            error.errno == errno.EIO or isinstance(error, NotAFile)
+        ):
+            raise
         for name in names:
             (made / name).unlink(missing_ok=True)
         return str(error)
