@@ -15,7 +15,8 @@ from malamute_py import EmbeddedBroker
 from malamute_py.journal import Ring, RingSettings, inspect
 from malamute_py.journal.directory import Journal
 from malamute_py.store import mending
-from malamute_py.store.database import DATABASE
+from malamute_py.store.database import DATABASE, lock
+from malamute_py.store.errors import StoreLocked
 from malamute_py.store.mending import CannotMend, Lost, mend
 from malamute_py.store.snapshot import regular
 from tests.cli.running import run_cli
@@ -180,6 +181,21 @@ def served(directory: Path, stream: str) -> list[bytes]:
     with EmbeddedBroker(directory, **BROKER) as broker, broker.connect_sync() as client:  # type: ignore[arg-type]
         records = client.subscribe(stream, start="earliest", until="tail")
         return [bytes(record.body) for record in records]
+
+
+def test_a_directory_whose_tables_are_being_written_is_not_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint's process of a killed broker ends its transaction."""
+    filled(tmp_path / "data", random.Random(1))
+    monkeypatch.setattr(mending, "_LOCK_WAIT_S", 0.0)
+    with lock(tmp_path / "data"):
+        before = tree(tmp_path / "data")
+        with pytest.raises(StoreLocked, match=f"process {os.getpid()}"):
+            mend(tmp_path / "data", tmp_path / "new")
+        assert not (tmp_path / "new").exists()
+    mend(tmp_path / "data", tmp_path / "new")
+    assert tree(tmp_path / "data") == before
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
