@@ -153,6 +153,22 @@ def test_a_content_whose_call_timed_out_is_not_sent_again() -> None:
     assert script.session.window.left == script.session.window.bytes_max
 
 
+def test_what_timed_out_under_way_leaves_nothing_behind_when_the_link_goes() -> None:
+    script = opened()
+    for number in range(3):
+        send(script, b"late", f"box-{number}", until_ms=script.now_ms + 100)
+    assert len(of(script.step(), c.Send)) == 3
+    script.wait(100)
+    script.lose()
+    assert not script.session.outbox.mailboxes
+    assert of(script.reconnect(), c.Send) == []
+    send(script, b"next", "box-0")
+    assert sent_bodies(script, c.Send)[3:] == []
+    [command] = of(script.step(), c.Send)
+    confirm(script, command)
+    assert script.session.idle
+
+
 def test_a_message_without_confirm_waits_for_nothing() -> None:
     script = opened()
     send(script, b"a", level=1)
