@@ -115,7 +115,7 @@ EVENTS: Final = (
     Event("group_held_up", "warning", "a member has not acknowledged for so long that its group reads no further: `link` and `identity` hold the oldest record (0: no member does, it was given back with a delay); `client kick` gives it to others"),
     Event("group_joined", "info", "a member joined"),
     Event("group_lease_ended", "warning", "a member was silent for longer than the group's lease: others get `records` records of it, the first of them `offset`, and it gets none until it acknowledges something"),
-    Event("group_left", "info", "a member left, or `members` of one link at once"),
+    Event("group_left", "info", "a member left, or `members` of one link at once; `why` is `group_reset` where an operator reset the group by force (`administered` says who)"),
     Event("group_place_lost", "info", "the holder of an exclusive group did not return in time"),
     Event("pin_near_limit", "warning", "a cursor's pin holds nearly as much as it may; move the cursor"),
     Event("pin_broken", "warning", "a cursor's pin held more than it may"),

@@ -41,23 +41,24 @@ def refusal(client: SyncClient, change: Change, there: Definitions, coming: set[
     stream = change.name[0]
     if change.kind == "cursors" and (stream,) not in there["streams"] and stream not in coming:
         return f"unknown_stream: there is no stream '{stream}', or you are not told of it"
-    for actions, name in _needs(change):
+    for actions, name in _needs(change, there):
         if not any(client.may(action, name) for action in actions):
             return f"forbidden: it needs the permission {' or '.join(actions)} on '{name}'"
     return ""
 
 
-def _needs(change: Change) -> Iterator[tuple[tuple[str, ...], str]]:
+def _needs(change: Change, there: Definitions) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield what a change needs: actions of which one is enough, and the name they are on."""
     name, settings = change.name[0], change.settings
     if change.kind == "cursors":
-        yield ("manage_streams",) if "pin" in settings else ("read", "manage_streams"), name
+        pinned = "pin" in settings or there["cursors"].get(change.name, {}).get("pin")
+        yield ("manage_streams",) if pinned else ("read", "manage_streams"), name
         return
     needed = _CREATES[change.kind] if change.action == "create" else (_EDITS[change.kind],)
     for action in needed:
         yield (action,), name
     if letters := settings.get("dead_letters"):
-        yield ("send",) if change.kind == "groups" else ("dead_letters",), letters
+        yield ("dead_letters",), letters
 
 
 def _check_settings(change: Change, there: Definitions) -> None:

@@ -244,7 +244,8 @@ def reset(
     stream: Stream,
     group: Name,
     point: Annotated[
-        str, typer.Argument(metavar="POINT", help="earliest, latest, an OFFSET or TIME.")
+        str,
+        typer.Argument(metavar="POINT", help="earliest, latest, an OFFSET, message ID or TIME."),
     ],
     force: Annotated[
         bool, typer.Option("--force", help="End the memberships of members that are at work.")
@@ -254,7 +255,9 @@ def reset(
     """Have a group stand elsewhere, forward or back."""
     start = start_point(point)
     if point.strip().lower() == "last":
-        raise CommandFailed("a group stands at one place: earliest, latest, OFFSET or TIME", USAGE)
+        raise CommandFailed(
+            "a group stands at one place: earliest, latest, OFFSET, message ID or TIME", USAGE
+        )
     with linked(ctx) as client:
         known(client, stream, group)
         try:

@@ -41,16 +41,17 @@ _BEGINNING: Final = """\
 
 
 def read_config(users: Path | None, config: Path | None) -> Config:
-    """Return the configuration whose users file is meant, without that file's content.
+    """Return the configuration with the path of the users file that is meant.
 
-    Raises ConfigError, CommandFailed: no users file is named.
+    The file itself is not read. It is that of --users, or else the one which the configuration
+    names. Raises ConfigError, CommandFailed: no users file is named.
     """
     import msgspec
 
     from malamute_py.config import Config, load
 
-    if config is None and (HERE.exists() or users is None):
-        config = HERE if HERE.exists() else None
+    if config is None and HERE.exists():
+        config = HERE
     loaded = Config() if users and config is None else load(config, environment=os.environ)
     if users is not None:
         replaced = msgspec.structs.replace(loaded.authentication, users_file=str(users))

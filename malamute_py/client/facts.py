@@ -60,6 +60,8 @@ class StreamVersions(Facts, frozen=True, kw_only=True, rename={"uuid": "stream"}
     name: str = ""
     uuid: Uuid = b""
     """Another stream that is made under the name later has another one."""
+    keep: str = ""
+    """Setting keep, by which the stream has keys; empty: it has none."""
     schemas: list[tuple[int, bytes]] = []
     """Id and Arrow schema message of each version of a typed stream's schema, oldest first."""
 

@@ -58,7 +58,7 @@ class Planner:
         """
         state = self._streams.states.get(stream)
         if state is None:
-            return Plan(from_offset, (), 0)
+            return Plan(from_offset, (), 0, begin=from_offset)
         end = min(end_offset, state.next)
         gaps: list[Gap] = []
         position = skip_retired(self._streams, stream, from_offset, end, gaps)
@@ -66,6 +66,7 @@ class Planner:
             end = min(end, position + records_max)
         cutter = _Cutter(position, bytes_max)
         whole: list[tuple[Segment, Any]] = []
+        begin = -1
         for segment in self._files.segments():
             span = segment.spans.get(stream)
             if span is None or span.next <= position:
@@ -75,6 +76,8 @@ class Planner:
             index = self._files.index(segment)
             entries = index.entries(stream, position, end)
             listed = entries.rows
+            if begin < 0 and len(listed):
+                begin = int(listed["base"][0])
             chosen = np.asarray(choose(index, stream, entries, candidates, None), np.bool_)
             for those_left, before in left:
                 if before > position and len(listed):
@@ -100,7 +103,9 @@ class Planner:
         one_in = 1
         if rows is not None and cutter.total >= _SAMPLED_FROM_BYTES and split_bytes > 0:
             one_in = self._one_in(stream, whole, rows)
-        return Plan(stop, cutter.splits(stop, split_bytes, one_in), cutter.total, tuple(gaps))
+        splits = cutter.splits(stop, split_bytes, one_in)
+        begin = from_offset if begin < 0 else begin
+        return Plan(stop, splits, cutter.total, tuple(gaps), begin)
 
     def _one_in(self, stream: int, entries: list[tuple[Segment, Any]], rows_of: ChosenRows) -> int:
         """Return of how many bytes of some entries about one is wanted: 1 to _FEWEST.

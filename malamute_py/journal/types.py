@@ -184,6 +184,8 @@ class Plan(msgspec.Struct, frozen=True):
     splits: tuple[Split, ...]
     bytes: int
     gaps: tuple[Gap, ...] = ()
+    begin: int = 0
+    """Offset at which the records begin that `bytes` counts: a batch may begin before the plan."""
 
 
 class HeaderIndex(Protocol):

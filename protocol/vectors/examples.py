@@ -58,7 +58,7 @@ EXAMPLES: list[Command] = [
         True,
         True,
     ),
-    c.Subscribed(1, UUID, 7, 100, 0, 2**40, 500, 30_000, [(2**32 - 1, b"schema"), (1, b"")]),
+    c.Subscribed(1, UUID, 7, 100, 0, 2**40, 500, 30_000, [(2**32 - 1, b"schema"), (1, b"")], 1),
     c.Unsubscribe(1),
     c.Ended(1, 500, "end"),
     c.Credit(1, 2**40, 2**50),

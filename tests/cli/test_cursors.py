@@ -115,6 +115,11 @@ def test_cursors_are_moved_forward_and_reset_anywhere(m: Run, five: str) -> None
         told = m("cursor", "reset", five, "c", point, "--json").ok()
         assert told.json["next"] == expected
         assert stands(m, five, "c") == expected
+    (second,) = m("sub", five, "--start", "2", "-n", "1", "--json").ok().json_lines
+    for point, expected in ((second["id"], 2), (f"after:{second['id']}", 3)):
+        assert m("cursor", "reset", five, "c", point, "--json").ok().json["next"] == expected
+    for command in ("cursor", "group"):
+        assert "message ID" in m(command, "reset", "--help").ok().out
     assert m("cursor", "reset", five, "c", "last").code == 2
     assert m("cursor", "reset", five, "c", "somewhere").code == 2
 

@@ -216,6 +216,26 @@ def test_a_fault_of_the_configuration_holds_the_users_file_back(tmp_path: Path) 
     assert set(found.complete.authentication.users) == {"ann", "bob"}
 
 
+def test_a_reload_tells_every_fault_of_the_users_file_with_its_line(tmp_path: Path) -> None:
+    file, users = tmp_path / "malamute.toml", tmp_path / "users.toml"
+    file.write_text(f'[authentication]\nmechanism = "plain"\nusers_file = "{users}"\n')
+    ann = f'[users.ann]\npassword = "{ANN}"\n'
+    users.write_text(ann)
+    users.chmod(0o600)
+    config = load(file)
+    before = Reading(config, with_users(config), [])
+    users.write_text(
+        f'{ann}[users.bob]\npassword = "x"\nidentities = 5\n[permissions.ann]\nreed = ["a"]\n'
+    )
+    found = take_up(before, examine(file), with_users)
+    assert [(key, outcome) for key, outcome, _ in found.changes] == [
+        (f"{users}:4: users.bob.password", "refused"),
+        (f"{users}:5: users.bob.identities", "refused"),
+        (f"{users}:7: permissions.ann.reed", "refused"),
+    ]
+    assert found.complete == before.complete
+
+
 def test_what_a_wrong_users_file_holds_back_is_told_by_name(tmp_path: Path) -> None:
     file = tmp_path / "users.toml"
     before = {"authentication": {"mechanism": "plain", "users": {"ann": ANN}}}

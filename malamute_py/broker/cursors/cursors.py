@@ -273,9 +273,9 @@ class Cursors:
         cursor = self._cursors.get(place)
         known = None if cursor is None else cursor.row.settings
         settings = self._edited(place, command)
-        pins = settings.pin and (known is None or settings != known)
+        pins = settings != known and (settings.pin or (known is not None and known.pin))
         if pins and not self._shard.settings.permit(link.owner, "manage_streams", command.stream):
-            raise BrokerRefused("forbidden", f"you may not pin stream '{command.stream}'")
+            raise BrokerRefused("forbidden", f"you may not pin or unpin stream '{command.stream}'")
         stands = self._next_after_moves(place)
         if stands is not None:
             self._edit(link, command, stream, stands, "edited")

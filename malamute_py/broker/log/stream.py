@@ -160,7 +160,8 @@ class Stream:
         """Records that were purged by subject, by marks that are durable."""
         self.pinned = NEVER
         """Offset from which on retention leaves all records: a cursor pins it."""
-        self.ledger = Ledger(self.first, self.next, facts.bytes if facts else 0)
+        self.ledger = Ledger(kept, self.next, facts.bytes if facts else 0)
+        self.ledger.trimmed(self.first)
         self.keys = Keys(self.next, ready=self.first == self.next) if row.settings.keep else None
         """The newest record of each subject; None: the stream does not keep it."""
         self.edited: StreamSettings | None = None

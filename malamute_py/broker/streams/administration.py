@@ -135,9 +135,9 @@ class StreamAdmin:
         self._retention.measure_aged(stream, link, measured)
 
     def stream_schemas(self, link: Link, command: StreamSchemas) -> None:
-        """The uuid of a stream and the versions of its schema, for who may read it or write to it.
+        """The uuid of a stream, its settings keep and body_kind, and the versions of its schema.
 
-        Writing under some subjects alone is enough.
+        For who may read it or write to it, also under some subjects alone.
         """
         owner, name, settings = link.owner, command.stream, self._shard.settings
         if settings.permit(owner, "write", name) or settings.subjects(owner, name) is not None:
@@ -146,7 +146,10 @@ class StreamAdmin:
                 raise BrokerRefused("unknown_stream", f"there is no stream '{name}'")
         else:
             stream = self._catalogue.find(owner, name, "read")
-        value = {"stream": stream.uuid, "schemas": list(stream.schemas.items())}
+        value = {
+            "stream": stream.uuid, "keep": stream.settings.keep,
+            "body_kind": stream.settings.body_kind, "schemas": list(stream.schemas.items()),
+        }  # fmt: skip
         self._answers.result(link, command, value | self._small([stream]))
 
     def _facts(self, stream: Stream) -> dict[str, Any]:
@@ -280,7 +283,7 @@ class StreamAdmin:
             if isinstance(answer, IndexFailure):
                 self._answers.refuse(link, command, answer.code, answer.reason)
                 return
-            young = answer.pop("young")
+            young, _ = answer.pop("young"), answer.pop("begin")
             if keys is not None:
                 _add_given_up(answer, first)
             if moved is not None:

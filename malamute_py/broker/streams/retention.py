@@ -124,17 +124,17 @@ class Retention:
             if isinstance(value, IndexFailure) or young <= stream.first:
                 then(0, 0)
                 return
-            left = stream.ledger.bytes_before(stream.first)
             self._shard.ask(
                 stream.ring.name, stream.number, "plan",
-                _every_byte(stream.first, young, 1 << 62), partial(measured, young, left), asker,
+                _every_byte(stream.first, young, 1 << 62), partial(measured, young), asker,
             )  # fmt: skip
 
-        def measured(young: int, left: int, value: Any) -> None:
+        def measured(young: int, value: Any) -> None:
             if isinstance(value, IndexFailure):
                 then(0, 0)
             else:
-                then(young, left + value["bytes"])
+                # A batch that a trim left some of counts as a whole.
+                then(young, stream.ledger.bytes_before(value["begin"]) + value["bytes"])
 
         self._shard.ask(
             stream.ring.name, stream.number, "find_time",
@@ -154,7 +154,8 @@ class Retention:
         def planned(value: Any) -> None:
             ledger.split_asked = False
             if isinstance(value, dict):
-                ledger.split([(to, size) for _, to, size in value["splits"]], first)
+                begin = min(first, value["begin"])
+                ledger.split([(to, size) for _, to, size in value["splits"]], begin)
 
         split_bytes = max(1 << 12, (stream.settings.max_bytes or ledger.bytes) // 32)
         self._shard.ask(

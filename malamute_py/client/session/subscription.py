@@ -312,7 +312,7 @@ class SubscriptionState(Opened):
         self.next = command.next
         if expected < 0:
             self.consumed_next = command.next
-            if command.next > 0 and self.request.start[:1] == _EARLIEST:
+            if command.next > command.begin and self.request.start[:1] == _EARLIEST:
                 self.inbox.append(BegunNotice(command.next))
         elif command.next < expected or another:
             self._rewind(RewoundNotice(expected, command.next, command.epoch))

@@ -152,9 +152,9 @@ class SyncStreamVerbs(SyncPagedVerbs):
         return schema_of(schemas, schemas.newest)
 
     def stream_versions(self, stream: str) -> StreamVersions:
-        """Which stream has a name, and the versions of its schema, for who may write or read it.
+        """Which stream has a name, whether it keeps keys, and the versions of its schema.
 
-        Raises BrokerRefused `unknown_stream`.
+        For who may write to it or read it. Raises BrokerRefused `unknown_stream`.
         """
         return facts(StreamVersions, {"name": stream, **_versions(self._link, stream)})
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -50,6 +50,16 @@ class Users(msgspec.Struct, kw_only=True, frozen=True):
     permissions: dict[str, Grant] = {}
     quotas: dict[str, dict[str, int]] = {}
     """Quotas by identity, as quotas.identities of the configuration."""
+
+
+class UsersFileWrong(ConfigError):
+    """A users file has faults: the error is the first of them, and `faults` has all."""
+
+    def __init__(self, faults: Sequence[ConfigError]) -> None:
+        """faults: at least one."""
+        first = faults[0]
+        super().__init__(first.name, first.why, first.place)
+        self.faults = faults
 
 
 class _Reading:
@@ -188,10 +198,13 @@ def _text_of(path: str) -> str:
 
 
 def with_users(config: Config) -> Config:
-    """Return the configuration with what its users file has. Raises ConfigError."""
+    """Return the configuration with what its users file has.
+
+    Raises ConfigError; UsersFileWrong: the file can be read, and has faults.
+    """
     merged, faults = examine_users(config)
-    for fault in faults:
-        raise fault
+    if faults:
+        raise UsersFileWrong(faults)
     return merged
 
 

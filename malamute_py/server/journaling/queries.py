@@ -123,7 +123,7 @@ def _plan(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str, Any]:
     """Plan a bounded read: where it ends, its splits, and what it holds.
 
     The arguments are those of StreamAdmin._plan in broker/streams. `young` in the answer: the first
-    offset that the stream's age and pins allow.
+    offset that the stream's age and pins allow. `begin`: see Plan.
     """
     first, end, most = arguments["from"], arguments["end"], arguments["records_max"]
     young = 0
@@ -150,6 +150,7 @@ def _plan(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str, Any]:
         selected = between if selected is None else min(between, selected)
     return {
         "young": young, "to": plan.end, "splits": splits, "records": selected, "bytes": plan.bytes,
+        "begin": plan.begin,
     }  # fmt: skip
 
 

@@ -187,10 +187,10 @@ class ListKeys(Command, tag=76, frozen=True):
 
 
 class StreamSchemas(Command, tag=85, frozen=True):
-    """Ask a writer's questions about a stream: its uuid, the versions of its declared schema.
+    """Ask a writer's questions about a stream: what it is, the versions of its schema.
 
-    RESULT: {"stream": uuid, "schemas": [[id, Arrow schema message], ...]}, oldest first; empty: it
-    has none.
+    RESULT: {"stream": uuid, "keep" and "body_kind": its settings, "schemas": [[id, Arrow schema
+    message], ...]}, oldest first; empty: it has none.
     """
 
     request: int

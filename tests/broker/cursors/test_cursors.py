@@ -83,6 +83,17 @@ def test_force_and_pins_and_removal_need_an_administrator() -> None:
     assert isinstance(edit(shell, description="mine").commands[-1], wire.Result)
 
 
+def test_a_reader_takes_back_no_pin() -> None:
+    allowed = {"read", "write", "create", "identity", "manage_streams"}
+    shell = world(permit=lambda identity, action, name: action in allowed)
+    edit(shell, pin=True)
+    allowed.remove("manage_streams")
+    for settings in ({"pin": False}, {"pin_bytes_max": 1}):
+        assert edit(shell, **settings).last(wire.Refused).code == "forbidden"
+    assert edit(shell, pin=True).last(wire.Result).value["pinned"], "nothing is changed"
+    assert move(shell, 5).level == 3
+
+
 def test_who_manages_a_stream_and_may_not_read_it_has_all_commands_of_its_cursors() -> None:
     allowed = {"write", "create", "manage_streams", "identity"}
     shell = world(permit=lambda identity, action, name: action in allowed)

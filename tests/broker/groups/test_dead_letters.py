@@ -322,14 +322,19 @@ def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], code: str
 
 def test_a_mailbox_that_the_client_may_not_send_to_is_refused() -> None:
     def permit(owner: str, action: str, name: str) -> bool:
-        return action != "send"
+        return action not in without
 
+    without = {"send", "dead_letters"}
     shell = world(permit=permit)
     peer = bounded(shell, 2, settings={"dead_letters": "boss"})
     assert peer.last(wire.Refused).code == "forbidden"
     bounded(shell, 3)
     refused = shell.send(1, wire.EditGroup(3, "s", "g", {"dead_letters": "boss"}))
     assert refused.last(wire.Refused).code == "forbidden"
+    without = {"send"}
+    shell = world(permit=permit)
+    peer = bounded(shell, 2, settings={"dead_letters": "boss"})
+    assert peer.of(wire.Subscribed), "who manages the mailbox may name it"
 
 
 def test_unknown_groups_and_streams_cannot_be_edited() -> None:

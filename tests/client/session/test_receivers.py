@@ -1,4 +1,4 @@
-"""What a session has opened, and the ends of what the broker put off."""
+"""Ends of receivers whose opening the broker had put off."""
 
 from __future__ import annotations
 
