@@ -200,6 +200,9 @@ class ReadPlan(Facts, frozen=True, kw_only=True, rename={"from_offset": "from", 
     splits: list[Split] = []
     records: int = 0
     bytes: int = 0
+    unbroken: list[tuple[int, int]] = []
+    """Parts [from, to) of which a read brings every record, as far as the broker's index knows;
+    none of a read that selects."""
     rewound: bool = False
 
 

@@ -262,7 +262,7 @@ class StreamAdmin:
             "stream": stream.uuid, "epoch": self._shard.epoch, "first": kept,
             "trimmed": stream.row.trimmed, "tail": tail, "from": begin.next,
             "to": max(end, begin.next), "splits": [], "records": 0, "bytes": 0,
-            "rewound": begin.rewound_from is not None,
+            "unbroken": [], "rewound": begin.rewound_from is not None,
         }  # fmt: skip
         moved: MovedPart | None = None
         if keys is not None and first < min(stream.first, end):
@@ -286,6 +286,8 @@ class StreamAdmin:
             young, _ = answer.pop("young"), answer.pop("begin")
             if keys is not None:
                 _add_given_up(answer, first)
+                # The index does not know which records were replaced.
+                answer["unbroken"] = []
             if moved is not None:
                 answer["splits"] = value["splits"] + answer["splits"]
                 answer["records"] += moved.records
@@ -302,7 +304,7 @@ class StreamAdmin:
                 "bytes_max": command.bytes_max and command.bytes_max - value["bytes"],
                 "split_bytes": command.split_bytes, "client_time": command.client_time,
                 "splits_max": self._shard.settings.splits_max, "purges": stream.purges.marks,
-                "oldest_ms": stream.oldest_ms(now_ms), "pinned": stream.pinned,
+                "oldest_ms": stream.oldest_ms(now_ms), "pinned": stream.pinned, "now_ms": now_ms,
             },
             self._links.contained(link, "PLAN_READ", planned), link, lambda: link.open,
         )  # fmt: skip

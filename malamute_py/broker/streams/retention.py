@@ -186,7 +186,7 @@ def _every_byte(first: int, end: int, split_bytes: int) -> dict[str, Any]:
     return {
         "from": first, "end": end, "pattern": ["all"], "candidates": None, "records_max": 0,
         "bytes_max": 0, "split_bytes": split_bytes, "client_time": None, "splits_max": 1000,
-        "purges": (), "oldest_ms": 0, "pinned": 0,
+        "purges": (), "oldest_ms": 0, "pinned": 0, "now_ms": None,
     }  # fmt: skip
 
 

@@ -100,7 +100,8 @@ class PlanRead(Command, tag=36, frozen=True):
     """Plan a bounded read from the index: an end under caps, and split points.
 
     RESULT: {"stream" (uuid), "epoch", "first", "trimmed", "tail", "from", "to",
-    "splits": [[from, to, bytes], ...], "records", "bytes", "rewound" (bool)}.
+    "splits": [[from, to, bytes], ...], "records", "bytes", "unbroken": [[from, to], ...],
+    "rewound" (bool)}.
     """
 
     request: int
