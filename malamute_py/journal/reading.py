@@ -135,6 +135,7 @@ class Reader:
             if segment.retired:
                 position = skip_retired(self._streams, stream, position, end, gaps)
         else:
+            # All segments were gone through: what is still missing is in none.
             if position < end and left > 0:
                 self._name_gap(stream, position, end, "the batches are not in the ring", gaps)
                 position = end
@@ -340,6 +341,7 @@ class Reader:
             out.gaps.extend(lost)
         for rows, epoch, lsn in held:
             if lost:
+                # Rows before and after a lost one do not share a batch.
                 gathering.flush()
             gathering.add(rows, epoch, lsn)
         if lost:

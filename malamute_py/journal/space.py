@@ -333,7 +333,7 @@ class Space:
         if not surplus and not self._empty(oldest, now_ms):
             return False
         if not over and self._unwanted(oldest) and self._soon_wanted(now_ms):
-            return False
+            return False  # The next spare will use its file again.
         self._retire(oldest)
         # Otherwise the file's space would come back when the last reader has read.
         self._detach(oldest)

@@ -304,7 +304,11 @@ class Loop:
         return max(0, min(at_ms - now_ms, _POLL_MS_MAX))
 
     def _after_drain(self, now_ms: int, drained: bool, local_drained: bool) -> None:
-        """Judge connections when nothing that has arrived is left unread."""
+        """Take up that connections ended, and have the guard judge the others if it is due.
+
+        drained: nothing that has arrived is left unread; False: under a load that never ends this
+        is done once a second.
+        """
         self._drained_ms = now_ms
         if drained:
             self._inbound.forget_lost()

@@ -203,6 +203,7 @@ class Authenticator:
 
     def _take_turns(self) -> None:
         """Hand attempts to the threads that hash, and give those their answers that need none."""
+        # All threads hash but one, which answers libzmq.
         while self._hashing < len(self._threads) - 1:
             now_ms = self._clock()
             free, attempt = self._turns.take(

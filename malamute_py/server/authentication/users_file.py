@@ -87,6 +87,7 @@ class _Reading:
         for name, grant in self._tables("permissions"):
             permissions[name] = {}
             for verb, value in grant.items():
+                # Each verb of the table `deny` is read by itself, too.
                 inner = value if verb == "deny" and isinstance(value, Mapping) else {}
                 values: dict[tuple[str, ...], Any] = {
                     (verb, word): one for word, one in inner.items()
