@@ -260,7 +260,10 @@ class Appender:
         self._storage.write(file, start, buffers)
 
     def _commit(self, rows: list[_Row], begin: int, new_segments: int) -> None:
-        """Make a bundle that has been written part of the ring: end, index and segments."""
+        """Make a bundle that has been written part of the ring: end, index and segments.
+
+        Batches of streams without a header index gather in `sparse`, and are noted together.
+        """
         space, epoch = self._space, self._epoch
         segment = space.segments[-1] if space.segments else None
         begun = space.begin(new_segments) if new_segments else []

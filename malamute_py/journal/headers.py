@@ -223,7 +223,7 @@ class HeaderTable:
         return resolved
 
     def _make_room(self, stream: int, ordinal: int, coming: Sequence[Keys]) -> StreamHeaders:
-        """Keep so few leading parts that a large table's subjects find room, as far as it is seen.
+        """Keep so few leading parts that a large table's subjects find room.
 
         A sample of them decides: to take 65,536 subjects apart at each depth takes half a second.
         """
@@ -261,6 +261,7 @@ class HeaderTable:
         """
         filters = self.filters
         if filters is None:
+            # What the table gives up is still found by the filters.
             filters = EntryFilters(self._waiting_max)
             filters.add_all(self._items(), ordinal)
         depth = self.depth

@@ -105,6 +105,7 @@ class _SparseRuns:
         total = 0
         for position, size, low, after, time_ms in batches:
             total += size
+            # An entry goes on while offsets follow each other and all of it fits the interval.
             if low == following and position + size - begin <= interval:
                 count += 1
             else:

@@ -176,6 +176,7 @@ class KnownBatch:
             high = (blob + end + _BLOCK_BYTES - 1) // _BLOCK_BYTES
             first = low * _BLOCK_BYTES
             data = read(covered + first, min(high * _BLOCK_BYTES, size) - first)
+            # The checksum before these blocks, carried on over them, is the one after them.
             if extend(crcs[low], data) != crcs[high]:
                 return None
             found.append(data[blob + begin - first : blob + end - first])

@@ -166,7 +166,8 @@ class Reader:
         left: bytes that the read may still return. Returns the offset come to, and the bytes left.
         """
         rows = entries.rows
-        # Gaps are named in order, and no batch is gathered over one: up to each hole apart.
+        # Entries before and after a hole are read apart: gaps are named in order, and no batch is
+        # gathered over one.
         holes = np.flatnonzero(rows["base"][1:] != rows["next"][:-1]) + 1
         begin = 0
         for stop in (*holes.tolist(), len(rows)):
@@ -237,7 +238,7 @@ class Reader:
                 return position, left
             left = out.gather(found, known.stamp, left, known=True)
             position = min(known.stamp.next_offset, end)
-        # What was not even wanted for want of room is for the next read, whatever is left.
+        # 0 bytes left end the read: entries that it had no room for are the next read's.
         return min(max(stop, position), end), 0 if cut else left
 
     def _read_rare(

@@ -216,7 +216,7 @@ class Inbound:
                 size > core.ahead_bytes and any(map(core.reads_first, frames))
             ):
                 # They have their turn once all messages of this turn are taken up: a message of few
-                # commands does not wait for a message of many.
+                # commands does not wait for a message of many, nor for one that is read ahead.
                 peer.queued, peer.commands, peer.frames = deque(), commands, frames[1:]
                 self.queued[peer.number] = peer
             else:

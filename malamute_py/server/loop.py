@@ -454,12 +454,12 @@ class Loop:
                 rings.trim(*trim)
             for event in ready.events:
                 self._event(event.name, event.level, event.facts, now_ms)
+            # Answers that the core was given meanwhile may have it want something new at once.
             told, self._told = bool(ready.appends) or self._told, False
             if not told:
                 self._wake_at_ms = at_ms = core.wake_at_ms()
                 if at_ms is None or at_ms > now_ms or (step and not ready):
                     break
-            # Answers that the core was given meanwhile may have it want something new at once.
             if step and self._meter() >= self._turn_until:
                 # The rest has its next turn after other peers' messages.
                 self._busy = True

@@ -239,6 +239,7 @@ class AwaitedReplies:
         self._arrived = arrived
         self._emit = emit
         self._ended: dict[bytes, None] = {}
+        """Keys of answered batches: a reply that comes again is known by its key, and dropped."""
 
     # --- replies -------------------------------------------------------------------------------
 
