@@ -316,7 +316,7 @@ class Loop:
         for connection in ended:
             self._lost(connection, now_ms)
         if now_ms < self._guard_at_ms or not self._guard_is_due(now_ms):
-            return
+            return  # The first test spares most turns the call.
         for connection in self._watch(now_ms, drained, local_drained):
             self._lost(connection, now_ms)
         while self._graces and self._graces[0][0] <= now_ms:

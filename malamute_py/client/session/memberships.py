@@ -535,7 +535,7 @@ class Membership(Opened):
             del self._of_earlier_links[oldest]
             self._acked.discard(oldest)
         self.in_hand.clear()
-        # A step that was under way names them itself: the broker knows whether it was taken.
+        # A step that was under way names its records: the broker knows whether it was taken.
         self._lent.clear()
 
     def over(self) -> None:
