@@ -126,7 +126,7 @@ class Subscription(SubscriptionBase):
             if not isinstance(item, Arrival):
                 self._note(item)
                 if isinstance(item, RewoundNotice) and before != NO_OFFSET:
-                    before = reading.tail
+                    return await self._next(timeout_ms, reading.tail)
             elif item.batch is not None:
                 return item.batch
 

@@ -121,7 +121,7 @@ class SyncSubscription(SubscriptionBase):
             if not isinstance(item, Arrival):
                 self._note(item)
                 if isinstance(item, RewoundNotice) and before != NO_OFFSET:
-                    before = reading.tail
+                    return self._next(timeout_ms, reading.tail)
             elif item.batch is not None:
                 return item.batch
 
