@@ -32,7 +32,7 @@ def project(client: malamute.SyncClient, path: str) -> dict[str, int]:
         database.execute("create table if not exists balance (account primary key, amount int)")
         database.execute("create table if not exists progress (stream primary key, position text)")
     row = database.execute("select position from progress where stream = ?", [STREAM]).fetchone()
-    start = malamute.Position.parse(row[0]) if row else "earliest"
+    start = malamute.Position.parse(row[0]) if row else 0
     # strict: a gap in the history is an error, for a balance would be wrong without those events.
     events = client.subscribe(STREAM, start=start, until="tail", strict=True)
     for batch in events.batches():
