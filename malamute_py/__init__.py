@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from malamute_py.client.facts import PeekedRequest as PeekedRequest
     from malamute_py.client.facts import ServiceFacts as ServiceFacts
     from malamute_py.client.facts import StreamFacts as StreamFacts
+    from malamute_py.client.facts import StreamVersions as StreamVersions
     from malamute_py.client.keys import KeyEntry as KeyEntry
     from malamute_py.client.options import CursorOptions as CursorOptions
     from malamute_py.client.options import GroupOptions as GroupOptions
@@ -167,6 +168,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "PeekedRequest",
         "ServiceFacts",
         "StreamFacts",
+        "StreamVersions",
     ),
     "malamute_py.client.keys": ("KeyEntry",),
     "malamute_py.client.options": (

@@ -77,7 +77,7 @@ class Examined(NamedTuple):
         wrong = [problem.key for problem in self.problems]
         # A value that was left out is not compared with others.
         return self.problems + [
-            Problem(self.place_of(error.key), error.key, error.why)
+            Problem(error.place or self.place_of(error.key), error.name, error.why)
             for error in faults
             if not any(key and (key == error.key or key in error.why) for key in wrong)
         ]

@@ -20,11 +20,16 @@ from malamute_protocol.errors import MalamuteError
 class ConfigError(MalamuteError):
     """A setting is unknown or wrong: `key` and `why` say which and what to write."""
 
-    def __init__(self, key: str, why: str) -> None:
-        """key: the dotted name in the configuration."""
-        super().__init__(f"{key}: {why}" if key else why)
-        self.key = key
+    def __init__(self, key: str, why: str, place: str = "") -> None:
+        """key: the dotted name in the configuration, or in the file that `place` names.
+
+        place: FILE or FILE:LINE of another file than the configuration's; `key` begins with it.
+        """
+        self.name = key
+        self.place = place
+        self.key = ": ".join(part for part in (place, key) if part)
         self.why = why
+        super().__init__(f"{self.key}: {why}" if self.key else why)
 
 
 def open_to_others(facts: os.stat_result, refused: int) -> int:

@@ -157,12 +157,20 @@ class Administration:
             raise BrokerRefused("wait", refusal)
 
     def list_users(self, link: Link, command: ListUsers) -> None:
-        """Answer with the users and permissions in force."""
+        """Answer with the users and permissions in force, or with what the link's own user may."""
         settings = self._shard.settings
-        if not settings.permit(link.owner, "manage_users", "broker"):
+        if not (command.own or settings.permit(link.owner, "manage_users", "broker")):
             raise BrokerRefused("forbidden", "you may not list users")
         if max(map(len, (command.verb, command.name, command.after))) > NAME_BYTES_MAX:
             raise BrokerRefused("bad_name", "no verb or name is so long")
+        if command.own:
+            owner, verb, name = link.owner, command.verb, command.name
+            may = settings.permit(owner, verb, name) or (
+                verb == "write" and settings.subjects(owner, name) is not None
+            )
+            entry = {"user": owner, "may": may}
+            self._answers.result(link, command, {"users": [entry], "more": False})
+            return
         users = settings.users(command.verb, command.name)
         namespace = settings.namespace_of(link.owner)
         if namespace is not None:

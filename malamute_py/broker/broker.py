@@ -160,7 +160,7 @@ class Broker:
         )
         self._stream_admin = StreamAdmin(
             shard, self._links, self._catalogue, self._publishing, self._producers, starts,
-            self._steps, answers,
+            self._steps, answers, self._retention,
         )  # fmt: skip
         awaiting = Awaiting(self._links, answers)
         self._transactions = Transactions(

@@ -172,9 +172,10 @@ class IndexQuery(msgspec.Struct, frozen=True, gc=False):
       latest record of each subject among those that match, in [from, end); at most limit+1.
     `plan` {from, end, pattern, candidates, records_max, bytes_max, split_bytes, client_time,
       splits_max, purges, oldest_ms, pinned}: {"young", "to", "splits": [[from, to, bytes], ...],
-      "records", "bytes"}. records_max counts records that match; `to` may lie before that cap is
-      met, and is asked from again. purges: marks of what was purged. oldest_ms, pinned: as of
-      ReadRange; young: offset before which all records are older.
+      "records", "bytes", "begin"}. records_max counts records that match; `to` may lie before that
+      cap is met, and is asked from again. purges: marks of what was purged. oldest_ms, pinned: as
+      of ReadRange; young: offset before which all records are older; begin: offset at which the
+      first batch begins that `bytes` counts.
     `batch` {offset, copy}: the whole batch that holds the offset, stamp and content, or the one in
       the copy at a place (None: there is no copy); None: it is gone.
     `keys` {from, end, bytes}: {"newest": NewestColumns, "next"}: the newest record of each subject

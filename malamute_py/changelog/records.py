@@ -54,6 +54,10 @@ class Origin(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Offset of the record in each row of the put."""
     slots: list[int] = []
     """Keyed groups only: the slot of each of these records."""
+    at_ms: int = 0
+    """When the records were appended; 0: logs of earlier versions do not tell."""
+    expiries: list[int] = []
+    """When each of these records expires (0: never); empty: none does."""
 
 
 class Holder(msgspec.Struct, frozen=True, array_like=True, gc=False):

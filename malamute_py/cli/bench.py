@@ -21,8 +21,9 @@ import typer
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.cli import output
 from malamute_py.cli.commands import group
+from malamute_py.cli.failures import CommandFailed
 from malamute_py.cli.linking import linked_in_loop
-from malamute_py.cli.measuring import Measure, removed, show
+from malamute_py.cli.measuring import Leave, Measure, left_behind, removed, show
 from malamute_py.cli.progress import Progress
 from malamute_py.cli.values import count_text, size_bytes, size_text
 
@@ -161,11 +162,13 @@ def pub(
     memory: Memory = False,
     ring_bytes: RingBytes = "",
     report: Report = None,
+    leave: Leave = False,
     as_json: output.Json = False,
 ) -> None:
     """Publish records until the last is confirmed."""
     load = Load(count, _bytes(size), tasks, batch, _level(level, memory), memory, _ring(ring_bytes))
-    _run(ctx, "pub", load, _publishing, as_json, report)
+    removal = "" if leave else "manage_streams"
+    _run(ctx, "pub", load, _publishing, as_json, report, removal)
 
 
 @app.command(
@@ -194,6 +197,7 @@ def sub(
     memory: Memory = False,
     ring_bytes: RingBytes = "",
     report: Report = None,
+    leave: Leave = False,
     as_json: output.Json = False,
 ) -> None:
     """Read records while they are published, or from the start."""
@@ -205,7 +209,8 @@ def sub(
         return await reading(ctx, client, name, load, bar, readers)
 
     load = Load(count, _bytes(size), tasks, batch, _level(level, memory), memory, _ring(ring_bytes))
-    _run(ctx, "sub", load, read, as_json, report, readers=readers, history=history)
+    removal = "" if leave else "manage_streams"
+    _run(ctx, "sub", load, read, as_json, report, removal, readers=readers, history=history)
 
 
 @app.command(
@@ -222,10 +227,12 @@ def request(
     size: Size = "128",
     tasks: Tasks = 64,
     report: Report = None,
+    leave: Leave = False,
     as_json: output.Json = False,
 ) -> None:
     """Ask a worker of this process, which replies with the body."""
-    _run(ctx, "request", Load(count, _bytes(size), tasks, noun="request"), _asking, as_json, report)
+    load = Load(count, _bytes(size), tasks, noun="request")
+    _run(ctx, "request", load, _asking, as_json, report, "" if leave else "manage_queues")
 
 
 @app.command(
@@ -265,11 +272,13 @@ def _run(
     bench: Bench,
     as_json: bool,
     report: Path | None,
+    removal: str = "",
     **more: Any,
 ) -> None:
     """Run one bench over a link of its own, and show its figures.
 
-    report: the HTML file that gets them, too; None: none does.
+    report: the HTML file that gets them, too; None: none does. removal: permission without which
+    nothing is measured, since what is made for it would be left behind; empty: none.
     """
     if report is not None:
         report.touch()  # A file that cannot be written is told before the bench.
@@ -277,6 +286,8 @@ def _run(
     async def measured() -> list[Measure]:
         name = f"malamute-bench-{secrets.token_hex(4)}"
         async with linked_in_loop(ctx) as client:
+            if removal and (why := await left_behind(client, removal, name)):
+                raise CommandFailed(why)
             with Progress(verb, total=load.count) as bar:
                 return await bench(ctx, client, name, load, bar)
 

@@ -111,14 +111,16 @@ def show(
 ) -> int:
     """Show each value in force, and where it comes from."""
     from malamute_py.config_check import DEFAULT, examine
+    from malamute_py.server.start_faults import start_faults
 
     if running:
         if file is not None or settings:
             raise CommandFailed("--running asks the broker: give no FILE and no --set", USAGE)
         return _show_running(ctx, changed, as_json)
     examined = examine(file, environment=os.environ, overrides=setting_pairs(settings))
-    if examined.problems:
-        tell_problems(examined.problems, err=True)
+    problems = examined.all_problems(start_faults(examined.config))
+    if problems:
+        tell_problems(problems, err=True)
         return USAGE
     output.listing(
         list(_SHOWN),

@@ -182,14 +182,17 @@ def reset(
     stream: Stream,
     cursor: Name,
     point: Annotated[
-        str, typer.Argument(metavar="POINT", help="earliest, latest, an OFFSET or TIME.")
+        str,
+        typer.Argument(metavar="POINT", help="earliest, latest, an OFFSET, message ID or TIME."),
     ],
     as_json: output.Json = False,
 ) -> None:
     """Move a cursor elsewhere, forward or back."""
     start = start_point(point)
     if point.strip().lower() == "last":
-        raise CommandFailed("a cursor stands at one place: earliest, latest, OFFSET or TIME", USAGE)
+        raise CommandFailed(
+            "a cursor stands at one place: earliest, latest, OFFSET, message ID or TIME", USAGE
+        )
     with linked(ctx) as client:
         before = known(client, stream, cursor).next
         offset = client.cursor(stream, cursor).reset(start)

@@ -1,7 +1,7 @@
 """`malamute export` and `import`: what there is and how it is set, without what lies in it.
 
 Owns the file's form and the comparison with a broker. The rules: an import makes and changes, and
-never removes; the same import again does nothing; what the broker refuses is named, and the rest is
+never removes; the same import again does nothing; what is refused is named, and the rest is
 done. A group comes into being with its first member only, because a member is given records: an
 import sets groups that are there and names those that are not.
 """
@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
-from malamute_protocol.errors import BrokerRefused
+from malamute_protocol.errors import BrokerRefused, LocalProtocolError
 from malamute_py.cli import output
 from malamute_py.cli.commands import say
 from malamute_py.cli.failures import FAILED, USAGE, CommandFailed
+from malamute_py.cli.foreseen import refusal
 from malamute_py.cli.linking import linked
 from malamute_py.cli.output import Cell, Column
 from malamute_py.cli.parameters import PrefixOption
@@ -54,7 +55,10 @@ requests or positions. With --users it also has what a users file has: users wit
 their passwords or their public keys, permissions and quotas. Nobody else should read it then. An
 import writes these into the users file that it is given, and nowhere without --users; `malamute
 config reload` has a broker take them up. Settings that the file does not name stay as they are; a
-new cursor stands at the earliest record. Nothing is removed."""
+new cursor stands at the earliest record. Nothing is removed.
+
+--dry-run names what the import would be refused, as far as it can be asked: settings, names and
+permissions, not bounds such as quotas. It ends with 1 then, as the import does."""
 
 _KINDS: Final = ("streams", "mailboxes", "services", "cursors", "groups")
 _OF_STREAM: Final = ("cursors", "groups")
@@ -111,7 +115,9 @@ def import_(
     source: Annotated[
         str, typer.Argument(metavar="FILE", help="What export printed; `-` for standard input.")
     ],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what differs.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show what differs, and what would be refused.")
+    ] = False,
     users: UsersFile = None,
     as_json: output.Json = False,
 ) -> int:
@@ -122,16 +128,24 @@ def import_(
     if users is None and (left := sum(len(asked.pop(kind, ())) for kind in _OF_USERS)):
         say(f"{left} entries of a users file are left alone; --users FILE puts them into a file")
     with linked(ctx) as client:
-        changes = list(differences(asked, {**_there(client, ""), **of_file}))
+        there = {**_there(client, ""), **of_file}
+        changes = list(differences(asked, there))
         of_users = [change for change in changes if change.kind in _OF_USERS]
-        if users is not None and of_users and not dry_run:
-            _into_file(users, of_users)
-        for at, change in enumerate(() if dry_run else changes):
+        if users is not None and of_users:
+            _into_file(users, of_users, dry_run)
+        coming: set[str] = set()
+        for at, change in enumerate(changes):
             if change.action == "missing" or change.kind in _OF_USERS:
+                continue
+            if dry_run:
+                if why := refusal(client, change, there, coming):
+                    refused[at] = why
+                elif change.kind == "streams":
+                    coming |= {*change.name}
                 continue
             try:
                 _made(client, change)
-            except BrokerRefused as error:
+            except (BrokerRefused, LocalProtocolError) as error:
                 refused[at] = str(error)
     _tell(changes, refused, dry_run, as_json)
     return FAILED if refused else 0
@@ -146,9 +160,10 @@ def differences(asked: Definitions, there: Definitions) -> Iterable[Change]:
                 action = "missing" if kind == "groups" else "create"
                 yield Change(kind, name, action, settings, {})
                 continue
+            merged = {key: _over(known.get(key), value) for key, value in settings.items()}
             differs = {
                 key: value
-                for key, value in settings.items()
+                for key, value in merged.items()
                 if key not in known or known[key] != value
             }
             if differs:
@@ -156,10 +171,16 @@ def differences(asked: Definitions, there: Definitions) -> Iterable[Change]:
                 yield Change(kind, name, "edit", differs, before)
 
 
+def _over(known: Any, value: Any) -> Any:
+    """Return a value over the known one: of a table, as `deny`, what is not named stays."""
+    both = isinstance(known, Mapping) and isinstance(value, Mapping)
+    return {**known, **value} if both else value
+
+
 def _tell(changes: list[Change], refused: dict[int, str], dry_run: bool, as_json: bool) -> None:
     """Print the changes that an import made, or would make.
 
-    refused: reasons, by the change's place.
+    refused: reasons, by the change's place, also foreseen ones.
     """
     output.listing(
         [
@@ -300,14 +321,21 @@ def _in_file(path: Path) -> Definitions:
     }
 
 
-def _into_file(path: Path, changes: list[Change]) -> None:
-    """Write changes into a users file, all of them or, where a broker would refuse one, none."""
-    with editing(path, None) as edit:
+def _into_file(path: Path, changes: list[Change], dry_run: bool) -> None:
+    """Write changes into a users file, all of them or, where a broker would refuse one, none.
+
+    dry_run: they are checked alone.
+    """
+    with editing(path, None, dry_run=dry_run) as edit:
         for change in changes:
             table = edit.table(change.kind, *change.name)
             for key, value in change.settings.items():
-                table[key] = value
-    say(f"wrote {path}; `malamute config reload` has a running broker take it up")
+                if isinstance(value, Mapping):
+                    edit.table(change.kind, *change.name, key).update(value)
+                else:
+                    table[key] = value
+    if not dry_run:
+        say(f"wrote {path}; `malamute config reload` has a running broker take it up")
 
 
 # --- the file ----------------------------------------------------------------------------------

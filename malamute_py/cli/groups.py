@@ -244,7 +244,8 @@ def reset(
     stream: Stream,
     group: Name,
     point: Annotated[
-        str, typer.Argument(metavar="POINT", help="earliest, latest, an OFFSET or TIME.")
+        str,
+        typer.Argument(metavar="POINT", help="earliest, latest, an OFFSET, message ID or TIME."),
     ],
     force: Annotated[
         bool, typer.Option("--force", help="End the memberships of members that are at work.")
@@ -254,7 +255,9 @@ def reset(
     """Have a group stand elsewhere, forward or back."""
     start = start_point(point)
     if point.strip().lower() == "last":
-        raise CommandFailed("a group stands at one place: earliest, latest, OFFSET or TIME", USAGE)
+        raise CommandFailed(
+            "a group stands at one place: earliest, latest, OFFSET, message ID or TIME", USAGE
+        )
     with linked(ctx) as client:
         known(client, stream, group)
         try:
@@ -295,6 +298,7 @@ def requeue(
     """Have members get the records of dead letters again, from the stream."""
     with linked(ctx) as client:
         found = known(client, stream, group)
+        left = 0
         if not numbers and not found.dead:
             count = 0
         else:
@@ -303,10 +307,15 @@ def requeue(
                 lambda: client.requeue_group(stream, group, numbers or ()),
                 lambda: client.group_info(stream, group).dead,
             )  # fmt: skip
+            left = len(set(numbers)) - count if numbers else client.group_info(stream, group).dead
+    stay = (
+        f"; {count_text(left, 'dead letter')} left, whose records are gone or which a reader holds"
+        if left > 0 else ""
+    )  # fmt: skip
     output.done(
-        f"{count_text(count, 'record')} of {stream} again for {group}" if count else
+        f"{count_text(count, 'record')} of {stream} again for {group}{stay}" if count else
         f"{group} has no dead letters",
-        {"stream": stream, "group": group, "requeued": count}, as_json=as_json,
+        {"stream": stream, "group": group, "requeued": count, "left": left}, as_json=as_json,
     )  # fmt: skip
 
 

@@ -35,7 +35,7 @@ from malamute_py.cli.values import count_text, duration_text
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from malamute_py.client.facts import StreamFacts
+    from malamute_py.client.facts import StreamVersions
     from malamute_py.client.position import Confirmation
     from malamute_py.client.sync.client import SyncClient
     from malamute_py.client.sync.link import Pending
@@ -93,21 +93,22 @@ def import_(
     from malamute_py.client.session.lanes import limits_of
 
     form = form_of(file)
-    with file.open("rb") as source, linked(ctx, stays=True, anonymous=_IDENTITY) as client:
-        facts = _made(client, stream)
-        typed = bool(facts.settings.get("schema"))
+    identity = _IDENTITY if keys else ""
+    with file.open("rb") as source, linked(ctx, stays=True, anonymous=identity) as client:
+        found = _made(client, stream)
+        typed = bool(found.schemas)
         if typed and keys:
             raise CommandFailed(
                 f"{stream} is typed, and a step has no rows of typed streams; --no-keys imports"
                 " without keys: each run adds all rows", USAGE,
             )  # fmt: skip
-        run = _Import(client, stream, facts.uuid if keys else b"")
+        run = _Import(client, stream, found.uuid if keys else b"")
         welcome = client.welcome
         assert welcome is not None, "a broker has answered"
         limits = limits_of(welcome)
         cuts = _Cuts(limits)
         total = file.stat().st_size
-        rows_of = _TypedRows(facts.settings, limits) if typed else None
+        rows_of = _TypedRows(found.schemas, limits) if typed else None
         if form == JSON_LINES[0]:
             defaults = inputs.Defaults()
             make = None if rows_of is None else rows_of.from_json
@@ -118,14 +119,15 @@ def import_(
         return run.go(chunks, source, total, as_json=as_json)
 
 
-def _made(client: SyncClient, stream: str) -> StreamFacts:
-    """Return facts about a stream, which is made when it is not there."""
+def _made(client: SyncClient, stream: str) -> StreamVersions:
+    """Return what a writer is told of a stream, which is made when it is not there."""
     try:
-        return client.stream_info(stream)
+        return client.stream_versions(stream)
     except BrokerRefused as error:
         if error.code != "unknown_stream":
             raise
-        return client.create_stream(stream)
+        client.create_stream(stream)
+        return client.stream_versions(stream)
 
 
 class _Cuts:
@@ -296,17 +298,16 @@ def _ms(at: Any) -> int | None:
 class _TypedRows:
     """Rows of a file on their way into a typed stream, as batches of its newest schema."""
 
-    def __init__(self, settings: dict[str, Any], limits: Limits) -> None:
-        """settings: of the stream. limits: the broker's."""
+    def __init__(self, schemas: list[tuple[int, bytes]], limits: Limits) -> None:
+        """schemas: versions of the stream's schema. limits: the broker's."""
         self._limits = limits
         import pyarrow as pa
 
         from malamute_protocol.arrow import HEADER_COLUMNS, parse_schema
-        from malamute_protocol.schema import Schemas, schema_id
+        from malamute_protocol.schema import Schemas
 
-        versions = (*settings.get("former_schemas", ()), settings["schema"])
-        self._schemas = Schemas([(schema_id(message), message) for message in versions])
-        self._schema = parse_schema(settings["schema"])
+        self._schemas = Schemas(schemas)
+        self._schema = parse_schema(schemas[-1][1])
         self._row = pa.struct(list(self._schema))
         self.header = [name for name in HEADER_COLUMNS if name not in self._schema.names]
 

@@ -369,7 +369,11 @@ def read(
     stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream.")],
     pattern: Pattern = "#",
     start: Annotated[
-        str, typer.Option(metavar="POINT", help="earliest, latest, an OFFSET or TIME.")
+        str,
+        typer.Option(
+            metavar="POINT",
+            help="earliest, latest, an OFFSET, message ID or TIME; after:ID leaves it out.",
+        ),
     ] = "earliest",
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on with what is written from now on.")

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from malamute_protocol.errors import BrokerRefused
 from malamute_py.cli import output
+from malamute_py.cli.absent import absent
 from malamute_py.cli.commands import group
 from malamute_py.cli.failures import CommandFailed
 from malamute_py.cli.inputs import whole
 from malamute_py.cli.linking import linked
 from malamute_py.cli.output import Cell, Column
 from malamute_py.cli.parameters import Confirm, Stream
-from malamute_py.cli.subscribe import known
 from malamute_py.cli.values import count_text, iso_text, time_text
 
 if TYPE_CHECKING:
@@ -51,8 +52,14 @@ _SHOWN_MAX = 200
 def _view(client: SyncClient, stream: str) -> SyncKeyView:
     """Return the keys of a stream. Raises CommandFailed, with the nearest name, without one."""
     make = "`malamute stream create NAME --keys --ring-bytes 64MiB`"
-    found = known(client, stream, f"a stream with keys is made by {make}")
-    if not found.settings.get("keep"):
+    found = absent(
+        lambda: client.stream_versions(stream),
+        "stream",
+        stream,
+        lambda: [each.name for each in client.list_streams()],
+        f"a stream with keys is made by {make}",
+    )
+    if not found.keep:
         raise CommandFailed(
             f"stream '{stream}' keeps no keys, and cannot begin to; another is made by {make}"
         )
@@ -128,7 +135,7 @@ Examples:
   malamute kv delete settings colour
   malamute kv delete settings colour --revision 4711
 
-A key that is not there is exit code 1.""",
+A key that is not there is exit code 1; who may not read the keys is not told.""",
 )
 def delete(
     ctx: typer.Context, stream: Stream, key: Key, revision: IfRevision = None,
@@ -137,7 +144,7 @@ def delete(
     """Delete a key."""
     with linked(ctx) as client:
         view = _view(client, stream)
-        if revision is None and view.get(key) is None:
+        if revision is None and _is_absent(view, key):
             raise CommandFailed(f"there is no key '{key}' in stream '{stream}'")
         done = view.delete(key, revision=revision)
     _tell(f"{key} is deleted", key, done, as_json)
@@ -208,6 +215,16 @@ def history(ctx: typer.Context, stream: Stream, key: Key, as_json: output.Json =
         found = _view(client, stream).history(key)
     for entry in found:
         _print(entry, as_json)
+
+
+def _is_absent(view: SyncKeyView, key: str) -> bool:
+    """Whether there is no such key, as far as this user may know."""
+    try:
+        return view.get(key) is None
+    except BrokerRefused as error:
+        if error.code != "forbidden":
+            raise
+        return False
 
 
 def _given(value: str | None) -> bytes:

@@ -1,8 +1,8 @@
 """Figures that were measured: how many, how fast, and how long each took.
 
 Owns the percentiles, how measurements are printed, and the removal of what was made for one. The
-rule: a figure that was not measured is left out, never shown as 0; a percentile is a span that
-occurred (nearest rank).
+rules: a figure that was not measured is left out, never shown as 0; a percentile is a span that
+occurred (nearest rank); what this user may not remove is made with --leave only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import time
 from array import array
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
+
+import typer
 
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.cli import output
@@ -24,6 +26,11 @@ if TYPE_CHECKING:
     from malamute_py.client.aio.client import Client
 
 _SHARES: Final = (("p50_ms", 0.5), ("p90_ms", 0.9), ("p99_ms", 0.99), ("max_ms", 1.0))
+
+
+Leave: TypeAlias = Annotated[
+    bool, typer.Option("--leave", help="Measure also where what is made for it has to be left.")
+]
 
 
 class Measure:
@@ -113,6 +120,22 @@ def _cell(facts: Mapping[str, Any], key: str) -> Any:
     if key == "per_second":
         return Cell(value, f"{value:,.0f}")
     return Cell(value, f"{value:,.3f}") if key.endswith("_ms") else value
+
+
+async def left_behind(client: Client, verb: str, name: str) -> str:
+    """Return why a measurement would leave behind what it makes; empty: it can remove it.
+
+    verb: permission that the removal needs.
+    """
+    try:
+        if await client.may(verb, name):
+            return ""
+    except BrokerRefused:
+        return ""  # The broker is an older one and does not tell: the removal finds out.
+    return (
+        f"it would leave {name} behind, which you may not remove (permission {verb});"
+        " --leave measures all the same"
+    )
 
 
 async def removed(client: Client, name: str, removal: Coroutine[Any, Any, Any]) -> None:

@@ -132,7 +132,7 @@ class RecordWriter:
         return "  ".join(cells)
 
     def _object(self, record: Record) -> dict[str, Any]:
-        return as_object(record)
+        return {**as_object(record), "id": record.id.hex()}
 
     @staticmethod
     def _wider(width: int, subject: str) -> int:

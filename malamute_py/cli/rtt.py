@@ -2,7 +2,8 @@
 
 Owns the round trips that are measured: a question that is answered from memory, and a record that
 is confirmed at each level. The rules: one is under way at a time; the stream of the records has a
-name of its own and is removed afterwards; a trip that the broker refuses is named as not measured.
+name of its own and is removed afterwards; a trip that the broker refuses, or whose stream would be
+left behind, is named as not measured.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from malamute_protocol.errors import BrokerRefused
 from malamute_py.cli import output
 from malamute_py.cli.commands import say
 from malamute_py.cli.linking import linked_in_loop
-from malamute_py.cli.measuring import Measure, removed, show
+from malamute_py.cli.measuring import Leave, Measure, left_behind, removed, show
 from malamute_py.cli.progress import Progress
 from malamute_py.client.words import ConfirmAt
 
@@ -46,13 +47,14 @@ def rtt(
         int, typer.Option("--count", "-n", metavar="N", min=1, help="Trips of each kind.")
     ] = 1000,
     size: Annotated[str, typer.Option(metavar="SIZE", help="Size of a record's body.")] = "128",
+    leave: Leave = False,
     as_json: output.Json = False,
 ) -> None:
     """Measure round trips: of a question, and of a record until it is confirmed."""
     from malamute_py.cli.values import size_bytes
 
     body = bytes(size_bytes(size))
-    measures, refused = asyncio.run(_measured(ctx, count, body))
+    measures, refused = asyncio.run(_measured(ctx, count, body, leave))
     for what, why in refused.items():
         say(f"{what} was not measured: {why}")
     show(
@@ -64,7 +66,7 @@ def rtt(
 
 
 async def _measured(
-    ctx: typer.Context, count: int, body: bytes
+    ctx: typer.Context, count: int, body: bytes, leave: bool
 ) -> tuple[list[Measure], dict[str, str]]:
     """Measure each kind of round trip; returns figures, and why some could not be measured."""
     name = f"malamute-rtt-{secrets.token_hex(4)}"
@@ -73,16 +75,18 @@ async def _measured(
         trips: dict[str, Callable[[], Awaitable[object]]] = {
             "question": lambda: client.list_streams(name, limit=1)
         }
-        refused: dict[str, str] = {}
         made = False
+        why = "" if leave else await left_behind(client, "manage_streams", name)
         try:
             try:
-                await client.create_stream(name, description="made by malamute rtt")
-                made = True
-                await client.publish(name, body)
+                if not why:
+                    await client.create_stream(name, description="made by malamute rtt")
+                    made = True
+                    await client.publish(name, body)
             except BrokerRefused as error:
-                refused = {f"confirm {level}": str(error) for level in levels}
-            else:
+                why = str(error)
+            refused = {f"confirm {level}": why for level in levels if why}
+            if not why:
                 for level in levels:
                     trips[f"confirm {level}"] = lambda level=level: client.publish(  # type: ignore[misc]
                         name, body, confirm=level

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from malamute_py.cli import output
+from malamute_py.cli.agreed import Yes, agreed
 from malamute_py.cli.columns import age, figure, sized
 from malamute_py.cli.commands import group
 from malamute_py.cli.failures import USAGE, CommandFailed
@@ -87,7 +88,7 @@ def _put_off(found: list[PutOffFacts], now_ms: int, *, as_json: bool) -> Cell:
     epilog="""\b
 Examples:
   malamute transaction end 6b1f0c52a94d4e0f8a7be1d26cf08d31
-  malamute transaction end 6b1f0c52a94d4e0f8a7be1d26cf08d31 --give-up""",
+  malamute transaction end 6b1f0c52a94d4e0f8a7be1d26cf08d31 --give-up --yes""",
 )
 def end(
     ctx: typer.Context,
@@ -101,6 +102,7 @@ def end(
             help="Of a committed one, drop the records that a ring puts off, for good.",
         ),
     ] = False,
+    yes: Yes = False,
     as_json: output.Json = False,
 ) -> None:
     """Roll an open transaction back, or give up what is put off of a committed one.
@@ -114,6 +116,8 @@ def end(
             f"'{transaction}' is not the id of a transaction; `malamute transaction ls` shows them",
             USAGE,
         ) from None
+    doing = "give up what a ring puts off of" if give_up else "roll back"
+    agreed(f"{doing} transaction {transaction}", transaction, yes=yes)
     with linked(ctx) as client:
         given_up = client.end_transaction(id, give_up=give_up)
     told = f"rolled back transaction {transaction}"

@@ -41,16 +41,17 @@ _BEGINNING: Final = """\
 
 
 def read_config(users: Path | None, config: Path | None) -> Config:
-    """Return the configuration whose users file is meant, without that file's content.
+    """Return the configuration with the path of the users file that is meant.
 
-    Raises ConfigError, CommandFailed: no users file is named.
+    The file itself is not read. It is that of --users, or else the one which the configuration
+    names. Raises ConfigError, CommandFailed: no users file is named.
     """
     import msgspec
 
     from malamute_py.config import Config, load
 
-    if config is None and (HERE.exists() or users is None):
-        config = HERE if HERE.exists() else None
+    if config is None and HERE.exists():
+        config = HERE
     loaded = Config() if users and config is None else load(config, environment=os.environ)
     if users is not None:
         replaced = msgspec.structs.replace(loaded.authentication, users_file=str(users))
@@ -132,13 +133,18 @@ class Edit:
             raise CommandFailed(f"there is no user {name!r} in {self.path}; {hint}")
         return found
 
+    def checked(self) -> str:
+        """Return the new text. Raises ConfigError: a broker would refuse it."""
+        text: str = self._document.as_string()
+        self._check(text)
+        return text
+
     def save(self) -> None:
         """Replace the file.
 
         Raises ConfigError: a broker would refuse it, and nothing was written.
         """
-        text = self._document.as_string()
-        self._check(text)
+        text = self.checked()
         beside = self.path.with_name(f"{self.path.name}.{os.getpid()}")
         mode, owner = 0o600, None
         if self.path.exists():
@@ -159,9 +165,10 @@ class Edit:
 
 
 @contextlib.contextmanager
-def editing(users: Path | None, config: Path | None) -> Iterator[Edit]:
+def editing(users: Path | None, config: Path | None, *, dry_run: bool = False) -> Iterator[Edit]:
     """Change a users file, which is replaced at the end of the block.
 
+    dry_run: it is checked and not replaced.
     Raises CommandFailed, ConfigError: nothing was written, and what the edit made is removed.
     """
     path = Path(read_config(users, config).authentication.users_file).absolute()
@@ -172,7 +179,10 @@ def editing(users: Path | None, config: Path | None) -> Iterator[Edit]:
         edit = Edit(path)
         try:
             yield edit
-            edit.save()
+            if dry_run:
+                edit.checked()
+            else:
+                edit.save()
         except BaseException:
             for made in edit.made:
                 made.unlink(missing_ok=True)

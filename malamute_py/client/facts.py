@@ -54,6 +54,18 @@ class StreamFacts(Facts, frozen=True, kw_only=True):
         return self.tail - self.first
 
 
+class StreamVersions(Facts, frozen=True, kw_only=True, rename={"uuid": "stream"}):
+    """One stream, as its writers are told of it."""
+
+    name: str = ""
+    uuid: Uuid = b""
+    """Another stream that is made under the name later has another one."""
+    keep: str = ""
+    """Setting keep, by which the stream has keys; empty: it has none."""
+    schemas: list[tuple[int, bytes]] = []
+    """Id and Arrow schema message of each version of a typed stream's schema, oldest first."""
+
+
 class BrokerFacts(Facts, frozen=True, kw_only=True):
     """The broker."""
 
@@ -188,6 +200,9 @@ class ReadPlan(Facts, frozen=True, kw_only=True, rename={"from_offset": "from", 
     splits: list[Split] = []
     records: int = 0
     bytes: int = 0
+    unbroken: list[tuple[int, int]] = []
+    """Parts [from, to) of which a read brings every record, as far as the broker's index knows;
+    none of a read that selects."""
     rewound: bool = False
 
 

@@ -327,7 +327,6 @@ class Appender:
         """
         live = segment.live
         assert live is not None
-        client, expires_at_ms = content_facts(content)
         if keys is None or keys is NO_KEYS:
             keys = header_table(content)
         position, size, base, after = place
@@ -338,8 +337,7 @@ class Appender:
             base,
             after,
             time_ms,
-            client,
-            expires_at_ms,
+            content_facts(content),
             keys,
             content,
             epoch,

@@ -167,16 +167,20 @@ class Facts(NamedTuple):
 
     client: tuple[int, int]
     expires_at_ms: int
+    """Latest expiry, or NEVER."""
+    earliest_expiry_ms: int
+    """0: no record expires."""
 
 
 _FLAGS: Final = Head._fields.index("flags")
 _CLIENT_MIN: Final = Head._fields.index("client_time_min_ms")
 _PRODUCER: Final = Head._fields.index("producer_id")
-_PLAIN = Facts(NO_CLIENT_TIME, NEVER)
+_EARLIEST_EXPIRY: Final = Head._fields.index("earliest_expiry_ms")
+_PLAIN = Facts(NO_CLIENT_TIME, NEVER, 0)
 
 
 def content_facts(content: Buffer) -> Facts:
-    """Return client time range and latest expiry of a content."""
+    """Return client time range, latest and earliest expiry of a content."""
     head = HEAD.unpack_from(content)
     flags = head[_FLAGS]
     if not flags & (CLIENT_TIME | EXPIRY):
@@ -191,7 +195,7 @@ def content_facts(content: Buffer) -> Facts:
             column = None
         if column is not None and len(column) and int(column.min()) > 0:
             expires = int(column.max())
-    return Facts(client, expires)
+    return Facts(client, expires, head[_EARLIEST_EXPIRY])
 
 
 def producer_head(content: Buffer) -> Head | None:

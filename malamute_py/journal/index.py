@@ -79,6 +79,8 @@ class Span(msgspec.Struct, array_like=True):
 
 Place: TypeAlias = tuple[int, int, int, int, int]
 """(position, size, base offset, next offset, append time) of a batch."""
+BatchFacts: TypeAlias = tuple[tuple[int, int], int, int]
+"""(least and greatest client time, latest expiry or NEVER, earliest expiry or 0) of a batch."""
 
 
 class _SparseRuns:
@@ -164,6 +166,8 @@ class LiveIndex:
         self.spans: dict[int, Span] = {}
         self.expires_at_ms = 0
         """When the last record expires; NEVER when some record does not; 0: no data."""
+        self.expiries: dict[int, int] | None = {}
+        """Stream -> when the first of its records expires, where one does; None: not known."""
 
     def restore(self, stored: StoredIndex) -> bool:
         """Go on from what was stored of a segment that is not full; False: it is not sound.
@@ -203,6 +207,7 @@ class LiveIndex:
         self._spots = stored.all_spots()
         self.spans.update(stored.spans)
         self.expires_at_ms = stored.expires_at_ms
+        self.expiries = stored.expiries
         return len(numbers) == len(self.spans)
 
     def add(
@@ -213,19 +218,17 @@ class LiveIndex:
         base: int,
         next_offset: int,
         time_ms: int,
-        client: tuple[int, int],
-        expires_at_ms: int,
+        facts: BatchFacts,
         keys: Any,
         content: Buffer | None = None,
         epoch: int = 0,
     ) -> None:
         """Note one data batch that has been written.
 
-        client: (least, greatest) client time. expires_at_ms: latest expiry, or NEVER.
         content: whose checksum is good; looked at for rare rows, given the epoch.
         """
         count, entry = self._view
-        least, most = client
+        (least, most), expires_at_ms, earliest_expiry_ms = facts
         if (
             entry is not None
             and entry[2] == stream
@@ -279,6 +282,9 @@ class LiveIndex:
                 span.client_max_ms = most
         if expires_at_ms > self.expires_at_ms:
             self.expires_at_ms = expires_at_ms
+        if earliest_expiry_ms and self.expiries is not None:
+            known_ms = self.expiries.get(stream, NEVER)
+            self.expiries[stream] = min(known_ms, earliest_expiry_ms)
         self._view = (count, entry)
 
     def add_sparse(self, stream: int, batches: Sequence[Place]) -> int:
@@ -379,6 +385,7 @@ class LiveIndex:
             headers,
             {number: spots.pack() for number, spots in self._spots.items()} if exact else {},
             None if filters is None else filters.pack(),
+            self.expiries,
         )
         return pack_file(stored)
 
@@ -396,6 +403,8 @@ class _Stored(msgspec.Struct, array_like=True):
     spots: dict[int, bytes] = {}
     filters: tuple[bytes, bytes] | None = None
     """Filters, like `spots`, are missing in files of earlier versions."""
+    expiries: dict[int, int] | None = None
+    """Expiries are missing in files of earlier versions, and not known then."""
 
 
 class StoredIndex:
@@ -413,6 +422,7 @@ class StoredIndex:
         """Filters of the entries; None: the headers are exact."""
         self.spans = stored.spans
         self.expires_at_ms = stored.expires_at_ms
+        self.expiries = stored.expiries
         self.last_epoch = stored.last_epoch
         self.last_time_ms = stored.last_time_ms
         self.size = size

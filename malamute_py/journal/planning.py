@@ -7,13 +7,14 @@ FORMAT.md, section 8.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from malamute_protocol.errors import BatchError
 from malamute_py.journal.choosing import choose, wanted_spots, weights_of
+from malamute_py.journal.index import LiveIndex, StoredIndex
 from malamute_py.journal.reading import skip_retired
 from malamute_py.journal.segment import Segment
 from malamute_py.journal.segment_files import SegmentFiles
@@ -48,6 +49,7 @@ class Planner:
         left: Sequence[tuple[Candidates, int]] = (),
         matches: Matches | None = None,
         rows: ChosenRows | None = None,
+        now_ms: int | None = None,
     ) -> Plan:
         """How far a read bounded so would come, and its parts; from the index.
 
@@ -55,17 +57,21 @@ class Planner:
         that end by an offset only those count that these candidates select. matches, rows: as of
         Reader.read(); given them, of rare rows their own bytes count, and the parts of a long read
         in which few rows are wanted are larger: their bytes are an estimate by a few batches.
+        now_ms: given it, the plan tells which of its parts are unbroken.
         """
         state = self._streams.states.get(stream)
         if state is None:
-            return Plan(from_offset, (), 0)
+            return Plan(from_offset, (), 0, begin=from_offset)
         end = min(end_offset, state.next)
         gaps: list[Gap] = []
         position = skip_retired(self._streams, stream, from_offset, end, gaps)
         if records_max > 0:
             end = min(end, position + records_max)
+        asked_from = position
         cutter = _Cutter(position, bytes_max)
         whole: list[tuple[Segment, Any]] = []
+        unbroken: list[tuple[int, int]] = []
+        begin = -1
         for segment in self._files.segments():
             span = segment.spans.get(stream)
             if span is None or span.next <= position:
@@ -75,6 +81,10 @@ class Planner:
             index = self._files.index(segment)
             entries = index.entries(stream, position, end)
             listed = entries.rows
+            if now_ms is not None and _is_sound(segment, index, stream, now_ms):
+                _join(unbroken, listed)
+            if begin < 0 and len(listed):
+                begin = int(listed["base"][0])
             chosen = np.asarray(choose(index, stream, entries, candidates, None), np.bool_)
             for those_left, before in left:
                 if before > position and len(listed):
@@ -100,7 +110,10 @@ class Planner:
         one_in = 1
         if rows is not None and cutter.total >= _SAMPLED_FROM_BYTES and split_bytes > 0:
             one_in = self._one_in(stream, whole, rows)
-        return Plan(stop, cutter.splits(stop, split_bytes, one_in), cutter.total, tuple(gaps))
+        splits = cutter.splits(stop, split_bytes, one_in)
+        parts = clipped(unbroken, asked_from, stop)
+        begin = from_offset if begin < 0 else begin
+        return Plan(stop, splits, cutter.total, tuple(gaps), begin, parts)
 
     def _one_in(self, stream: int, entries: list[tuple[Segment, Any]], rows_of: ChosenRows) -> int:
         """Return of how many bytes of some entries about one is wanted: 1 to _FEWEST.
@@ -123,6 +136,35 @@ class Planner:
             if share > 0.5:
                 return 1
         return int(1 / share)
+
+
+def clipped(parts: Iterable[tuple[int, int]], begin: int, end: int) -> tuple[tuple[int, int], ...]:
+    """The parts of parts [from, to) that lie in [begin, end); empty ones are left out."""
+    cut = ((max(first, begin), min(stop, end)) for first, stop in parts)
+    return tuple(part for part in cut if part[0] < part[1])
+
+
+def _is_sound(segment: Segment, index: LiveIndex | StoredIndex, stream: int, now_ms: int) -> bool:
+    """Whether all of a stream that a segment's index names can be read, as far as is known.
+
+    Asked after the entries were taken: the expiries of a batch are noted before its entry.
+    """
+    if segment.damaged or segment.retired or index.expiries is None:
+        return False
+    expires_ms = index.expiries.get(stream, 0)
+    return expires_ms == 0 or expires_ms > now_ms
+
+
+def _join(parts: list[tuple[int, int]], rows: Any) -> None:
+    """Add what index entries cover to parts [from, to), which grow as long as there is no hole."""
+    if not len(rows):
+        return
+    holes = np.flatnonzero(rows["base"][1:] != rows["next"][:-1])
+    begins = [int(rows["base"][0]), *rows["base"][holes + 1].tolist()]
+    ends = [*rows["next"][holes].tolist(), int(rows["next"][-1])]
+    if parts and parts[-1][1] == begins[0]:
+        begins[0] = parts.pop()[0]
+    parts.extend(zip(begins, ends, strict=True))
 
 
 class _Cutter:

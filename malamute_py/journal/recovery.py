@@ -469,10 +469,9 @@ class Scan:
                     places.append((position, size, base, after, time_ms))
                 else:
                     assert segment.live is not None
-                    client, expires_at_ms = content_facts(content)
                     keys = header_table(content)
                     segment.live.add(
-                        stream, position, size, base, after, time_ms, client, expires_at_ms, keys,
+                        stream, position, size, base, after, time_ms, content_facts(content), keys,
                         content, stamp.epoch,
                     )  # fmt: skip
                     segment.expires_at_ms = segment.live.expires_at_ms

@@ -184,6 +184,11 @@ class Plan(msgspec.Struct, frozen=True):
     splits: tuple[Split, ...]
     bytes: int
     gaps: tuple[Gap, ...] = ()
+    begin: int = 0
+    """Offset at which the records begin that `bytes` counts: a batch may begin before the plan."""
+    unbroken: tuple[tuple[int, int], ...] = ()
+    """Parts [from, to) of which every record is there and none has expired, as far as the index
+    knows; none where the plan was not asked for them."""
 
 
 class HeaderIndex(Protocol):

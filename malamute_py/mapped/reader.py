@@ -18,7 +18,6 @@ from malamute_protocol.pattern import Pattern
 from malamute_py.client.arguments import callback_of, integer, one_of, truth
 from malamute_py.client.position import StartPoint, milliseconds, start_on_wire
 from malamute_py.client.session.calls import make_pattern
-from malamute_py.client.session.subscription import GapNotice, RewoundNotice
 from malamute_py.client.words import ReadVisibility, Until
 from malamute_py.journal.directory import (
     EPOCH_FILE,
@@ -36,7 +35,7 @@ from malamute_py.journal.storage import FileStorage
 from malamute_py.mapped.errors import NoJournal, UnknownStream
 from malamute_py.mapped.missing import find_missing
 from malamute_py.mapped.reading import POLL_S, Reading
-from malamute_py.mapped.request import Request
+from malamute_py.mapped.request import ReadingNotice, Request
 from malamute_py.mapped.segments import Segments
 from malamute_py.mapped.streams import Catalogue, StreamEntry
 from malamute_py.mapped.tail import RingTail
@@ -76,7 +75,7 @@ class LogReader:
         client_time: tuple[datetime | int, datetime | int] | None = None,
         copy: bool = False,
         strict: bool = False,
-        on_notice: Callable[[GapNotice | RewoundNotice], None] | None = None,
+        on_notice: Callable[[ReadingNotice], None] | None = None,
     ) -> Reading:
         """Read the batches of a stream whose records match a pattern; iterate the result.
 

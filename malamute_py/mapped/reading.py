@@ -24,7 +24,12 @@ from malamute_protocol.schema import Schemas
 from malamute_protocol.stamp import Stamp, parse_message_id
 from malamute_py.changelog.settings import versions
 from malamute_py.client.position import Position
-from malamute_py.client.session.subscription import GapError, GapNotice, RewoundNotice
+from malamute_py.client.session.subscription import (
+    BegunNotice,
+    GapError,
+    GapNotice,
+    RewoundNotice,
+)
 from malamute_py.journal.errors import JournalCorrupt
 from malamute_py.journal.gathering import ROWS_MAX
 from malamute_py.journal.layout import TRIMS_FILE, Trims
@@ -33,7 +38,7 @@ from malamute_py.mapped.batch import MappedBatch, gathers, takes_out
 from malamute_py.mapped.errors import Overwritten, StreamRemoved
 from malamute_py.mapped.missing import NOTHING, Missing
 from malamute_py.mapped.moved import MovedRecords
-from malamute_py.mapped.request import Request
+from malamute_py.mapped.request import ReadingNotice, Request
 from malamute_py.mapped.segments import Segments
 from malamute_py.mapped.selection import Selection
 from malamute_py.mapped.streams import Catalogue, StreamEntry
@@ -108,9 +113,7 @@ class Reading:
         self._last: MappedBatch | None = None
         self._schemas: Schemas | None = None
         """Versions of a typed stream's schema, once a batch needed one."""
-        self._waiting: deque[Batch | MovedRecords | GapNotice | RewoundNotice | JournalCorrupt] = (
-            deque()
-        )
+        self._waiting: deque[Batch | MovedRecords | ReadingNotice | JournalCorrupt] = deque()
         """Batches, notices and errors to be handed over to the caller, in order."""
         self._gathering = Gathering(entry.number)
         """Few rows of many batches that become one batch; they come after all that waits."""
@@ -168,14 +171,20 @@ class Reading:
         """Return the offset to begin with. Raises LocalProtocolError."""
         kind, *arguments = start
         if kind == StartKind.EARLIEST:
-            return self._earliest()
+            first = self._earliest()
+            if first > 0 and not self._entry.settings.keep:
+                self._note(BegunNotice(first))
+            return first
         if kind == StartKind.LATEST:
             return stop
         if kind == StartKind.OFFSET:
             return self._from_position(stop, *arguments)
         if kind == StartKind.AFTER_ID:
-            offset, inclusive = parse_message_id(arguments[0])[1], any(arguments[1:])
-            return self._no_later_than(offset if inclusive else offset + 1, stop)
+            (time_ms, offset), inclusive = parse_message_id(arguments[0]), any(arguments[1:])
+            following = offset if inclusive else offset + 1
+            if 0 < time_ms < self._entry.created_ms:
+                return self._from_earlier_stream(following)
+            return self._no_later_than(following, stop)
         if kind == StartKind.TIME:
             time_ms, inclusive = arguments
             return self._or_moved(self._at_time(at_append_time, time_ms, inclusive, stop))
@@ -213,11 +222,15 @@ class Reading:
         begins before its offset, it gets a RewoundNotice.
         """
         if uuid and uuid != self._entry.uuid:
-            first = self._earliest()
-            self._note(RewoundNotice(offset, first, self._epoch))
-            return first
+            return self._from_earlier_stream(offset)
         last = epoch_end(self._segments, self._entry.number, epoch) if epoch else END
         return self._no_later_than(offset, min(last, stop))
+
+    def _from_earlier_stream(self, offset: int) -> int:
+        """Return the beginning, with a RewoundNotice: `offset` is of another stream of the name."""
+        first = self._earliest()
+        self._note(RewoundNotice(offset, first, self._epoch))
+        return first
 
     def _no_later_than(self, offset: int, stop: int) -> int:
         """Return the offset, or `stop` if that comes before, with a RewoundNotice to the reader."""
@@ -286,7 +299,8 @@ class Reading:
                 elif isinstance(item, JournalCorrupt):
                     raise item
                 else:
-                    self._handed = item.to_offset
+                    if not isinstance(item, BegunNotice):
+                        self._handed = item.to_offset
                     self._tell(item)
                 waited = True
             if self._closed:
@@ -437,9 +451,7 @@ class Reading:
         if found is not None:
             self._waiting.append(Batch(Stamp.unpack(found.stamp), Content(found.content)))
 
-    def _queue(
-        self, item: Batch | MovedRecords | GapNotice | RewoundNotice | JournalCorrupt
-    ) -> None:
+    def _queue(self, item: Batch | MovedRecords | ReadingNotice | JournalCorrupt) -> None:
         if len(self._gathering):
             self._flush()
         self._waiting.append(item)
@@ -589,16 +601,18 @@ class Reading:
             self._queue(JournalCorrupt(f"ring {self._entry.ring}", reason))
         return True
 
-    def _note(self, notice: GapNotice | RewoundNotice) -> None:
+    def _note(self, notice: ReadingNotice) -> None:
         self._queue(notice)
 
-    def _tell(self, notice: GapNotice | RewoundNotice) -> None:
-        """Give the caller a notice. Raises GapError for it in a strict reading."""
+    def _tell(self, notice: ReadingNotice) -> None:
+        """Give the caller a notice. Raises GapError for a loss in a strict reading."""
         request = self._request
-        if request.strict:
+        if request.strict and not isinstance(notice, BegunNotice):
             raise GapError(notice)
         if request.on_notice is not None:
             request.on_notice(notice)
+        elif isinstance(notice, BegunNotice):
+            LOG.info("a reading of %s from the earliest record: %s", self._entry.name, notice)
         else:
             LOG.warning("stream %s: %s", self._entry.name, notice)
 

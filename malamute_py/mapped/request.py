@@ -6,12 +6,15 @@ Owns the arguments that a reading keeps. Source: LogReader.read() in reader.py.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from malamute_protocol.commands import Start
 from malamute_protocol.pattern import Pattern
-from malamute_py.client.session.subscription import GapNotice, RewoundNotice
+from malamute_py.client.session.subscription import BegunNotice, GapNotice, RewoundNotice
 from malamute_py.client.words import ReadVisibility, Until
+
+ReadingNotice: TypeAlias = BegunNotice | GapNotice | RewoundNotice
+"""Notice that a reading gives its caller beside batches."""
 
 
 class Request(NamedTuple):
@@ -25,4 +28,4 @@ class Request(NamedTuple):
     client_time: tuple[int, int] | None
     copy: bool
     strict: bool
-    on_notice: Callable[[GapNotice | RewoundNotice], None] | None
+    on_notice: Callable[[ReadingNotice], None] | None

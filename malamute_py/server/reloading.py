@@ -26,6 +26,7 @@ from malamute_py.config_check import Examined, Setting, in_force
 from malamute_py.sections import ConfigError
 from malamute_py.server.authentication.credentials import check_credentials
 from malamute_py.server.authentication.namespaces import Namespaces, check_namespaces
+from malamute_py.server.authentication.users_file import UsersFileWrong
 from malamute_py.server.defaults import check_defaults
 
 APPLIED: Final = "applied"
@@ -79,6 +80,8 @@ class Reread(NamedTuple):
     link: int
     """The link that asked; 0: a signal did."""
     request: int
+    failed: str = ""
+    """Why nothing was read; empty: it was."""
 
 
 class Reading(NamedTuple):
@@ -154,7 +157,8 @@ def take_up(before: Reading, examined: Examined, complete: Callable[[Config], Co
         check_credentials(completed.authentication)
         check_namespaces(completed)
     except ConfigError as error:
-        changes.append(Change(error.key, REFUSED, error.why))
+        faults = error.faults if isinstance(error, UsersFileWrong) else (error,)
+        changes += [Change(fault.key, REFUSED, fault.why) for fault in faults]
         held = {*SECURITY}
         if ".default" in error.key:
             # A default of all, or their bound, may be what does not fit a namespace's own.

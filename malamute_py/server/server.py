@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -25,16 +25,15 @@ from typing import Any, Self
 
 import zmq
 
-from malamute_py.broker import Broker
+from malamute_py.broker import Broker, BrokerSettings
 from malamute_py.broker.ready import MAIN, RecoveredState, RingFacts
 from malamute_py.config import Config
-from malamute_py.config_check import Examined, in_force, of_program
+from malamute_py.config_check import Examined
 from malamute_py.form import form, version
 from malamute_py.journal import FileStorage, JournalFailed, Storage
 from malamute_py.journal.directory import Journal
 from malamute_py.server.authentication.authenticator import Authenticator
 from malamute_py.server.authentication.namespaces import check_namespaces
-from malamute_py.server.authentication.users_file import with_users
 from malamute_py.server.checkpointing.checkpoints import Checkpoints
 from malamute_py.server.checkpointing.recovered import QueuesFound, QueuesLost, find_queues
 from malamute_py.server.clock import Clock
@@ -52,21 +51,10 @@ from malamute_py.server.connections.watchdog import Watchdog
 from malamute_py.server.core_settings import core_settings
 from malamute_py.server.defaults import check_defaults
 from malamute_py.server.errors import ServerFailed, StartError
-from malamute_py.server.http_process import HttpCredential, HttpProcess, admit, first_line
+from malamute_py.server.http_process import HttpCredential, HttpProcess, first_line
 from malamute_py.server.journaling.rings import Rings
 from malamute_py.server.loop import Loop
-from malamute_py.server.reloading import (
-    APPLIED,
-    CHANGES_SHOWN,
-    REFUSED,
-    RESTART,
-    Change,
-    Reading,
-    Reread,
-    lost_credentials,
-    narrowed,
-    take_up,
-)
+from malamute_py.server.rereading import Rereading
 from malamute_py.server.result_queue import ResultQueue
 from malamute_py.server.sockets import Endpoint, Listener, check_public, parse_endpoint
 from malamute_py.server.stored_rings import StoredRings, open_journal
@@ -108,18 +96,12 @@ class Server:
         None: the system's, see clock.py. reread: reads the configuration anew; None: it stays as
         it is, and only the users file is read anew.
         """
-        self.config = config or Config()
+        config = config or Config()
         self.failure: BaseException | None = None
         """The error that stopped the broker, when that was not stop()."""
-        self.log: Log = log or open_log(self.config.log.level, self.config.log.form)
+        self.log: Log = log or open_log(config.log.level, config.log.form)
         self._context = context
-        self._reread = reread
-        self._rereading = threading.Lock()
-        """Held while a thread reads the configuration anew, until the loop has taken it up."""
-        self._reload_again = False
-        """Whether SIGHUP came while a thread read the configuration: it is read once more."""
-        self._reading = Reading(self.config, self.config, [])
-        self._http_credential: HttpCredential | None = None
+        self.rereading = Rereading(config, reread, self.log, lambda: self._stopping)
         self._storage = storage
         self._clock = Clock() if clock is None else clock
         self._counters: defaultdict[str, int] = defaultdict(int)
@@ -181,7 +163,7 @@ class Server:
         handlers = {
             signal.SIGTERM: self._on_signal,
             signal.SIGINT: self._on_signal,
-            signal.SIGHUP: self._on_signal if in_terminal else self._on_reload_signal,
+            signal.SIGHUP: self._on_signal if in_terminal else self.rereading.on_signal,
         }
         before = {number: signal.getsignal(number) for number in handlers}
         for number, handler in handlers.items():
@@ -212,97 +194,6 @@ class Server:
             os._exit(128 + number)
         self.request_stop()
 
-    def _on_reload_signal(self, number: int, frame: FrameType | None) -> None:
-        # A reading that is under way may have read what has been changed since.
-        self._reload_again = self._rereading.locked()
-        self.request_reload()
-
-    # --- the configuration, read anew -----------------------------------------------------
-
-    def request_reload(self, link: int = 0, request: int = 0) -> str:
-        """Have the configuration read anew by a thread; returns why it is not, or "".
-
-        link, request: of the RELOAD_CONFIG that asked; 0: a signal or the embedding program did.
-        """
-        if self._stopping:
-            return "the broker is about to stop"
-        if not self._rereading.acquire(blocking=False):
-            return "the configuration is being read anew already"
-        reading = threading.Thread(
-            target=self._read_anew, args=(link, request), name="malamute-reload", daemon=True
-        )
-        try:
-            reading.start()
-        except RuntimeError as error:  # The system has no room for a thread.
-            self._rereading.release()
-            return str(error)
-        return ""
-
-    def _read_anew(self, link: int, request: int) -> None:
-        """Read the configuration and its users; the loop takes it up."""
-        before = self._reading
-        try:
-            examined = (
-                Examined(before.config, [], [], str) if self._reread is None else self._reread()
-            )
-            reading = take_up(before, examined, self._complete)
-        except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
-            trace = traceback.format_exc()
-            self.log.error("internal_error", doing="reload", error=repr(error), trace=trace)
-            reading = before._replace(changes=[Change("", REFUSED, f"internal: {error!r}")])
-        self._results.put(Reread(reading, link, request))
-
-    def _complete(self, config: Config) -> Config:
-        return admit(with_users(config), self._http_credential)[0]
-
-    def _reloaded(self, reread: Reread, now_ms: int) -> None:
-        """Take up a configuration that was read anew (the loop's thread), and tell who asked."""
-        before, reading = self._reading, reread.reading
-        after = reading.complete
-        if reread.link:
-            # First: the link that asked may be one of those that end.
-            self._core.reloaded(reread.link, reread.request, reading.changes_told())
-        gone = lost_credentials(before.complete, after)
-        self._reading, self.config = reading._replace(at_ms=now_ms), reading.config
-        if after != before.complete:
-            if self._authenticator is not None:
-                self._authenticator.renew(after.authentication)
-            verdicts: dict[tuple[str, str], tuple[str, str] | None] = {}
-
-            def ending(credential: str, owner: str) -> tuple[str, str] | None:
-                """Return code and reason to end a link of a user; None: it goes on.
-
-                Ended are links of users that are gone, or that may do less than before.
-                """
-                who = credential, owner
-                if who not in verdicts:
-                    verdicts[who] = None
-                    if credential in gone:
-                        verdicts[who] = "unauthenticated", "your credential counts no more"
-                    elif narrowed(before.complete, after, owner):
-                        verdicts[who] = "permissions_changed", "open a link with what you may do"
-                return verdicts[who]
-
-            settings = core_settings(after, self.request_reload, self._facts, self._settings)
-            self._core.reconfigure(settings, ending)
-            if gone:
-                self._loop.revoke(gone, now_ms)
-        self._rereading.release()
-        if self._reload_again:
-            self._reload_again = False
-            self.request_reload()
-        changes = reading.changes
-        counts = Counter(change.outcome for change in changes)
-        for change in changes[:CHANGES_SHOWN]:
-            if change.outcome == REFUSED:
-                self.log.warning("setting_reloaded", **change._asdict())
-            else:
-                self.log.info("setting_reloaded", **change._asdict())
-        self.log.info(
-            "configuration_reloaded", link=reread.link, applied=counts[APPLIED],
-            refused=counts[REFUSED], restart=counts[RESTART],
-        )  # fmt: skip
-
     def __enter__(self) -> Self:
         """Start the broker."""
         return self.start()
@@ -312,6 +203,11 @@ class Server:
         self.stop()
 
     # --- facts -----------------------------------------------------------------------
+
+    @property
+    def config(self) -> Config:
+        """Return the configuration in force, without the users file."""
+        return self.rereading.reading.config
 
     @property
     def endpoints(self) -> list[str]:
@@ -353,9 +249,9 @@ class Server:
             **({} if self._collector is None else self._collector.facts()),
         }
 
-    def _settings(self) -> dict[str, Any]:
-        """Return the settings in force, for BROKER_INFO."""
-        return self._reading.told()
+    def _core_settings(self, config: Config) -> BrokerSettings:
+        """Return the settings of the core by a configuration, with what the core asks for."""
+        return core_settings(config, self.rereading.request, self._facts, self.rereading.told)
 
     def _gauges(self) -> dict[str, int]:
         """Return the core's gauges; also from a thread beside the loop."""
@@ -422,12 +318,7 @@ class Server:
 
     def _open(self) -> None:
         """Open and start every part, in order; a part that fails closes those before it."""
-        config, credential = admit(with_users(self.config))
-        settings = of_program(self.config)
-        if self._reread is not None:
-            settings = in_force(self.config, settings, self._reread().settings)
-        self._reading = Reading(self.config, config, [], settings)
-        self._http_credential = credential
+        config, credential = self.rereading.first()
         endpoints = [parse_endpoint(text) for text in config.listen]
         check_public(endpoints, config)
         check_defaults(config)
@@ -522,9 +413,12 @@ class Server:
                 worked=time.thread_time_ns,
                 watchdog=watchdog,
                 validate=validator.put,
-                reloaded=self._reloaded,
+                reloaded=self.rereading.taken_up,
                 checkpoints=self._checkpoints,
                 collector=self._collector,
+            )
+            self.rereading.serve(
+                self._core, self._loop, self._authenticator, self._results, self._core_settings
             )
             if config.http.bind:
                 self._start_http(config, credential, parts)
@@ -579,7 +473,7 @@ class Server:
     def _make_core(self, config: Config, state: RecoveredState) -> Broker:
         """Make the core. Raises QueuesLost: while the log after the tables was read."""
         return Broker(
-            core_settings(config, self.request_reload, self._facts, self._settings),
+            self._core_settings(config),
             uuid=self._journal.uuid,
             epoch=self._journal.epoch,
             state=state,

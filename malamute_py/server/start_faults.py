@@ -14,7 +14,7 @@ from malamute_py.config import Config
 from malamute_py.sections import ConfigError
 from malamute_py.server.authentication.credentials import check_credentials
 from malamute_py.server.authentication.namespaces import check_namespaces
-from malamute_py.server.authentication.users_file import with_users
+from malamute_py.server.authentication.users_file import examine_users
 from malamute_py.server.defaults import check_defaults
 from malamute_py.server.sockets import check_public, parse_endpoint
 
@@ -27,10 +27,16 @@ def start_faults(config: Config) -> Iterator[ConfigError]:
     checks += [
         partial(_public, config),
         partial(check_defaults, config),
-        lambda: check_credentials(with_users(config).authentication),
-        lambda: check_namespaces(with_users(config)),
         partial(_token, config),
     ]
+    try:
+        complete, faults = examine_users(config)
+    except ConfigError as error:
+        yield error  # Nothing is known of the users.
+    else:
+        yield from faults
+        checks.append(lambda: check_credentials(complete.authentication))
+        checks.append(lambda: check_namespaces(complete))
     for check in checks:
         try:
             check()

@@ -193,7 +193,8 @@ class _Input:
 def _room(path: Path) -> Callable[[int], None]:
     """Make the function that allocates a file's space before it is written.
 
-    The descriptor is never closed while this process lives: that would drop SQLite's locks.
+    A full disk is met then before the commit, and not when SQLite moves what it committed from the
+    WAL. The descriptor is never closed while this process lives: that would drop SQLite's locks.
     """
     fd = open_regular(path, os.O_RDWR)
 

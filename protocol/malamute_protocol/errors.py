@@ -68,6 +68,7 @@ CODES: Final[dict[str, str]] = {
     "silent": "nothing was heard within the expiry time",
     "end": "the subscription reached its end",
     "cancelled": "the subscription was cancelled",
+    "group_reset": "the group was reset by force while it had members: join it again",
     "retention": "the records were removed to keep the log within its bounds",
     "purged": "the records were removed because a client asked for it",
     "damaged": "the records are in a damaged part of the journal, or their batch cannot be read",

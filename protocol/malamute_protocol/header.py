@@ -432,7 +432,11 @@ class TableReading:
     def _read(
         table: HeaderTable, subjects: bytes, fieldmaps: bytes, limits: Limits
     ) -> Iterator[None]:
-        """Read a header table in portions, with a yield after each. Raises BatchError."""
+        """Read a header table in portions, with a yield after each. Raises BatchError.
+
+        Subjects and field maps are read alike; the outline of the batch, where one is wanted, is
+        gathered meanwhile. Of subjects it looks at each part, and so yields in between, too.
+        """
         outline = table.outline
         decoders = _decoders(limits.headers_max, limits.keys_max, limits.fields_max)
         left = limits.header_entries_max

@@ -78,13 +78,16 @@ def taken(columns: Columns, batch: Batch) -> Iterator[Any]:
 class RowCount:
     """Rows without columns: what they hold is not looked at."""
 
+    _most = _EMPTY_ROWS_MAX
+    """Records that are counted for one record batch, about."""
+
     def __init__(self) -> None:
         self._rows = 0
 
     @property
     def full(self) -> bool:
         """True when enough rows have been counted for a record batch."""
-        return self._rows >= _EMPTY_ROWS_MAX
+        return self._rows >= self._most
 
     def pieces(self, batch: Batch) -> Iterator[Batch]:
         """A batch in parts: one."""
@@ -93,6 +96,12 @@ class RowCount:
     def add(self, batch: Batch) -> None:
         """Count the delivered rows of a batch."""
         self._rows += len(batch)
+
+    def made(self, records: int) -> Iterator[Any]:
+        """Yield record batches for records of which only the number is known."""
+        for first in range(0, records, self._most):
+            self._rows = min(self._most, records - first)
+            yield from self.take()
 
     def take(self) -> Iterator[Any]:
         """Yield a record batch without columns of as many rows as were counted; then begin anew."""
@@ -106,7 +115,7 @@ class RowCount:
 class RecordCount(RowCount):
     """One row for all that was counted of a range, in the column `records`."""
 
-    full = False
+    _most = 1 << 62
     """A range has one row, however many records it has."""
 
     def __init__(self, options: SourceOptions) -> None:

@@ -1,8 +1,8 @@
-"""How many records a read would bring, counted where they are read.
+"""How many records a read would bring.
 
 Owns the count as a function. The rules: it equals count() of a read with the same options, while
-Spark is handed a row for each range and none for each record; module scope imports pyspark only,
-for the package does so too.
+Spark is handed a row for each range and none for each record, and the tasks read only what the plan
+could not count; module scope imports pyspark only, for the package does so too.
 """
 
 from __future__ import annotations

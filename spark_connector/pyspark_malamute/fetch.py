@@ -50,7 +50,15 @@ _frozen_in = 0
 
 def fetch_all(options: SourceOptions, part: InputPartition) -> Iterator[Any]:
     """The selected records of a task, as pyarrow.RecordBatch. Raises as fetch() does."""
-    parts = ranges_of(part)
+    parts = []
+    for each in ranges_of(part):
+        if each.counted:
+            rows = RecordCount(options.of(each.name)) if options.counts_by_range else RowCount()
+            yield from rows.made(each.end - each.start)
+        else:
+            parts.append(each)
+    if not parts:
+        return
     with (
         links.in_use(options),
         LocalLog(options) as log,

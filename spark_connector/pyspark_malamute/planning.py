@@ -8,6 +8,7 @@ matching records, not offsets, are counted. Source: SPEC.md, PLAN_READ.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -36,12 +37,14 @@ class Range(InputPartition):
         first: int = 0,
         size: int = 0,
         reached_broker: bool = False,
+        counted: bool = False,
     ) -> None:
         """name: of the stream. stream: its UUID, hexadecimal. epoch: in which the plan was made.
 
         first: the stream's first offset when the plan was made. size: bytes of the journal, at
         most. reached_broker: tasks of this query have reached the broker before, so that a broker
-        that is away is waited for.
+        that is away is waited for. counted: the plan says that a read would bring every record of
+        it, of which only the number is wanted: nothing is read.
         """
         self.name = name
         self.stream = stream
@@ -51,6 +54,7 @@ class Range(InputPartition):
         self.first = first
         self.size = size
         self.reached_broker = reached_broker
+        self.counted = counted
 
 
 class Ranges(InputPartition):
@@ -216,6 +220,8 @@ def ranges(
             for first, stop, size in pieces
             for cut in _cut_by_records(broker, options, plan.epoch, first, stop)
         ]
+    unbroken = plan.unbroken if options.counts_only else []
+    pieces = [(*cut, size) for *piece, size in pieces for cut in _cut_at(unbroken, *piece)]
     name, stream = options.stream, plan.stream.hex()
     return [
         Range(
@@ -226,6 +232,7 @@ def ranges(
             first=plan.first,
             size=size,
             reached_broker=reached_broker,
+            counted=any(begin <= cut[0] and cut[1] <= after for begin, after in unbroken),
         )
         for *cut, size in pieces
     ]
@@ -234,8 +241,13 @@ def ranges(
 def grouped(parts: list[Range], options: SourceOptions) -> list[InputPartition]:
     """Tasks: the ranges of several streams together up to splitBytes, each range else alone.
 
-    A task costs Spark 15 to 73 ms, far more than a few records of each of 200 streams do.
+    A task costs Spark 15 to 73 ms, far more than a few records of each of 200 streams do. Where a
+    row tells how many records a range has, one task has all ranges that the plan has counted.
     """
+    counted = [part for part in parts if part.counted] if options.counts_by_range else []
+    if counted:
+        rest = [part for part in parts if not part.counted]
+        return [Ranges(counted), *grouped(rest, options)]
     if options.stream or options.rows_per_partition or len(parts) <= options.min_partitions:
         return list(parts)
     groups: list[list[Range]] = []
@@ -298,6 +310,12 @@ def ranges_of(part: InputPartition) -> list[Range]:
         return part.ranges
     # Spark makes a partition of its own of an empty list of partitions.
     return [part] if isinstance(part, Range) else []
+
+
+def _cut_at(parts: list[tuple[int, int]], start: int, end: int) -> Iterator[tuple[int, int]]:
+    """[start, end) in pieces, each of which lies in one of these parts or between them."""
+    edges = {edge for part in parts for edge in part if start < edge < end}
+    return pairwise(sorted({start, *edges, end}))
 
 
 def _cut_by_records(

@@ -114,6 +114,8 @@ def chunks(
                 continue
             # A row that is larger than a chunk is a chunk.
             stop = max(stop, begin + 1)
+            if fixed is None:
+                _check_bodies(options, batch.slice(begin, stop - begin), limits, first + count)
             held.append(batch.slice(begin, stop - begin))
             count += stop - begin
             size += int(ends[stop - 1]) - done
@@ -181,11 +183,14 @@ def contents(options: SinkOptions, chunk: Chunk) -> list[tuple[str, bytes]]:
             for code, name in enumerate(names)
         ]
     except LocalProtocolError as error:
-        end = chunk.first + rows.num_rows
-        raise UnwritableRows(
-            f"malamute sink: rows {chunk.first} to {end - 1} of the partition cannot be a batch: "
-            f"{error.reason}"
-        ) from error
+        raise no_batch(chunk, error.reason) from error
+
+
+def no_batch(chunk: Chunk, reason: str) -> UnwritableRows:
+    """Error for a chunk whose rows cannot be published together, named by their numbers."""
+    last = chunk.first + chunk.rows.num_rows - 1
+    which = f"rows {chunk.first} to {last}" if last > chunk.first else f"row {last}"
+    return UnwritableRows(f"malamute sink: {which} of the partition cannot be a batch: {reason}")
 
 
 def checksum(found: Sequence[tuple[str, bytes]]) -> int:
@@ -274,6 +279,17 @@ def _check_most(name: str, sizes: Array, most: int, first: int, what: str = "byt
     if len(sizes) and int(sizes.max()) > most:
         row = int(sizes.argmax())
         raise _unwritable(name, f"has {sizes[row]} {what}, at most {most}", first + row)
+
+
+def _check_bodies(options: SinkOptions, rows: Any, limits: Limits, first: int) -> None:
+    """Raise UnwritableRows for the first row whose body is larger than the broker takes."""
+    sizes, most = _lengths(rows.column("body")), limits.record_bytes_max
+    large = np.flatnonzero(sizes > most)
+    if len(large):
+        row = int(large[0])
+        stream = options.stream or rows.column("stream")[row].as_py()
+        fault = f"has {sizes[row]} bytes for stream '{stream}', at most {most} by the broker's "
+        raise _unwritable("body", f"{fault}limits.record_bytes_max", first + row)
 
 
 def _unwritable(column: str, fault: str, row: int) -> UnwritableRows:

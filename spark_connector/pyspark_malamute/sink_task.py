@@ -18,18 +18,18 @@ import msgspec
 from pyspark.sql.datasource import WriterCommitMessage
 
 from malamute_protocol.batch import encode
-from malamute_protocol.errors import BrokerRefused
+from malamute_protocol.errors import BrokerRefused, LocalProtocolError
 from malamute_protocol.limits import Limits
 from malamute_py.client.position import Confirmation
 from malamute_py.client.session.lanes import limits_of
 from malamute_py.client.sync.client import SyncClient
 from malamute_py.client.sync.link import Pending
 from pyspark_malamute import links
-from pyspark_malamute.errors import MalamuteSourceError, SourceUnavailable
+from pyspark_malamute.errors import MalamuteSourceError, SourceUnavailable, UnwritableRows
 from pyspark_malamute.rows_end import end_check
 from pyspark_malamute.sink_commits import BatchName, ChunkRecord, Published, read_published
 from pyspark_malamute.sink_options import SinkOptions
-from pyspark_malamute.sink_rows import Chunk, checksum, chunks, contents
+from pyspark_malamute.sink_rows import Chunk, checksum, chunks, contents, no_batch
 
 _PUBLISH: Final = "publish rows"
 
@@ -75,6 +75,8 @@ def write_partition(
                 else:
                     told.rows_committed = task.published.commit.rows
             task.settle()
+    except UnwritableRows as error:
+        raise UnwritableRows(f"{error}; this is partition {partition}") from error
     finally:
         if not options.has_credential:
             # An identity that was asked for by name has one link: the next attempt's, elsewhere.
@@ -133,15 +135,17 @@ class _Task:
         # Encoded while the chunk before was under way.
         self.settle()
         key = f"{self._batch.writer}/{self._batch.number}/{self._partition}/{chunk.number}"
+        commit = encode([msgspec.json.encode(record)], subject=self._batch.chunks(self._partition))
         with links.explained(self._options, _PUBLISH):
             step = self._client.atomic(confirm="synced", key=key.encode())
-            for stream, content in found:
-                step.publish_batch(stream, content)
-            step.publish_batch(
-                self._options.commit_stream,
-                encode([msgspec.json.encode(record)], subject=self._batch.chunks(self._partition)),
-            )
-            self._unconfirmed = step.commit_nowait(self._options.broker_outage_ms), record
+            try:
+                for stream, content in found:
+                    step.publish_batch(stream, content)
+                step.publish_batch(self._options.commit_stream, commit)
+                self._unconfirmed = step.commit_nowait(self._options.broker_outage_ms), record
+            except LocalProtocolError as error:
+                most = f"the broker takes {self.limits().batch_bytes_max} bytes at once"
+                raise no_batch(chunk, f"{error.reason}; {most}") from error
 
     def settle(self) -> None:
         """Wait until the chunk that was sent last is confirmed.

@@ -569,15 +569,20 @@ class Shell:
         if query.kind in KEY_QUESTIONS:
             return self._answer_about_keys(query)
         assert query.kind == "plan"
-        splits = [
-            [max(one.base, asked["from"]), min(one.next, asked["end"]), len(one.data)]
+        found = [
+            one
             for one in self.rings.get(query.ring, [])
             if one.stamp.stream == query.stream
             and one.next > asked["from"]
             and one.base < asked["end"]
         ]
+        splits = [
+            [max(one.base, asked["from"]), min(one.next, asked["end"]), len(one.data)]
+            for one in found
+        ]
         return {
             "young": 0, "to": asked["end"], "splits": splits,
+            "begin": min((one.base for one in found), default=asked["from"]),
             "records": len(records), "bytes": sum(split[2] for split in splits),
         }  # fmt: skip
 

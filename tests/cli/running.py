@@ -11,7 +11,9 @@ from unittest.mock import patch
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from malamute_py import EmbeddedBroker
 from malamute_py.cli.app import app
+from malamute_py.server.authentication.credentials import hash_password
 
 _COMMAND = get_command(app)
 """Made once: making the commands anew took most of each run."""
@@ -60,6 +62,32 @@ def run_cli(*args: str, stdin: str | bytes | None = None, env: dict[str, str] | 
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return Outcome(result.exit_code, result.stdout_bytes, result.stderr)
+
+
+_PASSWORD = "pw"
+_HASH = hash_password(_PASSWORD, salt=bytes(16))
+
+
+def broker_of(permissions: dict[str, Any], **settings: Any) -> EmbeddedBroker:
+    """A broker with a user of each name that has permissions."""
+    users = dict.fromkeys((name for name in permissions if name != "*"), _HASH)
+    return EmbeddedBroker(
+        tcp=True, authentication__mechanism="plain", authentication__users=users,
+        permissions=permissions, **settings,
+    )  # fmt: skip
+
+
+def as_user(broker: EmbeddedBroker, user: str) -> Run:
+    """Run `malamute ...` against the broker as one of its users."""
+
+    def run(*args: str, stdin: str | bytes | None = None) -> Outcome:
+        env = {
+            "MALAMUTE_ENDPOINT": broker.tcp_endpoint, "MALAMUTE_USER": user,
+            "MALAMUTE_PASSWORD": _PASSWORD,
+        }  # fmt: skip
+        return run_cli(*args, stdin=stdin, env=env)
+
+    return run
 
 
 class Torn(io.BytesIO):

@@ -62,6 +62,74 @@ def test_all_problems_are_told_at_once_each_with_its_line(wrong: Path) -> None:
     ]
 
 
+USERS = """\
+[users.ann]
+password = "nonsense"
+public_key = "short"
+colour = "red"
+
+[users.bob]
+identities = ["web"]
+
+[users.eve]
+identities = ["tom-{n}"]
+
+[users."no name"]
+
+[permissions.ann]
+read = [1]
+wright = ["x"]
+deny = { write = "x", read = ["y"] }
+
+[permissions.web]
+
+[quotas.ann]
+strems = 1
+streams = -1
+
+[colours]
+"""
+
+
+def test_all_problems_of_a_users_file_are_told_at_once_and_each_once(tmp_path: Path) -> None:
+    file, users = tmp_path / "malamute.toml", tmp_path / "users.toml"
+    file.write_text(
+        '[authentication]\nmechanism = "plain"\nusers_file = "users.toml"\n'
+        f'[authentication.users]\ntom = "{hash_password("x")}"\n'
+        "[permissions.web]\n[quotas.identities.web]\nstrems = 1\n"
+    )
+    users.write_text(USERS)
+    users.chmod(0o600)
+    checked = run_cli("config", "check", str(file))
+    assert checked.code == 2
+    told = [line.removeprefix(f"{tmp_path}/").split(": ")[:2] for line in checked.lines]
+    assert sorted(told) == sorted(
+        [
+            ["malamute.toml:7", "quotas.identities.web.strems"],
+            ["users.toml:2", "users.ann.password"],
+            ["users.toml:3", "users.ann.public_key"],
+            ["users.toml:4", "users.ann.colour"],
+            ["users.toml:7", "users.bob.identities"],
+            ["users.toml:10", "users.eve.identities"],
+            ["users.toml:12", "users.no name"],
+            ["users.toml:15", "permissions.ann.read"],
+            ["users.toml:16", "permissions.ann.wright"],
+            ["users.toml:17", "permissions.ann.deny.write"],
+            ["users.toml:19", "permissions.web"],
+            ["users.toml:22", "quotas.ann.strems"],
+            ["users.toml:23", "quotas.ann.streams"],
+            ["users.toml:25", "colours"],
+        ]
+    )
+    # The others that read the configuration tell the same.
+    for command in (["config", "show", str(file)], ["broker", "--check", "--config", str(file)]):
+        assert run_cli(*command).err.splitlines() == checked.lines
+    users.write_text("[users.ann\n")
+    assert run_cli("config", "check", str(file)).lines[-1].startswith(f"{users}:1: not valid TOML")
+    users.unlink()
+    assert f"there is no {users}" in run_cli("config", "check", str(file)).lines[-1]
+
+
 def test_problems_are_json_for_a_program(wrong: Path) -> None:
     outcome = run_cli("config", "check", str(wrong), "--json")
     assert outcome.code == 2

@@ -11,7 +11,7 @@ from malamute_py import EmbeddedBroker
 from malamute_py.cli import subscribe
 from malamute_py.cli.failures import CommandFailed
 from malamute_py.cli.records import RecordWriter
-from tests.cli.running import Run, Torn
+from tests.cli.running import Run, Torn, as_user, broker_of
 from tests.waiting import WAIT_MS
 
 
@@ -115,6 +115,11 @@ def test_cursors_are_moved_forward_and_reset_anywhere(m: Run, five: str) -> None
         told = m("cursor", "reset", five, "c", point, "--json").ok()
         assert told.json["next"] == expected
         assert stands(m, five, "c") == expected
+    (second,) = m("sub", five, "--start", "2", "-n", "1", "--json").ok().json_lines
+    for point, expected in ((second["id"], 2), (f"after:{second['id']}", 3)):
+        assert m("cursor", "reset", five, "c", point, "--json").ok().json["next"] == expected
+    for command in ("cursor", "group"):
+        assert "message ID" in m(command, "reset", "--help").ok().out
     assert m("cursor", "reset", five, "c", "last").code == 2
     assert m("cursor", "reset", five, "c", "somewhere").code == 2
 
@@ -136,6 +141,20 @@ def test_cursors_are_listed_edited_and_removed(m: Run, five: str) -> None:
     assert m("cursor", "info", five, "c").code == 1
 
 
+def test_who_manages_streams_and_may_not_read_moves_resets_and_edits_their_cursors() -> None:
+    with broker_of({"ann": {"write": ["*"], "manage_streams": ["*"]}}) as running:
+        run = as_user(running, "ann")
+        for body in ("a", "b", "c"):
+            run("pub", "s", body).ok()
+        assert "made s/c" in run("cursor", "edit", "s", "c", "--create", "--pin").ok().out
+        run("cursor", "edit", "s", "c", "--no-pin", "--description", "d").ok()
+        run("cursor", "move", "s", "c", "2").ok()
+        for point, expected in (("earliest", 0), ("latest", 3), ("1", 1), ("now-1h", 0)):
+            assert run("cursor", "reset", "s", "c", point, "--json").ok().json["next"] == expected
+        run("cursor", "rm", "s", "c", "--yes").ok()
+        assert run("sub", "s", "--start", "earliest", "--until-tail").code == 1
+
+
 def test_members_of_a_group_share_the_stream(m: Run, broker: EmbeddedBroker, five: str) -> None:
     assert m("sub", five, "--group", "g", "-n", "2").ok().lines == ["0", "1"]
     assert m("sub", five, "--group", "g", "-n", "3").ok().lines == ["2", "3", "4"]
@@ -155,6 +174,22 @@ def test_members_of_a_group_share_the_stream(m: Run, broker: EmbeddedBroker, fiv
     assert m("group", "rm", five, "g").code == 2
     m("group", "rm", five, "g", "--yes").ok()
     assert m("group", "ls", five).ok().lines == []
+
+
+def test_a_requeue_tells_of_the_dead_letters_that_stay(
+    m: Run, broker: EmbeddedBroker, five: str
+) -> None:
+    with broker.connect_sync() as client, client.group(five, "g", ack="manual") as member:
+        member.accepted()
+        m("group", "edit", five, "g", "--attempts", "1").ok()
+        for record in member:
+            (member.nack if record.offset in (1, 3) else member.ack)(record)
+            if record.offset == 4:
+                break
+    m("stream", "trim", five, "--before", "2", "--yes").ok()
+    told = m("group", "requeue", five, "g").ok().out
+    assert f"1 record of {five} again for g; 1 dead letter left" in told
+    assert m("group", "info", five, "g", "--json").ok().json["dead"] == 1
 
 
 def test_dead_letters_of_a_group_are_shown_and_requeued(

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from malamute_py import EmbeddedBroker
-from tests.cli.running import Run
+from tests.cli.running import Run, as_user, broker_of
 
 
 @pytest.fixture
@@ -100,6 +102,77 @@ def test_what_the_broker_refuses_is_named_and_the_rest_is_done(
     assert mailbox["refused"] == ""
     with there.connect_sync() as client:
         assert client.mailbox_info("new").settings["max_messages"] == 5
+
+
+REFUSED: list[dict[str, Any]] = [
+    {"streams": {"trades": {"memory": True}}},
+    {"streams": {"trades": {"max_age": 3}}},
+    {"streams": {"bad name": {}, "new": {"body_kind": "stone"}}},
+    {"streams": {"trades": {"schema": "ff"}}},
+    {"streams": {"new": {"level": "never"}}},
+    {"mailboxes": {"desk": {"memory": True}, "new": {"max_messages": -1}}},
+    {"services": {"lookup": {"memory": True}}},
+    {"cursors": {"nowhere": {"c": {"pin": True}}, "trades": {"etl": {"colour": "red"}}}},
+    {"groups": {"trades": {"packers": {"attempts_max": -1}}}},
+]
+
+
+@pytest.mark.parametrize("asked", REFUSED, ids=str)
+def test_a_dry_run_names_what_the_import_is_refused(
+    m: Run, there: EmbeddedBroker, asked: dict[str, Any]
+) -> None:
+    run = partial(m, "import", "-", "--json", stdin=json.dumps(asked), env=at(there))
+    before = m("export", env=at(there)).ok().json
+    dry = run("--dry-run")
+    assert m("export", env=at(there)).ok().json == before
+    done = run()
+    assert (dry.code, done.code) == (1, 1)
+    codes = [[each["refused"].partition(":")[0] for each in told.json] for told in (dry, done)]
+    assert codes[0] == codes[1]
+    assert all(codes[0])
+
+
+RIGHTS: list[dict[str, Any]] = [
+    {"read": ["*"]},
+    {"read": ["*"], "create": ["*"]},
+    {"read": ["trades"], "manage_streams": ["*"], "deny": {"create": ["new"]}},
+    {"read": ["*"], "manage_queues": ["*"]},
+    {"manage_streams": ["*"], "manage_queues": ["*"], "deny": {"send": ["ops"]}},
+    {"admin": True, "deny": {"create": ["new"]}},
+    {"admin": True},
+]
+
+
+@pytest.mark.parametrize("grant", RIGHTS, ids=str)
+def test_a_dry_run_names_what_the_user_may_not_do(grant: dict[str, Any]) -> None:
+    everything = {verb: ["*"] for verb in ("read", "send", "request", "write")}
+    asked = json.dumps(
+        {
+            "streams": {"trades": {"description": "d"}, "new": {}},
+            "mailboxes": {"desk": {"description": "d"}, "new": {}},
+            "services": {"lookup": {"description": "d"}, "new": {"dead_letters": "ops"}},
+            "cursors": {"trades": {"etl": {"description": "d"}, "new": {"pin": True}}},
+            "groups": {"trades": {"packers": {"dead_letters": "ops"}}},
+        }
+    )
+    with broker_of({"root": {"admin": True, **everything}, "ann": grant}) as running:
+        root = as_user(running, "root")
+        root("pub", "trades", "a").ok()
+        root("sub", "trades", "--group", "packers", "-n", "1").ok()
+        made: dict[str, Any] = {
+            kind: {name: {}} for kind, name in (("mailboxes", "desk"), ("services", "lookup"))
+        }
+        root("import", "-", stdin=json.dumps({**made, "cursors": {"trades": {"etl": {}}}})).ok()
+        ann = as_user(running, "ann")
+        dry, done = (
+            ann("import", "-", "--json", *more, stdin=asked) for more in (["--dry-run"], [])
+        )
+    assert dry.code == done.code
+    told, did = (
+        {(e["kind"], e["name"]): e["refused"].partition(":")[0] for e in each.json}
+        for each in (dry, done)
+    )
+    assert told == did
 
 
 def test_an_export_may_be_of_a_part_by_its_prefix(m: Run, there: EmbeddedBroker) -> None:
@@ -199,14 +272,44 @@ def test_users_go_with_the_definitions_from_one_file_into_another(
     assert "ann" not in again.out, "nothing differs"
 
 
+def test_what_is_denied_and_not_named_by_the_file_stays_denied(
+    m: Run, empty: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    m("user", "add", "ann", "--users", "users.toml", stdin="secret\n").ok()
+    for verb, name, more in (
+        ("read", "*", []), ("read", "salaries.*", ["--deny"]), ("trim", "old", ["--deny"]),
+        ("write", "a", ["--subject", "x"]),
+    ):  # fmt: skip
+        m("grant", "ann", verb, name, *more, "--users", "users.toml").ok()
+    with Path("users.toml").open("a") as file:
+        file.write("# the end\n")
+    Path("new.toml").write_text(
+        '[permissions.ann.deny]\ntrim = ["new"]\npurge = ["box"]\n'
+        '[permissions.ann.write_subjects]\nb = ["y"]\n'
+    )
+    told = m("import", "new.toml", "--users", "users.toml", "--json", env=at(empty)).ok().json
+    wanted = {
+        "read": ["*"],
+        "deny": {"read": ["salaries.*"], "trim": ["new"], "purge": ["box"]},
+        "write_subjects": {"a": ["x"], "b": ["y"]},
+    }
+    assert told[0]["settings"] == {key: wanted[key] for key in ("deny", "write_subjects")}
+    assert tomllib.loads(Path("users.toml").read_text())["permissions"]["ann"] == wanted
+    assert "# the end" in Path("users.toml").read_text()
+    again = m("import", "new.toml", "--users", "users.toml", env=at(empty)).ok()
+    assert "ann" not in again.out, "nothing differs"
+
+
 def test_users_that_a_broker_would_refuse_are_not_written(
     m: Run, empty: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("all.toml").write_text('[users.ann]\npassword = "no hash"\n[streams.made]\n')
-    failed = m("import", "all.toml", "--users", "users.toml", env=at(empty))
-    assert failed.code != 0
-    assert "ann" in failed.err
+    for more in (["--dry-run"], []):
+        failed = m("import", "all.toml", "--users", "users.toml", *more, env=at(empty))
+        assert failed.code != 0
+        assert "ann" in failed.err
     assert not Path("users.toml").exists()
     with empty.connect_sync() as client:
         assert client.list_streams("") == []

@@ -180,6 +180,15 @@ def test_records_are_read_beside_a_running_broker(tmp_path: Path) -> None:
         assert run_cli(*args).ok().lines == [str(number) for number in range(20)]
         assert run_cli(*args, "s.1", "--start", "5", "-n", "2").ok().lines == ["5", "7"]
         assert run_cli(*args, "--json", "-n", "1").ok().json_lines[0]["subject"] == "s.0"
+        name = client.publish("orders", b"20").id.hex()
+        assert run_cli(*args, "--json").ok().json_lines[20]["id"] == name
+        assert run_cli(*args, "--start", name, "-n", "1").ok().lines == ["20"]
+        assert run_cli(*args, "--start", f"after:{name}").ok().lines == []
+        assert "message ID" in run_cli("journal", "read", "--help").ok().out
+        client.trim("orders", 4)
+        trimmed = run_cli(*args, "-n", "1").ok()
+        assert trimmed.lines == ["4"]
+        assert "the oldest record that is left has offset 4" in trimmed.err
         waiting = run_cli(*args, "--start", "latest", "--follow", "--timeout", "10ms")
         assert (waiting.code, waiting.lines) == (4, [])
         unknown = run_cli("journal", "read", str(directory), "order")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
-from tests.cli.running import Run
+from tests.cli.running import Run, as_user, broker_of
 
 
 @pytest.fixture
@@ -35,6 +36,19 @@ def test_a_key_is_put_got_updated_and_deleted(m: Run, keys: str) -> None:
     gone = m("kv", "get", keys, "colour")
     assert gone.code == 1
     assert "colour" in gone.err
+
+
+@pytest.mark.parametrize("grant", [{"write": ["s"]}, {"write_subjects": {"s": ["eu.*"]}}], ids=str)
+def test_who_may_write_and_not_read_sets_and_deletes_keys(grant: dict[str, Any]) -> None:
+    with broker_of({"ann": grant, "root": {"admin": True, "read": ["*"]}}) as running:
+        run, root = as_user(running, "ann"), as_user(running, "root")
+        root("stream", "create", "s", "--keys", "--ring-bytes", "4MiB").ok()
+        run("kv", "put", "s", "eu.a", "1").ok()
+        run("kv", "update", "s", "eu.b", "2", "--revision", "0").ok()
+        run("kv", "delete", "s", "eu.a").ok()
+        assert run("kv", "get", "s", "eu.b").code == 1
+        assert root("kv", "keys", "s").ok().rows == [["eu.b", "2"]]
+        assert run("kv", "put", "s", "us.a", "1").code == ("write" not in grant)
 
 
 def test_a_value_may_come_from_standard_input(m: Run, keys: str) -> None:

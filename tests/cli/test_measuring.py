@@ -10,7 +10,7 @@ import pytest
 from malamute_py import EmbeddedBroker
 from malamute_py.cli.bench_report import WINDOWS, page, windows
 from malamute_py.cli.measuring import Measure, percentile
-from tests.cli.running import Run
+from tests.cli.running import Run, as_user, broker_of
 
 _LEVELS = ["question", "confirm stored", "confirm synced"]
 
@@ -48,15 +48,38 @@ def test_round_trips_are_measured_by_kind_and_leave_nothing(m: Run, broker: Embe
     assert not _is_left(broker)
 
 
-@pytest.mark.parametrize("words", [["rtt", "-n", "2"], ["bench", "pub", "-n", "10"]])
-def test_who_may_not_remove_what_a_measurement_made_has_the_figures_and_is_told(
-    words: list[str], monkeypatch: pytest.MonkeyPatch, m: Run
+@pytest.mark.parametrize(
+    ("words", "left"),
+    [
+        (["rtt", "-n", "2"], 1), (["bench", "pub", "-n", "10"], 1),
+        (["bench", "sub", "-n", "10"], 1), (["bench", "request", "-n", "10"], 1),
+        (["bench", "mail", "-n", "10"], 0),
+    ],
+)  # fmt: skip
+def test_what_may_not_be_removed_is_made_for_a_measurement_only_when_told(
+    words: list[str], left: int
 ) -> None:
-    with EmbeddedBroker(tcp=True, permissions={"*": {"write": ["*"]}}) as running:
-        monkeypatch.setenv("MALAMUTE_ENDPOINT", running.tcp_endpoint)
-        told = m(*words).ok()
-    assert told.rows
-    assert "is left, because it may not be removed: forbidden" in told.err
+    verbs = ("write", "read", "request", "work", "send", "receive", "create")
+    grants = {"ann": {verb: ["*"] for verb in verbs}, "root": {"admin": True}}
+    with broker_of(grants) as running:
+        ann, root = as_user(running, "ann"), as_user(running, "root")
+
+        def there() -> int:
+            kinds = ("stream", "service", "mailbox")
+            rows = [row for kind in kinds for row in root(kind, "ls").ok().rows]
+            return len([row for row in rows if row[0] != "ann"])
+
+        told = ann(*words)
+        assert there() == 0
+        if not left:
+            assert "forbidden" in told.err
+            return
+        assert (told.code, bool(told.rows)) == ((0, True) if words[0] == "rtt" else (1, False))
+        assert "which you may not remove (permission manage_" in told.err
+        told = ann(*words, "--leave").ok()
+        assert told.rows
+        assert "is left, because it may not be removed: forbidden" in told.err
+        assert there() == left
 
 
 def test_a_trip_that_the_broker_refuses_is_named_as_not_measured(

@@ -17,9 +17,10 @@ from malamute_protocol.schema import Schemas, schema_id
 from malamute_py import EmbeddedBroker
 from malamute_py.cli import exporting, importing
 from malamute_py.client.session.tables import TableRows
-from tests.cli.running import Run
+from tests.cli.running import Run, as_user, broker_of, run_cli
 
 pa: Any = pytest.importorskip("pyarrow")
+pq: Any = pytest.importorskip("pyarrow.parquet")
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def filled(broker: EmbeddedBroker, stream: str) -> str:
 def kept(m: Run, stream: str) -> list[Any]:
     """All records of a stream, but for what a copy does not keep."""
     found = m("sub", stream, "--start", "earliest", "--until-tail", "--json").ok().json_lines
-    return [{k: v for k, v in each.items() if k not in ("offset", "time")} for each in found]
+    return [{k: v for k, v in each.items() if k not in ("offset", "time", "id")} for each in found]
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
@@ -130,6 +131,38 @@ def test_another_stream_of_the_name_takes_the_records_anew(
     m("stream", "import", stream, str(file)).ok()
     m("stream", "rm", stream, "--yes").ok()
     assert m("stream", "import", stream, str(file), "--json").ok().json["added"] == 1
+
+
+@pytest.mark.parametrize(
+    "grant", [{"write": ["*"]}, {"write_subjects": {"*": ["a.*"]}, "create": ["*"]}]
+)
+def test_who_may_write_and_not_read_imports_each_record_once(
+    grant: dict[str, Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "r.jsonl"
+    file.write_text("".join(f'{{"body": "{n}", "subject": "a.x"}}\n' for n in range(5)))
+    with broker_of({"ann": grant, "root": {"create": ["*"]}}) as running:
+        run = as_user(running, "ann")
+        for added in (5, 0):
+            assert run("stream", "import", "s", str(file), "--json").ok().json["added"] == added
+        rows = str(tmp_path / "rows.parquet")
+        pq.write_table(pa.table({"n": [0]}), rows)
+        as_user(running, "root")("stream", "create", "typed", "--schema", rows).ok()
+        file.write_text('{"row": {"n": 1}, "subject": "a.x"}\n')
+        told = run("stream", "import", "typed", str(file), "--no-keys", "--json").ok().json
+        assert told["added"] == 1
+        assert run("stream", "info", "s").code == 1, "nothing else is told"
+        file.write_text('{"body": "0", "subject": "b.x"}\n')
+        assert run("stream", "import", "s", str(file)).code == ("write" not in grant)
+
+
+def test_an_import_without_keys_needs_no_identity(tmp_path: Path) -> None:
+    file = tmp_path / "r.jsonl"
+    file.write_text('{"body": "a"}\n')
+    with EmbeddedBroker(tcp=True, permissions={"*": {"write": ["*"]}}) as running:
+        env = {"MALAMUTE_ENDPOINT": running.tcp_endpoint}
+        told = run_cli("stream", "import", "s", str(file), "--no-keys", "--json", env=env)
+        assert told.ok().json["added"] == 1
 
 
 def test_a_ring_of_its_own_has_no_keys_and_takes_all_when_told(

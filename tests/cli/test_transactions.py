@@ -19,10 +19,14 @@ def test_open_transactions_are_listed_and_ended(m: Run, broker: EmbeddedBroker) 
         transaction.begin()
         (row,) = m("transaction", "ls").ok().rows
         assert row[:3] == [transaction.id.hex(), "loader", "open"]
-        told = m("transaction", "end", transaction.id.hex(), "--json").ok()
+        asked = m("transaction", "end", transaction.id.hex())
+        assert asked.code == 2
+        assert "say so with --yes" in asked.err
+        assert m("transaction", "ls").ok().rows
+        told = m("transaction", "end", transaction.id.hex(), "--yes", "--json").ok()
         assert told.json == {"ended": transaction.id.hex(), "given_up": {}}
         assert m("transaction", "ls", "--json").ok().json == []
-    failed = m("transaction", "end", transaction.id.hex())
+    failed = m("transaction", "end", transaction.id.hex(), "--yes")
     assert failed.code != 0
     assert "no transaction" in failed.err
     assert m("transaction", "end", "x").code == 2
@@ -68,11 +72,11 @@ def test_what_is_put_off_is_given_up_only_where_the_operator_says_so(
 ) -> None:
     with broker.connect_sync(identity="loader") as client:
         id = put_off(client, "mine", "yours")
-        failed = m("transaction", "end", id.hex())
+        failed = m("transaction", "end", id.hex(), "--yes")
         assert failed.code != 0
         assert "1 records for stream mine (full: " in failed.err
         assert "--give-up" in failed.err
-        told = m("transaction", "end", id.hex(), "--give-up", "--json").ok()
+        told = m("transaction", "end", id.hex(), "--give-up", "--yes", "--json").ok()
         assert told.json == {"ended": id.hex(), "given_up": {"mine": 1}}
         assert client.transactions() == []
         assert client.stream_info("yours").records == 1

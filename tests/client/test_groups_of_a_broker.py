@@ -362,7 +362,9 @@ async def test_a_group_is_reset_and_a_member_that_is_at_work_is_a_hindrance_unle
     assert refused.value.code == "in_use"
     facts = await shell.do("reset_group", "s", "readers", 40, force=True)
     assert (facts.next, facts.more["before"], facts.members) == (40, 100, [])
-    assert await shell.call(member.next_batch, WAIT_MS) is None
+    with pytest.raises(BrokerRefused, match="group_reset: the group was reset by force") as refused:
+        await shell.call(member.next_batch, WAIT_MS)
+    assert refused.value.code == "group_reset"
     again = joined(shell)
     assert (await shell.call(again.next_batch, WAIT_MS)).offsets.tolist() == list(range(40, 100))
     await shell.call(again.close)

@@ -29,6 +29,9 @@ from tests.journal.rings import Place, S, file_place, memory_place, put, records
 from tests.journal.test_retention import tidy
 from tests.seeds import examples, slow
 
+PLAIN = (NO_CLIENT_TIME, NEVER, 0)
+"""Facts of a batch whose records have no times."""
+
 TEXTS = st.lists(st.integers(0, 40).map(str), max_size=12)
 NOTES = st.lists(st.tuples(st.integers(0, 2), st.one_of(st.none(), TEXTS)), max_size=30)
 """Entries to go forward, and items that the entry reached holds (None: unknown)."""
@@ -377,7 +380,7 @@ def test_an_entry_that_grows_after_an_opening_is_not_excluded() -> None:
     def add(number: int) -> None:
         keys = ([f"c{number}"], [{"order": f"o{number}"}])
         at = 4096 + 1000 * number
-        live.add(1, at, 1000, number, number + 1, 1, NO_CLIENT_TIME, NEVER, keys)
+        live.add(1, at, 1000, number, number + 1, 1, PLAIN, keys)
 
     for number in range(250):
         if number % 40 == 39:
@@ -430,7 +433,7 @@ def test_an_index_of_an_earlier_version_has_its_batches_read_whole(tmp_path: Pat
     for more in range(200):
         keys = ([f"more{more}"], ())
         base = end + more
-        live.add(1, 70_000 + 3000 * more, 3000, base, base + 1, 1, NO_CLIENT_TIME, NEVER, keys)
+        live.add(1, 70_000 + 3000 * more, 3000, base, base + 1, 1, PLAIN, keys)
     headers = live.headers(1)
     assert set(range(count)) <= set(headers.subject("absent"))
     assert len(headers.subject("absent")) < count + 60

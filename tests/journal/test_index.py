@@ -151,13 +151,13 @@ def test_an_index_from_its_file_answers_as_the_one_in_memory(
         base = nexts.get(stream, 0)
         nexts[stream] = base + len(rows)
         client = (number, number + 5) if number % 3 else NO_CLIENT_TIME
-        live.add(
-            stream, position, len(content), base, nexts[stream], 7 * number, client, NEVER, keys
-        )
+        facts = (client, NEVER, 900 - number if number % 2 else 0)
+        live.add(stream, position, len(content), base, nexts[stream], 7 * number, facts, keys)
         position += len(content) if number % 4 else len(content) + 800
     stored = read_index(live.pack(b"r" * 16, 3, 1, 9), b"r" * 16, 3)
     assert stored is not None
     assert stored.spans == live.spans
+    assert stored.expiries == live.expiries
     for stream, after in nexts.items():
         for low in range(0, after, 3):
             ours, theirs = (i.entries(stream, low, after) for i in (live, stored))

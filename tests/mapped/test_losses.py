@@ -378,6 +378,38 @@ def test_what_was_trimmed_is_a_gap_by_retention(log: Log, reader: LogReader) -> 
     assert notes.gone() == [(5, 12, "retention")]
 
 
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("by", ["ring", "trim", "max_records", "all"])
+def test_a_reading_from_the_earliest_record_is_told_where_that_is_when_older_ones_are_gone(
+    log: Log, reader: LogReader, by: str, strict: bool
+) -> None:
+    trades, notes = log.create("trades", max_records=18 if by == "max_records" else 0), Noted()
+    log.fill(trades, 30)
+    if by == "ring":
+        log.ring("main").remove_before(trades, offset=12)
+    elif by != "max_records":
+        log.change(StreamTrimmed(trades, 12 if by == "trim" else 30, 2000, "op"))
+    log.tidy()
+    begin = 30 if by == "all" else 12
+    reading = reader.read("trades", until="tail", strict=strict, on_notice=notes.append)
+    assert reading.position.next == begin
+    assert records(reading) == filled(begin, 30)
+    assert notes == [malamute.BegunNotice(begin)]
+    for start in ("latest", begin):
+        records(reader.read("trades", start=start, until="tail", on_notice=notes.append))
+    assert len(notes) == 1
+
+
+def test_a_reading_from_the_earliest_record_of_a_whole_stream_is_told_nothing(
+    log: Log, reader: LogReader
+) -> None:
+    trades, notes = log.create("trades"), Noted()
+    assert not records(reader.read("trades", until="tail", on_notice=notes.append))
+    log.fill(trades, 30)
+    assert records(reader.read("trades", until="tail", on_notice=notes.append)) == filled(0, 30)
+    assert not notes
+
+
 def test_what_a_client_trimmed_is_named_as_purged_though_the_ring_has_not_noted_it(
     log: Log, reader: LogReader
 ) -> None:

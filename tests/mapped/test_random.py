@@ -38,6 +38,9 @@ class Follower:
         self.begin = self.reading.position.next
 
     def note(self, notice: malamute.Notice) -> None:
+        if isinstance(notice, malamute.BegunNotice):
+            assert notice.offset == self.begin, notice
+            return
         # Nothing is damaged here: what is gone the ring took.
         assert isinstance(notice, malamute.GapNotice), notice
         assert notice.code == "retention", notice

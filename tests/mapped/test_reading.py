@@ -21,7 +21,7 @@ from malamute_py.journal.layout import control_content
 from malamute_py.mapped import LogReader, StreamRemoved, UnknownStream
 from malamute_py.mapped.walk import Found
 from tests.journal.rings import S, batch
-from tests.mapped.logs import SMALL, Log, body_at, filled, records
+from tests.mapped.logs import SMALL, Log, Noted, body_at, filled, records
 
 
 def test_a_batch_that_cannot_be_read_has_no_client_time(
@@ -462,3 +462,18 @@ def test_a_stream_made_across_two_segments_is_found_after_the_ring_has_come_roun
         records(reading)
         assert [entry.name for entry in reader.streams()] == ["new", "trades"]
     log.close()
+
+
+def test_an_id_from_before_the_stream_was_made_is_of_an_earlier_one_of_its_name(
+    log: Log, reader: LogReader
+) -> None:
+    trades, notes = log.create("trades"), Noted()
+    log.fill(trades, 10)
+    start = malamute.AtMessage(message_id(999, 5))
+    found = records(reader.read("trades", start=start, until="tail", on_notice=notes.append))
+    assert found == filled(0, 10)
+    assert [
+        (note.from_offset, note.to_offset)
+        for note in notes
+        if isinstance(note, malamute.RewoundNotice)
+    ] == [(5, 0)]

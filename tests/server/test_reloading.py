@@ -155,7 +155,7 @@ def test_users_and_permissions_are_taken_up_together_or_not_at_all(tmp_path: Pat
     )
     outcomes = {outcome: key for key, outcome, _ in found.changes}
     assert outcomes == {
-        "refused": f"{file}: users.ann.password", "applied": "streams.streams_max",
+        "refused": f"{file}:2: users.ann.password", "applied": "streams.streams_max",
     }  # fmt: skip
     assert found.complete.permissions["ann"].read == ["x"]
     assert found.complete.authentication == before.complete.authentication
@@ -165,9 +165,9 @@ def test_users_and_permissions_are_taken_up_together_or_not_at_all(tmp_path: Pat
 @pytest.mark.parametrize(
     ("text", "key"),
     [
-        ("[quotas.ann]\nstreems = 1", "quotas.identities.ann.streems"),
-        ('[users.bob]\nidentities = ["web"]', "authentication.identities.bob"),
-        ('[users.bob]\nidentities = ["ann-{n}"]', "authentication.identities.bob"),
+        ("[quotas.ann]\nstreems = 1", "quotas.ann.streems"),
+        ('[users.bob]\nidentities = ["web"]', "users.bob.identities"),
+        ('[users.bob]\nidentities = ["ann-{n}"]', "users.bob.identities"),
     ],
 )
 def test_a_users_file_is_checked_as_a_configuration_is(tmp_path: Path, text: str, key: str) -> None:
@@ -181,7 +181,7 @@ def test_a_users_file_is_checked_as_a_configuration_is(tmp_path: Path, text: str
     file.write_text(good + text)
     found = take_up(before, Examined(config, [], [], str), with_users)
     assert [(each, outcome) for each, outcome, _ in found.changes] == [
-        (f"{file}: {key}", "refused")
+        (f"{file}:4: {key}", "refused")
     ]
     assert found.complete == before.complete
 
@@ -214,6 +214,26 @@ def test_a_fault_of_the_configuration_holds_the_users_file_back(tmp_path: Path) 
     file.write_text(text)
     found = take_up(before, examine(file), with_users)
     assert set(found.complete.authentication.users) == {"ann", "bob"}
+
+
+def test_a_reload_tells_every_fault_of_the_users_file_with_its_line(tmp_path: Path) -> None:
+    file, users = tmp_path / "malamute.toml", tmp_path / "users.toml"
+    file.write_text(f'[authentication]\nmechanism = "plain"\nusers_file = "{users}"\n')
+    ann = f'[users.ann]\npassword = "{ANN}"\n'
+    users.write_text(ann)
+    users.chmod(0o600)
+    config = load(file)
+    before = Reading(config, with_users(config), [])
+    users.write_text(
+        f'{ann}[users.bob]\npassword = "x"\nidentities = 5\n[permissions.ann]\nreed = ["a"]\n'
+    )
+    found = take_up(before, examine(file), with_users)
+    assert [(key, outcome) for key, outcome, _ in found.changes] == [
+        (f"{users}:4: users.bob.password", "refused"),
+        (f"{users}:5: users.bob.identities", "refused"),
+        (f"{users}:7: permissions.ann.reed", "refused"),
+    ]
+    assert found.complete == before.complete
 
 
 def test_what_a_wrong_users_file_holds_back_is_told_by_name(tmp_path: Path) -> None:
@@ -559,9 +579,9 @@ def test_who_belongs_to_a_namespace_is_narrowed_by_its_prefix_and_its_users() ->
 @pytest.mark.moderate
 def test_an_embedded_broker_reads_its_users_anew(tmp_path: Path) -> None:
     with world(tmp_path) as made:
-        made.server._reread = None
+        made.server.rereading.read = None
         made.write(USERS.format(ann=ANN, bob=ANN))
-        assert made.server.request_reload() == ""
+        assert made.server.rereading.request() == ""
         until(lambda: bool(made.lines.of("configuration_reloaded")))
         with made.peer("bob", "a") as bob:
             assert bob.welcome is not None
@@ -618,11 +638,11 @@ def test_a_signal_amid_a_reading_has_the_configuration_read_once_more(tmp_path: 
     gate = Gate(file)
     with Server(load(file), log=Lines(), reread=gate.read) as server:
         gate.open.clear()
-        server._on_reload_signal(signal.SIGHUP, None)
+        server.rereading.on_signal(signal.SIGHUP, None)
         until(lambda: gate.count == 2)
         file.write_text(file.read_text() + "[streams]\nstreams_max = 7\n")
         for _ in range(3):
-            server._on_reload_signal(signal.SIGHUP, None)
+            server.rereading.on_signal(signal.SIGHUP, None)
         gate.open.set()
         until(lambda: server.config.streams.streams_max == 7)
         assert gate.count == 3
@@ -631,7 +651,7 @@ def test_a_signal_amid_a_reading_has_the_configuration_read_once_more(tmp_path: 
 def test_a_system_without_room_for_a_thread_costs_one_reload_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No reload was possible afterwards, and one that a signal asked for ended the broker."""
+    """No reload was possible afterwards, and one that a signal asked for was lost in silence."""
     file = tmp_path / "malamute.toml"
     file.write_text('data_directory = ""\nlisten = ["inproc://reloads"]\n')
     gate = Gate(file)
@@ -639,11 +659,16 @@ def test_a_system_without_room_for_a_thread_costs_one_reload_only(
     def refused(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    with Server(load(file), log=Lines(), reread=gate.read) as server:
+    lines = Lines()
+    with Server(load(file), log=lines, reread=gate.read) as server:
         with monkeypatch.context() as patched:
             patched.setattr(threading.Thread, "start", refused)
-            assert "can't start new thread" in server.request_reload()
-            server._on_reload_signal(signal.SIGHUP, None)
+            assert "can't start new thread" in server.rereading.request(5, 1)
+            server.rereading.on_signal(signal.SIGHUP, None)
+        until(lambda: len(lines.of("reload_failed")) == 2)
+        assert [(one["link"], one["reason"]) for one in lines.of("reload_failed")] == [
+            (5, "can't start new thread"), (0, "can't start new thread"),
+        ]  # fmt: skip
         assert gate.count == 1
-        server._on_reload_signal(signal.SIGHUP, None)
+        server.rereading.on_signal(signal.SIGHUP, None)
         until(lambda: gate.count == 2)

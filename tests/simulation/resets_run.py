@@ -407,7 +407,7 @@ class ResetsRun:
         group.reset(next)
         late = {link: set(self.seats[link].held) for link in seated}
         for link in seated:
-            self.seats[link].owed = "cancelled"
+            self.seats[link].owed = "group_reset"
             self.seats[link].held.clear()
         shell.broker.receive(OPERATOR, "", [command], [], shell.now_ms)
         for link, held in late.items():

@@ -16,7 +16,12 @@ from malamute_py.client.sync.client import SyncClient
 from malamute_py.config import Authentication, Grant
 from malamute_py.server.authentication.credentials import hash_password
 from pyspark_malamute import links, sink, sink_task
-from pyspark_malamute.errors import BatchChanged, MalamuteSourceError, SourceUnavailable
+from pyspark_malamute.errors import (
+    BatchChanged,
+    MalamuteSourceError,
+    SourceUnavailable,
+    UnwritableRows,
+)
 from pyspark_malamute.kept_links import KEPT
 from pyspark_malamute.sink import commit
 from pyspark_malamute.sink_commits import BatchName, Published, read_published
@@ -356,3 +361,36 @@ def test_chunks_keep_the_limits_of_the_broker(batch: BatchName) -> None:
         assert told.rows == 200
         with small.connect_sync() as client:
             assert numbers(client, "out") == list(range(200))
+
+
+def test_a_row_above_the_limits_of_the_broker_is_named_and_nothing_of_its_chunk_is_published(
+    batch: BatchName,
+) -> None:
+    low: dict[str, Any] = {
+        "limits.batch_bytes_max": 64 << 10, "limits.record_bytes_max": 64 << 10,
+    }  # fmt: skip
+    with EmbeddedBroker(tcp=True, **low) as small, small.connect_sync() as client:
+        chosen = parse_sink_options(
+            {"endpoint": small.tcp_endpoint, "stream": "out"}, streaming=True
+        )
+        large = iter([rows(0, 50), rows(50, 60, 4_000), rows(60, 62, 70_000)])
+        with pytest.raises(UnwritableRows) as caught:
+            write_partition(chosen, batch, 3, large)
+        assert str(caught.value) == (
+            "malamute sink: column 'body' of row 60 of the partition has 70000 bytes for stream "
+            "'out', at most 65536 by the broker's limits.record_bytes_max; this is partition 3"
+        )
+        assert max(numbers(client, "out")) < 60
+        # Of several streams, each row may have another.
+        made: Any = pa
+        bodies = made.array([b"1", bytes(70_000)], made.binary())
+        several = made.record_batch({"stream": ["one", "two"], "body": bodies})
+        chosen = parse_sink_options({"endpoint": small.tcp_endpoint}, streaming=True)
+        with pytest.raises(UnwritableRows, match=r"row 1 of the partition .* for stream 'two'"):
+            write_partition(chosen, batch, 4, iter([several]))
+        # A body that a record may have, in a batch that is larger for its stamp and its head.
+        chosen = parse_sink_options(
+            {"endpoint": small.tcp_endpoint, "stream": "brim"}, streaming=True
+        )
+        with pytest.raises(UnwritableRows, match=r"row 1 of the partition .* takes 65536 bytes"):
+            write_partition(chosen, batch, 5, iter([rows(0, 1), rows(1, 2, 64 << 10)]))

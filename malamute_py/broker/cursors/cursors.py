@@ -169,8 +169,15 @@ class Cursors:
         """Put changes on their way into the log; for a stream in memory they apply at once."""
         self._steps.put(changes, *effects, memory=stream.ring.memory)
 
-    def _stream(self, link: Link, name: str, action: str = "read") -> Stream:
-        """Return the stream of a command. Raises BrokerRefused."""
+    def _stream(self, link: Link, name: str) -> Stream:
+        """Return a stream whose cursors a link may move: who reads it, or manages it.
+
+        Raises BrokerRefused.
+        """
+        permit = self._shard.settings.permit
+        action = "read"
+        if not permit(link.owner, action, name) and permit(link.owner, "manage_streams", name):
+            action = "manage_streams"
         return self._catalogue.find(link.owner, name, action)
 
     # --- moving -------------------------------------------------------------------------------
@@ -266,9 +273,9 @@ class Cursors:
         cursor = self._cursors.get(place)
         known = None if cursor is None else cursor.row.settings
         settings = self._edited(place, command)
-        pins = settings.pin and (known is None or settings != known)
+        pins = settings != known and (settings.pin or (known is not None and known.pin))
         if pins and not self._shard.settings.permit(link.owner, "manage_streams", command.stream):
-            raise BrokerRefused("forbidden", f"you may not pin stream '{command.stream}'")
+            raise BrokerRefused("forbidden", f"you may not pin or unpin stream '{command.stream}'")
         stands = self._next_after_moves(place)
         if stands is not None:
             self._edit(link, command, stream, stands, "edited")
@@ -327,8 +334,9 @@ class Cursors:
             self._answers.refuse_with(link, command, error)
             return
         change = CursorSet(
-            stream.number, command.cursor, next, self._shard.now_ms, settings, why, link.owner
-        )
+            stream.number, command.cursor, next, self._shard.now_ms, settings, why, link.owner,
+            self._shard.epoch,
+        )  # fmt: skip
         self._edits[place] = settings
         moving = _Moving(self, stream, command.cursor, [next], link.owner, settings)
         answer = Answer(self._answers, link, command, partial(self._facts_at, place))
@@ -336,7 +344,7 @@ class Cursors:
 
     def remove_cursor(self, link: Link, command: RemoveCursor) -> None:
         """Remove a cursor and its pin; answered when that is durable. Raises BrokerRefused."""
-        stream = self._stream(link, command.stream, "manage_streams")
+        stream = self._catalogue.find(link.owner, command.stream, "manage_streams")
         place = stream.number, command.cursor
         if self._cursors.get(place) is None:
             raise BrokerRefused("unknown_cursor", f"there is no cursor '{command.cursor}'")
@@ -359,7 +367,9 @@ class Cursors:
         """
         name, settings = command.cursor, self._shard.settings
         told_by = self._catalogue.telling(link.owner, command.stream)
-        stream = self._stream(link, command.stream, told_by) if command.stream else None
+        stream = None
+        if command.stream:
+            stream = self._catalogue.find(link.owner, command.stream, told_by)
         if stream is not None and name and not name.endswith("*"):
             cursor = self._cursors.get((stream.number, name))
             if cursor is None:

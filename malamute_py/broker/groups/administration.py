@@ -93,7 +93,7 @@ class GroupAdministration:
             return
         for member in list(group.members):
             # The member joined while the removal was on its way.
-            member.owner.end(member, "cancelled")
+            member.owner.end(member, "unknown_group")
         group.gone = True
 
     def settings_of(
@@ -110,7 +110,11 @@ class GroupAdministration:
         limits = self._shard.settings
         settings = queue_settings(GroupSettings, values, limits.settings_bytes_max, over, defaults)
         mailbox = settings.dead_letters
-        if "dead_letters" in values and mailbox and not limits.permit(link.owner, "send", mailbox):
+        if (
+            "dead_letters" in values
+            and mailbox
+            and not limits.permit(link.owner, "dead_letters", mailbox)
+        ):
             raise BrokerRefused("forbidden", f"you may not send to mailbox '{mailbox}'")
         return settings
 

@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 from malamute_protocol.content import Content
 from malamute_protocol.errors import BrokerRefused
 from malamute_protocol.extract import copy_rows, copy_whole, extractable
+from malamute_protocol.stamp import append_time_of
 from malamute_py.broker.context import Shard
 from malamute_py.broker.groups.group import Group
 from malamute_py.broker.groups.holdings import Picked
@@ -88,9 +89,12 @@ class DeadLetters:
         else:
             frame = copy_whole(content)
             offsets = list(range(batch.base, batch.next))
+        expiries = content.expiries
+        places = [offset - batch.base for offset in offsets]
         origin = Origin(
             stream.number, stream.name, group.name, self.shard.epoch, entry[2], offsets,
-            group.slots_at(offsets),
+            group.slots_at(offsets), append_time_of(batch.stamp),
+            [] if expiries is None else expiries[places].tolist(),
         )  # fmt: skip
         names = dict.fromkeys((group.dead_letters, group.default_dead_letters))
         for name in names:

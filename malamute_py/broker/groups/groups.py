@@ -601,7 +601,7 @@ class Groups:
         group.gone = True
         # An exclusive group's holder, which is the first, goes last: none of the others follows it.
         for member in reversed(list(group.members)):
-            self.end(member, "cancelled")
+            self.end(member, "group_reset")
         if group.absent_holder is not None:
             group.give_up_absent_holder()
 

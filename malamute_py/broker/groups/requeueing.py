@@ -1,8 +1,9 @@
 """Requeueing: REQUEUE_GROUP, by which the records of dead letters come again.
 
 Owns the way of dead letters back into their group. The rules: a dead letter leaves its mailbox in
-the step that lets its record wait again; one whose record the stream has no longer stays where it
-is; a long list is done in portions, one a turn. Source: SPEC.md, section 4.8.
+the step that lets its record wait again; one whose record no member would get stays where it is,
+whatever removed the record; a long list is done in portions, one a turn. Source: SPEC.md,
+section 4.8.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from functools import partial
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from malamute_protocol.commands import RequeueGroup
 from malamute_protocol.errors import BrokerRefused
@@ -20,14 +22,23 @@ from malamute_py.broker.groups.group import Group
 from malamute_py.broker.groups.reader import GroupReader
 from malamute_py.broker.links.link import Link
 from malamute_py.broker.log.answers import Answer, Answers
+from malamute_py.broker.log.bodies import Body
 from malamute_py.broker.log.steps import Part, Steps, Then
 from malamute_py.broker.mail.mailbox import Mailbox
 from malamute_py.broker.mail.messages import RowsOfPut
 from malamute_py.broker.mail.puts import LetterSearch, Puts
-from malamute_py.broker.structures.bitmaps import places_of
+from malamute_py.broker.streams.conditions import check_ready
+from malamute_py.broker.structures.bitmaps import bits_of_rows, places_of
 from malamute_py.broker.structures.timers import Timers
-from malamute_py.changelog.records import Change, GroupDone, GroupRevived, Range, rows_of
-from malamute_py.changelog.tables import Rare
+from malamute_py.changelog.records import (
+    Change,
+    GroupDone,
+    GroupRevived,
+    Origin,
+    Range,
+    rows_of,
+)
+from malamute_py.changelog.tables import MessageRow, Rare
 
 NUMBERS_MAX: Final = 1_000
 """Numbers that one REQUEUE_GROUP names at most."""
@@ -62,6 +73,8 @@ class Requeueing:
         if len(command.numbers) > NUMBERS_MAX:
             raise BrokerRefused("too_large", f"at most {NUMBERS_MAX} numbers at once")
         group = self._administration.find(link, command.stream, command.group, "admin groups of")
+        if group.stream.keys is not None:
+            check_ready(group.stream, group.stream.keys)
         # Either may have letters: the default takes those that the mailbox of the settings refuses.
         places = list(dict.fromkeys((group.dead_letters, group.default_dead_letters)))
         answer = Answer(self._answers, link, command)
@@ -78,12 +91,7 @@ class Requeueing:
             return
         found = self._puts.next_letters(job.search, job.is_mine)
         if found is not None:
-            mailbox, letters = found
-            rows = self._there(job, letters)
-            if rows:
-                self._take(job, mailbox, rows)
-            else:
-                self._timers.set(self._shard.now_ms, partial(self._revive, job, lsn))
+            self._sort(job, _Portion(found[0], lsn), found[1])
         elif job.count:
             job.answer.value = partial(dict, count=job.count, gone=job.gone)
             job.answer.after(lsn)
@@ -94,34 +102,82 @@ class Requeueing:
         else:
             job.answer.refuse("unknown_request", "no such dead letter")
 
-    def _there(self, job: _Job, letters: list[RowsOfPut]) -> list[RowsOfPut]:
-        """Return the dead letters whose records the stream still has; count the others."""
-        stream = job.group.stream
-        rows: list[RowsOfPut] = []
+    def _sort(self, job: _Job, portion: _Portion, letters: list[RowsOfPut]) -> None:
+        """Tell dead letters whose records the stream still has from others, and take the former.
+
+        Purges by subject are marks that only headers answer, so letters of records that one may
+        have taken are read first.
+        """
+        purged_before = job.group.stream.purges.before
+        doubtful: list[RowsOfPut] = []
         for base, mask, row in letters:
-            assert row.rare is not None
-            origin = row.rare.origin
-            assert origin is not None
-            first = stream.first_to_read(self._shard.now_ms)
-            end = stream.position_end(origin.epoch)
-            keyless = job.group.slots is not None and not origin.slots
-            kept = 0
-            for place in places_of(mask):
-                if first <= origin.offsets[place] < end and not keyless:
-                    kept |= 1 << place
+            origin = _origin(row)
+            kept = self._left(job.group, origin, mask)
             job.gone += (mask ^ kept).bit_count()
-            if kept:
-                rows.append((base, kept, row))
-        return rows
+            if any(origin.offsets[place] < purged_before for place in places_of(kept)):
+                doubtful.append((base, kept, row))
+            elif kept:
+                portion.rows.append((base, kept, row))
+        portion.unread = len(doubtful)
+        for letter in doubtful:
+            self._puts.read(letter, partial(self._read, job, portion, letter))
+        if not doubtful:
+            self._take_portion(job, portion)
+
+    def _read(self, job: _Job, portion: _Portion, letter: RowsOfPut, body: Body | None) -> None:
+        """Take the rows of a letter that no purge by subject took; one that is lost stays."""
+        base, mask, row = letter
+        offsets = np.array(_origin(row).offsets, np.int64)
+        kept = 0
+        if body is not None:
+            left = job.group.stream.purges.left(body.content, int(offsets.min()), offsets)
+            kept = mask if left is None else mask & bits_of_rows(left)
+        job.gone += (mask ^ kept).bit_count()
+        if kept:
+            portion.rows.append((base, kept, row))
+        portion.unread -= 1
+        if not portion.unread:
+            self._timers.set(self._shard.now_ms, partial(self._take_read, job, portion))
+
+    def _take_read(self, job: _Job, portion: _Portion) -> None:
+        """Take what neither a reader nor another requeue took while letters were being read."""
+        mailbox = portion.mailbox
+        free = [(self._puts.still_free(mailbox, letter), letter) for letter in portion.rows]
+        portion.rows = [(base, mask, row) for mask, (base, _, row) in free if mask]
+        self._take_portion(job, portion)
+
+    def _take_portion(self, job: _Job, portion: _Portion) -> None:
+        """Let the records of a portion come again, or look at the next portion."""
+        if portion.rows and not job.group.gone:
+            self._take(job, portion.mailbox, portion.rows)
+        else:
+            self._timers.set(self._shard.now_ms, partial(self._revive, job, portion.lsn))
+
+    def _left(self, group: Group, origin: Origin, mask: int) -> int:
+        """Return the letters whose records are within the bounds of their stream, unexpired."""
+        stream, now_ms = group.stream, self._shard.now_ms
+        if group.slots is not None and not origin.slots:
+            return 0
+        first, end = stream.first_to_read(now_ms), stream.position_end(origin.epoch)
+        if origin.at_ms and origin.at_ms < stream.oldest_ms(now_ms):
+            first = max(first, stream.pinned)
+        keys, expiries = stream.keys, origin.expiries
+        left = 0
+        for place in places_of(mask):
+            offset = origin.offsets[place]
+            if not first <= offset < end or (expiries and 0 < expiries[place] <= now_ms):
+                continue
+            # Of records before `first` only the newest of their subjects are left, and have moved.
+            if keys is None or offset >= stream.first or keys.moved_from(offset, offset + 1, 1):
+                left |= 1 << place
+        return left
 
     def _take(self, job: _Job, mailbox: Mailbox, rows: list[RowsOfPut]) -> None:
         """Log that the records of some dead letters wait again, and that the letters are gone."""
         group = job.group
         again: dict[int, int] = {}
         for _, mask, row in rows:
-            assert row.rare is not None
-            origin = row.rare.origin
-            assert origin is not None
+            origin = _origin(row)
             for place in places_of(mask):
                 again[origin.offsets[place]] = origin.slots[place] if origin.slots else 0
         changes: list[Change] = []
@@ -149,6 +205,24 @@ class Requeueing:
         self._timers.set(self._shard.now_ms, partial(self._revive, job, lsn))
 
 
+def _origin(row: MessageRow) -> Origin:
+    assert row.rare is not None
+    origin = row.rare.origin
+    assert origin is not None
+    return origin
+
+
+class _Portion(msgspec.Struct, eq=False):
+    """Dead letters of one portion that are to come again."""
+
+    mailbox: Mailbox
+    lsn: int
+    """End in the log of the portion before."""
+    rows: list[RowsOfPut] = []
+    unread: int = 0
+    """Letters that are being read."""
+
+
 class _Job(msgspec.Struct, eq=False):
     """One REQUEUE_GROUP that is being done."""
 
@@ -157,7 +231,7 @@ class _Job(msgspec.Struct, eq=False):
     answer: Answer
     count: int = 0
     gone: int = 0
-    """Dead letters whose records the stream has no longer."""
+    """Dead letters whose records the stream has no longer for readers."""
 
     def is_mine(self, rare: Rare) -> bool:
         """Whether a message is a dead letter of the group."""

@@ -19,12 +19,17 @@ class Ledger:
     The records that were recovered are one piece until split() was told how their bytes lie.
     """
 
-    __slots__ = ("_piece_bytes", "_pieces", "asked_ms", "bytes", "split_asked", "unsplit")
+    __slots__ = (
+        "_piece_bytes", "_pieces", "asked_ms", "begin", "bytes", "split_asked", "unsplit",
+    )  # fmt: skip
 
     def __init__(self, first: int, next: int, size: int) -> None:
         self._pieces: deque[list[int]] = deque()
         self._piece_bytes = 1 << 16
         self.bytes = size
+        self.begin = first
+        """Offset at which the first piece begins: that of the stream, or before where a trim left
+        some of a piece."""
         self.split_asked = False
         """Whether the index is asked how the bytes of the recovered piece lie."""
         self.unsplit = next > first
@@ -68,14 +73,15 @@ class Ledger:
                 joined.append(piece)
         self._pieces = joined
 
-    def split(self, splits: list[tuple[int, int]]) -> None:
-        """Replace the recovered piece by finer ones: (next, bytes), ascending.
+    def split(self, splits: list[tuple[int, int]], first: int) -> None:
+        """Replace the recovered piece by finer ones: (next, bytes), ascending, from `first` on.
 
         Retention by size need not drop all that was recovered then.
         """
         if not self.unsplit:
             return
         self.unsplit = False
+        self.begin = first
         old = self._pieces.popleft()
         size = 0
         for next, part in reversed(splits):
@@ -88,18 +94,20 @@ class Ledger:
         """Uncount the pieces before `first`, which were trimmed."""
         pieces = self._pieces
         while pieces and pieces[0][0] <= first:
-            self.bytes -= pieces.popleft()[1]
+            self.begin, size, _ = pieces.popleft()
+            self.bytes -= size
             self.unsplit = False
         if not pieces:
             self.bytes = 0
 
     def bytes_before(self, offset: int) -> int:
-        """Bytes before an offset, without the piece that it lies in: aged_bytes of STREAM_INFO."""
-        size = 0
+        """Bytes before an offset, about: of the piece that it lies in, a share by offsets."""
+        size, begin = 0, self.begin
         for next, part, _ in self._pieces:
             if next > offset:
-                break
+                return size + part * max(0, offset - begin) // (next - begin)
             size += part
+            begin = next
         return size
 
     @property

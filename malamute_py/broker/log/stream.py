@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Sized
+from itertools import islice
 from typing import Any, Protocol
 
 import msgspec
@@ -159,7 +160,8 @@ class Stream:
         """Records that were purged by subject, by marks that are durable."""
         self.pinned = NEVER
         """Offset from which on retention leaves all records: a cursor pins it."""
-        self.ledger = Ledger(self.first, self.next, facts.bytes if facts else 0)
+        self.ledger = Ledger(kept, self.next, facts.bytes if facts else 0)
+        self.ledger.trimmed(self.first)
         self.keys = Keys(self.next, ready=self.first == self.next) if row.settings.keep else None
         """The newest record of each subject; None: the stream does not keep it."""
         self.edited: StreamSettings | None = None
@@ -247,6 +249,21 @@ class Stream:
         """First of the records before `end` that the stream keeps by their number; 0: all."""
         most = self.settings.max_records
         return max(0, end - most) if most else 0
+
+    def aged_bytes(self, first: int) -> int:
+        """Bytes before the first record within the stream's bounds that still take space, about.
+
+        They are exact where that record is in the hot window.
+        """
+        if not self.bounded:
+            return 0
+        if first < self.hot_first or not self.hot:
+            return self.ledger.bytes_before(first)
+        kept = 0
+        for batch in islice(self.hot, self.hot_place(first), None):
+            rows = max(0, batch.next - max(batch.base, first))
+            kept += batch.size * rows // (batch.next - batch.base)
+        return max(0, self.ledger.bytes - kept)
 
     def hot_place(self, offset: int) -> int:
         """Index in the hot window of the batch that holds an offset, or of the batch after it."""

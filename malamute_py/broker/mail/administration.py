@@ -228,6 +228,7 @@ class MailboxAdmin:
             defaults if command.replace else None,
         )
         if mailbox is None:
+            self._mailboxes.check_creation(name, link.owner)
             mailbox = self._mailboxes.use(name, link.owner, wanted)
         elif mailbox.removing:
             raise BrokerRefused("wait", f"mailbox '{name}' is being removed")

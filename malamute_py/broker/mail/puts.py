@@ -22,6 +22,7 @@ from malamute_protocol.errors import BatchError, BrokerRefused
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.link import Link
+from malamute_py.broker.log.bodies import OnBody
 from malamute_py.broker.log.keys import digest_of
 from malamute_py.broker.log.steps import Counting, Part, Steps
 from malamute_py.broker.mail.mailbox import STANDING, Mailbox
@@ -243,6 +244,18 @@ class Puts:
                 ]  # fmt: skip
             search.end_place()
         return None
+
+    def still_free(self, mailbox: Mailbox, found: RowsOfPut) -> int:
+        """Return the rows of a letter that are still in the mailbox, and that no reader holds."""
+        base, mask, row = found
+        if mailbox.removing or mailbox.rows.get((mailbox.number, base)) is not row:
+            return 0
+        return mailbox.free(row) & mask
+
+    def read(self, letter: RowsOfPut, call: OnBody) -> None:
+        """Call with the batch of a letter, or with None when it cannot be read."""
+        base, _, row = letter
+        self._messages.bodies.want(base, row.size, call)
 
     def revive(self, mailbox: Mailbox, rows: list[RowsOfPut], service: int) -> Part:
         """Return a part by which dead letters become requests of a service."""

@@ -85,8 +85,9 @@ class Deadlines:
                 batch.delayed &= ~rows
                 batch.service.delayed -= rows.bit_count()
                 rows &= batch.free
-                if rows:
-                    batch.service.wait(batch, rows, again=True)
+                for times, some in batch.attempts(rows):
+                    # After a delay of the requester's, rows have not been handed out yet.
+                    batch.service.wait(batch, some, again=times > 0)
                     self._registry.runnable[batch.service] = None
         for service, items in over.items():
             self._expire(service, items)

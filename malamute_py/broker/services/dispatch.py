@@ -166,8 +166,8 @@ class Priorities(Generic[Batch, Worker]):
         plain: the first queue without a priority. None: nothing waits.
         """
         if self.overdue is not None:
-            queue, base, rows = self.overdue
-            if queue.rows and queue.head()[:2] == (base, rows):
+            queue, place, rows = self.overdue
+            if queue.rows and queue.head()[:2] == (place, rows):
                 return queue
             self.overdue = None
         highest = oldest = None
@@ -189,8 +189,8 @@ class Priorities(Generic[Batch, Worker]):
         if self.overtaken <= OVERTAKEN_MAX:
             return highest
         self.overtaken = 0
-        base, rows, _ = oldest.head()
-        self.overdue = oldest, base, rows
+        place, rows, _ = oldest.head()
+        self.overdue = oldest, place, rows
         return oldest
 
 
@@ -272,7 +272,8 @@ class SubjectQueue(Generic[Batch, Worker]):
         self.fresh: list[tuple[int, int, Batch]] | deque[tuple[int, int, Batch]] = []
         """(base, rows, batch), ascending. Entries may name rows that do not wait any more."""
         self.again: list[tuple[int, int, Batch]] = []
-        """(base, rows, batch) of requests that came back or out of order, as a heap."""
+        """(order, rows, batch) of requests that came back, or that come after some of `fresh` and
+        have a lower number, as a heap."""
         self.rows = 0
         """Number of rows that the entries name."""
         self.takers: list[WorkersByPattern[Batch, Worker]] = []
@@ -290,11 +291,19 @@ class SubjectQueue(Generic[Batch, Worker]):
     @property
     def order(self) -> int:
         """Order of the head."""
-        return self.again[0][0] if self.again else self.fresh[0][0] + FRESH
+        if self.again and self._heap_first:
+            return self.again[0][0]
+        return self.fresh[0][0] + FRESH
+
+    @property
+    def _heap_first(self) -> bool:
+        """Whether the head is an entry of `again`, in which there must be one."""
+        fresh = self.fresh
+        return not fresh or self.again[0][0] < fresh[0][0] + FRESH
 
     def head(self) -> tuple[int, int, Batch]:
-        """Return the entry that is handed out next; there must be one."""
-        return self.again[0] if self.again else self.fresh[0]
+        """Return the entry that is handed out next, as it stands; there must be one."""
+        return self.again[0] if self.again and self._heap_first else self.fresh[0]
 
     def append(self, base: int, rows: int, batch: Batch) -> None:
         """Let rows wait after all others."""
@@ -305,10 +314,10 @@ class SubjectQueue(Generic[Batch, Worker]):
 
     def replace(self, rows: int) -> None:
         """Keep only these rows of the entry that `head` returns."""
-        if self.again:
-            base, before, batch = self.again[0]
+        if self.again and self._heap_first:
+            order, before, batch = self.again[0]
             if rows:
-                heapreplace(self.again, (base, rows, batch))
+                heapreplace(self.again, (order, rows, batch))
             else:
                 heappop(self.again)
         else:

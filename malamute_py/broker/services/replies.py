@@ -144,6 +144,7 @@ class Replies:
         service = offer.service
         state = command.state
         if state in (WorkState.COMPLETED, WorkState.FAILED):
+            # What ends a request counts also where the link that held it was lost meanwhile.
             items = self._claims.ending(offer, self._claims.ranges, command.ranges)
         else:
             items = self._claims.ranges(offer, command.ranges)
@@ -151,9 +152,11 @@ class Replies:
             raise BrokerRefused("malformed", "an ACK_WORK of nothing")
         reason = command.reason[:REASON_MAX]
         if state == WorkState.RECEIVED:
+            # The log notes that the worker has them: they count as tried, should the broker end.
             change = WorkReceived(service.number, named(items))
             return self._registry.part(service, [change], Then(partial(self._renew, items)))
         if state == WorkState.RENEWED:
+            # Leases are times of this run of the broker: the log has none.
             renewing = Then(partial(self._renew, items))
             return Part(effects=[renewing], level=service.level, memory=True)
         if state == WorkState.COMPLETED:

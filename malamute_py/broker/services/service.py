@@ -19,7 +19,7 @@ from malamute_protocol.commands import Offer as OfferCommand
 from malamute_py.broker.links.link import Link, Owner
 from malamute_py.broker.log.bodies import Body
 from malamute_py.broker.services.absent import AbsentHolders
-from malamute_py.broker.services.dispatch import Dispatch, Taker
+from malamute_py.broker.services.dispatch import FRESH, Dispatch, Taker
 from malamute_py.changelog.settings import ServiceSettings
 from malamute_py.changelog.tables import RequestRow, ServiceRow
 
@@ -374,13 +374,17 @@ class Service(Dispatch[RequestBatch, Offer]):
         return self.name[: NAME_BYTES_MAX - len(DEAD)] + DEAD
 
     def wait(self, batch: RequestBatch, mask: int, *, again: bool) -> None:
-        """Let rows wait. again: they came back, and go before rows that were never handed out."""
+        """Let rows wait. again: they came back, and go before rows that were never handed out.
+
+        Others take their place by number, also where rows of later numbers wait already.
+        """
         priority = batch.row.put.priority
+        order = batch.base if again else batch.base + FRESH
         for subject, rows in batch.subjects(mask):
             queue = self.queue_of(subject, priority)
             fresh = queue.fresh
             if again or (fresh and fresh[-1][0] >= batch.base):
-                heappush(queue.again, (batch.base, rows, batch))
+                heappush(queue.again, (order, rows, batch))
             else:
                 queue.append(batch.base, rows, batch)
             queue.rows += rows.bit_count()

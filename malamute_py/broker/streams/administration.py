@@ -41,6 +41,7 @@ from malamute_py.broker.streams.conditions import batch_bytes_most
 from malamute_py.broker.streams.moved_plans import MovedPart, fewer, plan_moved
 from malamute_py.broker.streams.producers import Producer, Producers
 from malamute_py.broker.streams.publishing import Publishing
+from malamute_py.broker.streams.retention import Retention
 from malamute_py.broker.streams.start_positions import Begin, Starts, may_match
 from malamute_py.changelog.records import ProducerOpened
 from malamute_py.matcher import compile_pattern
@@ -66,6 +67,7 @@ class StreamAdmin:
         starts: Starts,
         steps: Steps,
         answers: Answers,
+        retention: Retention,
     ) -> None:
         self._shard = shard
         self._links = links
@@ -75,6 +77,7 @@ class StreamAdmin:
         self._starts = starts
         self._steps = steps
         self._answers = answers
+        self._retention = retention
         self._opening = 0
         """New producers on their way into the log."""
         self.listings: Final[deque[partial[None]]] = deque()
@@ -126,14 +129,32 @@ class StreamAdmin:
         """Facts about one stream."""
         action = self._catalogue.telling(link.owner, command.stream)
         stream = self._catalogue.find(link.owner, command.stream, action)
-        self._answers.result(link, command, self._facts(stream))
+
+        def measured(young: int, aged_bytes: int) -> None:
+            """Answer with the first record that the stream keeps by its age, as was found."""
+            facts = self._facts(stream)
+            if young > facts["first"]:
+                facts["first"], facts["aged_bytes"] = young, aged_bytes
+            self._answers.result(link, command, facts)
+
+        self._retention.measure_aged(stream, link, measured)
 
     def stream_schemas(self, link: Link, command: StreamSchemas) -> None:
-        """The versions of a stream's schema, for those who may read it or write to it."""
-        permit = self._shard.settings.permit
-        action = "write" if permit(link.owner, "write", command.stream) else "read"
-        stream = self._catalogue.find(link.owner, command.stream, action)
-        value = {"schemas": list(stream.schemas.items())}
+        """The uuid of a stream, its settings keep and body_kind, and the versions of its schema.
+
+        For who may read it or write to it, also under some subjects alone.
+        """
+        owner, name, settings = link.owner, command.stream, self._shard.settings
+        if settings.permit(owner, "write", name) or settings.subjects(owner, name) is not None:
+            stream = self._catalogue.get(name)
+            if stream is None:
+                raise BrokerRefused("unknown_stream", f"there is no stream '{name}'")
+        else:
+            stream = self._catalogue.find(owner, name, "read")
+        value = {
+            "stream": stream.uuid, "keep": stream.settings.keep,
+            "body_kind": stream.settings.body_kind, "schemas": list(stream.schemas.items()),
+        }  # fmt: skip
         self._answers.result(link, command, value | self._small([stream]))
 
     def _facts(self, stream: Stream) -> dict[str, Any]:
@@ -264,7 +285,7 @@ class StreamAdmin:
             "stream": stream.uuid, "epoch": self._shard.epoch, "first": kept,
             "trimmed": stream.row.trimmed, "tail": tail, "from": begin.next,
             "to": max(end, begin.next), "splits": [], "records": 0, "bytes": 0,
-            "rewound": begin.rewound_from is not None,
+            "unbroken": [], "rewound": begin.rewound_from is not None,
         }  # fmt: skip
         moved: MovedPart | None = None
         if keys is not None and first < min(stream.first, end):
@@ -285,9 +306,11 @@ class StreamAdmin:
             if isinstance(answer, IndexFailure):
                 self._answers.refuse(link, command, answer.code, answer.reason)
                 return
-            young = answer.pop("young")
+            young, _ = answer.pop("young"), answer.pop("begin")
             if keys is not None:
                 _add_given_up(answer, first)
+                # The index does not know which records were replaced.
+                answer["unbroken"] = []
             if moved is not None:
                 answer["splits"] = value["splits"] + answer["splits"]
                 answer["records"] += moved.records
@@ -304,7 +327,7 @@ class StreamAdmin:
                 "bytes_max": command.bytes_max and command.bytes_max - value["bytes"],
                 "split_bytes": command.split_bytes, "client_time": command.client_time,
                 "splits_max": self._shard.settings.splits_max, "purges": stream.purges.marks,
-                "oldest_ms": stream.oldest_ms(now_ms), "pinned": stream.pinned,
+                "oldest_ms": stream.oldest_ms(now_ms), "pinned": stream.pinned, "now_ms": now_ms,
             },
             self._links.contained(link, "PLAN_READ", planned), link, lambda: link.open,
         )  # fmt: skip
@@ -427,6 +450,6 @@ def _short(stream: Stream, now_ms: int) -> dict[str, Any]:
         "first": first,
         "tail": stream.next,
         "bytes": stream.ledger.bytes,
-        "aged_bytes": stream.ledger.bytes_before(first),
+        "aged_bytes": stream.aged_bytes(first),
         "memory": stream.ring.memory,
     }

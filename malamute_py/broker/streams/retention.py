@@ -7,13 +7,15 @@ docs/design.md, Journal.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from malamute_protocol.content_layout import ARROW
-from malamute_py.broker.context import Shard
+from malamute_py.broker.context import Asker, Shard
+from malamute_py.broker.ready import IndexFailure
 
 if TYPE_CHECKING:
     from malamute_py.broker.log.stream import Stream
@@ -60,10 +62,13 @@ class Retention:
         """
         settings, ledger = stream.settings, stream.ledger
         keep_from = stream.trim_asked
+        if ledger.unsplit and stream.first > ledger.begin:
+            # A trim took some of the recovered piece, and its bytes count until they are known.
+            self._split_ledger(stream, stream.first)
         if settings.max_bytes:
             if ledger.unsplit and ledger.bytes > settings.max_bytes:
                 # The recovered piece is not dropped whole: most of it may be within the bound.
-                self._split_ledger(stream)
+                self._split_ledger(stream, stream.first)
             else:
                 within = ledger.first_within(settings.max_bytes, stream.visible_next)
                 keep_from = max(keep_from, within or 0)
@@ -103,10 +108,43 @@ class Retention:
                 stream=stream.name, ring=stream.ring.name, offset=stream.next, records=taken,
             )  # fmt: skip
 
-    def _split_ledger(self, stream: Stream) -> None:
+    def measure_aged(self, stream: Stream, asker: Asker, then: Callable[[int, int], None]) -> None:
+        """Call with the first record that a stream keeps by its age, and the bytes before it.
+
+        (0, 0): the hot window tells it, or the journal was asked and did not.
+        """
+        since_ms = stream.oldest_ms(self._shard.now_ms)
+        in_memory = stream.first >= stream.hot_first or stream.first_of_age(self._shard.now_ms)
+        if not since_ms or in_memory:
+            then(0, 0)
+            return
+
+        def found(value: Any) -> None:
+            young = min(stream.hot_first if value is None else value, stream.pinned)
+            if isinstance(value, IndexFailure) or young <= stream.first:
+                then(0, 0)
+                return
+            self._shard.ask(
+                stream.ring.name, stream.number, "plan",
+                _every_byte(stream.first, young, 1 << 62), partial(measured, young), asker,
+            )  # fmt: skip
+
+        def measured(young: int, value: Any) -> None:
+            if isinstance(value, IndexFailure):
+                then(0, 0)
+            else:
+                # A batch that a trim left some of counts as a whole.
+                then(young, stream.ledger.bytes_before(value["begin"]) + value["bytes"])
+
+        self._shard.ask(
+            stream.ring.name, stream.number, "find_time",
+            {"time_ms": since_ms, "inclusive": True}, found, asker,
+        )  # fmt: skip
+
+    def _split_ledger(self, stream: Stream, first: int) -> None:
         """Ask the index how many bytes of a recovered stream lie where, unless it is asked already.
 
-        The ledger has but the sum of them.
+        The ledger has but the sum of them. first: the bytes before count no more.
         """
         ledger = stream.ledger
         if ledger.split_asked:
@@ -116,17 +154,13 @@ class Retention:
         def planned(value: Any) -> None:
             ledger.split_asked = False
             if isinstance(value, dict):
-                ledger.split([(to, size) for _, to, size in value["splits"]])
+                begin = min(first, value["begin"])
+                ledger.split([(to, size) for _, to, size in value["splits"]], begin)
 
+        split_bytes = max(1 << 12, (stream.settings.max_bytes or ledger.bytes) // 32)
         self._shard.ask(
             stream.ring.name, stream.number, "plan",
-            {
-                "from": stream.first, "end": ledger.first_piece_end, "pattern": ["all"],
-                "candidates": None, "records_max": 0, "bytes_max": 0,
-                "split_bytes": max(1 << 12, stream.settings.max_bytes // 32),
-                "client_time": None, "splits_max": 1000, "purges": (), "oldest_ms": 0, "pinned": 0,
-            },
-            planned,
+            _every_byte(first, ledger.first_piece_end, split_bytes), planned,
         )  # fmt: skip
 
     def _find_age(self, stream: Stream, since_ms: int) -> None:
@@ -136,12 +170,24 @@ class Retention:
             if value is None and stream.ledger.bytes:  # Every record is older.
                 value = stream.ledger.recovered_end
             if isinstance(value, int):
-                self.trim(stream, min(value, stream.pinned))
+                first = min(value, stream.pinned)
+                self.trim(stream, first)
+                if stream.ledger.unsplit and stream.ledger.begin < first:
+                    self._split_ledger(stream, first)
 
         self._shard.ask(
             stream.ring.name, stream.number, "find_time",
             {"time_ms": since_ms, "inclusive": True}, found,
         )  # fmt: skip
+
+
+def _every_byte(first: int, end: int, split_bytes: int) -> dict[str, Any]:
+    """Return the arguments of a plan that counts all bytes of a range of offsets."""
+    return {
+        "from": first, "end": end, "pattern": ["all"], "candidates": None, "records_max": 0,
+        "bytes_max": 0, "split_bytes": split_bytes, "client_time": None, "splits_max": 1000,
+        "purges": (), "oldest_ms": 0, "pinned": 0, "now_ms": None,
+    }  # fmt: skip
 
 
 def _first_of_newest_batch(stream: Stream) -> int:

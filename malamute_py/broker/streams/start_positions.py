@@ -98,8 +98,12 @@ class Starts:
         elif kind == StartKind.OFFSET:
             found(by_offset(stream, tail, *arguments))
         elif kind == StartKind.AFTER_ID:
-            next = arguments[0]
-            found(Begin(next) if next <= tail else Begin(tail, rewound_from=next))
+            next, time_ms = arguments
+            if 0 < time_ms < stream.row.created_ms:
+                # The id is of a record of an earlier stream of this name.
+                found(Begin(min(stream.begin, tail), rewound_from=next))
+            else:
+                found(Begin(next) if next <= tail else Begin(tail, rewound_from=next))
         elif kind == StartKind.LAST_PER_SUBJECT:
             self._last_per_subject(stream, tail, min(tail, end), pattern, found, asker, wanted)
         else:
@@ -215,12 +219,12 @@ def _parse(start: Sequence[Any]) -> tuple[int, tuple[Any, ...]]:
     if kind == StartKind.AFTER_ID:
         if rest and isinstance(rest[0], bytes):
             try:
-                offset = parse_message_id(rest[0])[1]
+                time_ms, offset = parse_message_id(rest[0])
             except BatchError as error:
                 raise BrokerRefused("bad_start", error.reason) from error
             inclusive = rest[1] if len(rest) > 1 else False
             if _number(offset) and type(inclusive) is bool:
-                return kind, (offset if inclusive else offset + 1,)
+                return kind, (offset if inclusive else offset + 1, time_ms)
         raise BrokerRefused("bad_start", "[5, message id of 16 bytes, inclusive]")
     if kind == StartKind.CURSOR:
         otherwise = rest[1] if len(rest) > 1 else None

@@ -161,6 +161,7 @@ class Subscriptions:
                 sub.number, stream.uuid, self._shard.epoch, begin.next,
                 stream.first_at(self._shard.now_ms), sub.tail,
                 -1 if sub.stop == NEVER else sub.stop, schemas=list(stream.schemas.items()),
+                begin=int(stream.keys is not None),
             ),
         )  # fmt: skip
         if begin.rewound_from is not None:

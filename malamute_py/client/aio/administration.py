@@ -76,6 +76,14 @@ class AdministrationVerbs(PagedVerbs):
             listed="users",
         )
 
+    async def may(self, verb: str, name: str) -> bool:
+        """Ask whether this client's user may do something: a verb of permissions, on a name.
+
+        Some subjects alone are enough for "write". Raises BrokerRefused.
+        """
+        value = await self._link.ask(lambda number: c.ListUsers(number, verb, name, own=True))
+        return facts(UserFacts, value["users"][0]).may
+
     async def list_namespaces(self, *, limit: int = 0) -> list[NamespaceFacts]:
         """Ask for the namespaces by name and what each holds, or for the caller's own alone.
 

@@ -187,13 +187,12 @@ class KeyView:
         """
         if self._empty is None:
             stream = self._stream
-            asked = await self._ask(lambda number: c.StreamInfo(number, stream))
-            settings = asked.get("settings", {})
-            if not settings.get("keep"):
+            asked = await self._ask(lambda number: c.StreamSchemas(number, stream))
+            if not asked.get("keep"):
                 raise BrokerRefused(
                     "unsupported", f"stream '{self._stream}' has no keys: it was made without keep"
                 )
-            self._empty = [] if settings.get("body_kind") == "list" else b""
+            self._empty = [] if asked.get("body_kind") == "list" else b""
         return self._empty
 
     # --- many keys -------------------------------------------------------------------------

@@ -280,7 +280,7 @@ class QueueVerbs(PagedVerbs):
         """Have a group stand at a start point, wherever it stands; `more["before"]` says where.
 
         What was done from there on comes again, and attempts are counted anew; dead letters stay.
-        force: members are no hindrance: their memberships end (`cancelled`), and they may join
+        force: members are no hindrance: their memberships end (`group_reset`), and they may join
         again. Raises BrokerRefused: `in_use` when there are members, `bad_start`, `unknown_group`.
         """
         at = start_on_wire(start)

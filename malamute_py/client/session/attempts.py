@@ -52,6 +52,7 @@ class Attempts:
         self._failures = 0
         """Attempts that failed, and links that did not last, since one that did."""
         self._failed_since_link = 0
+        """Attempts that failed since the link was lost; `_failures` counts short links, too."""
         self._down_since_ms = now_ms
         """While there is no link: since when."""
         self._down_reason = ""

@@ -99,7 +99,8 @@ class Membership(Opened):
         self._acked: set[int] = set()
         """Acknowledged, and not yet confirmed by the broker."""
         self._seen: tuple[int, int] = (0, 0)
-        """(epoch, offset) after the newest record that was delivered."""
+        """(epoch, offset) after the newest record that was delivered; JOIN_GROUP of a later link
+        tells it, so that the broker can say what a power loss took back meanwhile."""
         self._rewinds: list[tuple[int, int]] = []
         """(epoch, offset): of that epoch and those before it, records from there on are void."""
         self._of_earlier_links: dict[int, None] = {}
@@ -427,9 +428,14 @@ class Membership(Opened):
         self._count_bytes()
 
     def _rewind(self, command: Rewound) -> None:
-        """Void what was delivered from an offset on: its offsets are those of other records now."""
+        """Void what was delivered from an offset on: its offsets are those of other records now.
+
+        The place that a later JOIN_GROUP tells goes back to that offset, in the epoch of what was
+        delivered: the records that take the offsets are of a later one. `void_since` remembers it
+        for records that the program still has.
+        """
         epoch = self._seen[0]
-        if epoch:
+        if epoch:  # Otherwise nothing was delivered yet, and nothing is void.
             self._rewinds.append((epoch, command.to))
             self._seen = epoch, command.to
         for offset in [offset for offset in self._of_earlier_links if offset >= command.to]:

@@ -64,7 +64,7 @@ class RewoundNotice(msgspec.Struct, frozen=True, gc=False):
 
 
 class BegunNotice(msgspec.Struct, frozen=True, gc=False):
-    """A subscription from the earliest record begins at `offset`: retention took all before it."""
+    """A reader from the earliest record begins at `offset`: all records before it were removed."""
 
     offset: int
 
@@ -312,7 +312,7 @@ class SubscriptionState(Opened):
         self.next = command.next
         if expected < 0:
             self.consumed_next = command.next
-            if command.next > 0 and self.request.start[:1] == _EARLIEST:
+            if command.next > command.begin and self.request.start[:1] == _EARLIEST:
                 self.inbox.append(BegunNotice(command.next))
         elif command.next < expected or another:
             self._rewind(RewoundNotice(expected, command.next, command.epoch))

@@ -16,7 +16,7 @@ from malamute_protocol.pattern import Pattern
 from malamute_protocol.schema import Schemas
 from malamute_protocol.version import Feature
 from malamute_py.client.arguments import settings_of, truth
-from malamute_py.client.facts import ReadPlan, StreamFacts, facts
+from malamute_py.client.facts import ReadPlan, StreamFacts, StreamVersions, facts
 from malamute_py.client.options import StreamOptions
 from malamute_py.client.position import StartPoint, start_on_wire
 from malamute_py.client.session.calls import Time, make_plan, subscribe_options
@@ -151,6 +151,13 @@ class SyncStreamVerbs(SyncPagedVerbs):
         schemas = stream_schemas(self._link, stream)
         return schema_of(schemas, schemas.newest)
 
+    def stream_versions(self, stream: str) -> StreamVersions:
+        """Which stream has a name, whether it keeps keys, and the versions of its schema.
+
+        For who may write to it or read it. Raises BrokerRefused `unknown_stream`.
+        """
+        return facts(StreamVersions, {"name": stream, **_versions(self._link, stream)})
+
     def stream_info(self, stream: str) -> StreamFacts:
         """Facts about one stream. Raises BrokerRefused `unknown_stream`."""
         value = self._link.ask(lambda number: c.StreamInfo(number, stream))
@@ -206,18 +213,23 @@ class SyncStreamVerbs(SyncPagedVerbs):
         return facts(ReadPlan, self._link.ask(make))
 
 
+def _versions(link: ThreadLink, stream: str) -> dict[str, Any]:
+    """The answer to STREAM_SCHEMAS. Raises BrokerRefused: `unsupported`: an older broker."""
+    welcome = link.session.welcome
+    if welcome is not None and not welcome.features & Feature.TYPED:
+        raise BrokerRefused("unsupported", "this broker has no typed streams")
+    value: dict[str, Any] = link.ask(lambda number: c.StreamSchemas(number, stream))
+    with link.lock:
+        link.publisher.told(stream, value.pop("batch_bytes_max", None))
+    return value
+
+
 def stream_schemas(link: ThreadLink, stream: str) -> Schemas:
     """The versions of a stream's schema.
 
     Raises BrokerRefused: `bad_schema`: the stream has none; `unsupported`: an older broker.
     """
-    welcome = link.session.welcome
-    if welcome is not None and not welcome.features & Feature.TYPED:
-        raise BrokerRefused("unsupported", "this broker has no typed streams")
-    value = link.ask(lambda number: c.StreamSchemas(number, stream))
-    with link.lock:
-        link.publisher.told(stream, value.get("batch_bytes_max"))
-    versions = value.get("schemas")
+    versions = (_versions(link, stream)).get("schemas")
     if not versions:
         raise BrokerRefused(
             "bad_schema", f"stream '{stream}' has no schema: declare one, or use publish_arrow()"

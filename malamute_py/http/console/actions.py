@@ -49,11 +49,21 @@ async def copy(session: Session, form: Form) -> str:
     facts = await session.client.stream_info(stream)
     begin, end = of(form, "from").strip() or "earliest", of(form, "until").strip() or "latest"
     now_ms = await session.broker_ms()
-    stop = facts.tail
+    start, stop = start_point(begin, now_ms), facts.tail
     if end != "latest":
         stop = min(stop, await session.client.find_offset(stream, start_point(end, now_ms)))
+    first = start if isinstance(start, int) else facts.first
+    if not isinstance(start, int | str):
+        first = await session.client.find_offset(stream, start)
+    elif start == "latest":
+        first = facts.tail
+    if max(first, facts.first) >= stop:
+        raise NotUnderstood(
+            f"{stream} has no record from {begin} until {end}: that is from offset {first} until"
+            f" {stop}, and the stream has offsets {facts.first} until {facts.tail}"
+        )
     made = Copy(stream, of(form, "pattern"), to)
-    made.start(session.client, start_point(begin, now_ms), stop)
+    made.start(session.client, start, stop)
     session.copy = made
     session.closings.add(made.cancel)
     made.then(lambda: session.closings.discard(made.cancel))

@@ -6,6 +6,7 @@ stuck comes first; a page changes nothing.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, TypeVar
 
@@ -103,7 +104,15 @@ async def stream(session: Session, query: Query) -> Values:
         "copy": session.copy if session.copy is not None and session.copy.stream == name else None,
         "places": {NEWEST: "the newest", SUBJECTS: "the latest of each subject", "at": "from"},
         "limit": limit,
-    }
+        "withheld": await _withheld(
+            session, query,
+            {
+                "look": ("replay", name), "tail": ("read", name), "copy": ("replay", name),
+                "publish": ("write", name), "trim": ("trim", name), "purge": ("trim", name),
+                "edit-stream": ("manage_streams", name),
+            },
+        ),
+    }  # fmt: skip
 
 
 async def mailboxes(session: Session, query: Query) -> Values:
@@ -127,6 +136,7 @@ async def mailbox(session: Session, query: Query) -> Values:
         "fault": fault,
         "following": messages[-1].number if len(messages) == ROWS_MAX else None,
         "after": after,
+        "withheld": await _withheld(session, query, {"purge-mailbox": ("purge", name)}),
     }
 
 
@@ -149,6 +159,7 @@ async def service(session: Session, query: Query) -> Values:
         "requests_following": requests[-1].number if len(requests) == ROWS_MAX else None,
         "troubles": list(troubles.of_service(facts, await session.broker_ms())),
         "workers": sorted(facts.workers, key=lambda each: each.since_ms)[:LISTED_MAX],
+        "withheld": await _withheld(session, query, {"requeue": ("manage_queues", facts.name)}),
         **await _dead_letters(session.client, facts, query),
     }
 
@@ -170,6 +181,13 @@ async def group(session: Session, query: Query) -> Values:
         "facts": facts,
         "troubles": list(troubles.of_group(facts, await session.broker_ms())),
         "members": members[:LISTED_MAX],
+        "withheld": await _withheld(
+            session,
+            query,
+            dict.fromkeys(
+                ("requeue-group", "reset-group", "remove-group"), ("manage_streams", facts.stream)
+            ),
+        ),
         **await _dead_letters(session.client, facts, query),
     }
 
@@ -187,7 +205,9 @@ async def cursor(session: Session, query: Query) -> Values:
     """The page of one cursor."""
     facts = await session.client.cursor_info(query.get("stream", ""), query.get("name", ""))
     found = list(troubles.of_cursor(facts, await session.broker_ms()))
-    return {"facts": facts, "troubles": found}
+    needed = {"reset-cursor": ("manage_streams", facts.stream)}
+    withheld = await _withheld(session, query, needed)
+    return {"facts": facts, "troubles": found, "withheld": withheld}
 
 
 async def clients(session: Session, query: Query) -> Values:
@@ -223,7 +243,11 @@ async def settings(session: Session, query: Query) -> Values:
         untold = str(error)
     rows = [(setting, told.change_of(setting.key)) for setting in told.settings]
     begin, given = query.get("prefix", ""), query.get("all") != "yes"
+    withheld = await _withheld(session, query, {"reload": ("manage_users", "the broker")})
+    if "namespace" in broker:
+        withheld["reload"] = "it is for users of no namespace"
     return {
+        "withheld": withheld,
         "told": told,
         "untold": untold,
         "shown": [
@@ -249,6 +273,26 @@ async def settings(session: Session, query: Query) -> Values:
 
 
 # --- parts of pages ---------------------------------------------------------------------------
+
+
+async def _withheld(
+    session: Session, query: Query, needed: Mapping[str, tuple[str, str]]
+) -> dict[str, str]:
+    """Return why the page does not offer some actions: the person may not do them.
+
+    needed: by action, the permission and the name that it takes. A page that refreshes itself is
+    not asked for its forms, which are no part of what it refreshes.
+    """
+    if query.get("poll"):
+        return {}
+    asked = sorted(set(needed.values()))
+    answers = await asyncio.gather(*(session.client.may(*each) for each in asked))
+    allowed = {each for each, may in zip(asked, answers, strict=True) if may}
+    return {
+        action: f"it takes the permission {verb} on {name}"
+        for action, (verb, name) in needed.items()
+        if (verb, name) not in allowed
+    }
 
 
 def _after(query: Query) -> int:

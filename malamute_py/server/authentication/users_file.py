@@ -8,14 +8,16 @@ deploy/malamute.toml; cli/users_file.py edits it.
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from malamute_protocol.address import name_fault
-from malamute_py.config import Config, Grant, Names, faults_of_users, typed
+from malamute_py.config import Config, Grant, Names, faults_of_users, put, typed
+from malamute_py.config_check import lines_of
 from malamute_py.sections import ConfigError
 from malamute_py.server.authentication.credentials import (
     USERS_FILE,
@@ -50,108 +52,216 @@ class Users(msgspec.Struct, kw_only=True, frozen=True):
     """Quotas by identity, as quotas.identities of the configuration."""
 
 
-def parse_users(text: str, path: str) -> Users:
-    """Read the text of a users file. Raises ConfigError, which names the path."""
-    try:
-        table = tomllib.loads(text)
-        for name in table:
-            if name not in Users.__struct_fields__:
-                raise ConfigError(name, f"a users file has {', '.join(Users.__struct_fields__)}")
-        config = typed(
-            {
-                "permissions": table.get("permissions", {}),
-                "quotas": {"identities": table.get("quotas", {})},
-            }
-        )
-        for fault in faults_of_users(config):
-            raise fault
-        users = _users(table.get("users", {}))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(path, f"not valid TOML: {error}") from None
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error.key}", error.why) from None
-    return Users(users=users, permissions=config.permissions, quotas=config.quotas.identities)
+class UsersFileWrong(ConfigError):
+    """A users file has faults: the error is the first of them, and `faults` has all."""
+
+    def __init__(self, faults: Sequence[ConfigError]) -> None:
+        """faults: at least one."""
+        first = faults[0]
+        super().__init__(first.name, first.why, first.place)
+        self.faults = faults
 
 
-def _users(table: Any) -> dict[str, User]:
-    """Return the users of a table. Raises ConfigError with the key that is wrong."""
-    if not isinstance(table, Mapping):
-        raise ConfigError("users", "is a table; write [users.NAME]")
-    found: dict[str, User] = {}
-    keys: dict[str, str] = {}
-    for name, value in table.items():
-        where = f"users.{name}"
-        fault = name_fault(name)
-        if fault:
-            raise ConfigError(where, fault)
+class _Reading:
+    """The reading of one users file: what is right in it, and each fault of the rest."""
+
+    def __init__(self, text: str, path: str) -> None:
+        """Raises ConfigError: the text is no TOML."""
+        self._path = path
         try:
-            user = found[name] = msgspec.convert(value, User)
-        except msgspec.ValidationError as error:
-            raise ConfigError(where, str(error)) from None
-        if user.password:
-            check_hash(f"{where}.password", user.password)
-        if user.public_key:
-            checked_key(f"{where}.public_key", user.public_key)
-            if keys.setdefault(user.public_key, name) != name:
-                raise ConfigError(
-                    f"{where}.public_key",
-                    f"is also the key of {keys[user.public_key]}: one key, one identity",
-                )
-    return found
+            self._table = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            line = re.search(r"\(at line (\d+)", str(error))
+            place = f"{path}:{line[1]}" if line else path
+            raise ConfigError("", f"not valid TOML: {error}", place) from None
+        self._lines = lines_of(text)
+        self.faults: list[ConfigError] = []
+
+    def users(self) -> Users:
+        """Read each value by itself; one that is wrong is left out."""
+        for name in self._table:
+            if name not in Users.__struct_fields__:
+                self.note((name,), f"a users file has {', '.join(Users.__struct_fields__)}")
+        users = self._users()
+        permissions: dict[str, Any] = {}
+        for name, grant in self._tables("permissions"):
+            permissions[name] = {}
+            for verb, value in grant.items():
+                inner = value if verb == "deny" and isinstance(value, Mapping) else {}
+                values: dict[tuple[str, ...], Any] = {
+                    (verb, word): one for word, one in inner.items()
+                }
+                for keys, one in (values or {(verb,): value}).items():
+                    self._take(permissions, (name, *keys), one, ("permissions",))
+        quotas: dict[str, Any] = {}
+        for name, own in self._tables("quotas"):
+            for quota, value in own.items():
+                self._take(quotas, (name, quota), value, ("quotas", "identities"))
+        config = typed({"permissions": permissions, "quotas": {"identities": quotas}})
+        return Users(users=users, permissions=config.permissions, quotas=config.quotas.identities)
+
+    def note(self, keys: tuple[str, ...], why: str) -> None:
+        """Note a fault of the value to which these names lead."""
+        self.faults.append(self.fault(keys, why))
+
+    def fault(self, keys: tuple[str, ...], why: str) -> ConfigError:
+        """Make the fault of a value: its place is its line, or that of the nearest table."""
+        above = (keys[:count] for count in range(len(keys), 0, -1))
+        line = next((self._lines[each] for each in above if each in self._lines), 0)
+        place = f"{self._path}:{line}" if line else self._path
+        return ConfigError(".".join(keys), why, place)
+
+    def _tables(self, kind: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Yield the name and the table of each entry of a kind."""
+        entries = self._table.get(kind, {})
+        if not isinstance(entries, Mapping):
+            self.note((kind,), f"is a table; write [{kind}.NAME]")
+            return
+        for name, entry in entries.items():
+            if isinstance(entry, Mapping):
+                yield name, entry
+            else:
+                self.note((kind, name), f"is a table; write [{kind}.{name}]")
+
+    def _take(
+        self, found: dict[str, Any], keys: tuple[str, ...], value: Any, section: tuple[str, ...]
+    ) -> None:
+        """Put a value of permissions or quotas among those found, or note its fault.
+
+        section: names that lead to the same table of the configuration.
+        """
+        alone: dict[str, Any] = {}
+        put(alone, (*section, *keys), value)
+        try:
+            for fault in faults_of_users(typed(alone)):
+                raise fault
+        except ConfigError as error:
+            self.note((section[0], *keys), error.why)
+        else:
+            put(found, keys, value)
+
+    def _users(self) -> dict[str, User]:
+        """Read the users, each field by itself."""
+        found: dict[str, User] = {}
+        holders: dict[str, str] = {}
+        for name, table in self._tables("users"):
+            fault = name_fault(name)
+            if fault:
+                self.note(("users", name), fault)
+                continue
+            fields: dict[str, Any] = {}
+            for field, value in table.items():
+                try:
+                    user = msgspec.convert({field: value}, User)
+                    if user.password:
+                        check_hash("", user.password)
+                    if user.public_key:
+                        checked_key("", user.public_key)
+                        holder = holders.setdefault(user.public_key, name)
+                        if holder != name:
+                            why = f"is also the key of {holder}: one key, one identity"
+                            raise ConfigError("", why)
+                except msgspec.ValidationError as error:
+                    self.note(("users", name, field), str(error))
+                except ConfigError as error:
+                    self.note(("users", name, field), error.why)
+                else:
+                    fields[field] = value
+            found[name] = msgspec.convert(fields, User)
+        return found
+
+
+def parse_users(text: str, path: str) -> Users:
+    """Read the text of a users file. Raises ConfigError, which names the path and the line."""
+    reading = _Reading(text, path)
+    users = reading.users()
+    for fault in reading.faults:
+        raise fault
+    return users
 
 
 def read_users(path: str) -> Users:
     """Read a users file. Raises ConfigError: also where others could read or write it."""
+    return parse_users(_text_of(path), path)
+
+
+def _text_of(path: str) -> str:
+    """Read a users file's text. Raises ConfigError."""
     try:
-        text = read_guarded(path, USERS_FILE, 0o027, "chmod 600").decode("utf-8")
+        return read_guarded(path, USERS_FILE, 0o027, "chmod 600").decode("utf-8")
     except FileNotFoundError:
         raise ConfigError(
             USERS_FILE, f"there is no {path}; `malamute user add NAME --users {path}` makes it"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(USERS_FILE, f"{path} cannot be read: {error}") from None
-    return parse_users(text, path)
 
 
 def with_users(config: Config) -> Config:
-    """Return the configuration with what its users file has. Raises ConfigError."""
+    """Return the configuration with what its users file has.
+
+    Raises ConfigError; UsersFileWrong: the file can be read, and has faults.
+    """
+    merged, faults = examine_users(config)
+    if faults:
+        raise UsersFileWrong(faults)
+    return merged
+
+
+def examine_users(config: Config) -> tuple[Config, list[ConfigError]]:
+    """Return the configuration with what is right in its users file, and every fault of the rest.
+
+    Raises ConfigError: the file cannot be read, or is no TOML.
+    """
     path = config.authentication.users_file
     if path.endswith(SUFFIX):
-        merged = _with_tables(config, path)
+        reading = _Reading(_text_of(path), path)
+        merged = _with_tables(config, reading)
+        faults = reading.faults
+        # Those of the configuration alone are found where it is checked.
+        own = {(fault.key, fault.why) for fault in faults_of_users(config)}
+        for fault in faults_of_users(merged):
+            user = fault.key.removeprefix("authentication.identities.")
+            if (fault.key, fault.why) not in own and user != fault.key:
+                faults.append(reading.fault(("users", user, "identities"), fault.why))
     elif path and config.authentication.mechanism == "plain":
-        merged = _with_lines(config)
+        merged, faults = _with_lines(config), []
     else:
-        return config
-    for fault in faults_of_users(merged):
-        raise ConfigError(f"{path}: {fault.key}", fault.why)
+        return config, []
     authentication = msgspec.structs.replace(merged.authentication, users_file="")
-    return msgspec.structs.replace(merged, authentication=authentication)
+    return msgspec.structs.replace(merged, authentication=authentication), faults
 
 
-def _with_tables(config: Config, path: str) -> Config:
-    authentication, file = config.authentication, read_users(path)
-    for name in file.users:
-        if name in authentication.users or name in authentication.clients:
-            raise ConfigError(f"{path}: users.{name}", "stands in the configuration as well")
-    permissions = {_ANYBODY: Grant(), **_disjoint(path, config.permissions, file.permissions)}
+def _with_tables(config: Config, reading: _Reading) -> Config:
+    """Return the configuration with what a users file has; a name in both is a fault of it."""
+    file, authentication = reading.users(), config.authentication
+
+    def disjoint(
+        kind: str, own: Mapping[str, Any], more: Mapping[str, Any], *inner: str
+    ) -> dict[str, Any]:
+        for name in more:
+            if name in own:
+                reading.note((kind, name, *inner), "stands in the configuration as well")
+        return {**more, **own}
+
+    disjoint("users", {**authentication.users, **authentication.clients}, file.users)
+    passwords = {name: user.password for name, user in file.users.items() if user.password}
+    keys = {name: user.public_key for name, user in file.users.items() if user.public_key}
     templates = {name: user.identities for name, user in file.users.items() if user.identities}
     return msgspec.structs.replace(
         config,
         authentication=msgspec.structs.replace(
             authentication,
-            users={
-                **authentication.users,
-                **{name: user.password for name, user in file.users.items() if user.password},
-            },
-            clients={
-                **authentication.clients,
-                **{name: user.public_key for name, user in file.users.items() if user.public_key},
-            },
-            identities=_disjoint(path, authentication.identities, templates),
+            users={**passwords, **authentication.users},
+            clients={**keys, **authentication.clients},
+            identities=disjoint("users", authentication.identities, templates, "identities"),
         ),
-        permissions=permissions,
+        permissions={
+            _ANYBODY: Grant(),
+            **disjoint("permissions", config.permissions, file.permissions),
+        },
         quotas=msgspec.structs.replace(
-            config.quotas, identities=_disjoint(path, config.quotas.identities, file.quotas)
+            config.quotas, identities=disjoint("quotas", config.quotas.identities, file.quotas)
         ),
     )
 
@@ -161,10 +271,3 @@ def _with_lines(config: Config) -> Config:
         config.authentication, users=plain_users(config.authentication)
     )
     return msgspec.structs.replace(config, authentication=authentication)
-
-
-def _disjoint(path: str, config: Mapping[str, Any], file: Mapping[str, Any]) -> dict[str, Any]:
-    for name in file:
-        if name in config:
-            raise ConfigError(f"{path}: {name}", "stands in the configuration as well")
-    return {**config, **file}

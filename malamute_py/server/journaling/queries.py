@@ -27,6 +27,7 @@ from malamute_py.broker.streams.moved_plans import fewer
 from malamute_py.broker.streams.start_positions import may_match
 from malamute_py.changelog.copies import MOVED_STREAM, pack_copy, unpack_copy
 from malamute_py.journal import Candidates, HeaderIndex, History, Plan, Ring
+from malamute_py.journal.planning import clipped
 from malamute_py.matcher import ByKey, asks_subjects_only, compile_pattern, rows_by_subject
 
 _READ_BYTES = 4 << 20
@@ -123,7 +124,8 @@ def _plan(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str, Any]:
     """Plan a bounded read: where it ends, its splits, and what it holds.
 
     The arguments are those of StreamAdmin._plan in broker/streams. `young` in the answer: the first
-    offset that the stream's age and pins allow.
+    offset that the stream's age and pins allow. `begin`: see Plan. `unbroken`: of a selection of
+    everything, parts of which a read brings every record.
     """
     first, end, most = arguments["from"], arguments["end"], arguments["records_max"]
     young = 0
@@ -132,7 +134,9 @@ def _plan(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str, Any]:
         young = min(young, arguments["pinned"])
         first = min(max(first, young), end)
     purges = [mark for mark in arguments["purges"] if mark[1] > first]
-    everything = arguments["pattern"] == ["all"] and arguments["client_time"] is None and not purges
+    select_all = arguments["pattern"] == ["all"] and arguments["client_time"] is None
+    everything = select_all and not purges
+    purged = max((mark[1] for mark in purges), default=0)
     selected = None
     if most > 0 and not everything:
         end, selected = _end_of_selected(ring, stream, first, arguments)
@@ -142,6 +146,7 @@ def _plan(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str, Any]:
         arguments["bytes_max"], arguments["split_bytes"],
         [(_left_by(pattern), before) for pattern, before in purges],
         compile_pattern(arguments["pattern"]).matches, rows_by_subject(arguments["pattern"]),
+        arguments["now_ms"] if select_all else None,
     )  # fmt: skip
     splits = fewer([list(split) for split in plan.splits], arguments["splits_max"])
     if selected is None or plan.end < end:
@@ -150,7 +155,15 @@ def _plan(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str, Any]:
         selected = between if selected is None else min(between, selected)
     return {
         "young": young, "to": plan.end, "splits": splits, "records": selected, "bytes": plan.bytes,
+        "begin": plan.begin,
+        "unbroken": _longest(clipped(plan.unbroken, purged, plan.end), arguments["splits_max"]),
     }  # fmt: skip
+
+
+def _longest(parts: Sequence[tuple[int, int]], most: int) -> list[list[int]]:
+    """Return the longest parts [from, to), `most` at most, in order."""
+    longest = sorted(parts, key=lambda part: part[0] - part[1])[:most]
+    return [list(part) for part in sorted(longest)]
 
 
 def _left_by(pattern: bytes) -> Candidates:

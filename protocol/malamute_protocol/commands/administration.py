@@ -43,7 +43,10 @@ class ReloadConfig(Command, tag=90, frozen=True):
 
 
 class ListUsers(Command, tag=91, frozen=True):
-    """Ask for the users and permissions in force, and who may do something; needs manage_users."""
+    """Ask for the users and permissions in force, and who may do something; needs manage_users.
+
+    With `own` the sender asks about itself alone, which needs no permission.
+    """
 
     request: int
     verb: str = ""
@@ -54,6 +57,8 @@ class ListUsers(Command, tag=91, frozen=True):
     """Users after this one, by name."""
     limit: int = 1000
     """At most so many entries."""
+    own: bool = False
+    """True: one entry, of the sender's user, with `user` and `may` alone."""
 
 
 class ListNamespaces(Command, tag=100, frozen=True):

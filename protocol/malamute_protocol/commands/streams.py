@@ -100,7 +100,8 @@ class PlanRead(Command, tag=36, frozen=True):
     """Plan a bounded read from the index: an end under caps, and split points.
 
     RESULT: {"stream" (uuid), "epoch", "first", "trimmed", "tail", "from", "to",
-    "splits": [[from, to, bytes], ...], "records", "bytes", "rewound" (bool)}.
+    "splits": [[from, to, bytes], ...], "records", "bytes", "unbroken": [[from, to], ...],
+    "rewound" (bool)}.
     """
 
     request: int
@@ -187,9 +188,10 @@ class ListKeys(Command, tag=76, frozen=True):
 
 
 class StreamSchemas(Command, tag=85, frozen=True):
-    """Ask for the versions of a stream's declared schema; answered by RESULT.
+    """Ask a writer's questions about a stream: what it is, the versions of its schema.
 
-    RESULT: {"schemas": [[id, Arrow schema message], ...]}, oldest first; empty: it has none.
+    RESULT: {"stream": uuid, "keep" and "body_kind": its settings, "schemas": [[id, Arrow schema
+    message], ...]}, oldest first; empty: it has none.
     """
 
     request: int

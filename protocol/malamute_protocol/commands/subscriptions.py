@@ -58,6 +58,8 @@ class Subscribed(Command, tag=13, frozen=True):
     schemas: Versions = []
     """Versions of the stream's declared schema, oldest first: id and Arrow schema message of each;
     empty: the stream has none."""
+    begin: int = 0
+    """Offset of the first record that the stream ever had: 1 with the setting `keep`."""
 
 
 class Unsubscribe(Command, tag=14, frozen=True):

@@ -83,6 +83,29 @@ def test_force_and_pins_and_removal_need_an_administrator() -> None:
     assert isinstance(edit(shell, description="mine").commands[-1], wire.Result)
 
 
+def test_a_reader_takes_back_no_pin() -> None:
+    allowed = {"read", "write", "create", "identity", "manage_streams"}
+    shell = world(permit=lambda identity, action, name: action in allowed)
+    edit(shell, pin=True)
+    allowed.remove("manage_streams")
+    for settings in ({"pin": False}, {"pin_bytes_max": 1}):
+        assert edit(shell, **settings).last(wire.Refused).code == "forbidden"
+    assert edit(shell, pin=True).last(wire.Result).value["pinned"], "nothing is changed"
+    assert move(shell, 5).level == 3
+
+
+def test_who_manages_a_stream_and_may_not_read_it_has_all_commands_of_its_cursors() -> None:
+    allowed = {"write", "create", "manage_streams", "identity"}
+    shell = world(permit=lambda identity, action, name: action in allowed)
+    assert edit(shell, pin=True).last(wire.Result).value["pinned"]
+    assert move(shell, 8).level == 3
+    assert move(shell, 2, force=True).level == 3
+    assert info(shell)["next"] == 2
+    step = shell.send(ME, wire.Atomic(9, 1), wire.MoveCursor("s", "d", 4, 0))
+    assert step.last(wire.Confirm).tracker == 9
+    assert isinstance(shell.send(ME, wire.RemoveCursor(5, "s", "c")).commands[-1], wire.Result)
+
+
 def test_a_client_that_may_not_read_a_stream_has_no_cursors_there() -> None:
     shell = world(permit=lambda identity, action, name: action in ("identity", "write", "create"))
     assert move(shell, 2) == "forbidden"
@@ -348,6 +371,31 @@ def test_a_cursor_after_the_tail_is_clamped_at_the_start() -> None:
     assert events(shell, "cursor_clamped") == [
         {"stream": "own", "cursor": "c", "from": 6, "to": 3, "code": "rewound"}
     ]
+
+
+def test_a_cursor_that_was_edited_goes_back_to_where_the_epoch_of_its_edit_ended() -> None:
+    """A second power loss takes what the start after the first one noted, and not the records."""
+    shell = world()
+    shell.send(1, wire.CreateStream(1, "own", {"ring_bytes": 1 << 20}))
+    shell.publish(1, "own", [b"x"] * 3)
+    shell.auto_sync = False
+    shell.publish(1, "own", [b"y"] * 3, level=2)
+    shell.send(ME, wire.EditCursor(4, "own", "c", {"description": "d"}, [1]))
+    shell.synced_to["main"] = shell.ends["main"]
+    shell.restart(power_loss=True)
+    shell.run()
+    shell.hello(1)
+    shell.publish(1, "own", [b"new"] * 5, level=2)
+    (own,) = set(shell.rings) - {"main"}
+    shell.synced_to[own] = shell.ends[own]
+    shell.events.clear()
+    shell.restart(power_loss=True)
+    shell.auto_sync = True
+    shell.run()
+    shell.hello(ME)
+    assert info(shell, stream="own")["tail"] == 8
+    assert info(shell, stream="own")["next"] == 3
+    assert [one["code"] for one in events(shell, "cursor_clamped")] == ["rewound"]
 
 
 def test_a_cursor_under_the_name_of_a_group_is_refused_by_name() -> None:

@@ -322,14 +322,19 @@ def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], code: str
 
 def test_a_mailbox_that_the_client_may_not_send_to_is_refused() -> None:
     def permit(owner: str, action: str, name: str) -> bool:
-        return action != "send"
+        return action not in without
 
+    without = {"send", "dead_letters"}
     shell = world(permit=permit)
     peer = bounded(shell, 2, settings={"dead_letters": "boss"})
     assert peer.last(wire.Refused).code == "forbidden"
     bounded(shell, 3)
     refused = shell.send(1, wire.EditGroup(3, "s", "g", {"dead_letters": "boss"}))
     assert refused.last(wire.Refused).code == "forbidden"
+    without = {"send"}
+    shell = world(permit=permit)
+    peer = bounded(shell, 2, settings={"dead_letters": "boss"})
+    assert peer.of(wire.Subscribed), "who manages the mailbox may name it"
 
 
 def test_unknown_groups_and_streams_cannot_be_edited() -> None:
@@ -416,6 +421,106 @@ def test_a_dead_letter_whose_record_is_gone_stays_where_it_is() -> None:
     assert requeue(shell) == 1
     assert [letter.mail.origin for letter in letters(shell)] == [("s", "g", 1, [0])]
     assert requeue(shell) == "retention"
+
+
+def buried(shell: Shell) -> list[list[int]]:
+    """Return the offsets of each dead letter's record."""
+    return [letter.mail.origin[3] for letter in letters(shell) if letter.mail.origin is not None]
+
+
+def again(shell: Shell, how: str) -> None:
+    """Let the broker go on, or restart it, with a member."""
+    if how != "on":
+        shell.restart(power_loss=how == "power loss")
+        shell.hello(1)
+        bounded(shell, 2, most=1)
+
+
+@pytest.mark.parametrize("how", ["on", "kill", "power loss"])
+@pytest.mark.parametrize("options", [{}, {"codec": "zstd"}])
+def test_a_dead_letter_whose_record_was_purged_by_subject_stays_where_it_is(
+    how: str, options: dict[str, Any]
+) -> None:
+    shell = world()
+    bounded(shell, 2, most=1)
+    publish(shell, 3, subject=["a", "b", "a"], level=2, **options)
+    publish(shell, 2, subject=["b", "c"], level=2, **options)
+    nack(shell, 2, (0, 5))
+    purge = wire.PurgeSubjects("s", ["topic", "b"], 4, 9, level=2)
+    assert isinstance(shell.send(1, purge).commands[-1], wire.Confirm)
+    again(shell, how)
+    answer = shell.send(1, wire.RequeueGroup(5, "s", "g", [])).last(wire.Result)
+    assert answer.value == {"count": 3, "gone": 2}
+    assert got(shell, 2)[-3:] == [0, 2, 4]
+    assert buried(shell) == [[1], [3]]
+    assert requeue(shell) == "retention"
+    again(shell, how)
+    assert len(letters(shell)) == 2
+
+
+def test_a_dead_letter_that_is_read_while_it_is_looked_at_is_not_taken_from_its_reader() -> None:
+    shell = world()
+    bounded(shell, 2, most=1)
+    publish(shell, 2, subject=["a", "b"], level=2)
+    nack(shell, 2, (0, 2))
+    shell.send(1, wire.PurgeSubjects("s", ["topic", "b"], 2, 9, level=2))
+    again(shell, "kill")
+    shell.hello(3)
+    shell.broker.receive(1, "", [wire.RequeueGroup(5, "s", "g", [])], [], shell.now_ms)
+    shell.broker.receive(3, "", [wire.OpenInbox(INBOX, "s.g.dead", MUCH, MUCH)], [], shell.now_ms)
+    shell.run()
+    assert len(shell.peers[3].mail[INBOX]) == 2
+    assert shell.peers[1].last(wire.Refused).code == "retention"
+    assert got(shell, 2) == []
+
+
+@pytest.mark.parametrize("how", ["on", "kill"])
+def test_a_dead_letter_whose_record_is_past_its_age_stays_where_it_is(how: str) -> None:
+    shell = world()
+    shell.send(1, wire.CreateStream(3, "s", {"max_age_ms": 10_000}))
+    bounded(shell, 2, most=1)
+    publish(shell, 1, level=2)
+    nack(shell, 2, (0, 1))
+    shell.wait(9_000)
+    publish(shell, 1, level=2)
+    nack(shell, 2, (1, 2))
+    shell.evict()
+    shell.wait(1_001)
+    again(shell, how)
+    answer = shell.send(1, wire.RequeueGroup(5, "s", "g", [])).last(wire.Result)
+    assert answer.value == {"count": 1, "gone": 1}
+    assert got(shell, 2)[-1] == 1
+    assert buried(shell) == [[0]]
+
+
+@pytest.mark.parametrize("how", ["on", "kill"])
+def test_a_dead_letter_whose_record_has_expired_stays_where_it_is(how: str) -> None:
+    shell = world()
+    bounded(shell, 2, most=1)
+    publish(shell, 3, level=2, expires_at_ms=[0, shell.now_ms + 50, shell.now_ms + 5_000])
+    nack(shell, 2, (0, 3))
+    shell.wait(50)
+    again(shell, how)
+    answer = shell.send(1, wire.RequeueGroup(5, "s", "g", [])).last(wire.Result)
+    assert answer.value == {"count": 2, "gone": 1}
+    assert got(shell, 2)[-2:] == [0, 2]
+    assert buried(shell) == [[1]]
+
+
+def test_a_dead_letter_whose_record_a_power_loss_took_back_stays_where_it_is() -> None:
+    shell = world()
+    shell.send(1, wire.CreateStream(3, "s", {"ring_bytes": 1 << 22}))
+    bounded(shell, 2, most=1)
+    publish(shell, 1)
+    nack(shell, 2, (0, 1))
+    ring = shell.stream("s").ring.name
+    shell.synced_to["main"], shell.synced_to[ring] = shell.ends["main"], 0
+    shell.restart(power_loss=True)
+    shell.hello(1)
+    publish(shell, 1)
+    bounded(shell, 3, most=1)
+    assert requeue(shell) == "retention"
+    assert [letter.body for letter in letters(shell)] == [b"0"]
 
 
 def test_dead_letters_after_many_whose_records_are_gone_come_again(

@@ -8,7 +8,7 @@ import pytest
 
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
-from tests.broker.group_world import MUCH, M, ack, events, got, info, join
+from tests.broker.group_world import MUCH, M, ack, events, got, info, join, lose
 from tests.broker.streams.test_keys import World, moved, on_disk, restarted, table, turned
 
 NEWEST = list(range(1, 11))
@@ -121,3 +121,26 @@ def test_members_wait_while_a_start_reads_the_keys() -> None:
     world.run()
     join(world, 2, pattern=["prefix", "k"], hello=False)
     assert set(got(world, 2)) == set(NEWEST)
+
+
+@pytest.mark.parametrize("place", [on_disk, restarted])
+def test_a_dead_letter_whose_record_was_compacted_stays_and_one_that_moved_comes_again(
+    place: Any,
+) -> None:
+    world = World()
+    world.put("a", b"old")
+    world.put("b", b"new")
+    join(world, 2, settings={"attempts_max": 1}, credit=2)
+    ack(world, 2, (1, 3), state=4)
+    world.put("a", b"newer")
+    turned(world)
+    place(world)
+    assert world.stream("s").first > 3
+    lose(world, 2)
+    join(world, 7, credit=0)
+    answer = world.send(1, wire.RequeueGroup(5, "s", "g", [])).last(wire.Result)
+    assert answer.value == {"count": 1, "gone": 1}
+    world.send(7, wire.Credit(M, MUCH, 1 << 50))
+    assert [offset for offset in got(world, 7) if offset < 4] == [2, 3]
+    letter = world.send(1, wire.PeekMail(3, "s.g.dead", body_bytes=9)).last(wire.Result).value
+    assert [one["origin"]["offset"] for one in letter["messages"]] == [1]

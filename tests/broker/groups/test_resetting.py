@@ -132,7 +132,11 @@ def test_a_forced_reset_ends_the_memberships_and_late_acknowledgements_do_not_co
     told = reset(shell, 0, force=True)
     assert (told["next"], told["members"], told["attempts"]) == (0, [], [])
     for link in (2, 3):
-        assert shell.peers[link].last(wire.Ended).code == "cancelled"
+        assert shell.peers[link].last(wire.Ended).code == "group_reset"
+    left = shell.events_of("group_left")
+    assert [(event.facts["link"], event.facts["why"]) for event in left] == [
+        (3, "group_reset"), (2, "group_reset"),
+    ]  # fmt: skip
     assert ack(shell, 2, (1, 2)) == "unknown_subscription"
     shell.wait(5_000)
     assert (info(shell)["next"], info(shell)["logged"]) == (0, 0)

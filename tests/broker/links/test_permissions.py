@@ -59,11 +59,11 @@ COMMANDS: list[tuple[wire.Command, set[tuple[str, str]]]] = [
     (wire.Requeue(9, "svc"), {("manage_queues", "svc")}),
     (wire.RemoveService(9, "svc", "svc"), {("manage_queues", "svc")}),
     (wire.PeekRequests(9, "svc"), {("manage_queues", "svc")}),
-    (wire.MoveCursor("s", "c", 1, 9), {("read", "s")}),
+    (wire.MoveCursor("s", "c", 1, 9), {("read", "s"), ("manage_streams", "s")}),
     (wire.Trim("s", 1, 9), {("trim", "s")}),
     (wire.PurgeSubjects("s", ["all"], 1, 9), {("trim", "s")}),
     (wire.CursorInfo(9, "s", "c"), FACTS),
-    (wire.EditCursor(9, "s", "c", {}), {("read", "s")}),
+    (wire.EditCursor(9, "s", "c", {}), {("read", "s"), ("manage_streams", "s")}),
     (wire.RemoveCursor(9, "s", "c"), {("manage_streams", "s")}),
     (wire.JoinGroup(9, "s", "g", ALL), {("read", "s")}),
     (wire.GroupInfo(9, "s", "g"), FACTS),
@@ -212,10 +212,10 @@ def test_first_use_creates_no_mailbox_or_service_where_that_is_denied() -> None:
     frame = encode([b"a"], subject="s")
     for command in (
         wire.Send("box", 9), wire.OpenInbox(9, "box"), wire.Request("svc", 9),
-        wire.Offer(9, "svc", ALL), wire.EditService(9, "svc", {}),
+        wire.Offer(9, "svc", ALL), wire.EditService(9, "svc", {}), wire.EditMailbox(9, "box", {}),
     ):  # fmt: skip
         post.send(3, command, frames=[frame] * command.content_frames)
-        assert post.answer(3, 9).code == "forbidden"
+        assert code(post.peers[3].commands[-1]) == "forbidden", command
     assert isinstance(post.inbox(3).last(wire.Subscribed), wire.Subscribed), "its own is its own"
 
 
@@ -285,6 +285,20 @@ def test_users_are_told_to_those_who_manage_users_only() -> None:
     post = Post(permit=Verbs("manage_users"), users=users)
     post.send(2, wire.ListUsers(9))
     assert post.peers[2].last(wire.Refused).code == "forbidden"
+
+
+def test_a_user_asks_what_it_may_do_without_a_permission_and_is_told_of_nobody_else() -> None:
+    post = Post(
+        permit=Only("read"), users=lambda verb, name: [{"user": "secret"}],
+        subjects=lambda owner, stream: (lambda key: True) if stream == "s" else None,
+    )  # fmt: skip
+    for verb, name, may in (
+        ("read", "s", True), ("trim", "s", False), ("write", "s", True), ("write", "t", False),
+        ("nonsense", "s", False),
+    ):  # fmt: skip
+        told = post.ask(3, wire.ListUsers, verb, name, own=True)
+        assert told == {"users": [{"user": "carla", "may": may}], "more": False}
+    assert code(post.ask(3, wire.ListUsers, "read", "x" * 300, own=True)) == "bad_name"
 
 
 def test_settings_are_told_page_by_page_to_administrators_who_ask_for_them() -> None:

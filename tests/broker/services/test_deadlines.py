@@ -249,6 +249,39 @@ def test_a_restart_keeps_a_delay_and_a_broker_that_was_away_for_longer_hands_out
     assert [task.body for task in world.work(3)] == [b"later"]
 
 
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("subject", ["x", "y"])
+def test_a_request_takes_its_place_by_number_when_its_delay_ends(
+    restart: bool, subject: str
+) -> None:
+    world = pair()
+    world.request(1, b"older", subject="x")
+    world.request(1, b"late", delay_ms=1_000, subject=subject)
+    world.request(1, b"younger", subject="x")
+    world.request(1, b"latest", delay_ms=500, subject=subject)
+    world.shell.wait(1_000)
+    if restart:
+        world.shell.restart()
+        world.client(1)
+        world.worker(2)
+    assert world.info(1)["delayed"] == 0
+    world.offer(2)
+    assert [task.body for task in world.work(2)] == [b"older", b"late", b"younger", b"latest"]
+
+
+def test_what_came_back_goes_before_a_request_whose_delay_has_ended() -> None:
+    world = pair()
+    world.request(1, b"late", delay_ms=1_000)
+    world.request(1, b"tried")
+    world.request(1, b"new")
+    world.offer(2, credit=1)
+    world.ack(2, [(1, 2)], WorkState.RETURNED, again_ms=1_000)
+    world.shell.wait(1_000)
+    world.worker(3)
+    world.offer(3)
+    assert [task.body for task in world.work(3)] == [b"tried", b"late", b"new"]
+
+
 def test_a_delay_is_as_long_as_it_was_asked_when_the_clock_was_set_back() -> None:
     world = pair()
     world.request(1, b"a", delay_ms=1_000)

@@ -141,6 +141,31 @@ def test_the_facts_of_a_stream_say_what_it_keeps_and_what_still_takes_space() ->
     assert 70_000 < facts["aged_bytes"] < facts["bytes"]
 
 
+@PLACES
+@pytest.mark.parametrize("begun", [False, True])
+def test_the_bytes_of_records_past_their_age_are_told_wherever_they_lie(
+    place: Place, begun: bool
+) -> None:
+    shell = slow_stream()
+    shell.publish(1, "s", [bytes(9_000)], tracker=90)
+    shell.publish(1, "s", [bytes(500)], tracker=91)
+    place(shell)
+    if begun:
+        shell.publish(1, "s", [bytes(700)], tracker=92)
+    number = shell.stream("s").number
+    before = [len(held.data) for held in shell.rings["main"] if held.stamp.stream == number]
+    assert len(before) == 12 + begun
+    facts = shell.send(1, wire.StreamInfo(2, "s")).last(wire.Result).value
+    assert facts["first"] == 7
+    assert facts["bytes"] - facts["aged_bytes"] == sum(before[7:])
+    # A start gives them back at once.
+    assert facts["aged_bytes"] == (0 if place is restarted else sum(before[:7]))
+    shell.now_ms += AGE_MS + 1
+    facts = shell.send(1, wire.StreamInfo(3, "s")).last(wire.Result).value
+    assert facts["first"] == facts["tail"] == len(before)
+    assert facts["aged_bytes"] == facts["bytes"] >= sum(before[7:])
+
+
 def test_retention_drops_each_batch_past_its_age_where_it_is_in_memory() -> None:
     shell = slow_stream(retention_ms=100)
     shell.wait(100)

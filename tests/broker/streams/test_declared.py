@@ -199,10 +199,13 @@ def test_the_schemas_are_told_to_who_may_read_or_write() -> None:
     asked(shell, wire.EditStream(2, "s", {"schema": NEW}))
     value = asked(shell, wire.StreamSchemas(3, "s"))
     schemas = [(schema_id(OLD), OLD), (schema_id(NEW), NEW)]
-    assert value == {"schemas": schemas, "batch_bytes_max": {}}
+    uuid = shell.stream("s").uuid
+    settings = {"keep": "", "body_kind": "arrow"}
+    assert value == {"stream": uuid, **settings, "schemas": schemas, "batch_bytes_max": {}}
     shell.publish(1, "blobs", [b"x"])
     told = asked(shell, wire.StreamSchemas(4, "blobs"))
-    assert told == {"schemas": [], "batch_bytes_max": {}}
+    uuid, settings = shell.stream("blobs").uuid, {"keep": "", "body_kind": "blob"}
+    assert told == {"stream": uuid, **settings, "schemas": [], "batch_bytes_max": {}}
     assert asked(shell, wire.StreamSchemas(5, "nowhere")) == "unknown_stream"
     only: set[str] = {"write"}
     limited = typed(permit=lambda owner, action, name: action in only or action == "create")

@@ -726,3 +726,12 @@ def test_a_client_that_may_not_read_or_write_is_refused() -> None:
     assert peer.last(wire.Refused).code == "forbidden"
     peer = world.send(2, wire.UpdateKey("s", 9, 0, 0), frames=[encode([b"x"], subject="a")])
     assert peer.last(wire.Refused).code == "forbidden"
+
+
+def test_a_subscription_is_told_that_a_stream_with_keys_begins_at_1() -> None:
+    world = World()
+    moved(world)
+    peer = world.subscribe(1, 1, "s", start=[0])
+    assert (peer.last(wire.Subscribed).next, peer.last(wire.Subscribed).begin) == (1, 1)
+    world.publish(1, "plain", [b"x"])
+    assert world.subscribe(1, 2, "plain", start=[0]).last(wire.Subscribed).begin == 0

@@ -75,3 +75,34 @@ def test_a_number_that_is_none_is_refused_by_name(value: Any) -> None:
     shell = counted()
     refused = shell.send(1, wire.EditStream(2, "s", {"max_records": value})).last(wire.Refused)
     assert (refused.code, "max_records" in refused.reason) == ("bad_setting", True)
+
+
+def test_what_a_restart_leaves_of_a_large_batch_still_takes_the_whole_of_it() -> None:
+    shell = Shell(retention_ms=100)
+    shell.hello(1)
+    shell.send(1, wire.CreateStream(1, "s", {"max_records": 3}))
+    shell.publish(1, "s", [b"%03d" % n for n in range(1_000)], level=2)
+    shell.restart()
+    shell.hello(1)
+    for _ in range(4):
+        shell.wait(100)
+        facts = shell.send(1, wire.StreamInfo(2, "s")).last(wire.Result).value
+        assert (facts["first"], facts["tail"]) == (997, 1_000)
+        assert facts["aged_bytes"] == facts["bytes"] * 997 // 1_000 > 5_000
+
+
+def test_what_was_trimmed_before_a_kill_still_takes_space_after_it() -> None:
+    shell = counted()
+    shell.send(1, wire.Trim("s", 8, 9, level=2))
+    before = shell.send(1, wire.StreamInfo(2, "s")).last(wire.Result).value
+    assert before["aged_bytes"] > before["bytes"] // 2
+    shell.restart()
+    shell.hello(1)
+    after = shell.send(1, wire.StreamInfo(2, "s")).last(wire.Result).value
+    assert after["first"] == before["first"] == 8
+    left = [facts["bytes"] - facts["aged_bytes"] for facts in (before, after)]
+    assert abs(left[0] - left[1]) <= 1
+    shell.send(1, wire.Trim("s", 10, 9, level=2))
+    shell.restart()
+    shell.hello(1)
+    assert shell.send(1, wire.StreamInfo(2, "s")).last(wire.Result).value["bytes"] == 0

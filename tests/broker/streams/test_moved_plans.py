@@ -85,7 +85,7 @@ def test_a_plan_covers_what_the_ring_gave_up_while_the_journal_looked() -> None:
     world.put("a")
     peer = world.send(1, wire.PlanRead(5, "s", ["all"], [0]))
     (query,) = [one for one in world.queries if one.kind == "plan"]
-    value = {"young": 0, "to": 3, "splits": [[2, 3, 90]], "records": 1, "bytes": 90}
+    value = {"young": 0, "to": 3, "splits": [[2, 3, 90]], "records": 1, "bytes": 90, "begin": 2}
     world.broker.answered(IndexAnswer(query.token, value))
     world.run()
     plan = peer.last(wire.Result).value

@@ -72,6 +72,23 @@ def test_every_kind_of_start_begins_where_it_says(start: list[Any], first: int, 
     assert bodies(peer, 1)[-1] == b"new"
 
 
+@pytest.mark.parametrize("inclusive", [False, True])
+def test_an_id_from_before_the_stream_was_made_is_of_an_earlier_one_of_its_name(
+    inclusive: bool,
+) -> None:
+    shell = Shell()
+    shell.hello(1)
+    shell.publish(1, "s", [b"old"] * 2)
+    identifier = message_id(shell.now_ms, 0)
+    shell.now_ms += 5
+    shell.send(1, wire.RemoveStream(3, "s"))
+    shell.publish(1, "s", [b"new"] * 4, tracker=2)
+    peer = shell.subscribe(1, 1, "s", start=[5, identifier, inclusive])
+    rewound = peer.last(wire.Rewound)
+    assert (rewound.from_, rewound.to) == (0 if inclusive else 1, 0)
+    assert offsets(peer, 1) == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize(
     "start",
     [[], [9], ["0"], [2], [2, -1], [2, 1, "x"], [3], [3, "now"], [5], [5, b"short"], [2, 1 << 70]],

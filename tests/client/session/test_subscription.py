@@ -341,6 +341,14 @@ def test_a_reader_from_earliest_is_told_what_retention_took_and_told_once() -> N
     assert taken(reading) == []
 
 
+def test_a_reader_of_a_stream_that_begins_at_1_is_told_nothing_of_what_never_was() -> None:
+    script = Script()
+    script.open()
+    reading = script.subscribe()
+    script.say(c.Subscribed(reading.number, STREAM_UUID, 1, 1, 1, 9, begin=1))
+    assert taken(reading) == []
+
+
 def test_a_reader_from_elsewhere_or_of_a_whole_stream_is_told_nothing() -> None:
     for start, next in ((3, 7), ("latest", 7), ("earliest", 0)):
         script = Script()

@@ -17,6 +17,7 @@ ALL: dict[str, Any] = {
 }
 PASSWORDS = {
     "root": "root's password", "reader": "reader's password", "acme.eve": "eve's password",
+    "watcher": "watcher's password",
 }  # fmt: skip
 
 
@@ -34,6 +35,7 @@ def broker(hashes: dict[str, str]) -> Iterator[EmbeddedBroker]:
             "root": {**ALL, "admin": True},
             "reader": {"read": ["open.*"]},
             "acme.eve": {**ALL, "admin": True},
+            "watcher": {"read": ["closed", "open.*"], "receive": ["box"], "work": ["up"]},
         },
         "namespaces": {"acme": {"quotas": {"streams": 5}}},
     }

@@ -34,6 +34,14 @@ def test_each_page_shows_what_lies_in_the_namespace(eve: Browser, page: str, sho
         assert other not in answer.words, other
 
 
+def test_a_person_of_a_namespace_is_not_offered_to_have_the_configuration_read(
+    eve: Browser,
+) -> None:
+    page = eve.get("settings")
+    assert "is not offered: it is for users of no namespace" in page.words
+    assert "do/reload" not in page.text
+
+
 def test_a_look_outside_is_forbidden(eve: Browser) -> None:
     assert eve.get("stream", name="acme.orders").status == 200
     assert "may not read" in eve.get("stream", name="acmex.orders").words

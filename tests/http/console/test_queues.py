@@ -104,6 +104,47 @@ def test_each_page_shows_its_things(
     assert root.get(path, poll=1, **query).status == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "query", "actions", "words"),
+    [
+        ("stream", {"name": "closed"}, ["publish", "trim", "purge", "edit-stream"],
+         "Publish is not offered: it takes the permission write on closed."),
+        ("mailbox", {"name": "box"}, ["purge-mailbox"],
+         "Purge is not offered: it takes the permission purge on box."),
+        ("service", {"name": "up"}, ["requeue"],
+         "To queue them anew is not offered: it takes the permission manage_queues on up."),
+        ("group", {"stream": "open.trades", "name": "crew"}, ["reset-group", "remove-group"],
+         "Stand elsewhere is not offered: it takes the permission manage_streams on open.trades."),
+        ("cursor", {"stream": "closed", "name": "reader"}, ["reset-cursor"],
+         "Move it is not offered: it takes the permission manage_streams on closed."),
+        ("settings", {}, ["reload"],
+         "is not offered: it takes the permission manage_users on the broker."),
+    ],
+)  # fmt: skip
+def test_what_a_person_may_not_do_is_not_offered(
+    root: Browser,
+    enter: Callable[[str], Browser],
+    path: str,
+    query: dict[str, object],
+    actions: list[str],
+    words: str,
+) -> None:
+    page, whole = enter("watcher").get(path, **query), root.get(path, **query)
+    assert page.status == 200
+    assert words in page.words
+    assert "is not offered" not in whole.words
+    for action in actions:
+        assert f'/console/do/{action}"' not in page.text
+        assert f'/console/do/{action}"' in whole.text
+
+
+def test_what_a_person_may_do_is_offered(enter: Callable[[str], Browser]) -> None:
+    page = enter("watcher").get("stream", name="closed")
+    assert "/console/do/copy" in page.text
+    assert "<button>Look</button>" in page.text
+    assert 'id="tail"' in page.text
+
+
 def test_messages_are_paged_and_text_of_strangers_is_text(root: Browser) -> None:
     page = root.get("mailbox", name="box")
     assert "message 49" in page.words
@@ -318,6 +359,10 @@ def test_a_trim_of_what_is_not_there_removes_nothing(
         ({"to": "bad name!"}, "Not done: the stream to copy into: 'bad name!'"),
         ({"to": "x", "from": "soon"}, "is no place in a stream"),
         ({"to": "x", "name": "nothing"}, "unknown_stream"),
+        ({"to": "x", "from": "4", "until": "2"}, "source has no record from 4 until 2"),
+        ({"to": "x", "from": "latest"}, "source has no record from latest until latest"),
+        ({"to": "x", "from": "2100-01-01"}, "source has no record from 2100-01-01 until latest"),
+        ({"to": "x", "until": "now-9d"}, "source has no record from earliest until now-9d"),
     ],
 )
 def test_a_copy_that_has_no_sense_is_refused(

@@ -92,7 +92,7 @@ def test_a_plan_leaves_out_what_grew_too_old_in_the_journal() -> None:
         asked = {
             "from": 3, "end": 120, "pattern": ["all"], "candidates": None, "records_max": 20,
             "bytes_max": 0, "split_bytes": 0, "client_time": None, "splits_max": 100, "purges": (),
-            "oldest_ms": 1_300, "pinned": NEVER, **arguments,
+            "oldest_ms": 1_300, "pinned": NEVER, "now_ms": 2_000, **arguments,
         }  # fmt: skip
         found: dict[str, Any] = answer_query(ring, IndexQuery("r", 1, 0, "plan", asked))
         return found
