@@ -320,20 +320,20 @@ def test_a_crash_amid_the_removal_of_a_ring_leaves_it_to_the_next_start(
 ) -> None:
     """Its files lay there for good, however many: `ring_left_alone` at each start."""
     crashed = tmp_path / "crashed"
-    with (
-        monkeypatch.context() as patched,
-        Server(config(tmp_path / "data"), log=Lines()) as server,
-        malamute.connect_sync(server.endpoints[0], timeout_ms=WAIT_MS) as client,
-    ):
+    with monkeypatch.context() as patched:
         patched.setattr(Rings, "_keep", lambda self: False)
-        client.create_stream("kept", ring_bytes=8 << 20)
-        client.publish("kept", b"x")
-        client.create_stream("own", ring_bytes=8 << 20)
-        client.publish("own", b"x")
-        name = f"stream-{client.stream_info('own').uuid.hex()}"
-        client.remove_stream("own")
-        # The files of a process that is killed now.
-        shutil.copytree(tmp_path / "data", crashed)
+        with (
+            Server(config(tmp_path / "data"), log=Lines()) as server,
+            malamute.connect_sync(server.endpoints[0], timeout_ms=WAIT_MS) as client,
+        ):
+            client.create_stream("kept", ring_bytes=8 << 20)
+            client.publish("kept", b"x")
+            client.create_stream("own", ring_bytes=8 << 20)
+            client.publish("own", b"x")
+            name = f"stream-{client.stream_info('own').uuid.hex()}"
+            client.remove_stream("own")
+            # The files of a process that is killed now.
+            shutil.copytree(tmp_path / "data", crashed)
     if not manifest:
         (crashed / "manifest" / name).unlink()
     log = Lines()

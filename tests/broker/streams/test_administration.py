@@ -179,7 +179,7 @@ def test_streams_are_listed_in_pages_in_the_order_of_their_names() -> None:
 
 
 def test_a_page_of_streams_is_found_in_bounded_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 100,000 streams all were looked at in one turn for a user who may read few of them."""
+    """A user who may read few of 100,000 streams had the broker look at all in one turn."""
     monkeypatch.setattr(administration, "PIECE_NAMES", 3)
     shell = Shell(
         permit=lambda identity, action, name: (
