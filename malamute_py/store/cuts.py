@@ -110,8 +110,10 @@ class Cut:
     def find(self, first: int, end: int) -> int:
         """Return the position at which the copy ends: `end`, or the end of an earlier bundle.
 
-        first: begin of the segment in which the ring ended when the snapshot was asked for.
-        Damage ends the search: verify() reports the damage.
+        first: begin of the segment in which the ring ended when the snapshot was asked for. What
+        the ring had then (`_asked`) is always copied. After it, the copy ends before the first
+        bundle that would tear a transaction; `_wanted` notes where each bundle ends. Damage ends
+        the search: verify() reports it.
         """
         with contextlib.suppress(FollowLost):
             for stamp, content in self._follower.read(first, end, self._wanted):

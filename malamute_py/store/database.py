@@ -273,20 +273,26 @@ class Lock:
 
 
 def lock(
-    directory: Path, wait_s: float = 0.0, *, going_on: Callable[[], bool] = lambda: True
+    directory: Path,
+    wait_s: float = 0.0,
+    *,
+    going_on: Callable[[], bool] = lambda: True,
+    reading: bool = False,
 ) -> Lock:
     """Take the lock, and wait a moment for the writer of a broker that was killed to end.
 
-    going_on: False gives up. Raises StoreLocked naming the holder; OSError.
+    going_on: False gives up. reading: only keep writers out; nothing is written or made. Raises
+    StoreLocked naming the holder; FileNotFoundError: reading, and no writer ever was; OSError.
     """
     # The lock has a file of its own: closing any descriptor of the database would drop SQLite's
     # locks.
-    fd = open_regular(directory / LOCK, os.O_RDWR | os.O_CREAT)
+    fd = open_regular(directory / LOCK, os.O_RDONLY if reading else os.O_RDWR | os.O_CREAT)
+    kind = fcntl.LOCK_SH if reading else fcntl.LOCK_EX
     deadline = time.monotonic() + wait_s
     try:
         while True:
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(fd, kind | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() < deadline and going_on():
@@ -296,8 +302,9 @@ def lock(
                 raise StoreLocked(
                     f"the tables in {directory} are being written by process {holder}"
                 ) from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        if not reading:
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     except BaseException:
         os.close(fd)
         raise

@@ -10,6 +10,7 @@ section 14.
 from __future__ import annotations
 
 import contextlib
+import errno
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -128,12 +129,15 @@ class Mended(msgspec.Struct, kw_only=True):
 def mend(directory: Path, target: Path, *, progress: Progress = lambda done, what: None) -> Mended:
     """Make a sound data directory of a damaged one, whose broker has stopped.
 
-    Raises CannotMend, JournalLocked, StoreError, OSError: there is no target.
+    Raises CannotMend, JournalLocked, StoreLocked, StoreError, OSError: there is no target.
     """
     source = FileStorage(directory, read_only=True)
     with contextlib.ExitStack() as held:
         with contextlib.suppress(FileNotFoundError):
             held.callback(source.lock(LOCK_FILE).release)
+        with contextlib.suppress(FileNotFoundError):
+            # The checkpoint's process of a killed broker may be at its last transaction.
+            held.enter_context(lock(directory, _LOCK_WAIT_S, reading=True))
         made = held.enter_context(made_whole(target))
         try:
             mended = _mend(source, made, progress)
@@ -493,7 +497,11 @@ def _copy_tables(directory: Path, made: Path) -> str:
         with contextlib.closing(connect(made / DATABASE)) as tables:
             check_tables(tables, whole=True)
             position_of(tables)
-    except (sqlite3.Error, StoreError, NotAFile) as error:
+    except (sqlite3.Error, StoreError, OSError) as error:
+        if isinstance(error, OSError) and not (
+            error.errno == errno.EIO or isinstance(error, NotAFile)
+        ):
+            raise
         for name in names:
             (made / name).unlink(missing_ok=True)
         return str(error)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
+from io import FileIO
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,11 @@ import pytest
 from malamute_py import EmbeddedBroker
 from malamute_py.journal import Ring, RingSettings, inspect
 from malamute_py.journal.directory import Journal
-from malamute_py.store.database import DATABASE
+from malamute_py.store import mending
+from malamute_py.store.database import DATABASE, lock
+from malamute_py.store.errors import StoreLocked
 from malamute_py.store.mending import CannotMend, Lost, mend
+from malamute_py.store.snapshot import regular
 from tests.cli.running import run_cli
 from tests.journal.rings import S, batch, everything
 from tests.seeds import seeds
@@ -176,6 +181,43 @@ def served(directory: Path, stream: str) -> list[bytes]:
     with EmbeddedBroker(directory, **BROKER) as broker, broker.connect_sync() as client:  # type: ignore[arg-type]
         records = client.subscribe(stream, start="earliest", until="tail")
         return [bytes(record.body) for record in records]
+
+
+def test_a_directory_whose_tables_are_being_written_is_not_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint's process of a killed broker ends its transaction."""
+    filled(tmp_path / "data", random.Random(1))
+    monkeypatch.setattr(mending, "_LOCK_WAIT_S", 0.0)
+    with lock(tmp_path / "data"):
+        before = tree(tmp_path / "data")
+        with pytest.raises(StoreLocked, match=f"process {os.getpid()}"):
+            mend(tmp_path / "data", tmp_path / "new")
+        assert not (tmp_path / "new").exists()
+    mend(tmp_path / "data", tmp_path / "new")
+    assert tree(tmp_path / "data") == before
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
+def test_tables_in_a_part_of_the_disk_that_cannot_be_read_are_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    fill(tmp_path / "data")
+
+    def failing(path: Path) -> FileIO:
+        if path == tmp_path / "data" / DATABASE:
+            raise OSError(number, os.strerror(number))
+        return regular(path)
+
+    monkeypatch.setattr(mending, "regular", failing)
+    if number != errno.EIO:
+        # What the operator can mend is no damage.
+        with pytest.raises(PermissionError):
+            mend(tmp_path / "data", tmp_path / "new")
+        assert not (tmp_path / "new").exists()
+        return
+    mended = mend(tmp_path / "data", tmp_path / "new")
+    assert (mended.queues, mended.whole) == ("rebuilt", True)
 
 
 @pytest.mark.slow

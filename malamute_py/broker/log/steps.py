@@ -568,7 +568,11 @@ class Steps:
         return token in self._handed
 
     def appended(self, answer: Appended) -> None:
-        """Apply the changes of a bundle that the journal has, and let its parts take effect."""
+        """Apply the changes of a bundle that the journal has, and let its parts take effect.
+
+        Waiters are confirmed now where the bundle counts as durable at once, as that of a ring in
+        memory does, and otherwise when a sync has covered it.
+        """
         steps = self._handed.pop(answer.token)
         main = self._main
         end_lsn = main.end_lsn = answer.end_lsn
@@ -594,12 +598,11 @@ class Steps:
                     effect.appended(part, end_lsn)
             if step.waiter is not None or step.followers is not None:
                 self._confirm_stored(step, later)
-        self.unsettled_bytes -= size
         if main.visible >= end_lsn:
+            self.unsettled_bytes -= size
             for waiter in later:
                 self._confirms.confirm(waiter, SYNCED)
         else:
-            self.unsettled_bytes += size
             main.unsettled.append(
                 Unsettled(end_lsn, 0, None, tuple(later), partial(self._settled, size))
             )

@@ -311,6 +311,8 @@ class Lanes(ABC, Generic[Kind]):
                 self._put_back(batch)
             lane.stopped = False
             lane.blocked_until_ms = -1
+            if not lane.queue:
+                self._rest(lane)
         self._blocked.clear()
 
     def disown(self, error: MalamuteError) -> None:

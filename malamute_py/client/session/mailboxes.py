@@ -129,6 +129,8 @@ class MailboxView:
     def give_back(self) -> None:
         """Return what was given to this reader and not acknowledged, for other readers."""
         self.collect()
+        for _, left in self.mailbox.queue:
+            self.forget(ranges_of(left))  # what came again waits for whoever reads it next
         if self._given:
             self.mailbox.ack(self._given, 0)
 

@@ -145,6 +145,7 @@ class Membership(Opened):
         left = [batch for batch in rest if batch is not None]
         if self.asked.kind != "exclusive":
             self._doubts.add(left)
+            self._count_bytes()
             return
         for batch in left:
             # The next holder gets all of them.
@@ -524,6 +525,7 @@ class Membership(Opened):
             self.in_hand.difference_update(range(first, end))
         self.discard()
         self.lost_lease = False
+        self.renew_at_ms = 0
         for offset in sorted(self.in_hand | self._acked | self._lent):
             self._of_earlier_links[offset] = None
         while len(self._of_earlier_links) > _AWAY_MAX:

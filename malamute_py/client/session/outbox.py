@@ -117,6 +117,8 @@ class KeyedBatch(OutgoingBatch):
         if self.tally is not None:
             event = self.tally.settled(self.count, error)
             self.tally = None
+            # Its rows have no callers of their own: refused, or without a link, none leaves again.
+            self.thin = True
             if event is not None:
                 owner.emit(event)
             return
@@ -319,11 +321,19 @@ class Outbox(Lanes[KeyedBatch]):
         """Send a batch once more under its key that was confirmed and may be gone."""
         home, place = batch.lane.home, batch.lane.place
         batch.lane = home.setdefault(place, batch.lane)
+        batch.doubtful = True
         self._put_back(batch)
 
     def withdraw(self, batch: KeyedBatch) -> None:
         """Take back a batch that has not left; its callers were told before."""
         batch.state = OVER
+        self._take_out(batch.lane, [batch])
+
+    def thin_out(self, batch: KeyedBatch) -> None:
+        """Leave out of a refused batch, which waits, the rows that no caller waits for any more."""
+        kept = self._thinned(batch)
+        if kept.count:
+            self._put_back(kept)
         self._take_out(batch.lane, [batch])
 
     # --- answers -----------------------------------------------------------------------------

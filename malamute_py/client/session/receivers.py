@@ -88,7 +88,8 @@ class Receivers:
         for opened, at_ms in list(self.again.items()):
             if now_ms >= at_ms:
                 del self.again[opened]
-                commands.append(opened.open())
+                if not opened.ending:
+                    commands.append(opened.open())
         return commands
 
     # --- credit ------------------------------------------------------------------------------
@@ -157,6 +158,12 @@ class Receivers:
             self._struck[opened] = now_ms
             # Unless the link ends, which opens everything again.
             self.again[opened] = now_ms + self._retry_min_ms
+
+    def unknown(self, number: int) -> None:
+        """End something by the refusal of its UNSUBSCRIBE: the broker had put its opening off."""
+        opened = self.by_number.get(number)
+        if opened is not None and opened.ending:
+            self.end(opened)
 
     def refused(self, number: int, error: BrokerRefused, now_ms: int) -> None:
         """Open something later that the broker refused to open now, or end it with the error."""

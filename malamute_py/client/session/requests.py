@@ -451,10 +451,13 @@ class AwaitedReplies:
                 self.failed(batch, error)
 
     def cancelled(self, batch: OutgoingRequests, row: int, count: int) -> None:
-        """Forget requests that the broker has cancelled, or that were over already."""
+        """Forget requests that the broker has cancelled, or that were over already.
+
+        The reply to one that was over may be under way: the key of its batch is known for a while.
+        """
         if not batch.tokens or batch.tokens[row] is not _GIVEN_UP:
             return
-        if count:
+        if count or any(token is not None and token is not _GIVEN_UP for token in batch.tokens):
             batch.tokens[row] = None
             batch.left -= 1
             self._answered(batch, 1)
@@ -547,6 +550,10 @@ class PendingRequests:
             row = batch.tokens.index(token)
             batch.tokens[row] = _GIVEN_UP
             batch.thin = True
+            if batch.state == QUEUED and batch.content and not batch.doubtful:
+                # It was refused: the broker has nothing to cancel, and the row is not sent again.
+                self._outbox.thin_out(batch)
+                return
             service, key = batch.lane.place, batch.key
             self._ask(
                 lambda number: CancelRequest(number, service, key, row),

@@ -666,6 +666,8 @@ class Session:
             self.receivers.erred(reference, error, self._now_ms)
         elif number in _OPENING:
             self.receivers.refused(reference, error, self._now_ms)
+        elif number == NUMBERS[Unsubscribe]:
+            self.receivers.unknown(reference)
         elif number == NUMBERS[OpenProducer] and self.publisher.producer_refused(
             reference, error, self._now_ms
         ):

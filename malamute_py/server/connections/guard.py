@@ -138,7 +138,7 @@ class Guard:
     def drain(self, monitor: zmq.Socket[bytes], now_ms: int, most: int) -> list[Connection]:
         """Take up to `most` of the monitor's events; returns the connections that ended."""
         if self._is_short():
-            self.listening.fill(True)
+            self.listening.set_full(True)
         ended: list[Connection] = []
         for _ in range(most):
             if not has_events(monitor):
@@ -245,7 +245,7 @@ class Guard:
                 ended.append(flood[0])
                 self._end(*flood)
         if self.listening.is_full and not self._is_short():
-            self.listening.fill(False)
+            self.listening.set_full(False)
         self.listening.keep_out(self.left_behind.to_blame(), everybody=self.left_behind.fills_all())
         if self._suspects or not drained:
             self.memory.give_back(self._share_bytes_max // 4, now_ms)

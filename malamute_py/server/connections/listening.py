@@ -87,11 +87,11 @@ class ListeningSockets:
         self._local_away = local
         self.open()
 
-    def fill(self, is_full: bool) -> None:
-        """Have the kernel keep all peers out while few descriptors are left.
+    def set_full(self, is_full: bool) -> None:
+        """Note whether few descriptors are left; while they are, all new peers are kept out.
 
-        libzmq ends the process where it finds none for a local connection, and the journal needs
-        some.
+        open() has the kernel do so, or let them in again. libzmq ends the process where it finds no
+        descriptor for a local connection, and the journal needs some.
         """
         if is_full != self.is_full:
             if is_full:
@@ -100,7 +100,7 @@ class ListeningSockets:
             self.open()
 
     def open(self) -> None:
-        """Have the sockets take all peers but those that are turned away, if they may take any."""
+        """Have the sockets take all peers but those that are turned away, or shut them."""
         if self._is_shut or self.is_full:
             self.shut()
             return

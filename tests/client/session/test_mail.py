@@ -10,11 +10,12 @@ import pytest
 from malamute_protocol import commands as c
 from malamute_protocol.batch import encode
 from malamute_protocol.errors import BrokerRefused, MalamuteError, Timeout
+from malamute_protocol.framing import encode_message
 from malamute_py.client.session.mailboxes import InboxOptions
 from malamute_py.client.session.outbox import Tally
 from malamute_py.client.session.requests import Replies
 from malamute_py.client.session.step import Step
-from tests.client.script import Script, stamped
+from tests.client.script import Script, stamped, welcome
 from tests.client.session.conversation import (
     accept,
     confirm,
@@ -132,6 +133,40 @@ def test_a_content_that_is_too_much_at_once_is_divided_in_order() -> None:
         [b"0"], [b"1"], [b"2"], [b"3"],
     ]  # fmt: skip
     assert len(outcomes(script)["all"]) == 4
+
+
+def test_a_content_whose_call_timed_out_is_not_sent_again() -> None:
+    script = opened()
+    for mailbox in ("full", "away"):
+        tally = Tally(mailbox)
+        tally.left = 2
+        content = encode([b"0", b"1"], subject="a")
+        until_ms = script.now_ms + 100
+        script.session.outbox.send_content(mailbox, content, 0, tally, 2, until_ms=until_ms)
+    full, _ = of(script.step(), c.Send)
+    script.wait(100)
+    assert all(isinstance(error, Timeout) for error in outcomes(script).values())
+    script.say(c.Refused(40, full.tracker, "wait", "full", 50))
+    assert of(script.wait(50), c.Send) == []
+    assert of(script.reconnect(), c.Send) == []
+    assert script.session.idle
+    assert script.session.window.left == script.session.window.bytes_max
+
+
+def test_what_timed_out_under_way_leaves_nothing_behind_when_the_link_goes() -> None:
+    script = opened()
+    for number in range(3):
+        send(script, b"late", f"box-{number}", until_ms=script.now_ms + 100)
+    assert len(of(script.step(), c.Send)) == 3
+    script.wait(100)
+    script.lose()
+    assert not script.session.outbox.mailboxes
+    assert of(script.reconnect(), c.Send) == []
+    send(script, b"next", "box-0")
+    assert sent_bodies(script, c.Send)[3:] == []
+    [command] = of(script.step(), c.Send)
+    confirm(script, command)
+    assert script.session.idle
 
 
 def test_a_message_without_confirm_waits_for_nothing() -> None:
@@ -337,6 +372,29 @@ def test_a_reader_that_closes_does_not_give_back_what_another_reader_was_given_s
     assert outcomes(script) == {"two": True}
 
 
+def test_a_reader_that_closes_does_not_give_back_what_came_again_and_waits_unread() -> None:
+    script = opened()
+    one = script.session.mailboxes.read(InboxOptions("box"))
+    two = script.session.mailboxes.read(InboxOptions("box"))
+    script.step()
+    accept(script)
+    deliver(script, [b"a", b"b"], 0)
+    assert one.take() is not None
+    one.mailbox.ack([(1, 2)], 0)
+    [ack] = of(script.step(), c.AckMail)
+    confirm(script, ack)
+    deliver(script, [b"b"], 1)
+    script.session.mailboxes.close(one)
+    [ack] = of(script.step(), c.AckMail)
+    assert ack.ranges == [(0, 1)]
+    confirm(script, ack)
+    assert two.take() is not None
+    two.mailbox.ack([(1, 2)], token="two")
+    [ack] = of(script.step(), c.AckMail)
+    confirm(script, ack)
+    assert outcomes(script) == {"two": True}
+
+
 # --- asking ---
 
 
@@ -421,6 +479,79 @@ def test_callers_that_give_up_leave_nothing_behind() -> None:
     assert outcomes(script)[b"kept"].body == b"yes"
     assert not script.session.awaited.asked
     assert not script.session.awaited.batches
+
+
+def test_a_cancelled_request_that_was_over_ends_no_other_caller_of_its_batch() -> None:
+    script = opened()
+    ask(script, b"given up")
+    ask(script, b"patient")
+    script.step()
+    request = script.last(c.Request)
+    accept(script)
+    script.session.requests.give_up(b"given up")
+    [cancel] = of(script.step(), c.CancelRequest)
+    script.say(c.Result(cancel.request, {"count": 0}))
+    for _ in range(70):
+        script.wait(1_000)
+        script.say(c.Pong())
+    assert outcomes(script) == {}
+    deliver(script, [b"late"], 0, [(request.key, 0, 1)], last=True)
+    deliver(script, [b"yes"], 1, [(request.key, 1, 1)], last=True)
+    assert outcomes(script)[b"patient"].body == b"yes"
+    assert not script.session.awaited.asked
+    assert not script.session.awaited.batches
+    [inbox] = script.session.mailboxes._mailboxes.values()
+    assert (inbox.waiting, len(inbox.queue)) == (0, 0)
+
+
+@pytest.mark.parametrize("others", [[], [b"kept"]])
+def test_a_request_that_is_given_up_while_its_service_is_full_is_not_sent(
+    others: list[bytes],
+) -> None:
+    script = opened()
+    for body in [b"given up", *others]:
+        ask(script, body)
+    script.step()
+    request = script.last(c.Request)
+    accept(script)
+    script.say(c.Refused(50, request.tracker, "wait", "full", 300))
+    script.session.requests.give_up(b"given up")
+    assert of(script.step(), c.CancelRequest) == []
+    again = of(script.wait(300), c.Request)
+    assert sent_bodies(script, c.Request)[1:] == ([others] if others else [])
+    for command in again:
+        confirm(script, command)
+        deliver(script, others, 0, [(command.key, 0, 1)], last=True)
+    assert set(outcomes(script)) == set(others)
+    assert not script.session.awaited.asked
+    assert not script.session.awaited.batches
+    assert script.session.idle
+    assert script.session.window.left == script.session.window.bytes_max
+    [inbox] = script.session.mailboxes._mailboxes.values()
+    assert inbox.waiting == 0
+
+
+@pytest.mark.parametrize("confirmed", [True, False])
+def test_a_request_that_the_broker_may_have_is_cancelled_behind_its_repetition(
+    confirmed: bool,
+) -> None:
+    script = opened()
+    for body in (b"given up", b"kept"):
+        ask(script, body)
+    script.step()
+    request = script.last(c.Request)
+    accept(script)
+    if confirmed:
+        confirm(script, request)  # As stored, so that a power loss may take it back.
+    script.lose()
+    script.wait(60_000)
+    script.session.receive(encode_message([welcome(epoch=2)]), script.now_ms)
+    script.session.requests.give_up(b"given up")
+    [again, cancel] = script.step()[-2:]
+    assert isinstance(again, c.Request)
+    assert again.key == request.key
+    assert isinstance(cancel, c.CancelRequest)
+    assert (cancel.key, cancel.row) == (request.key, 0)
 
 
 def test_the_end_of_the_session_fails_who_waits_for_replies() -> None:

@@ -447,6 +447,23 @@ def test_leases_are_renewed_while_the_program_asks_for_records() -> None:
     assert ranges == [(0, 1), (2, 6)]
 
 
+def test_a_session_without_a_link_does_not_wake_for_leases() -> None:
+    script = Leased()
+    script.hand(2, 0)
+    script.take()
+    script.wait(1)
+    script.member.take()
+    script.lose()
+    at_ms = script.session.attempts.retry_at_ms
+    assert script.session.next_wake() == at_ms
+    script.wait(at_ms - script.now_ms)
+    while script.state() is LinkState.CONNECTING:
+        wake_ms = script.session.next_wake()
+        assert wake_ms is not None
+        assert wake_ms > script.now_ms
+        script.wait(wake_ms - script.now_ms)
+
+
 def test_a_program_that_renews_the_record_in_its_hands_keeps_those_that_wait_for_it() -> None:
     script = Leased()
     script.hand(1, 0)
@@ -618,6 +635,18 @@ def test_a_step_with_records_that_were_delivered_twice_leaves_nothing_to_hand_ov
     assert script.member.take() is None
     script.member.settled(held.numbers)
     assert not script.member.in_hand
+
+
+def test_the_credit_of_a_batch_that_its_reader_gives_back_in_doubt_is_given_once() -> None:
+    script = Leased(credit_bytes=4096)
+    script.hand(4, 0)
+    held = script.take()
+    passed_over(script)
+    script.member.doubt([held.cut(1, 4)])
+    assert isinstance(script.member.take(), PassedOverNotice)
+    renewed(script, script.step(), ours={0, 1, 2, 3})
+    assert script.take().numbers == [1, 2, 3]
+    assert script.member.credit().credit_bytes == held.stamp.size + 4096
 
 
 def test_records_in_doubt_are_dropped_with_the_link() -> None:
