@@ -2,6 +2,7 @@
 
 Run it beside a broker: `python examples/event_sourcing.py accounts.db [ENDPOINT]`. The table and
 the position in the stream are written in one transaction of SQLite, so that they never differ.
+The position names its stream: where that was removed and made anew, to go on is an error.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ def project(client: malamute.SyncClient, path: str) -> dict[str, int]:
     database = sqlite3.connect(path)
     with database:
         database.execute("create table if not exists balance (account primary key, amount int)")
-        database.execute("create table if not exists progress (stream primary key, next int)")
-    row = database.execute("select next from progress where stream = ?", [STREAM]).fetchone()
-    start = int(row[0]) if row else 0
+        database.execute("create table if not exists progress (stream primary key, position text)")
+    row = database.execute("select position from progress where stream = ?", [STREAM]).fetchone()
+    start = malamute.Position.parse(row[0]) if row else 0
     # strict: a gap in the history is an error, for a balance would be wrong without those events.
-    for batch in client.subscribe(STREAM, start=start, until="tail", strict=True).batches():
+    events = client.subscribe(STREAM, start=start, until="tail", strict=True)
+    for batch in events.batches():
         with database:  # One transaction: the events of the batch and the position after it.
             for record in batch.records():
                 database.execute(
@@ -41,11 +43,10 @@ def project(client: malamute.SyncClient, path: str) -> dict[str, int]:
                     " on conflict (account) do update set amount = amount + excluded.amount",
                     [record.subject.removeprefix("account."), int(record.body)],
                 )
-                after = record.offset + 1
             database.execute(
                 "insert into progress values (?, ?)"
-                " on conflict (stream) do update set next = excluded.next",
-                [STREAM, after],
+                " on conflict (stream) do update set position = excluded.position",
+                [STREAM, str(events.position)],
             )
     balances = dict(database.execute("select account, amount from balance order by account"))
     database.close()

@@ -40,7 +40,7 @@ EVENTS: Final = (
     Event("directory_exposed", "warning", "others than the broker's user may change the data directory: `reason`; `do` says the command"),
     Event("history_reads", "info", "the `way` in which sealed segments are read: `mapped`, or `pread` and the `reason`"),
     Event("file_left_alone", "warning error", "an unknown file, a link, a FIFO or the like lies in the data directory"),
-    Event("ring_removal_resumed", "info", "a broker before was stopped amid the removal of this ring: it is removed now"),
+    Event("ring_removal_resumed", "info", "a broker before ended amid the removal of this ring: it is removed now"),
     Event("ring_left_alone", "warning", "a ring that belongs to no stream lies there"),
     Event("bytes_uncounted", "warning", "this kernel does not count the bytes of a connection: no bound of unread bytes holds for clients of this machine, and an address that others can reach is refused"),
     Event("passwords_in_clear", "warning", 'authentication.mechanism = "curve" would encrypt them'),

@@ -204,6 +204,7 @@ class Broker:
             self._matching.queue, self._matching.remains.parts, self._delivery.fallen,
             *self._on_demand.turns.queues,
             *self._groups.reader.turns.queues, *self._services.queues, *self._mail.queues,
+            self._stream_admin.listings,
         )  # fmt: skip
         """All queues of runnable work: while they are empty no part is asked."""
         for part in (
@@ -600,6 +601,7 @@ class Broker:
             self._services.hand_out()
         if self._mail.runnable:
             self._mail.deliver()
+        self._stream_admin.work()
         if self._matching.queue or self._matching.remains.parts:
             # Matching comes last: readers whose batch is matched are served in the next turn.
             self._matching.work()
@@ -632,7 +634,7 @@ class Broker:
             self._delivery.fallen
             or self._on_demand.turns.runnable or mail.runnable or services.runnable
             or groups.reader.turns.runnable or self._matching.queue
-            or self._matching.remains.parts
+            or self._matching.remains.parts or self._stream_admin.listings
         ):  # fmt: skip
             return self._shard.now_ms
         wake = self._links.wake_at_ms

@@ -67,7 +67,7 @@ class StoredRings:
         self.damaged: dict[str, int] = {}
         """Ring -> bytes that were missing or damaged at the start."""
         self.rests: list[str] = []
-        """Removed rings of which files are left."""
+        """Rings whose removal an earlier run did not end."""
         self._journal = journal
         self._config = config
         self._batch_bytes_max = batch_bytes_max
@@ -108,12 +108,13 @@ class StoredRings:
                 # wait.
                 while self._journal.rings[MAIN].prepare_step(1 << 62):
                     pass
-            wanted = rings_asked(facts[MAIN])
-            rests = removal_rests(self._journal.storage)
-            self.rests = [name for name in rests if name not in wanted]
+            names = self._journal.names()
+            wanted, removed = rings_asked(facts[MAIN])
+            rests = {*removal_rests(self._journal.storage), *removed.intersection(names)}
+            self.rests = sorted(rests.difference(wanted))
             for name in self.rests:
                 self._log.info("ring_removal_resumed", ring=name)
-            for name in self._journal.names():
+            for name in names:
                 if name == MAIN or name in self.rests:
                     continue
                 if name not in wanted:

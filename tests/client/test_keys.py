@@ -6,12 +6,14 @@ import asyncio
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from malamute_protocol.errors import BrokerRefused, LocalProtocolError, RevisionConflict
 from malamute_py import EmbeddedBroker
-from malamute_py.client.sync.client import SyncClient
+from malamute_py.client.sync.client import SyncClient, connect_sync
+from tests.client.shells import FAST
 from tests.waiting import WAIT_MS, until
 
 KEEP = {"keep": "last-per-subject", "ring_bytes": 4 << 20}
@@ -158,6 +160,35 @@ def test_a_watch_gives_the_mark_before_a_change_that_has_come_by_then(client: Sy
 def test_a_watch_of_nothing_is_complete_at_once(client: SyncClient) -> None:
     with client.kv("s").watch("nothing.*") as watch:
         assert watch.next(WAIT_MS) is None
+
+
+@pytest.mark.moderate
+def test_a_watch_of_a_stream_that_was_made_anew_is_complete_where_the_new_one_ends(
+    tmp_path: Path, endpoint: str
+) -> None:
+    """The watch waited for the tail of the former stream, which the new one may never have."""
+    with EmbeddedBroker(tmp_path) as broker, broker.connect_sync() as other:
+        other.create_stream("s", KEEP)
+        other.kv("s").put("new", b"1")
+    settings: dict[str, Any] = {"listen": [endpoint]}
+    with EmbeddedBroker(**settings):
+        client = connect_sync(endpoint, timeout_ms=WAIT_MS, **FAST)
+        client.create_stream("s", keep="last-per-subject", ring_bytes=64 << 20)
+        for number in range(12):
+            client.kv("s").put(f"large.{number}", bytes(1 << 20))
+        watch = client.kv("s").watch()
+        found = [watch.next(WAIT_MS)]
+        assert watch._subscription.tail == 13
+    with EmbeddedBroker(tmp_path, **settings), client:
+        while (entry := watch.next(WAIT_MS)) is not None:
+            found.append(entry)
+        client.kv("s").put("newer", b"2")
+        change = watch.next(WAIT_MS)
+    keys = [entry.key for entry in found if entry]
+    assert keys[0] == "large.0"
+    assert keys[-1] == "new"
+    assert change is not None
+    assert change.key == "newer"
 
 
 def test_a_view_makes_no_stream_and_needs_one_with_keys(client: SyncClient) -> None:

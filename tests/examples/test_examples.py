@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from malamute_py import EmbeddedBroker
+from malamute_py import EmbeddedBroker, GapError, connect_sync
 from tests.examples.running import example
 
 
@@ -34,6 +34,17 @@ def test_a_projection_goes_on_where_it_stopped(endpoint: str, tmp_path: Path) ->
     path = str(tmp_path / "accounts.db")
     assert main(endpoint, path) == {"ada": 70, "bob": 50}
     assert main(endpoint, path) == {"ada": 140, "bob": 100}
+
+
+def test_a_projection_takes_no_other_stream_for_its_own(endpoint: str, tmp_path: Path) -> None:
+    """A broker in memory that was started anew has other events at the same offsets."""
+    main = example("event_sourcing").main
+    path = str(tmp_path / "accounts.db")
+    assert main(endpoint, path) == {"ada": 70, "bob": 50}
+    with connect_sync(endpoint) as client:
+        client.remove_stream("accounts")
+    with pytest.raises(GapError):
+        main(endpoint, path)
 
 
 def test_the_web_service_answers_by_its_worker_and_says_so_when_there_is_none(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import subprocess
 import threading
@@ -309,6 +310,38 @@ def test_a_stop_amid_the_removal_of_a_ring_leaves_the_rest_to_the_next_start(
     log = Lines()
     with Server(config(tmp_path), log=log):
         until(lambda: removed(tmp_path))
+    assert not log.of("ring_left_alone")
+
+
+@pytest.mark.moderate
+@pytest.mark.parametrize("manifest", [True, False], ids=["untouched", "without its manifest"])
+def test_a_crash_amid_the_removal_of_a_ring_leaves_it_to_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, manifest: bool
+) -> None:
+    """Its files lay there for good, however many: `ring_left_alone` at each start."""
+    crashed = tmp_path / "crashed"
+    with monkeypatch.context() as patched:
+        patched.setattr(Rings, "_keep", lambda self: False)
+        with (
+            Server(config(tmp_path / "data"), log=Lines()) as server,
+            malamute.connect_sync(server.endpoints[0], timeout_ms=WAIT_MS) as client,
+        ):
+            client.create_stream("kept", ring_bytes=8 << 20)
+            client.publish("kept", b"x")
+            client.create_stream("own", ring_bytes=8 << 20)
+            client.publish("own", b"x")
+            name = f"stream-{client.stream_info('own').uuid.hex()}"
+            client.remove_stream("own")
+            # The files of a process that is killed now.
+            shutil.copytree(tmp_path / "data", crashed)
+    if not manifest:
+        (crashed / "manifest" / name).unlink()
+    log = Lines()
+    with Server(config(crashed), log=log) as server:
+        until(lambda: not (crashed / "rings" / name).exists())
+        with malamute.connect_sync(server.endpoints[0], timeout_ms=WAIT_MS) as client:
+            assert client.stream_info("kept").tail == 1
+    assert [each["ring"] for each in log.of("ring_removal_resumed")] == [name]
     assert not log.of("ring_left_alone")
 
 

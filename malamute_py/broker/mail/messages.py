@@ -73,6 +73,7 @@ class Messages:
             mailboxes.stored_bytes[False] += message.size
             self.quotas.weigh(message.weighs_on, mailbox.resource, message.size)
             if message.expires_at_ms:
+                self._shorten(message, mailbox.settings.ttl_ms)
                 self.expiries.set((number, base), message.expires_at_ms)
             rare = message.rare
             if message.not_before_ms or (rare is not None and rare.again):
@@ -82,6 +83,22 @@ class Messages:
         if lost:
             # A removal was cut off: the mailbox is gone, and no command can name its messages.
             self._shard.counters["mail_without_mailbox"] += lost
+
+    def _shorten(self, row: MessageRow, ttl_ms: int) -> None:
+        """Have messages of a put live no longer than their mailbox's ttl from the start on.
+
+        Their own times of expiry hold as they are.
+        """
+        due_ms = row.at_ms + ttl_ms
+        until_ms = self._shard.resumed(due_ms, ttl_ms)
+        if until_ms == due_ms:
+            return
+        rare = row.rare
+        if rare is not None and rare.expiries:
+            rare.expiries = [until_ms if at_ms == due_ms else at_ms for at_ms in rare.expiries]
+            row.expires_at_ms = min(filter(None, rare.expiries))
+        elif row.expires_at_ms == due_ms:
+            row.expires_at_ms = until_ms
 
     def _delay_of(self, mailbox: Mailbox, row: MessageRow) -> None:
         """Delay the rows of a put that wait for a time by the tables."""

@@ -8,6 +8,7 @@ journal has answered. Source: SPEC.md, section 4; docs/design.md, Safety.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final
@@ -45,6 +46,8 @@ from malamute_py.broker.streams.start_positions import Begin, Starts, may_match
 from malamute_py.changelog.records import ProducerOpened
 from malamute_py.matcher import compile_pattern
 
+PIECE_NAMES: Final = 2_000
+"""Streams that one turn looks at for a page: a caller that may see few has all looked at."""
 _PLAIN_STARTS: Final = (
     StartKind.EARLIEST, StartKind.LATEST, StartKind.OFFSET, StartKind.TIME,
 )  # fmt: skip
@@ -77,6 +80,8 @@ class StreamAdmin:
         self._retention = retention
         self._opening = 0
         """New producers on their way into the log."""
+        self.listings: Final[deque[partial[None]]] = deque()
+        """Pages of streams that are being put together, each to be gone on with in its turn."""
 
     def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
         """Return the handlers of these commands."""
@@ -179,17 +184,35 @@ class StreamAdmin:
 
     def list_streams(self, link: Link, command: ListStreams) -> None:
         """One page of names and short facts."""
+        self._links.count_query(link)
+        self._list(link, command, command.after, [])
+
+    def _list(
+        self, link: Link, command: ListStreams, after: str, page: list[dict[str, Any]]
+    ) -> None:
+        """Look at some of the names after one for a page, and answer when the page is whole."""
+        catalogue = self._catalogue
         limit = max(1, min(command.limit, self._shard.settings.page_max))
-        page: list[dict[str, Any]] = []
         more = False
-        for name in self._catalogue.names_after(command.after, command.prefix):
-            if len(page) == limit:
+        for looked, name in enumerate(catalogue.names_after(after, command.prefix)):
+            if len(page) == limit or not link.open:
                 more = True
                 break
-            stream = self._catalogue.get(name)
-            if stream is not None and self._catalogue.tells(link.owner, name):
+            if looked == PIECE_NAMES:
+                self.listings.append(partial(self._list, link, command, after, page))
+                return
+            after = name
+            stream = catalogue.get(name)
+            if stream is not None and catalogue.tells(link.owner, name):
                 page.append(_short(stream, self._shard.now_ms))
+        link.queries -= 1
         self._answers.result(link, command, {"streams": page, "more": more})
+
+    def work(self) -> None:
+        """Go on with a page of streams, if there is one to go on with."""
+        if self.listings:
+            listing = self.listings.popleft()
+            self._links.contained(listing.args[0], "LIST_STREAMS", listing)()
 
     # --- positions --------------------------------------------------------------------------
 

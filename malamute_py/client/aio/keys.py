@@ -277,6 +277,8 @@ class KeyWatch:
         """See KeyView.watch()."""
         self._subscription = subscription
         self._tail = -1
+        self._gaps = -1
+        """Gaps and rewinds of the subscription when the tail was asked for."""
         self.complete = False
         """Whether the present values have been given."""
 
@@ -293,8 +295,10 @@ class KeyWatch:
         """
         subscription = self._subscription
         if not self.complete:
-            if self._tail < 0:
+            if self._gaps != subscription.gaps:
+                # A log that was rewound may never come to the tail that it had before.
                 await subscription.accepted(timeout_ms)
+                self._gaps = subscription.gaps
                 self._tail = subscription.tail
             record = await subscription.next_record(timeout_ms, before=self._tail)
             if record is None and not subscription.ended:

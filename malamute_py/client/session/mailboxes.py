@@ -280,7 +280,7 @@ class OpenedMailbox(Opened):
         Raises BrokerRefused `not_held`: nothing was lent. What the reader has since an earlier
         link is then shown to it again, should the broker hand it out to this client.
         """
-        away = self._of_earlier_links.intersection(numbers)
+        away = self._of_earlier_links.intersection(numbers) - self._lent
         if away or not self.in_hand.issuperset(numbers):
             self._of_earlier_links -= away
             self.in_hand -= away
@@ -301,7 +301,7 @@ class OpenedMailbox(Opened):
         """Take numbers back from a step that was refused: those of this link are in hand again."""
         mine = self._lent.intersection(numbers)
         self._lent -= mine
-        self.in_hand |= mine
+        self.in_hand |= mine - self._of_earlier_links
         self._of_earlier_links.difference_update(numbers)
 
     def lost_to_others(self, numbers: list[int]) -> None:
@@ -438,7 +438,7 @@ class OpenedMailbox(Opened):
             self._of_earlier_links.discard(number)
             if number in self._acked:
                 again.append((number, number + 1))
-            else:
+            elif number not in self._lent:
                 self.in_hand.add(number)  # the reader has it, and it is ours again
         if again:
             self._mailboxes.acks.add(self, DONE, again)
@@ -471,7 +471,6 @@ class OpenedMailbox(Opened):
         self._of_earlier_links |= self._acked
         # A step under way names them itself: the broker knows whether it was taken.
         self._of_earlier_links |= self._lent
-        self._lent.clear()
 
     def over(self) -> None:
         """Have the session forget the mailbox, which has ended."""

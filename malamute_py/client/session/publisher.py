@@ -105,7 +105,7 @@ class OutgoingRecords(OutgoingBatch):
         self.parted = False
         """Whether it leaves in parts, since the broker refused it as too large."""
         self.since_ms = -1
-        """Time at which the batch was at the head of its lane first."""
+        """Time at which the batch was at the head of its lane first; -1: it is to be looked at."""
         self.records = 0
         """Records of the content, once there is one."""
 
@@ -412,7 +412,11 @@ class Publisher(Lanes[OutgoingRecords]):
         self._limit(lane)
 
     def _limit(self, lane: StreamLane) -> None:
-        """Set the limits of a stream's batches from what is known; what waits is held to them."""
+        """Set the limits of a stream's batches from what is known.
+
+        What waits is held to them when it is its turn to leave: rows of all of it at once would
+        hold up the caller's loop.
+        """
         most = self.limits.batch_bytes_max
         if lane.told_bytes is not None:
             most = min(most, lane.told_bytes)
@@ -422,9 +426,8 @@ class Publisher(Lanes[OutgoingRecords]):
         # Bodies fill half of it, as of every stream: headers and stamp take the rest.
         lane.batch_bytes = min(self.batch_bytes, max(1, most // 2))
         for batch in lane.queue:
-            # What has left may be in the log, as far as is known here: see _settle().
-            if batch.bytes > most and batch.content and batch.sequence < 0 and not batch.doubtful:
-                self._reopen(batch)
+            if batch.bytes > most:
+                batch.since_ms = -1
 
     def _reopen(self, batch: OutgoingRecords) -> bool:
         """Have a batch that is too large leave in parts; False: it stays as it is.
@@ -570,6 +573,14 @@ class Publisher(Lanes[OutgoingRecords]):
         """
         if batch.since_ms < 0:
             batch.since_ms = now_ms
+            # What has left may be in the log, as far as is known here: see _settle().
+            if (
+                batch.content
+                and batch.bytes > batch.lane.limits.batch_bytes_max
+                and batch.sequence < 0
+                and not batch.doubtful
+            ):
+                self._reopen(batch)
         if not self._settled and batch.numbered:
             if not self._producer_request and now_ms >= self._producer_again_ms:
                 self._producer_request = self._next_request()

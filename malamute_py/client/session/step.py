@@ -315,6 +315,8 @@ class Step:
     ) -> StepRequest:
         """Add a request for a service, whose replies come as mail to `reply_to`.
 
+        Requests that agree in service, reply_to, timeout_ms, key and terms keep the order of the
+        calls; one that differs in them may stand before or after these in the queue.
         reply_to: empty: the own mailbox. key: the caller's own name for it; else one is drawn.
         need_workers: the step is refused `no_workers` when no worker offers the service.
         delay_ms: time before which no worker gets the request; timeout_ms begins after it.

@@ -20,6 +20,7 @@ from malamute_py.client.readers.records import SubscriptionBase
 from malamute_py.client.session.subscription import (
     Arrival,
     Notice,
+    RewoundNotice,
     SubscribeOptions,
     cut,
 )
@@ -119,6 +120,8 @@ class SyncSubscription(SubscriptionBase):
                     continue
             if not isinstance(item, Arrival):
                 self._note(item)
+                if isinstance(item, RewoundNotice) and before != NO_OFFSET:
+                    return self._next(timeout_ms, reading.tail)
             elif item.batch is not None:
                 return item.batch
 
@@ -169,7 +172,8 @@ class SyncSubscription(SubscriptionBase):
     ) -> Record | None:
         """The next record; None at the end. Raises as next_batch().
 
-        before: None also once no record before this offset is to come.
+        before: None also once no record before this offset is to come; after a rewind, once all
+        that the log had when the broker accepted anew has come.
         """
         if before != NO_OFFSET:
             integer("before", before, 0, NO_OFFSET)

@@ -20,7 +20,7 @@ import msgspec
 from malamute_protocol.stamp import CHANGE
 from malamute_py.broker.ready import CHANGE_STREAM, MAIL_STREAM, MAIN, RingFacts, StreamFacts
 from malamute_py.changelog.applying import STREAM_CHANGES, apply
-from malamute_py.changelog.records import decode_change
+from malamute_py.changelog.records import StreamRemoved, decode_change
 from malamute_py.changelog.snapshots import ProducerFact, decode_snapshot
 from malamute_py.changelog.tables import Queues, Tables
 from malamute_py.config import CheckpointSection
@@ -95,18 +95,26 @@ def ring_facts(name: str, ring: Ring, recovery: Recovery) -> RingFacts:
     )  # fmt: skip
 
 
-def rings_asked(main: RingFacts) -> dict[str, dict[str, Any]]:
-    """List the rings that streams have to themselves, with the settings that each was asked for."""
+def rings_asked(main: RingFacts) -> tuple[dict[str, dict[str, Any]], set[str]]:
+    """List the rings that streams have to themselves, with the settings that each was asked for.
+
+    Second: the rings of streams that the log has removed since its last snapshot.
+    """
     tables, position = Tables(), 0
+    removed: set[str] = set()
     if main.snapshot:
         snapshot = decode_snapshot(main.snapshot)
         tables, position = snapshot.tables, snapshot.change_next
     for offset, record in main.changes:
         if offset >= position:
             change = decode_change(record)
+            if isinstance(change, StreamRemoved) and change.number in tables.streams:
+                row = tables.streams[change.number]
+                if row.settings.ring_bytes:
+                    removed.add(row.ring)
             if isinstance(change, STREAM_CHANGES):
                 apply(tables, Queues(), change)
-    return {
+    asked = {
         row.ring: {
             "ring_bytes": row.settings.ring_bytes,
             "full": row.settings.full,
@@ -115,6 +123,7 @@ def rings_asked(main: RingFacts) -> dict[str, dict[str, Any]]:
         for row in tables.streams.values()
         if row.settings.ring_bytes and not row.settings.memory
     }
+    return asked, removed
 
 
 # --- the queues --------------------------------------------------------------------------

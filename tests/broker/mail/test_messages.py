@@ -70,6 +70,25 @@ def test_messages_without_an_expiry_have_their_mailboxs() -> None:
     assert post.got(2) == [b"b"]
 
 
+def test_mail_that_was_put_while_the_clock_was_a_day_ahead_lives_no_day_longer() -> None:
+    """A time of expiry that a message names holds as it is."""
+    post, day_ms = Post(), 86_400_000
+    post.ask(1, wire.EditMailbox, "bert", {"ttl_ms": 5_000})
+    named = post.now_ms + 60_000
+    post.now_ms += day_ms
+    post.mail(1, "bert", [b"a"])
+    post.mail(1, "bert", [b"b", b"c"], expires_at_ms=[named + day_ms, 0])
+    post.now_ms -= day_ms
+    post.restart()
+    post.wait(4_900)
+    assert post.info("bert")["messages"] == 3
+    post.wait(200)
+    assert post.info("bert")["messages"] == 1
+    assert post.count("mail_expired") == 2
+    post.wait(day_ms + 60_000)
+    assert post.count("mail_expired") == 3
+
+
 def test_a_message_that_a_reader_holds_stays_with_it_when_it_expires() -> None:
     post = Post()
     post.inbox(2)

@@ -323,6 +323,32 @@ def test_a_message_that_came_again_while_a_step_waited_is_the_readers_when_it_is
     assert outcomes(script) == {"mine": True}
 
 
+def test_a_reader_that_closes_gives_back_nothing_of_a_step_that_leaves_again() -> None:
+    """The message had come again on the new link, and went to others before the step did."""
+    script = opened()
+    view = script.session.mailboxes.read(InboxOptions("box"))
+    script.session.mailboxes.read(InboxOptions("box"))
+    script.step()
+    accept(script)
+    deliver(script, [b"a", b"b"], 0)
+    view.take()
+    step = Step()
+    step.ack(SimpleNamespace(opened=view.mailbox, number=0))
+    script.session.steps.add(step, "step")
+    script.step()
+    [atomic] = of(script.reconnect(), c.Atomic)
+    accept(script)
+    script.say(c.Refused(66, atomic.tracker, "wait", "", 100))
+    deliver(script, [b"a", b"b"], 0)
+    assert view.take() is None
+    script.session.mailboxes.close(view)
+    [ack] = of(script.step(), c.AckMail)
+    assert (ack.ranges, ack.again_ms) == ([(1, 2)], 0)
+    [atomic] = of(script.wait(100), c.Atomic)
+    script.say(c.Confirm(atomic.tracker, 2, 1, -1, 0))
+    assert not isinstance(outcomes(script)["step"], BrokerRefused)
+
+
 def test_a_reader_that_closes_does_not_give_back_what_another_reader_was_given_since() -> None:
     script = opened()
     one = script.session.mailboxes.read(InboxOptions("box"))

@@ -451,3 +451,21 @@ def test_a_batch_that_is_full_for_its_stream_does_not_linger() -> None:
     assert [len(group) for _, group in sent(script)] == [11]
     script.publish(b"few")
     assert script.step() == []
+
+
+def test_contents_that_became_too_large_are_made_rows_as_they_leave() -> None:
+    """All that was queued was read in one turn: 100 MB of it held up the loop of its caller."""
+    script = Script(window_bytes=1 << 16)
+    script.open()
+    queued = [
+        encode([b"%d.%d" % (batch, row) for row in range(100)], subject="x") for batch in range(200)
+    ]
+    for content in queued:
+        script.session.publisher.add_content("s", level_number("stored"), content, 100, object())
+    script.session.publisher.told("s", {"s": LIMIT})
+    lane = script.session.publisher.streams["s"]
+    assert sum(bool(batch.rows) for batch in lane.queue) == 0
+    script.step()
+    told(script, LIMIT)
+    assert max(sizes(script)) <= LIMIT
+    assert sum(bool(batch.content) for batch in lane.queue) > 100

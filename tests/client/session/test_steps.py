@@ -676,3 +676,15 @@ def test_a_move_by_a_command_alone_that_may_have_been_done_is_not_said_to_be_ref
         script.say(c.Refused(66, move.tracker, "conflict", "cursor 'c' stands at 10"))
         told = script.settled()["1"]
         assert isinstance(told, ConnectionLost if lost else BrokerRefused)
+
+
+def test_requests_of_a_step_keep_the_order_of_the_calls_where_their_terms_agree() -> None:
+    script = Stepping()
+    step = Step()
+    for body, reply_to in ((b"a", "x"), (b"b", "y"), (b"c", "x"), (b"d", "y")):
+        step.request("jobs", body, reply_to=reply_to)
+    script.add(step)
+    script.step()
+    [sent] = script.sent()
+    assert [part.reply_to for part in parts(sent) if isinstance(part, c.Request)] == ["x", "y"]
+    assert contents(sent) == [[b"a", b"c"], [b"b", b"d"]]
