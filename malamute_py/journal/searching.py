@@ -83,7 +83,7 @@ class Searches:
             if getattr(segment.spans[stream], of_span) < least:
                 continue
             for place in np.flatnonzero(rows[of_entry] >= least).tolist():
-                damaged = -1
+                damaged = -1  # First offset of what is lost just before; -1: nothing is.
                 if place:
                     before = int(rows["next"][place - 1])
                 for batch, view in self._files.batches(segment, stream, rows[place]):
