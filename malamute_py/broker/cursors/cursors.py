@@ -270,12 +270,7 @@ class Cursors:
         """
         stream = self._stream(link, command.stream)
         place = stream.number, command.cursor
-        cursor = self._cursors.get(place)
-        known = None if cursor is None else cursor.row.settings
-        settings = self._edited(place, command)
-        pins = settings != known and (settings.pin or (known is not None and known.pin))
-        if pins and not self._shard.settings.permit(link.owner, "manage_streams", command.stream):
-            raise BrokerRefused("forbidden", f"you may not pin or unpin stream '{command.stream}'")
+        self._edited(link, place, command)
         stands = self._next_after_moves(place)
         if stands is not None:
             self._edit(link, command, stream, stands, "edited")
@@ -315,22 +310,29 @@ class Cursors:
             why = "created" if stands is None else "edited"
             self._edit(link, command, stream, next, why)
 
-    def _edited(self, place: Place, command: EditCursor) -> CursorSettings:
-        """Return the settings of a cursor after an edit. Raises BrokerRefused."""
+    def _edited(self, link: Link, place: Place, command: EditCursor) -> CursorSettings:
+        """Return the settings of a cursor after an edit, one on its way into the log included.
+
+        Raises BrokerRefused.
+        """
         cursor = self._cursors.get(place)
         known = self._edits.get(place) or (None if cursor is None else cursor.row.settings)
-        return queue_settings(
+        settings = queue_settings(
             CursorSettings, command.settings, self._shard.settings.settings_bytes_max, known,
             {} if command.replace else None,
         )  # fmt: skip
+        pins = settings != known and (settings.pin or (known is not None and known.pin))
+        if pins and not self._shard.settings.permit(link.owner, "manage_streams", command.stream):
+            raise BrokerRefused("forbidden", f"you may not pin or unpin stream '{command.stream}'")
+        return settings
 
     def _edit(self, link: Link, command: EditCursor, stream: Stream, next: int, why: str) -> None:
         """Log a cursor's changed settings, or a new place for it; answer with its facts."""
         place = stream.number, command.cursor
         try:
-            settings = self._edited(place, command)
+            settings = self._edited(link, place, command)
         except BrokerRefused as error:
-            # Together with the settings of another edit meanwhile, they are too large.
+            # Another edit came meanwhile: together they are too large, or it set a pin.
             self._answers.refuse_with(link, command, error)
             return
         change = CursorSet(

@@ -130,14 +130,21 @@ class StreamAdmin:
         action = self._catalogue.telling(link.owner, command.stream)
         stream = self._catalogue.find(link.owner, command.stream, action)
 
+        if not self._retention.asks_for_age(stream):
+            self._answers.result(link, command, self._facts(stream))
+            return
+        self._links.count_query(link)
+
         def measured(young: int, aged_bytes: int) -> None:
             """Answer with the first record that the stream keeps by its age, as was found."""
+            link.queries -= 1
             facts = self._facts(stream)
             if young > facts["first"]:
                 facts["first"], facts["aged_bytes"] = young, aged_bytes
             self._answers.result(link, command, facts)
 
-        self._retention.measure_aged(stream, link, measured)
+        then = self._links.contained(link, "STREAM_INFO", measured)
+        self._retention.measure_aged(stream, link, then, lambda: link.open)
 
     def stream_schemas(self, link: Link, command: StreamSchemas) -> None:
         """The uuid of a stream, its settings keep and body_kind, and the versions of its schema.

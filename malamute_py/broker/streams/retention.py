@@ -108,25 +108,33 @@ class Retention:
                 stream=stream.name, ring=stream.ring.name, offset=stream.next, records=taken,
             )  # fmt: skip
 
-    def measure_aged(self, stream: Stream, asker: Asker, then: Callable[[int, int], None]) -> None:
-        """Call with the first record that a stream keeps by its age, and the bytes before it.
+    def asks_for_age(self, stream: Stream) -> bool:
+        """Whether only the journal can tell how much of a stream is past its age."""
+        now_ms = self._shard.now_ms
+        in_memory = stream.first >= stream.hot_first or stream.first_of_age(now_ms)
+        return bool(stream.oldest_ms(now_ms)) and not in_memory
 
-        (0, 0): the hot window tells it, or the journal was asked and did not.
+    def measure_aged(
+        self, stream: Stream, asker: Asker, then: Callable[[int, int], None],
+        wanted: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        """Ask the journal for the first record that a stream keeps by its age.
+
+        then: called with that offset and the bytes of the stream before it; with (0, 0) where the
+        journal cannot answer, or no record is past its age. wanted: see IndexQuery.
         """
-        since_ms = stream.oldest_ms(self._shard.now_ms)
-        in_memory = stream.first >= stream.hot_first or stream.first_of_age(self._shard.now_ms)
-        if not since_ms or in_memory:
-            then(0, 0)
-            return
 
         def found(value: Any) -> None:
+            if isinstance(value, IndexFailure):
+                then(0, 0)
+                return
             young = min(stream.hot_first if value is None else value, stream.pinned)
-            if isinstance(value, IndexFailure) or young <= stream.first:
+            if young <= stream.first:
                 then(0, 0)
                 return
             self._shard.ask(
                 stream.ring.name, stream.number, "plan",
-                _every_byte(stream.first, young, 1 << 62), partial(measured, young), asker,
+                _every_byte(stream.first, young, 1 << 62), partial(measured, young), asker, wanted,
             )  # fmt: skip
 
         def measured(young: int, value: Any) -> None:
@@ -138,13 +146,15 @@ class Retention:
 
         self._shard.ask(
             stream.ring.name, stream.number, "find_time",
-            {"time_ms": since_ms, "inclusive": True}, found, asker,
+            {"time_ms": stream.oldest_ms(self._shard.now_ms), "inclusive": True}, found, asker,
+            wanted,
         )  # fmt: skip
 
     def _split_ledger(self, stream: Stream, first: int) -> None:
         """Ask the index how many bytes of a recovered stream lie where, unless it is asked already.
 
-        The ledger has but the sum of them. first: the bytes before count no more.
+        The ledger has only the sum of these bytes. first: what lies before this offset is not
+        counted any more.
         """
         ledger = stream.ledger
         if ledger.split_asked:

@@ -96,6 +96,7 @@ class _Reading:
                     self._take(permissions, (name, *keys), one, ("permissions",))
         quotas: dict[str, Any] = {}
         for name, own in self._tables("quotas"):
+            quotas[name] = {}
             for quota, value in own.items():
                 self._take(quotas, (name, quota), value, ("quotas", "identities"))
         config = typed({"permissions": permissions, "quotas": {"identities": quotas}})

@@ -94,6 +94,37 @@ def test_a_reader_takes_back_no_pin() -> None:
     assert move(shell, 5).level == 3
 
 
+def test_a_reader_takes_back_no_pin_that_is_on_its_way_into_the_log() -> None:
+    managers: set[str] = {"me"}
+    shell = world(
+        permit=lambda identity, action, name: action != "manage_streams" or identity in managers
+    )
+    shell.hello(3, identity="me")
+    shell.broker.receive(3, "me", [wire.EditCursor(4, "s", "c", {"pin": True}, [0])], [], 0)
+    peer = edit(shell, [0], pin=False)
+    assert peer.last(wire.Refused).code == "forbidden"
+    assert info(shell)["pinned"]
+
+
+@pytest.mark.parametrize("settings", [{"pin": False}, {"pin_bytes_max": 1}])
+def test_a_reader_takes_back_no_pin_of_a_cursor_that_was_made_meanwhile(
+    settings: dict[str, Any],
+) -> None:
+    shell = world(
+        permit=lambda identity, action, name: action != "manage_streams" or identity == "me"
+    )
+    shell.hello(3, identity="me")
+    shell.auto_ask = False
+    shell.evict()
+    reader = edit(shell, [3, shell.now_ms, True], **settings)
+    assert shell.queries, "where the reader's cursor begins is asked for"
+    shell.send(3, wire.EditCursor(4, "s", "c", {"pin": True}, [0]), identity="me")
+    shell.auto_ask = True
+    shell.run()
+    assert reader.last(wire.Refused).code == "forbidden"
+    assert info(shell)["pinned"]
+
+
 def test_who_manages_a_stream_and_may_not_read_it_has_all_commands_of_its_cursors() -> None:
     allowed = {"write", "create", "manage_streams", "identity"}
     shell = world(permit=lambda identity, action, name: action in allowed)

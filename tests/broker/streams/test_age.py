@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 from malamute_protocol import commands as wire
 from malamute_protocol.gather import gather_rows, rows_of
-from malamute_py.broker import HistoryRead, HistoryRun
+from malamute_py.broker import HistoryRead, HistoryRun, IndexFailure
+from malamute_py.broker.ready import IndexQuery
 from tests.broker.shell import Shell, bodies
 from tests.broker.streams.places import in_memory, on_disk, restarted
 
 AGE_MS = 1_500
 
 
-def slow_stream(count: int = 10, retention_ms: int = 1 << 40, many: int = 16) -> Shell:
+def slow_stream(
+    count: int = 10, retention_ms: int = 1 << 40, many: int = 16, **options: Any
+) -> Shell:
     """Two records a second, of a stream that keeps a second and a half.
 
     retention_ms: how often the broker looks for what may be dropped. many: readers that share.
     """
-    shell = Shell(retention_ms=retention_ms, shared_window_min=many, shared_read_min=many)
+    shell = Shell(
+        retention_ms=retention_ms, shared_window_min=many, shared_read_min=many, **options
+    )
     shell.hello(1)
     shell.send(1, wire.CreateStream(1, "s", {"max_age_ms": AGE_MS}))
     for n in range(count):
@@ -164,6 +170,33 @@ def test_the_bytes_of_records_past_their_age_are_told_wherever_they_lie(
     facts = shell.send(1, wire.StreamInfo(3, "s")).last(wire.Result).value
     assert facts["first"] == facts["tail"] == len(before)
     assert facts["aged_bytes"] == facts["bytes"] >= sum(before[7:])
+
+
+@pytest.mark.parametrize("failing", ["find_time", "plan"])
+def test_the_facts_of_a_stream_are_told_where_the_journal_cannot_answer(failing: str) -> None:
+    """A disk error, or a ring that was being removed, ended the broker at a STREAM_INFO."""
+    shell = slow_stream()
+    on_disk(shell)
+    answer = shell._answer
+
+    def failed(query: IndexQuery) -> Any:
+        broken = query.kind == failing
+        return IndexFailure("journal_failed", "EIO") if broken else answer(query)
+
+    shell._answer = failed  # type: ignore[method-assign]
+    facts = shell.send(1, wire.StreamInfo(2, "s")).last(wire.Result).value
+    assert (facts["first"], facts["tail"], facts["aged_bytes"]) == (0, 10, 0)
+
+
+def test_questions_about_the_age_of_a_stream_are_bounded_and_end_with_their_link() -> None:
+    shell = slow_stream(link_queries_max=3)
+    on_disk(shell)
+    shell.auto_ask = False
+    peer = shell.send(1, *[wire.StreamInfo(number, "s") for number in range(5)])
+    assert [one.code for one in peer.of(wire.Refused)] == ["wait", "wait"]
+    assert all(query.wanted is not None and query.wanted() for query in shell.queries)
+    shell.broker.link_lost(1, shell.now_ms)
+    assert not any(query.wanted is None or query.wanted() for query in shell.queries)
 
 
 def test_retention_drops_each_batch_past_its_age_where_it_is_in_memory() -> None:
