@@ -208,6 +208,7 @@ class Group:
         self.free.remove(member)
         self.free.trim()
         if member is self.holder:
+            # Another membership of the same client goes on in its place.
             self.holder = next((other for other in self.members if other.is_again(member)), None)
             if self.holder is None and keep_until_ms:
                 self.absent_holder, self.returns_ms = member, keep_until_ms

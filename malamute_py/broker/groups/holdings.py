@@ -261,7 +261,10 @@ class Holdings:
         return None if wanted else picked
 
     def unhand(self, page: Page, member: Any, mask: int) -> tuple[int, int]:
-        """Take offsets from a member, and from those that wait; returns (its own, the waiting)."""
+        """Take offsets from a member, and from those that wait; returns (its own, the waiting).
+
+        member: None takes those that wait only.
+        """
         mine = page.held.get(member, 0)
         held = mine & mask
         if held:

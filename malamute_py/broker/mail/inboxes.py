@@ -251,7 +251,7 @@ class Inboxes:
                 del able[inbox]
             elif len(able) > 1:
                 able.move_to_end(inbox)
-        return max(done, 1)
+        return max(done, 1)  # A turn without puts uses up budget, too: `deliver` comes to an end.
 
     def _give(self, mailbox: Mailbox, inbox: Inbox, row: MessageRow) -> bool:
         """Hand a reader rows of the first put, or pass over a put that has no free ones.
