@@ -205,6 +205,7 @@ class Cursors:
         if stands is None:
             self._check_new(stream, name, link.owner)
         elif not command.force:
+            # Positions before `first` count as equal: the records between them are gone.
             first = stream.first
             if command.from_ >= 0 and max(command.from_, first) != max(stands, first):
                 raise BrokerRefused("conflict", f"cursor '{name}' stands at {stands}")

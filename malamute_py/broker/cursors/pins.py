@@ -161,6 +161,7 @@ class Pins:
             if cursor in self._pinning:
                 self._pin(cursor)
         if self._turn:
+            # The ticks of a round are spread over MARK_MS.
             ticks = -(-len(self._pinning) // LOOKS_MAX)
             self._due_ms = now_ms + max(1, MARK_MS // (ticks + 1))
         else:

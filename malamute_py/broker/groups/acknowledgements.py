@@ -59,8 +59,7 @@ class Acknowledgements:
         """
         group, member, picked = self._picked(link, command)
         if command.again_ms >= 0 or command.state:
-            # No member could take back a delayed record: a delay without end would hold the group
-            # up.
+            # A delay is bounded: no member can end it, and one without end would hold the group up.
             after_ms = max(0, min(command.again_ms, self.shard.settings.lease_max_ms))
             if command.state == WorkState.FAILED:
                 reason = command.reason[:REASON_MAX]
@@ -149,7 +148,7 @@ class Acknowledgements:
         return changing([change], [returning], memory=memory, level=stream.level)
 
     def give_back(self, group: Group, picked: Picked, after_ms: int) -> None:
-        """Let records wait again: those that are dead letters now at once."""
+        """Let records wait again after a pause, but at once those that have become dead letters."""
         dying: Picked = []
         late: Picked = []
         for page, mask in picked:

@@ -131,7 +131,7 @@ class GroupAdministration:
         answer = Answer(self._answers, link, command, partial(self.facts, group))
         self._edits[stream.number, group.name] = settings
         editing = Then(
-            partial(self._edited, group, settings), partial(self._not_edited, group, settings)
+            partial(self._edited, group, settings), partial(self._forget_edit, group, settings)
         )
         self._steps.put([change], editing, answer, memory=stream.ring.memory)
 
@@ -139,13 +139,15 @@ class GroupAdministration:
         """Return the settings of a group once all edits on their way are appended."""
         return self._edits.get((group.stream.number, group.name), group.row.settings)
 
-    def _not_edited(self, group: Group, settings: GroupSettings, *_: Any) -> None:
+    def _forget_edit(self, group: Group, settings: GroupSettings, *_: Any) -> None:
+        """Forget settings that the log has or has refused; those of a later edit stay."""
         place = group.stream.number, group.name
         if self._edits.get(place) is settings:
             del self._edits[place]
 
     def _edited(self, group: Group, settings: GroupSettings, _: int) -> None:
-        self._not_edited(group, settings)
+        self._forget_edit(group, settings)
+        # Where attempts_max was lowered, records that wait may be dead letters now.
         group.may_bury = bool(group.row.tries)
         self._wake(group)
 

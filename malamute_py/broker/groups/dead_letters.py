@@ -87,6 +87,7 @@ class DeadLetters:
             offsets = [batch.base + place for place in places_of(rows)]
             rows = ones(len(offsets))
         else:
+            # A batch that cannot be cut goes whole, and `rows` tells which rows are dead letters.
             frame = copy_whole(content)
             offsets = list(range(batch.base, batch.next))
         expiries = content.expiries

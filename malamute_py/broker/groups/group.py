@@ -5,11 +5,10 @@ record goes to the member with the most free credit, which gets at most its shar
 that a lone batch is spread and a backlog goes out in whole batches; where there are more members
 than it pays to give one record each, a member gets at most what it has shown to be quick with.
 Exclusive: records go to the holder once the log has it, and its place is kept for a while when it
-is lost. Keyed: a
-record goes to the member that its slot belongs to by rendezvous hash, and a slot moves only when
-its old member holds nothing of it, so that records of one key are in one place, in order. A slot is
-one of 1,024 into which first keys hash: memory does not grow with the keys, and a batch costs by
-its distinct headers and the members that get rows of it, not by its rows nor by all members.
+is lost. Keyed: a record goes to the member that its slot belongs to by rendezvous hash, and a slot
+moves only when its old member holds nothing of it, so that records of one key are in one place, in
+order. A slot is one of 1,024 into which first keys hash: memory does not grow with the keys, and a
+batch costs by its distinct headers and the members that get rows of it, not by all members.
 Source: docs/design.md, Queues and the checkpoint; the hold window is that of LocalMQ
 (docs/design.md, References).
 """
@@ -173,7 +172,7 @@ class Group:
     def enter(self, member: Member) -> Picked | None:
         """Take up a member.
 
-        Returns the records that a lost holder had which came back in it; None: none came back.
+        Returns what the absent holder held, if the member is that holder; None: it is not.
         """
         self.members.append(member)
         self._joins += 1
@@ -209,6 +208,7 @@ class Group:
         self.free.remove(member)
         self.free.trim()
         if member is self.holder:
+            # Another membership of the same client goes on in its place.
             self.holder = next((other for other in self.members if other.is_again(member)), None)
             if self.holder is None and keep_until_ms:
                 self.absent_holder, self.returns_ms = member, keep_until_ms
@@ -234,7 +234,7 @@ class Group:
         slots = self.slots
         if slots is None:
             return released
-        if not counts:
+        if not counts:  # Else the slots count them as held until the log has their attempt.
             for page, mask in released:
                 slots.back(slots_of(page, mask), settle=False)
         for member in leaving:
@@ -622,6 +622,7 @@ class Group:
         for page, mask in picked:
             holdings.stay(page, mask, None, 0)
             if late:
+                # stay() has let the rows wait, and unhand() takes them out of the queue again.
                 holdings.unhand(page, None, mask)
                 holdings.delay(page, mask)
             if slots is not None:

@@ -568,7 +568,7 @@ class Groups:
         self.reader.wake(group)
 
     def put_off(self, ms: int) -> None:
-        """Let leases, and the places of absent holders, last so much longer."""
+        """Let leases and kept places last longer by a time in which no member could be heard."""
         for group in self._groups:
             group.holdings.put_off_leases(ms)
             group.returns_ms += ms

@@ -157,6 +157,7 @@ class Holdings:
         """Drop pages without open offsets and without anything to be logged.
 
         The last page stays while its offsets are read still: what was not selected of it is done.
+        A page before `low` has nothing to be logged: the group's position tells that it is done.
         """
         pages = self.pages
         if not any(not page.open for page in pages):
@@ -203,7 +204,7 @@ class Holdings:
     def pick(self, member: Any, ranges: Sequence[Range], also_waiting: bool) -> Picked | None:
         """Return ranges as pages and masks; None unless the member holds every offset of them.
 
-        also_waiting: an offset that waits counts as held.
+        also_waiting: an offset that waits counts as held, as for a holder that came back.
         """
         if ranges[-1][1] > self.read:
             return None
@@ -260,7 +261,10 @@ class Holdings:
         return None if wanted else picked
 
     def unhand(self, page: Page, member: Any, mask: int) -> tuple[int, int]:
-        """Take offsets from a member, and from those that wait; returns (its own, the waiting)."""
+        """Take offsets from a member, and from those that wait; returns (its own, the waiting).
+
+        member: None takes those that wait only.
+        """
         mine = page.held.get(member, 0)
         held = mine & mask
         if held:
@@ -323,7 +327,7 @@ class Holdings:
     def release(self, members: set[Any], *, leaving: bool = False) -> Picked:
         """Let all offsets that some members held wait again; returns them.
 
-        leaving: they wait once the log has that.
+        leaving: they are put on their way out, and wait once the log has the end of the attempt.
         """
         released: Picked = []
         for page in self.pages:

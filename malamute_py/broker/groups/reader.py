@@ -269,6 +269,7 @@ class GroupReader:
                 return 0
             group.take_in(batch, now_ms)
             if not holdings.open:
+                # None of these rows waits, so the group's position has moved past them.
                 self._progress.flush_later(group)
         bits = holdings.waiting_in(batch.base, batch.next)
         if not bits:
@@ -421,6 +422,7 @@ class GroupReader:
             if places is not None:
                 self._hand_out_moved(group, answer, places)
             elif group.stream.keys is None or not answer.gave_up:
+                # Where records were gone from a stream with keys, the next turn reads the copies.
                 self._hand_out_history(group, answer)
             after = holdings.read, group.deliveries, holdings.open, holdings.waiting
             if after != before:
@@ -521,6 +523,8 @@ class GroupReader:
         """Hand out newest records that have moved, in the order of their offsets."""
         keys, began, position = group.stream.keys, group.dealt, group.reading_from
         assert keys is not None
+        # `next` of each run is the place of its copy; `next` of the answer is how many places the
+        # journal has looked at.
         runs = {run.next: run for run in answer.runs}
         for place, offsets in islice(places.items(), answer.next):
             stands = dict(keys.moved_from(offsets[0], offsets[-1] + 1, len(offsets)))

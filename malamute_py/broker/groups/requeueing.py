@@ -157,9 +157,11 @@ class Requeueing:
         """Return the letters whose records are within the bounds of their stream, unexpired."""
         stream, now_ms = group.stream, self._shard.now_ms
         if group.slots is not None and not origin.slots:
+            # A keyed group cannot take a record back whose letter does not name its slot.
             return 0
         first, end = stream.first_to_read(now_ms), stream.position_end(origin.epoch)
         if origin.at_ms and origin.at_ms < stream.oldest_ms(now_ms):
+            # Of records that are too old for the stream, readers get only those that a pin holds.
             first = max(first, stream.pinned)
         keys, expiries = stream.keys, origin.expiries
         left = 0

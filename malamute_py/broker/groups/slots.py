@@ -112,7 +112,7 @@ class Slots:
             self.settle()
 
     def back(self, slots: SlotsOfRows, *, settle: bool = True) -> None:
-        """Count records in hand as waiting again. settle: False: leave() follows."""
+        """Count records in hand as waiting again. settle: False where leave() settles after it."""
         _count(self.held, slots, -1)
         _count(self.waiting, slots, 1)
         if settle:

@@ -194,6 +194,7 @@ class Inboxes:
         most = RETURN_PUTS
         while self.returning and most > 0:
             most = self._return_held(self.returning[0], most)
+        # What the returns have left of their part of the step goes to deliveries.
         budget = STEP_PUTS - RETURN_PUTS + most
         runnable = self._messages.runnable
         more = self._shard.share()
@@ -250,10 +251,13 @@ class Inboxes:
                 del able[inbox]
             elif len(able) > 1:
                 able.move_to_end(inbox)
-        return max(done, 1)
+        return max(done, 1)  # A turn without puts uses up budget, too: `deliver` comes to an end.
 
     def _give(self, mailbox: Mailbox, inbox: Inbox, row: MessageRow) -> bool:
-        """Hand a reader rows of the first put; False: the reader may be given none of it now."""
+        """Hand a reader rows of the first put, or pass over a put that has no free ones.
+
+        False: the reader may be given none of it now.
+        """
         base = row.base
         progress = mailbox.progress.get(base)
         free = every = (
@@ -318,7 +322,10 @@ class Inboxes:
         return True
 
     def _fitting(self, inbox: Inbox, row: MessageRow, mask: int, body: Body | None) -> int:
-        """Return the rows that fit into the credit in bytes, which the whole batch does not."""
+        """Return the rows that fit into the credit in bytes, which the whole batch does not.
+
+        A reader with nothing outstanding gets one row, however large.
+        """
         if body is not None and inbox.left_bytes > 0:
             # A guess from the mean size of a row, proved by extracting the rows.
             count = min(mask.bit_count(), inbox.left_bytes * row.count // row.size)
@@ -355,6 +362,7 @@ class Inboxes:
         while pipe and (pipe[0].body is not None or pipe[0].missing):
             handout = pipe.popleft()
             row, mask = handout.row, handout.mask
+            # The hand-out had reserved the size of the whole put; `_send` takes what it sends.
             inbox.pipe_bytes -= row.size
             inbox.left_bytes += row.size
             if handout.body is None:
@@ -490,6 +498,7 @@ class Inboxes:
                     "not_held", f"of messages {at} to {stop} not all are in this inbox's hands"
                 )
             found.append((base, mask, row))
+            # A range that ends beyond this put goes on in the next one.
             place, at = (last, 0) if ranges[last - 1][1] <= end else (last - 1, end)
         return found
 

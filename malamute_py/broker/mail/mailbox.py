@@ -61,6 +61,7 @@ class PutProgress(msgspec.Struct, eq=False, gc=False):
                 same &= ~rows
         others = free & ~same
         if others:
+            # Rows after the first one with another number wait, so that all go out in order.
             same &= (others & -others) - 1
         return self.before + times + 1, same
 

@@ -246,6 +246,8 @@ class Mailboxes:
         now = None if mailbox is None else mailbox.temporary
         if now is None or base in now.lost_reported:
             return False
+        # The replies to requests that came after the mailbox was made are put into it. Numbers from
+        # 1 << EPOCH_SHIFT on are those of requests in memory.
         if base >= (now.memory_next if base >= 1 << EPOCH_SHIFT else now.logged_next):
             return False
         now.lost_reported.add(base)

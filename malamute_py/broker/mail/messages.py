@@ -85,9 +85,9 @@ class Messages:
             self._shard.counters["mail_without_mailbox"] += lost
 
     def _shorten(self, row: MessageRow, ttl_ms: int) -> None:
-        """Have messages of a put live no longer than their mailbox's ttl from the start on.
+        """Let messages of a put live no longer than their mailbox's ttl after the broker's start.
 
-        Their own times of expiry hold as they are.
+        The clock may have been ahead when they were put. Times that their senders set stay.
         """
         due_ms = row.at_ms + ttl_ms
         until_ms = self._shard.resumed(due_ms, ttl_ms)

@@ -69,6 +69,7 @@ class Peeking:
         table, number = mailbox.rows, mailbox.number
         count = size = 0
         first = mailbox.order.floor(after) if after >= 0 else None
+        # The put in which the number `after` lies may have rows after it.
         begun = -1 if first is None else first - 1
         for base in mailbox.order.after(begun):
             row = table[number, base]
@@ -140,7 +141,7 @@ class Peeking:
         held = False
         if progress is not None:
             held = bool(progress.held & bit)
-            attempts = progress.attempt(bit)[0] - 1
+            attempts = progress.attempt(bit)[0] - 1  # attempt() counts the next hand-out, too.
             for at_ms, rows in (progress.times or {}).items():
                 if rows & bit:
                     not_before_ms = at_ms

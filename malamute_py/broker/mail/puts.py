@@ -117,6 +117,7 @@ class Puts:
         mailbox = self.mailboxes.by_name.get(name)
         if mailbox is None or mailbox.removing:
             if asked_by:
+                # It is made for the requester or the group's creator: the sender needs no permit.
                 by = self._quotas.owner_of(asked_by)
             else:
                 self.mailboxes.check_creation(name, by)
@@ -369,5 +370,6 @@ def _set_expiry(put: MailPut, content: Content, after_ms: int, now_ms: int) -> N
     times = [at_ms or default for at_ms in column.tolist()]
     named = [at_ms for at_ms in times if at_ms]
     put.expires_at_ms = min(named, default=0)
+    # Rows that all expire at the same time need no time each.
     if len(named) != len(times) or max(named) != put.expires_at_ms:
         put.expiries = times

@@ -48,7 +48,10 @@ class AbsentHolders:
         """Base of a batch -> the holders that had rows of it, the newest last."""
 
     def remember(self, holder: str, had: Sequence[tuple[int, int, int]]) -> None:
-        """Note what a holder had: (base of a batch, rows held, rows of the batch), ascending."""
+        """Note what a holder had: (base of a batch, rows held, rows of the batch), ascending.
+
+        Of each batch the newest holders are kept: as many as it has rows, at least ABSENT_MIN.
+        """
         if not had:
             return
         known = self.by_holder.get(holder)

@@ -100,6 +100,7 @@ class ServiceAdmin:
                 "forbidden", f"you may not {actions[0].partition('_')[0]} service '{name}'"
             )
         service = self._registry.by_name.get(name)
+        # A draft that nothing makes is forgotten in the next turn: for others it is not there.
         if service is None or not (
             service.state != DRAFT or service.making or service.reserved_rows
         ):
@@ -130,6 +131,7 @@ class ServiceAdmin:
         if batch is not None:
             rows = batch.alive
             if command.row >= 0:
+                # A row beyond the batch becomes the bit after its last row, which is never set.
                 rows &= 1 << min(command.row, batch.row.put.count)
         if batch is None or not rows:
             # The requests have ended, or there never were any.

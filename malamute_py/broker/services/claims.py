@@ -64,6 +64,7 @@ class Claims:
         holds all.
         """
         first, count = numbers[0], len(numbers)
+        # A run of numbers within one batch needs no loop over them.
         batch, held = self._find(offer, first, left)
         if batch is not None and (
             count == 1
@@ -125,6 +126,7 @@ class Claims:
             earlier = offer.service.batches.get(base) if rows else None
             if earlier is not None and number < base + earlier.row.put.count:
                 batch = earlier
+                # Rows that another worker holds, or is about to get, are that worker's to end.
                 free = batch.unheld | self._hand_outs.handing_to(offer.in_flight.holder, batch)
                 held |= rows & free
         return batch, held

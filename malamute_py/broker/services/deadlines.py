@@ -98,7 +98,10 @@ class Deadlines:
                 self._lease_over(service, holder, items)
 
     def put_off_leases(self, ms: int) -> None:
-        """Let all leases last so much longer; their timers look again when they come."""
+        """Let all leases last longer by a time in which no worker could be heard.
+
+        Their timers look again when they come.
+        """
         for service in self._registry.by_name.values():
             for batch in service.batches.values():
                 for lease in batch.leases:

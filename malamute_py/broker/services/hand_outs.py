@@ -171,6 +171,7 @@ class HandOuts:
         alive = rows & batch.alive
         gone = (rows ^ alive).bit_count()
         if gone:
+            # While a row is alive, the delivery settles the credit in bytes by what it sends.
             self.return_credit(offer, gone, 0 if alive else cost)
         if not alive:
             return

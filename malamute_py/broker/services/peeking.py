@@ -58,6 +58,7 @@ class Peeking:
         after, size = command.after, 0
         entries: list[dict[str, Any]] = []
         bases = self._bases(service)
+        # The batch in which the number `after` lies may have rows after it.
         for base in islice(bases, max(0, bisect_right(bases, after) - 1), None):
             batch = service.batches.get(base)
             if batch is None:

@@ -39,6 +39,7 @@ class Recovery:
         for base, request in list(queues.requests.items()):
             found = by_number.get(request.put.service)
             if found is None:
+                # The service was removed: no command can name the request any more.
                 del queues.requests[base]
                 continue
             self._take_up(found, RequestBatch(found, request))

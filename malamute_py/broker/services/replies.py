@@ -117,7 +117,7 @@ class Replies:
         count: int,
         together: bool,
     ) -> Part:
-        """Return a part with replies that are not the last: the leases are renewed."""
+        """Return a part with replies that others follow; it renews the leases of their requests."""
         if mail is None:
             mail = Part(level=service.level, memory=not together)
         elif mail.memory and together:

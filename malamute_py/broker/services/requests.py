@@ -128,6 +128,7 @@ class Requests:
         reply_to = command.reply_to
         key = link.holder, command.key
         if (reply_to or link.identity) and not reply_to.startswith("~"):
+            # The broker knows what was lost for the temporary mailbox of a session only.
             return
         taken = None if self._steps.under_way(key) else self._steps.taken(key)
         try:

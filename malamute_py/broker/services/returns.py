@@ -53,6 +53,7 @@ class Returns:
             for times, some in batch.attempts(rows):
                 pause_ms = self._pause(service, times, why, again_ms)
                 if times >= self._ends.attempts_max(service) and why not in _NO_ATTEMPT:
+                    # They return as well: `appended` buries them once the log has this attempt.
                     exhausted.append((batch, some))
                     pause_ms = 0
                 by_pause.setdefault(pause_ms, []).append((batch, some))
