@@ -366,7 +366,7 @@ class Steps:
                 raise Inconsistent("a step in memory took effect in part") from error
             return
         keys: dict[Key, Part | None] | None = None if key is None else {key: None}
-        if reserved:
+        if reserved:  # Only an atomic step, which reserves its parts itself, has keys of parts.
             for part in parts:
                 if part.key is not None:
                     keys = {} if keys is None else keys

@@ -306,7 +306,8 @@ class StreamAdmin:
             if isinstance(answer, IndexFailure):
                 self._answers.refuse(link, command, answer.code, answer.reason)
                 return
-            young, _ = answer.pop("young"), answer.pop("begin")
+            young = answer.pop("young")  # First offset that the stream keeps by its age; 0: any.
+            del answer["begin"]
             if keys is not None:
                 _add_given_up(answer, first)
                 # The index does not know which records were replaced.
@@ -339,6 +340,7 @@ class StreamAdmin:
         producers = self._producers
         if command.id == 0:
             publishing = self._publishing
+            # Producers that are being forgotten still count in `producers`.
             most = self._shard.settings.producers_max + publishing.forgetting
             if len(producers) + self._opening >= most:
                 # The identity with the most producers loses those that it has not used for longest.

@@ -257,6 +257,7 @@ class Catalogue:
             copies = ring_facts.streams.get(MOVED_STREAM) if ring_facts else None
             if copies is not None:
                 keys.copies_first, keys.copies_next = copies.first, copies.next
+                # Even where the stream's own records are all gone, copies are still to be read.
                 keys.ready = keys.ready and copies.first == copies.next
         return stream
 
@@ -461,6 +462,7 @@ class Catalogue:
             # Another change that knows nothing of this one would take it back.
             self._declaring[stream.number] = wanted
             if stream.body_kind < 0:
+                # A first batch of another kind may not settle the kind while the schema is coming.
                 stream.body_kind = ARROW
         stream.edited = wanted
         editing = Then(
