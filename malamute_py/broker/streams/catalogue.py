@@ -232,7 +232,10 @@ class Catalogue:
         quotas.check_total(resource, size, bound, key, by)
 
     def _take_up(self, row: StreamRow, facts: dict[str, RingFacts]) -> Stream:
-        """Enter a stream that the log or a checkpoint knows, with what its ring holds of it."""
+        """Enter a stream that the log or a checkpoint knows, with what its ring holds of it.
+
+        facts: of all rings at a start; empty: the stream was created just now.
+        """
         ring_facts = facts.get(row.ring)
         ring = self._ring(row, ring_facts)
         found = ring_facts.streams.get(row.number) if ring_facts else None

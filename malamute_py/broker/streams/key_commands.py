@@ -319,6 +319,7 @@ class KeyCommands:
         if value["next"] < end:
             self._read_on(stream, keys, kind, value["next"])
             return
+        # The stream's own records come last: none is older than the copy of its subject.
         if kind == "moved_keys" and stream.first < stream.next:
             self._read_on(stream, keys, "keys", stream.first)
             return

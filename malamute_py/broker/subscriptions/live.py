@@ -319,7 +319,10 @@ class Delivery:
     def _scatter(
         self, batch: StampedBatch, groups: list[SelectionGroup], durable: bool
     ) -> list[SelectionGroup]:
-        """Give their rows to the groups that take a few; returns the other groups."""
+        """Give their rows to the groups that take a few; returns the other groups.
+
+        The few rows are copied one by one in one pass, where each group would need a mask.
+        """
         few: list[tuple[list[Subscription], list[int]]] = []
         others: list[SelectionGroup] = []
         partial = [group for group in groups if group.headers is not None]

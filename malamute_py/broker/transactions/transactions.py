@@ -250,6 +250,7 @@ class Transactions:
             raise BrokerRefused(
                 "conflict", f"the transaction has {staged} batches, not {command.count}"
             )
+        # A commit is never taken back, and a ring that has failed would never take its batches.
         for ring in set(transaction.apart.values()):
             state = self._catalogue.rings.get(ring)
             if state is not None and state.failed is not None:
