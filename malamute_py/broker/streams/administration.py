@@ -324,6 +324,7 @@ class StreamAdmin:
             {
                 "from": first, "end": end, "pattern": command.pattern,
                 "candidates": partial(may_match, command.pattern),
+                # What has moved counts against the bounds of the command; 0: there is no bound.
                 "records_max": command.records_max and command.records_max - value["records"],
                 "bytes_max": command.bytes_max and command.bytes_max - value["bytes"],
                 "split_bytes": command.split_bytes, "client_time": command.client_time,

@@ -441,7 +441,10 @@ class Catalogue:
         self, stream: Stream, values: dict[str, Any], effect: Effect, asker: str, *,
         replace: bool = False,
     ) -> None:  # fmt: skip
-        """Change settings of a stream, or all of them. Raises BrokerRefused."""
+        """Change settings of a stream. Raises BrokerRefused.
+
+        replace: settings that are not named go back to their defaults, but for KEPT_SETTINGS.
+        """
         old = stream.edited or stream.settings
         settings = self._shard.settings
         bytes_max = settings.settings_bytes_max

@@ -297,6 +297,7 @@ class Cohorts:
         inside = [sub for sub in members if sub.position < end]
         for sub in members:
             if not inside:
+                # The read has brought no member on, which counts as an idle read of each.
                 self._lagging.note_progress(sub, sub.position)
             if sub.position >= end:
                 self._lagging.consider(sub)
