@@ -122,6 +122,7 @@ class Appender:
         states, segment_bytes = self._streams.states, self._segment_bytes
         snapshot: Append | None = None
         lsn, new_segments = begin, 0
+        # Where the ring's last segment ends; at its end nothing fits, and another one is begun.
         limit = lsn + -lsn % segment_bytes
         for batch in bundle:
             content, kind, stream = batch.content, batch.control_kind, batch.stream
@@ -231,6 +232,7 @@ class Appender:
         segments = self._space.segments
         targets = [*segments[-1:], *list(self._space.spares)[:new_segments]]
         files = {segment.number: segment.file for segment in targets}
+        # Each new segment begins with a snapshot.
         begun = (
             [at for at, row in enumerate(rows) if row[_KIND] == SNAPSHOT] if new_segments else []
         )
@@ -243,7 +245,7 @@ class Appender:
                     buffers.append(stamp)
                     buffers.append(row[_CONTENT])
                 if rows[stop - 1][_KIND] == PADDING:
-                    buffers.pop()
+                    buffers.pop()  # Of a padding the stamp alone is written.
                 number, position = divmod(rows[first][0], self._segment_bytes)
                 self._write_run(files, number, position, buffers)
         except OSError as error:
@@ -258,7 +260,10 @@ class Appender:
         self._storage.write(file, start, buffers)
 
     def _commit(self, rows: list[_Row], begin: int, new_segments: int) -> None:
-        """Make a bundle that has been written part of the ring: end, index and segments."""
+        """Make a bundle that has been written part of the ring: end, index and segments.
+
+        Batches of streams without a header index gather in `sparse`, and are noted together.
+        """
         space, epoch = self._space, self._epoch
         segment = space.segments[-1] if space.segments else None
         begun = space.begin(new_segments) if new_segments else []

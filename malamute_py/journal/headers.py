@@ -158,8 +158,8 @@ class HeaderTable:
         """Note that the entry holds records with these headers.
 
         keys: a header table (`.keys`, `.fieldmaps`) or a pair (subjects, field maps);
-        None: they cannot be known; then the entry is not excluded by anything, and none is by
-        its leading parts.
+        None: they cannot be known. Then no search excludes the entry, and the table gives up the
+        leading parts of all entries.
         Equal tables are recognised by identity, as the protocol's memo shares them.
         """
         if keys is None:
@@ -186,7 +186,11 @@ class HeaderTable:
             self._last[stream] = (keys, ordinal, resolved)
 
     def _resolve(self, stream: int, ordinal: int, keys: Any) -> _Resolved:
-        """Note the parts of a batch's headers; return their numbers in the table."""
+        """Note the parts of a batch's headers; return their bitmaps, and the items for filters.
+
+        A large header table, which the protocol read in steps, has an outline: the names, leading
+        parts and items that were gathered as it was read.
+        """
         table = self.streams.get(stream)
         if table is None:
             table = self.streams[stream] = StreamHeaders(self.depth, self.filters)
@@ -195,7 +199,7 @@ class HeaderTable:
         size = len(subjects) + len(fieldmaps)
         large = (size if outline is None else len(outline.items)) > self._distinct_max
         if large and self.depth != 0:
-            # Noted by name, all of them would be taken apart again at once, part by part.
+            # Noted whole, its headers would overflow the table and be cut down again at once.
             if outline is None:
                 table = self._make_room(stream, ordinal, subjects)
             else:
@@ -205,7 +209,7 @@ class HeaderTable:
         self._distinct += len(table) - before
         if self._distinct > self._distinct_max and self.depth != 0:
             self._coarsen(ordinal, to=0 if large and outline is None else None)
-            # Its leading parts are there: nothing more is to be counted.
+            # The coarser table has its leading parts already, counted.
             resolved = _note(self.streams[stream], subjects, fieldmaps, outline)
         if keys is _UNKNOWN:
             resolved = resolved[0], None
@@ -219,7 +223,7 @@ class HeaderTable:
         return resolved
 
     def _make_room(self, stream: int, ordinal: int, coming: Sequence[Keys]) -> StreamHeaders:
-        """Keep so few leading parts that a large table's subjects find room, as far as it is seen.
+        """Keep so few leading parts that a large table's subjects find room.
 
         A sample of them decides: to take 65,536 subjects apart at each depth takes half a second.
         """
@@ -257,6 +261,7 @@ class HeaderTable:
         """
         filters = self.filters
         if filters is None:
+            # What the table gives up is still found by the filters.
             filters = EntryFilters(self._waiting_max)
             filters.add_all(self._items(), ordinal)
         depth = self.depth

@@ -105,6 +105,7 @@ class _SparseRuns:
         total = 0
         for position, size, low, after, time_ms in batches:
             total += size
+            # An entry goes on while offsets follow each other and all of it fits the interval.
             if low == following and position + size - begin <= interval:
                 count += 1
             else:
@@ -227,7 +228,7 @@ class LiveIndex:
 
         content: whose checksum is good; looked at for rare rows, given the epoch.
         """
-        count, entry = self._view
+        count, entry = self._view  # The entry's fields are in the order of ENTRY_DTYPE.
         (least, most), expires_at_ms, earliest_expiry_ms = facts
         if (
             entry is not None
@@ -261,7 +262,7 @@ class LiveIndex:
                 ordinals = self._ordinals[stream] = array("I")
             ordinals.append(count)
         self._headers.add(stream, count, keys)
-        # An entry of one batch, now and later: what is said of its rows is said of all of it.
+        # A batch of more than an interval stays alone in its entry: its spots speak for all of it.
         if size > self._interval and content is not None and self._headers.depth is None:
             found = find_spots(content, position, size, base, time_ms, epoch)
             if found is not None:
@@ -334,6 +335,7 @@ class LiveIndex:
 
             return get
 
+        # Byte 16 of an entry is its `base`, byte 24 its `next`: see ENTRY.
         low = bisect_right(held, from_offset, 0, closed, key=field(24))
         high = bisect_left(held, end_offset, low, closed, key=field(16))
         chosen = np.array(held[low:high], np.uint32)

@@ -100,6 +100,7 @@ class KnownBatch:
         stamp, count = self.stamp, self.stamp.count
         if read(at, len(self._lead)) != self._lead:
             return None
+        # Where all bodies have one width, their offsets are not read: the places tell them.
         stop = self._blob if self._width < 0 else self._body
         first, columns = self._read(read, at, self._codes, stop)
         if not columns:
@@ -117,6 +118,7 @@ class KnownBatch:
         else:
             begins = (places * self._width).tolist()
             ends = [begin + self._width for begin in begins]
+        # One number for subject and field map together, as HeaderTable.headers() takes it.
         wide = len(self.table.fieldmaps) + 1
         fields: Any = int(wide > 1)
         if self._fields >= 0:
@@ -174,6 +176,7 @@ class KnownBatch:
             high = (blob + end + _BLOCK_BYTES - 1) // _BLOCK_BYTES
             first = low * _BLOCK_BYTES
             data = read(covered + first, min(high * _BLOCK_BYTES, size) - first)
+            # The checksum before these blocks, carried on over them, is the one after them.
             if extend(crcs[low], data) != crcs[high]:
                 return None
             found.append(data[blob + begin - first : blob + end - first])
@@ -247,6 +250,7 @@ class KnownBatches:
         known.weight = _BYTES_A_BATCH + crcs.itemsize * len(crcs)
         head, key = content.head, (ring, stamp.lsn)
         with self._lock:
+            # A table that batches share one after the other counts once.
             if known.table is not self._table:
                 known.weight += _TABLE_FACTOR * (head.subjects_bytes + head.fieldmaps_bytes)
                 self._table = known.table

@@ -135,6 +135,7 @@ class Reader:
             if segment.retired:
                 position = skip_retired(self._streams, stream, position, end, gaps)
         else:
+            # All segments were gone through: what is still missing is in none.
             if position < end and left > 0:
                 self._name_gap(stream, position, end, "the batches are not in the ring", gaps)
                 position = end
@@ -165,7 +166,8 @@ class Reader:
         left: bytes that the read may still return. Returns the offset come to, and the bytes left.
         """
         rows = entries.rows
-        # Gaps are named in order, and no batch is gathered over one: up to each hole apart.
+        # Entries before and after a hole are read apart: gaps are named in order, and no batch is
+        # gathered over one.
         holes = np.flatnonzero(rows["base"][1:] != rows["next"][:-1]) + 1
         begin = 0
         for stop in (*holes.tolist(), len(rows)):
@@ -236,7 +238,7 @@ class Reader:
                 return position, left
             left = out.gather(found, known.stamp, left, known=True)
             position = min(known.stamp.next_offset, end)
-        # What was not even wanted for want of room is for the next read, whatever is left.
+        # 0 bytes left end the read: entries that it had no room for are the next read's.
         return min(max(stop, position), end), 0 if cut else left
 
     def _read_rare(
@@ -340,6 +342,7 @@ class Reader:
             out.gaps.extend(lost)
         for rows, epoch, lsn in held:
             if lost:
+                # Rows before and after a lost one do not share a batch.
                 gathering.flush()
             gathering.add(rows, epoch, lsn)
         if lost:

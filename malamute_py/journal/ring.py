@@ -182,8 +182,8 @@ class Ring:
             ring._space.held_lsn = ring.start_lsn
         ring._mark(clean=False)
         ring._space.expect()
-        # After the mark without which it means nothing; what a power loss brings back of it
-        # has nothing to stand beside.
+        # This file counts only beside the mark of an orderly close, which is gone by now. Should
+        # a power loss bring the file back, it counts no more.
         with contextlib.suppress(OSError):
             storage.remove(ACTIVE_FILE)
         restored = [Unknown(RING_FILE, why)] if why else []

@@ -74,6 +74,8 @@ class Searches:
         the offset within a good batch, or -1. What cannot be read before may be the first, also
         where a start has left it out of the index.
         """
+        # `before` is the offset after the entry before: a batch that begins later follows a hole,
+        # and what was lost there may have been the first.
         following = -1
         for segment, entries in self._files.entries(stream):
             rows = entries.rows
@@ -81,7 +83,7 @@ class Searches:
             if getattr(segment.spans[stream], of_span) < least:
                 continue
             for place in np.flatnonzero(rows[of_entry] >= least).tolist():
-                damaged = -1
+                damaged = -1  # First offset of what is lost just before; -1: nothing is.
                 if place:
                     before = int(rows["next"][place - 1])
                 for batch, view in self._files.batches(segment, stream, rows[place]):
@@ -166,6 +168,7 @@ class Searches:
                     wait(keys, bitmap & allowed)
         else:
             wait(None, allowed.copy())
+        # The newest entry first. A subject that is not in it after all waits for its next one.
         while heap:
             ordinal = -heapq.heappop(heap)
             here = self._last_in_entry(segment, stream, rows[ordinal], first, end)
@@ -217,7 +220,7 @@ class Searches:
             held = np.cumsum(rows["bytes"][::-1].astype(np.int64))
             fitting = int(np.searchsorted(held, left, side="right"))
             if fitting == 0 and newest:
-                fitting = 1
+                fitting = 1  # The newest entry stays, however large it is.
             offset = int(rows["base"][len(rows) - fitting]) if fitting else span.next
             break
         return max(offset, state.first)

@@ -319,7 +319,10 @@ class Space:
             self._write_floors()
 
     def _retire_surplus(self, now_ms: int | None) -> bool:
-        """Remove one whole segment that no reader wants, beyond the one to be recycled."""
+        """Remove the oldest segment if the ring is too large, or if nothing in it is served.
+
+        Returns whether there may be more to do. Without a spare nothing is removed.
+        """
         segments = self.segments
         if len(segments) < 2 or not self.spares or self._leaving is not None:
             return False
@@ -333,7 +336,7 @@ class Space:
         if not surplus and not self._empty(oldest, now_ms):
             return False
         if not over and self._unwanted(oldest) and self._soon_wanted(now_ms):
-            return False
+            return False  # The next spare will use its file again.
         self._retire(oldest)
         # Otherwise the file's space would come back when the last reader has read.
         self._detach(oldest)

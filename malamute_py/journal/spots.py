@@ -185,6 +185,7 @@ def find_spots(
         most = size // BATCH_BYTES_A_SPOT
         if codes is None or not most or len(headers) > _HEADERS_MAX:
             return None
+        # The rarest headers get spots, until these take their share of the batch's bytes.
         counts = np.bincount(codes, minlength=len(headers))
         order = np.argsort(counts, kind="stable")
         order = order[counts[order] > 0]

@@ -155,6 +155,7 @@ class Inbound:
                 self._counters["bytes_in_total"] += taken
                 return True
             # The whole message has arrived: libzmq shows the first frame no earlier.
+            # One frame too many is kept, so that decoding refuses the message.
             gone, keep = None, frames_max
             peer = routes.get(head.bytes)
             if peer is None:
@@ -215,7 +216,7 @@ class Inbound:
                 size > core.ahead_bytes and any(map(core.reads_first, frames))
             ):
                 # They have their turn once all messages of this turn are taken up: a message of few
-                # commands does not wait for a message of many.
+                # commands does not wait for a message of many, nor for one that is read ahead.
                 peer.queued, peer.commands, peer.frames = deque(), commands, frames[1:]
                 self.queued[peer.number] = peer
             else:
@@ -262,7 +263,7 @@ class Inbound:
                 frames = peer.frames[:owned]
                 if not self._core.read_ahead(peer.number, commands, frames, now_ms):
                     if not self._core.validating(peer.number):
-                        return True
+                        return True  # The rest of a header table is read in the peer's next turn.
                     self._validating[peer.number] = peer
                     return False
             del peer.commands[:count], peer.frames[:owned]

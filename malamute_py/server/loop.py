@@ -304,7 +304,11 @@ class Loop:
         return max(0, min(at_ms - now_ms, _POLL_MS_MAX))
 
     def _after_drain(self, now_ms: int, drained: bool, local_drained: bool) -> None:
-        """Judge connections when nothing that has arrived is left unread."""
+        """Take up that connections ended, and have the guard judge the others if it is due.
+
+        drained: nothing that has arrived is left unread; False: under a load that never ends this
+        is done once a second.
+        """
         self._drained_ms = now_ms
         if drained:
             self._inbound.forget_lost()
@@ -312,7 +316,7 @@ class Loop:
         for connection in ended:
             self._lost(connection, now_ms)
         if now_ms < self._guard_at_ms or not self._guard_is_due(now_ms):
-            return
+            return  # The first test spares most turns the call.
         for connection in self._watch(now_ms, drained, local_drained):
             self._lost(connection, now_ms)
         while self._graces and self._graces[0][0] <= now_ms:
@@ -450,12 +454,12 @@ class Loop:
                 rings.trim(*trim)
             for event in ready.events:
                 self._event(event.name, event.level, event.facts, now_ms)
+            # Answers that the core was given meanwhile may have it want something new at once.
             told, self._told = bool(ready.appends) or self._told, False
             if not told:
                 self._wake_at_ms = at_ms = core.wake_at_ms()
                 if at_ms is None or at_ms > now_ms or (step and not ready):
                     break
-            # Answers that the core was given meanwhile may have it want something new at once.
             if step and self._meter() >= self._turn_until:
                 # The rest has its next turn after other peers' messages.
                 self._busy = True

@@ -121,6 +121,7 @@ def take_up(before: Reading, examined: Examined, complete: Callable[[Config], Co
     changes = [Change(key or place, REFUSED, why) for place, key, why in examined.problems]
     if any(not problem.key for problem in examined.problems):
         return before._replace(changes=changes)  # The file as a whole cannot be read.
+    # Settings that are wrong by themselves stay as they were.
     held = {_setting_of(change.key) for change in changes}
     values: dict[str, Any] = {}
     for key in KEYS:
@@ -150,6 +151,7 @@ def take_up(before: Reading, examined: Examined, complete: Callable[[Config], Co
     config = with_values(before.config, values)
     try:
         check_defaults(config)
+        # Where one of these settings stays as it was, the users file is not read anew either.
         if any(_setting_of(change.key) in SECURITY for change in changes):
             completed = with_values(before.complete, values)
         else:

@@ -348,6 +348,7 @@ class Server:
             except QueuesLost as error:
                 queues = None
                 self._core = self._make_core(config, self._without_queues(facts, error))
+            # Streams of which damage left nothing give no offset a second time.
             for name, offsets in self._core.unseen.items():
                 self._journal.rings[name].go_on(offsets)
             self._checkpoints = checkpoints = None

@@ -193,6 +193,7 @@ class Checkpoint:
             if not isinstance(change, STREAM_CHANGES):
                 apply(self._tables, self._queues, change)
         self._flush(departed)
+        # The body of a batch goes with the last of its rows.
         self._connection.executemany(_LEFT, ((base,) for base in departed))
         copied, missing = self._copy_bodies(changes.places, going_on)
         change_next = changes.next
@@ -238,6 +239,7 @@ class Checkpoint:
                 "INSERT OR REPLACE INTO bodies VALUES (?, ?)",
                 self._bodies(places, wanted, going_on),
             )
+            # _bodies() has taken those that it found out of `wanted`.
             copied += len(found) - len(wanted)
             missing += len(wanted)
         return copied, missing

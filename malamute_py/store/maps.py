@@ -143,6 +143,7 @@ class TableMap(MutableMapping[K, V]):
         """Write all changes within the transaction that is open, and empty the memory."""
         execute, form = self._connection.executemany, self._form
         values, pack, at = form.values, form.pack, self._at
+        # Deletions come first: a key that went and came back is in `_gone` and in `_new`.
         if self._gone:
             execute(self._delete, map(values, self._gone))
         if self._changed:

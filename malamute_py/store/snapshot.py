@@ -243,7 +243,7 @@ class _Copy:
                         ring.extend(max(ring.proven(), lsn))
                         main = ring
                     elif self._running:
-                        # Other rings were made after the snapshot was asked for.
+                        # A ring that `asked` lacks was made after the snapshot was asked for.
                         ring.cut(
                             asked.get(name, Asked(0, None)), cache(partial(self._decided, main))
                         )

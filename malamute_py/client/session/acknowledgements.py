@@ -172,7 +172,7 @@ class Acks:
         self._sent[ack] = None
         command = ack.owner.ack_command(ack.form, ack.ranges, self._trackers.give(ack))
         if ack.tokens and self._name is not None and ack.form.state >= WorkState.COMPLETED:
-            # Sent again after a reconnect, it is told from an end that came too late.
+            # By its key the broker knows again an end that is sent once more after a reconnect.
             ack.key = ack.key or self._name()
             command = msgspec.structs.replace(command, key=ack.key)
         out.put(command, None)
@@ -196,9 +196,11 @@ class Acks:
         if error.code in RETRYABLE:
             self._put_off[ack] = now_ms + (error.retry_ms or RETRY_MS)
         elif error.code == "unsupported" and not ack.without_level and ack.owner.takes_default():
+            # The broker refused the level alone: the numbers go again at its default level.
             ack.without_level = True
             self._put_off[ack] = now_ms
         elif _count(ack.ranges) > 1:
+            # A single number may be at fault: in halves the others are taken.
             for part in self._halves(ack):
                 self._put_off[part] = now_ms
         else:

@@ -73,7 +73,8 @@ class Attempts:
     ) -> str | None:
         """Note that the link was lost, or an attempt failed; returns a line for the log, if due.
 
-        retry_ms: the shortest pause that the broker asked for. unanswered: commands that are.
+        retry_ms: the shortest pause that the broker asked for. unanswered: number of commands
+        without an answer, for that line.
         """
         self._down_reason = reason
         if was_linked:
@@ -81,7 +82,7 @@ class Attempts:
             self._down_since_ms = now_ms
             self._failed_since_link = 0
             lasted = now_ms - self.linked_ms >= _STEADY_MS
-            # A broker that is started again and again is there each time: soon, but no tight loop.
+            # A broker that restarts again and again answers each time: the pause stays short.
             self._failures = 0 if lasted else min(self._failures, _SHORT_LIVED)
         else:
             self._failed_since_link += 1

@@ -643,6 +643,7 @@ class OpenedMailboxes(Acknowledging):
             if inbox.waiting:
                 self._make_way(inbox, out)
             elif not inbox.views and (inbox.queue or not inbox.for_replies):
+                # Without unread mail, a mailbox for replies stays open for the next request.
                 unneeded.append(inbox)
         if not self.holding or unneeded:
             self.acks.take(now_ms, out)

@@ -410,6 +410,7 @@ class Membership(Opened):
             else:
                 self.schemas = self.schemas.with_version(command.id, command.schema)
         elif kind is Mode:
+            # `live` tells a member whether it is given records.
             self.passed_over = self._gets and not command.live
             self._gets = command.live
             if self.passed_over:
@@ -459,6 +460,7 @@ class Membership(Opened):
                 )
         for found in unreadable:
             self._acknowledge_unreadable(command, found)
+        # A member that leaves takes no more: the broker gives its records to others.
         for batch in () if self.leaving else batches:
             self._received_records += len(batch)
             self._received_bytes += batch.stamp.size
@@ -533,7 +535,7 @@ class Membership(Opened):
             del self._of_earlier_links[oldest]
             self._acked.discard(oldest)
         self.in_hand.clear()
-        # A step that was under way names them itself: the broker knows whether it was taken.
+        # A step that was under way names its records: the broker knows whether it was taken.
         self._lent.clear()
 
     def over(self) -> None:

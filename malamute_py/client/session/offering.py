@@ -284,8 +284,8 @@ class Offering(Opened):
     ) -> None:
         """Note an answer that came when the request was not this worker's any more.
 
-        row: its last reply. last: False for one that others follow: should the request be
-        handed to us once more, it is begun anew.
+        row: its last reply, sent again should the broker hand the request to this worker once
+        more. last: False for a reply that others follow: such a request is then begun anew.
         """
         self.not_held += 1
         self._taken_away(request)

@@ -189,6 +189,7 @@ class Offerings(Acknowledging):
                 ]
                 batch.thin = True
                 if isinstance(batch, OutgoingReplies) and batch.last:
+                    # A last reply after a hole must not end the request: its content is made anew.
                     batch.content = b""
         self.emit(Settled([pair for pair in pairs if pair[0] is not None]))
 
@@ -279,8 +280,8 @@ class Offerings(Acknowledging):
         offering.queue.clear()
         for request in list(offering.in_hand.values()):
             if not request.finished:
-                # With UNSUBSCRIBE, not now: with credit left, it might be handed to this offer
-                # once more.
+                # It is released with UNSUBSCRIBE, not now: with credit left, the broker might
+                # hand it to this offer once more.
                 if request.begun and not request.lost:
                     offering.begun.append(request.number)
                 offering.finish(request)

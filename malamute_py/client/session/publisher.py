@@ -531,7 +531,7 @@ class Publisher(Lanes[OutgoingRecords]):
                 numbered = numbered and not batch.numbered
                 continue
             if numbered and batch.sequence + batch.count <= following and not renamed:
-                continue
+                continue  # The broker has it: sent again as it is, it is confirmed, not repeated.
             if batch.bytes > lane.limits.batch_bytes_max and self._reopen(batch):
                 numbered = False
                 continue

@@ -239,6 +239,7 @@ class AwaitedReplies:
         self._arrived = arrived
         self._emit = emit
         self._ended: dict[bytes, None] = {}
+        """Keys of answered batches: a reply that comes again is known by its key, and dropped."""
 
     # --- replies -------------------------------------------------------------------------------
 
@@ -416,7 +417,8 @@ class AwaitedReplies:
         self.tell_all(waiting, error)
         batch.thin = True
         if batch.state == QUEUED:
-            # It was under way when the link went, and will not be sent again.
+            # The batch was under way when the link went, and will not be sent again. The broker may
+            # have it.
             service, key = batch.lane.place, batch.key
             self._ask(lambda number: CancelRequest(number, service, key), _GIVEN_UP)
             self.await_no_more(batch, batch.left)

@@ -517,6 +517,7 @@ class Session:
             held_back = False
             for outgoing in list(self.outgoing):
                 if any(outgoing.queues) and not outgoing.take(now_ms, message):
+                    # The window holds it back: it goes first in the next turn.
                     self.outgoing.remove(outgoing)
                     self.outgoing.insert(0, outgoing)
                     held_back = True

@@ -212,7 +212,11 @@ class OutgoingSteps(OutgoingBatch):
             step.state = QUEUED
 
     def encode(self) -> None:
-        """Make the parts. Raises what a row that cannot be encoded raises."""
+        """Make the parts. Raises what a row that cannot be encoded raises.
+
+        Each step notes where its records begin in the first content, the one of which CONFIRM
+        tells the offset.
+        """
         steps = self.lane.owner
         gathered: dict[Place, list[Any]] = {}
         first: Place | None = None
@@ -467,6 +471,7 @@ class Steps(Lanes[OutgoingSteps]):
             return
         doubtful, batch.doubtful = batch.doubtful, False
         before = batch.lane
+        # A lone step that its caller has given up is not sent again.
         again = error.code in RETRYABLE and (batch.count > 1 or batch.rows[0].token is not None)
         if again:
             self._serial += 1
@@ -477,6 +482,7 @@ class Steps(Lanes[OutgoingSteps]):
             batch.plain = True
             self._put_back(batch)
         elif batch.count > 1:
+            # One of the steps may be at fault: in halves the others are taken.
             self._divide(batch)
         elif again:
             batch.put_off()

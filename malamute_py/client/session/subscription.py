@@ -259,7 +259,7 @@ class SubscriptionState(Opened):
             asked.client_time,
             asked.create,
             asked.whole,
-            gathered=True,
+            gathered=True,  # Derived batches may hold rows of several batches.
         )
 
     def _credit_limits(self) -> tuple[int, int]:
@@ -384,6 +384,7 @@ class SubscriptionState(Opened):
             # Consumed as it came: its credit is the broker's again.
             self._received_records += found.records
             self._received_bytes += found.size
+            # The stamp of a derived batch does not tell how far its offsets reach.
             end = until if stamp.derived else min(stamp.next_offset, until)
             before = max(before, stamp.base_offset)
             if before < end:

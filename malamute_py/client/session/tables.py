@@ -206,6 +206,7 @@ class TableRows:
     def _encoded(self, first: int, count: int, limits: Limits) -> Iterator[tuple[bytes, int]]:
         """The content of so many rows, or those of its halves where it gets too large."""
         rows = self._rows.slice(first, count).combine_chunks().to_batches()[0]
+        # Columns of views are copied, so that the batch has the bytes of its own rows alone.
         columns = [
             column if (own := _own_bytes(column)) is column else own.cast(column.type)
             for column in rows.columns

@@ -176,6 +176,7 @@ class OpenTransaction:
         self._bytes_max = min(self._bytes_max, left.size // 2)
         first, second = Step(), Step()
         for at, (place, row) in enumerate(rows):
+            # Neither half is empty: the first row is in the first, the last one in the second.
             last = at == len(rows) - 1
             half = second if last or (first.count and first.size >= left.size // 2) else first
             _put_in_half(half, place, row)

@@ -69,6 +69,7 @@ def taken_in(
     except BatchError:
         lone = None  # it is looked at once more, and named
     if lone is not None and not lone.content.head.codec:
+        # lone_batch() has checked its bodies: only those that a codec packed are left to check.
         return ([lone] if len(lone) else []), _NONE
     batches: list[Batch] = []
     unreadable: list[Unreadable] = []

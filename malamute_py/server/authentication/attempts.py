@@ -134,6 +134,7 @@ class Turns(Generic[Job]):
         if self._known <= all_max:
             return None
         largest = max(self._addresses.values(), key=attrgetter("known"))
+        # All attempts for one name are for a user, or none is: the first one tells.
         longest = max(
             (one for one in largest.names.values() if one and one[0][0] not in self._strangers),
             key=len,

@@ -50,10 +50,10 @@ _OK, _LATER, _DENIED = b"200", b"300", b"400"
 class _Attempt(NamedTuple):
     """A password to check."""
 
-    turn: Origin
-    """Place by the user's name; the name is empty when no user has the one given."""
-    place: Origin
-    """Place by a digest of the name given, for pauses, and for turns of names that no user has."""
+    by_user: Origin
+    """Address and user; no user ("") where none has the name given: all such names share it."""
+    by_digest: Origin
+    """Address and a digest of the name given: for pauses, and the turns of names without a user."""
     password: bytes
     table: PlainTable
     """The users when the attempt began: they may be others when its hash is done."""
@@ -203,21 +203,23 @@ class Authenticator:
 
     def _take_turns(self) -> None:
         """Hand attempts to the threads that hash, and give those their answers that need none."""
+        # All threads hash but one, which answers libzmq.
         while self._hashing < len(self._threads) - 1:
             now_ms = self._clock()
+            # A pause of an address for names that no user has spares all of them the hash.
             free, attempt = self._turns.take(
-                lambda attempt, now_ms=now_ms: self._pauses.holds(attempt.turn, now_ms)  # type: ignore[misc]
+                lambda attempt, now_ms=now_ms: self._pauses.holds(attempt.by_user, now_ms)  # type: ignore[misc]
             )
             for unhashed in free:
                 early = self._unhashed.put(
-                    unhashed.place, unhashed, _monotonic_ms(), int(self._took_s * 1_000)
+                    unhashed.by_digest, unhashed, _monotonic_ms(), int(self._took_s * 1_000)
                 )
                 if early is not None:
                     self._answer_stranger(early)
             if attempt is None:
                 return
-            if self._pauses.holds(attempt.place, now_ms):
-                # A pause has begun for the place while the attempt waited.
+            if self._pauses.holds(attempt.by_digest, now_ms):
+                # A pause of the name has begun while the attempt waited.
                 self._pause(attempt)
             else:
                 self._hashing += 1
@@ -229,7 +231,7 @@ class Authenticator:
         Hashes of a flood of such names would keep the processors busy; no hash, an answer at once
         or another answer would tell that no user has the name.
         """
-        if self._pauses.holds(attempt.place, self._clock()):
+        if self._pauses.holds(attempt.by_digest, self._clock()):
             self._pause(attempt)
         else:
             self._judged(attempt, False)
@@ -241,7 +243,7 @@ class Authenticator:
             if not self._stopping:
                 began_s = time.monotonic()
                 try:
-                    fits = attempt.table.fits(attempt.turn.name, attempt.password)
+                    fits = attempt.table.fits(attempt.by_user.name, attempt.password)
                 except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
                     self._erred(error)
                 self._took_s = time.monotonic() - began_s
@@ -261,11 +263,11 @@ class Authenticator:
         identity = ""
         if domain == ZAP_DOMAIN:
             if mechanism == b"PLAIN" and len(given) == 2:
-                turn = Origin(where, self._plain.name(given[0]))
+                by_user = Origin(where, self._plain.name(given[0]))
                 digest = hashlib.blake2b(given[0], digest_size=16).hexdigest()
                 # No user's name begins with a NUL.
-                place = Origin(where, f"\0{digest}")
-                self._try(_Attempt(turn, place, given[1], self._plain, reply))
+                by_digest = Origin(where, f"\0{digest}")
+                self._try(_Attempt(by_user, by_digest, given[1], self._plain, reply))
                 return
             if mechanism == b"CURVE" and len(given) == 1 and len(given[0]) == 32:
                 identity = self._clients.get(zmq.utils.z85.encode(given[0]), "")
@@ -277,45 +279,45 @@ class Authenticator:
 
     def _try(self, attempt: _Attempt) -> None:
         """Answer attempts that need no hash, and have the others wait for one."""
-        user, now_ms = attempt.turn.name, self._clock()
+        user, now_ms = attempt.by_user.name, self._clock()
         if user and self._plain.is_remembered(user, attempt.password, now_ms):
             self._answer(attempt.reply, _OK, "OK", user)
-        elif self._pauses.holds(attempt.place, now_ms):
+        elif self._pauses.holds(attempt.by_digest, now_ms):
             self._pause(attempt)
         else:
-            turn = attempt.turn if user else attempt.place
+            turn = attempt.by_user if user else attempt.by_digest
             surplus = self._turns.put(turn, attempt, known=bool(user))
-            if surplus is attempt or (surplus is not None and surplus.turn.name):
-                self._denied("PLAIN", surplus.turn.address, "busy")
+            if surplus is attempt or (surplus is not None and surplus.by_user.name):
+                self._denied("PLAIN", surplus.by_user.address, "busy")
                 self._answer(surplus.reply, _LATER, "too many wait, try again")
             elif surplus is not None:
                 self._answer_stranger(surplus)
 
     def _pause(self, attempt: _Attempt) -> None:
-        self._denied("PLAIN", attempt.turn.address, "paused")
+        self._denied("PLAIN", attempt.by_user.address, "paused")
         # ZAP's 300, so that the peer tries again: it may be the user, with the right password,
         # beside an attacker who guesses.
         self._answer(attempt.reply, _LATER, "wrong too often, wait")
 
     def _judged(self, attempt: _Attempt, fits: bool) -> None:
         """Answer an attempt, and count the failures."""
-        turn, now_ms = attempt.turn, self._clock()
+        by_user, now_ms = attempt.by_user, self._clock()
         if attempt.table is not self._plain:
             self._answer(attempt.reply, _LATER, "the users were read anew, try again")
             return
         if fits:
-            self._plain.remember(turn.name, attempt.password, now_ms)
-            self._pauses.succeeded(attempt.place)
-            self._answer(attempt.reply, _OK, "OK", turn.name)
+            self._plain.remember(by_user.name, attempt.password, now_ms)
+            self._pauses.succeeded(attempt.by_digest)
+            self._answer(attempt.reply, _OK, "OK", by_user.name)
             return
-        pause_ms = self._pauses.failed(attempt.place, now_ms)
-        if not turn.name:
+        pause_ms = self._pauses.failed(attempt.by_digest, now_ms)
+        if not by_user.name:
             # While this pause holds, no such name of the address is hashed; each of them alone is
             # paused as a user's name is.
-            pause_ms = self._pauses.failed(turn, now_ms)
+            pause_ms = self._pauses.failed(by_user, now_ms)
         if pause_ms:
-            self._paused(turn.name, turn.address, pause_ms)
-        self._denied("PLAIN", turn.address, "credential")
+            self._paused(by_user.name, by_user.address, pause_ms)
+        self._denied("PLAIN", by_user.address, "credential")
         self._answer(attempt.reply, _DENIED, "not one of ours")
 
     def _answer(self, reply: tuple[bytes, ...], code: bytes, text: str, identity: str = "") -> None:

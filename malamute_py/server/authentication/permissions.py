@@ -128,6 +128,8 @@ class Permissions:
     def __call__(self, identity: str, action: str, name: str) -> bool:
         """Whether the action is allowed."""
         if action == "identity":
+            # Without permissions a credential has its own name, and a client without a credential
+            # ("") any. With permissions a client has no name ("") or that of its credential.
             return identity in ("", name) if not self._rules else name in ("", identity)
         if action == "template":
             return self._carriers.may_use(identity, name) if identity else not self._rules

@@ -87,6 +87,7 @@ class _Reading:
         for name, grant in self._tables("permissions"):
             permissions[name] = {}
             for verb, value in grant.items():
+                # Each verb of the table `deny` is read by itself, too.
                 inner = value if verb == "deny" and isinstance(value, Mapping) else {}
                 values: dict[tuple[str, ...], Any] = {
                     (verb, word): one for word, one in inner.items()
@@ -221,6 +222,7 @@ def examine_users(config: Config) -> tuple[Config, list[ConfigError]]:
         # Those of the configuration alone are found where it is checked.
         own = {(fault.key, fault.why) for fault in faults_of_users(config)}
         for fault in faults_of_users(merged):
+            # Of the users file the templates alone are unchecked yet: _Reading checked the rest.
             user = fault.key.removeprefix("authentication.identities.")
             if (fault.key, fault.why) not in own and user != fault.key:
                 faults.append(reading.fault(("users", user, "identities"), fault.why))

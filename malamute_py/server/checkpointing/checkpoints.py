@@ -296,7 +296,7 @@ class Checkpoints:
             })  # fmt: skip
             return
         done = answer.done
-        level = "info" if self._backoff_ms else "debug"
+        level = "info" if self._backoff_ms else "debug"  # The log has a success after a failure.
         self._backoff_ms = 0
         if answer.restarted:
             self.restarts = answer.restarted

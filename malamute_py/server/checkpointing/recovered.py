@@ -73,7 +73,8 @@ def ring_facts(name: str, ring: Ring, recovery: Recovery) -> RingFacts:
         after = decode_snapshot(recovery.snapshot).change_next if recovery.snapshot else 0
         if changes:
             after = max(after, changes[-1][0] + 1)
-        # Offsets of changes are not given twice either: a start sees by them what is missing.
+        # Damage took fewer changes than bytes. None of their offsets is given again: by the
+        # offsets a start sees which changes are missing.
         after += recovery.doubtful_bytes
         streams[CHANGE_STREAM] = StreamFacts(0, after)
     return RingFacts(

@@ -258,7 +258,7 @@ class Guard:
         fds, rss = self._suspects, self.memory.rss
         self._rss_at_all = min(self._rss_at_all, rss)
         grown = rss - self._rss_at_all
-        # An alarm amid another comes again when the first is over: the last ones have their look.
+        # During an alarm no other begins, so that the last connections have their look, too.
         if not self._alarmed and (
             grown > _ALL_AT_ONCE_BYTES or (grown > _ALARM_BYTES and now_ms >= self._all_at_ms)
         ):

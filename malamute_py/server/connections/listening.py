@@ -65,7 +65,10 @@ class ListeningSockets:
         self._hide(False)
 
     def keep_out(self, blamed: set[str], *, everybody: bool = False) -> None:
-        """Have the kernel keep out these IP addresses, or everybody, and no others any more."""
+        """Have the kernel keep out these IP addresses, or everybody, and no others any more.
+
+        Where a local user is among the blamed, all local peers are kept out.
+        """
         if not (blamed or everybody or self._turned_away or self._is_shut or self._local_away):
             return
         named = sorted(each for each in blamed if "." in each or ":" in each)

@@ -97,13 +97,17 @@ class Memory:
         return self._give_back(grown, now_ms, self._trim_each_ms)
 
     def _give_back(self, grown: int, now_ms: int, each_ms: int) -> bool:
-        """Begin to give memory back unless it was tried less than each_ms ago."""
+        """Begin to give memory back unless it was tried less than each_ms ago.
+
+        Returns True when nothing is to be given back any more.
+        """
         if not self.has_filled or self.grown() <= grown:
             return True
         if self._is_trimming or now_ms - self._trimmed_ms < each_ms:
             return False
         self._trimmed_ms = now_ms
         self._trim_each_ms *= 2
+        # The last try gave much back, so that the next one comes soon.
         if self._rss_at_trim - self.rss >= _FRUITFUL_BYTES:
             self._trim_each_ms = min(self._trim_each_ms, _FRUITFUL_MS)
         self._rss_at_trim = self.rss

@@ -62,6 +62,7 @@ class Numbering:
         """Numbers that our own peers took."""
         socket.bind(self._name)
         self.ask(0)
+        # The first frame is the id that libzmq gave to our own peer, the second one its token.
         self._first = _number(socket.recv())
         socket.recv()
         self._end_question()

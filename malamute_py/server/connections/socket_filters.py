@@ -45,6 +45,7 @@ def program(addresses: Iterable[str]) -> bytes:
         if len(words) == 1:
             four += [(_IF_EQUAL, 0, 1, words[0]), _DROP]
             continue
+        # A word that differs leads behind the _DROP of this address.
         for at, word in enumerate(words):
             six += [
                 (_LOAD_WORD, 0, 0, _NETWORK + _SOURCE6_AT + 4 * at),

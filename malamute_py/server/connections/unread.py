@@ -115,6 +115,7 @@ class UnreadBytes:
         connection.rise = max(0, connection.memory - before)
         if connection.looks < 2:
             return None  # The next look judges, when the loop has read once more.
+        # Tiny frames fill many times their bytes: the memory that they take counts.
         is_tiny = 0 < connection.frame_bytes <= _TINY_BYTES
         waits = connection.memory if is_tiny else unread
         if connection.is_tcp and waits > bounds.partial_message_bytes_max:

@@ -322,6 +322,7 @@ class Rings:
         try:
             done = self._append(name, ring, batches)
         except JournalFull as error:
+            # A ring that is held for the tables has room again once they have followed.
             held = ring.held_lsn is not None and ring.settings.full == "overwrite"
             return [AppendRefused(token, "wait" if held else error.code, str(error), _RETRY_MS)]
         except JournalError as error:
@@ -519,6 +520,7 @@ class Rings:
                 return self._read_copies(ring, job)
             if job.shared and not job.oldest_ms:
                 recent = self._recent.find(ring, job)
+                # Mapped pages may have been paged out since they were read.
                 if recent is not None and all(populate_again(run.data) for run in recent[0]):
                     return HistoryRead(job.token, *recent)
             elif job.alone:
