@@ -94,8 +94,9 @@ def _end_of_tries(entry: Tries) -> int:
 def with_done(next: int, done: list[Range], ranges: Iterable[Range]) -> tuple[int, list[Range]]:
     """Return `next`, and the ranges done after it, once `ranges` are done too.
 
-    done: ascending, with gaps between them. New ranges are looked up among them: a group with many
-    members has a thousand, and each acknowledgement brings a few.
+    next: all records before it are done. done: ascending, with gaps between them. New ranges are
+    looked up among them: a group with many members has a thousand, and each acknowledgement brings
+    a few.
     """
     merged = done[:]
     for first, end in ranges:

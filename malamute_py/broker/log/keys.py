@@ -84,11 +84,11 @@ def is_use(use: Command | KeyRow, command: Command, queues: Queues) -> bool:
     kind = type(command)
     if not isinstance(use, KeyRow):
         return type(use) is kind and _place(use) == _place(command)
-    if not use.use:
+    if not use.use:  # The row does not say what the key was for.
         return True
     if kind not in KEYED:
         return use.use == use_of(command, 0)
-    if use.use < 0:
+    if use.use < 0:  # The key was of a step or an answer.
         return False
     # Mailboxes and services share their numbers. One that has gone cannot be compared.
     mailbox, service = queues.mailboxes.get(use.use), queues.services.get(use.use)

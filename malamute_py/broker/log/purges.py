@@ -49,15 +49,15 @@ class Purges:
         if base >= self.before:
             return None
         headers, codes = content.headers()
-        taken = np.fromiter(map(self._taken, headers), np.int64, len(headers))
-        if not (taken > base).any():
+        ends = np.fromiter(map(self._purged_before, headers), np.int64, len(headers))
+        if not (ends > base).any():
             return None
         if offsets is None:
             offsets = np.arange(base, base + content.head.count)
-        mask: Mask = offsets >= (taken[0] if codes is None else taken[codes])
+        mask: Mask = offsets >= (ends[0] if codes is None else ends[codes])
         return mask
 
-    def _taken(self, header: Header) -> int:
+    def _purged_before(self, header: Header) -> int:
         """Return the offset before which a purge took all records of this header; 0: none did."""
         before = self._known.get(header)
         if before is None:

@@ -356,7 +356,7 @@ class Steps:
         size = 0
         for part in parts:
             if first is None and part.content is not None and not part.notice:
-                first = part
+                first = part  # A confirm names the number of this part's content.
             memory = memory and part.memory
             size += part.size
         if memory:
@@ -366,7 +366,7 @@ class Steps:
                 raise Inconsistent("a step in memory took effect in part") from error
             return
         keys: dict[Key, Part | None] | None = None if key is None else {key: None}
-        if reserved:
+        if reserved:  # Only an atomic step, which reserves its parts itself, has keys of parts.
             for part in parts:
                 if part.key is not None:
                     keys = {} if keys is None else keys
@@ -448,8 +448,9 @@ class Steps:
     def hand_over(self) -> tuple[list[AppendBundle], list[AppendBundle]]:
         """Return the bundles for ring main: those to write before the publishes, and those after.
 
-        Each must be answered before the next call. Publishes must have been handed over before:
-        the offsets of a stream are given in the order of the calls.
+        Bundles of the first kind settle the body kinds of streams, which the log has before any
+        batch of those streams. Each bundle must be answered before the next call. Publishes must
+        have been handed over before: the offsets of a stream are given in the order of the calls.
         """
         assert not self._handed, "hand_over() before every bundle of the last one was answered"
         urgent: list[Step] = []

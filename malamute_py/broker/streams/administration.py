@@ -313,7 +313,8 @@ class StreamAdmin:
             if isinstance(answer, IndexFailure):
                 self._answers.refuse(link, command, answer.code, answer.reason)
                 return
-            young, _ = answer.pop("young"), answer.pop("begin")
+            young = answer.pop("young")  # First offset that the stream keeps by its age; 0: any.
+            del answer["begin"]
             if keys is not None:
                 _add_given_up(answer, first)
                 # The index does not know which records were replaced.
@@ -330,6 +331,7 @@ class StreamAdmin:
             {
                 "from": first, "end": end, "pattern": command.pattern,
                 "candidates": partial(may_match, command.pattern),
+                # What has moved counts against the bounds of the command; 0: there is no bound.
                 "records_max": command.records_max and command.records_max - value["records"],
                 "bytes_max": command.bytes_max and command.bytes_max - value["bytes"],
                 "split_bytes": command.split_bytes, "client_time": command.client_time,
@@ -346,6 +348,7 @@ class StreamAdmin:
         producers = self._producers
         if command.id == 0:
             publishing = self._publishing
+            # Producers that are being forgotten still count in `producers`.
             most = self._shard.settings.producers_max + publishing.forgetting
             if len(producers) + self._opening >= most:
                 # The identity with the most producers loses those that it has not used for longest.

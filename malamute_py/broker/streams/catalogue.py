@@ -232,7 +232,10 @@ class Catalogue:
         quotas.check_total(resource, size, bound, key, by)
 
     def _take_up(self, row: StreamRow, facts: dict[str, RingFacts]) -> Stream:
-        """Enter a stream that the log or a checkpoint knows, with what its ring holds of it."""
+        """Enter a stream that the log or a checkpoint knows, with what its ring holds of it.
+
+        facts: of all rings at a start; empty: the stream was created just now.
+        """
         ring_facts = facts.get(row.ring)
         ring = self._ring(row, ring_facts)
         found = ring_facts.streams.get(row.number) if ring_facts else None
@@ -257,6 +260,7 @@ class Catalogue:
             copies = ring_facts.streams.get(MOVED_STREAM) if ring_facts else None
             if copies is not None:
                 keys.copies_first, keys.copies_next = copies.first, copies.next
+                # Even where the stream's own records are all gone, copies are still to be read.
                 keys.ready = keys.ready and copies.first == copies.next
         return stream
 
@@ -437,7 +441,10 @@ class Catalogue:
         self, stream: Stream, values: dict[str, Any], effect: Effect, asker: str, *,
         replace: bool = False,
     ) -> None:  # fmt: skip
-        """Change settings of a stream, or all of them. Raises BrokerRefused."""
+        """Change settings of a stream. Raises BrokerRefused.
+
+        replace: settings that are not named go back to their defaults, but for KEPT_SETTINGS.
+        """
         old = stream.edited or stream.settings
         settings = self._shard.settings
         bytes_max = settings.settings_bytes_max
@@ -461,6 +468,7 @@ class Catalogue:
             # Another change that knows nothing of this one would take it back.
             self._declaring[stream.number] = wanted
             if stream.body_kind < 0:
+                # A first batch of another kind may not settle the kind while the schema is coming.
                 stream.body_kind = ARROW
         stream.edited = wanted
         editing = Then(

@@ -112,7 +112,7 @@ class Compaction:
         room.begin(value["start_lsn"])
         for end_lsn, nexts in value["oldest"]:
             if stream.ring.end_lsn < room.look_lsn:
-                return
+                return  # The ring has room enough again.
             following, copy = nexts.get(stream.number, 0), nexts.get(MOVED_STREAM, 0)
             if following > stream.pinned:
                 break

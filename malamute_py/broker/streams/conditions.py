@@ -93,6 +93,7 @@ class Conditions:
         room = keys.room
         end_lsn = stream.ring.end_lsn + keys.taken_bytes + size
         most = keys.bytes + keys.coming_bytes + size
+        # `most` counts the batch as if it replaced no record: most batches need no closer look.
         if most <= room.newest_max and room.allows(end_lsn, False):
             return
         deletion = all(row.deletion for row in rows)
@@ -110,13 +111,14 @@ class Conditions:
         if not room.allows(end_lsn, deletion):
             room.look_lsn = 0
             self._look(stream)
+            # Compaction makes room by itself unless a cursor pins records of the stream.
             code = "wait" if stream.pinned >= stream.next else "full"
             raise BrokerRefused(code, f"the ring of stream '{stream.name}' gives up old records")
 
     def _check_counts(self, stream: Stream, keys: Keys, rows: list[NewestRow], size: int) -> None:
         """Raise BrokerRefused `limit` where a batch of `size` bytes would bring too many keys."""
         settings = self._shard.settings
-        # No name takes more of the batch than its own bytes.
+        # `most` is an upper bound, as if all keys were new: names take at most the batch's bytes.
         most = sum(self.memory()) + KEY_OVERHEAD * len(rows) + size
         count = len(keys) + keys.coming_keys + len(rows)
         if count <= settings.keys_max and most <= settings.all_keys_bytes_max:
@@ -133,6 +135,7 @@ class Conditions:
             )
         if memory > settings.all_keys_bytes_max:
             raise BrokerRefused("limit", "the keys of all streams: streams.all_keys_bytes_max")
+        # Batches on their way into the log may still be refused, so that their keys never come.
         count, memory = count + keys.coming_keys, memory + coming
         if count > settings.keys_max or memory > settings.all_keys_bytes_max:
             raise BrokerRefused("wait", _COMING)

@@ -17,7 +17,7 @@ from malamute_protocol.commands import Command, GetKey, ListKeys, UpdateKey
 from malamute_protocol.content import Content
 from malamute_protocol.content_layout import LIST
 from malamute_protocol.errors import BrokerRefused
-from malamute_protocol.stamp import STAMP_BYTES, append_time_of
+from malamute_protocol.stamp import STAMP_BYTES, Stamp, append_time_of
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.link import Link
 from malamute_py.broker.links.links import Links
@@ -207,10 +207,10 @@ class KeyCommands:
                 self._not_found(link, command, stream, (offset, copy), tries)
             else:
                 view = memoryview(batch)
-                content = Content(view[STAMP_BYTES:])
-                row = content.row_of(offset - int.from_bytes(view[48:56], "little"))
-                time_ms = append_time_of(bytes(view[:STAMP_BYTES]))
-                self._say(link, command, offset, partial(value_of, content, row, time_ms))
+                stamp, content = Stamp.unpack(view, verify=False), Content(view[STAMP_BYTES:])
+                row = content.row_of(offset - stamp.base_offset)
+                value = partial(value_of, content, row, stamp.append_time_ms)
+                self._say(link, command, offset, value)
 
         self._shard.ask(
             stream.ring.name, stream.number, "batch",
@@ -319,6 +319,7 @@ class KeyCommands:
         if value["next"] < end:
             self._read_on(stream, keys, kind, value["next"])
             return
+        # The stream's own records come last: none is older than the copy of its subject.
         if kind == "moved_keys" and stream.first < stream.next:
             self._read_on(stream, keys, "keys", stream.first)
             return
@@ -361,5 +362,6 @@ def value_of(content: Content, row: int, time_ms: int) -> dict[str, Any]:
             body = [bytes(bodies.blob[low:high]) for low, high in pairwise(bounds)]
         else:
             body = bytes(bodies.blob[begin:end])
+    # A RESULT has up to 5 bytes before each part of a list, and about 100 beside the body.
     size = sum(map(len, body)) + 5 * len(body) if isinstance(body, list) else len(body)
     return {"time_ms": time_ms, "body": body, "fields": fields, "bytes": size + 100}

@@ -118,6 +118,7 @@ def _take_selected(keys: Keys, start: int, end: int, command: PlanRead, cutter: 
             if not left:
                 return False
             left -= 1
+            # Only subjects are in memory: a pattern on fields may select any record.
             selected = not decisive or compiled.matches((keys.moved_subject(offset),), ())
             size = keys.size_of_moved(offset) if selected else 0
             cutter.add(offset + 1, int(selected), size)

@@ -174,7 +174,10 @@ class Retention:
         )  # fmt: skip
 
     def _find_age(self, stream: Stream, since_ms: int) -> None:
-        """Ask the index which recovered records are too old: the ledger has no times of them."""
+        """Ask the index which recovered records are too old, and trim these.
+
+        The ledger has no times of recovered records.
+        """
 
         def found(value: Any) -> None:
             if value is None and stream.ledger.bytes:  # Every record is older.

@@ -33,7 +33,7 @@ class Begin(NamedTuple):
     rewound_from: int | None = None
     """The position asked for, when the log ends before it."""
     wanted: np.ndarray[Any, np.dtype[np.int64]] | None = None
-    """Offset before which only `wanted` is wanted."""
+    """Offsets of the only records that are wanted before `wanted_to`; None: all are."""
     wanted_to: int = 0
 
 
@@ -172,6 +172,7 @@ class Starts:
         """Find the newest record of each subject that a pattern selects, by the journal."""
         first = stream.first
         if first >= end:
+            # What lies before `end` is gone, but for newest records that have moved into copies.
             begin = max(min(first, tail), end) if stream.keys is None else min(stream.begin, tail)
             found(Begin(begin))
             return

@@ -335,28 +335,17 @@ def _enlist(group: SelectionGroup, subscriptions: Iterable[Subscription]) -> Non
 def header_classes(index: Index, headers: Sequence[Header]) -> list[tuple[BitMap, list[int]]]:
     """Headers that the same patterns match, together: (pattern numbers, places of the headers).
 
-    Headers that no pattern matches are left out.
+    Headers that no pattern matches are left out. headers: few; a Classing classes many in steps.
     """
-    if len(headers) > TABLE_HEADERS_MAX:
-        return index.classes(headers)
-    by_object: dict[int, list[int]] = {}
-    bitmaps: list[BitMap] = []
+    found: dict[bytes, tuple[BitMap, list[int]]] = {}
     for place, header in enumerate(headers):
         numbers = index.match(header.keys, header.fields)
         if not numbers:
             continue
-        places = by_object.get(id(numbers))
-        if places is None:
-            by_object[id(numbers)] = [place]
-            bitmaps.append(numbers)
-        else:
-            places.append(place)
-    by_value: dict[bytes, tuple[BitMap, list[int]]] = {}
-    for numbers in bitmaps:
         value = numbers.serialize()
-        known = by_value.get(value)
+        known = found.get(value)
         if known is None:
-            by_value[value] = (numbers, by_object[id(numbers)])
+            found[value] = (numbers, [place])
         else:
-            known[1].extend(by_object[id(numbers)])
-    return list(by_value.values())
+            known[1].append(place)
+    return list(found.values())

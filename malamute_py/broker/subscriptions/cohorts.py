@@ -66,6 +66,7 @@ class Cohorts:
         stream, settings = cohort.stream, self._shard.settings
         key = stream, cohort.durable
         if self._lagging.cohorts.get(key) is cohort:
+            # Subscriptions that lag from now on form the next cohort.
             del self._lagging.cohorts[key]
         behind: list[Subscription] = []
         for sub in cohort.members:
@@ -180,7 +181,7 @@ class Cohorts:
             self._lagging.turns.queue.append(surveyed)
         else:
             self._release(stream)
-        # The other subscriptions have their turn later.
+        # This counts as the whole budget of one call, so that other work comes between two chunks.
         return self._shard.settings.step_bytes
 
     def _at_tail(self, sub: Subscription, *, many: bool) -> None:
@@ -219,6 +220,7 @@ class Cohorts:
             for sub in takers:
                 link = sub.link
                 delivery.put(sub, reached, frames, None, gathered.count, size)
+                # put() has taken the bytes off the room: a delivery of few rows costs more.
                 cost = cost_of_few(link)
                 link.room -= cost
                 link.delivered_bytes += cost
@@ -295,6 +297,7 @@ class Cohorts:
         inside = [sub for sub in members if sub.position < end]
         for sub in members:
             if not inside:
+                # The read has brought no member on, which counts as an idle read of each.
                 self._lagging.note_progress(sub, sub.position)
             if sub.position >= end:
                 self._lagging.consider(sub)
@@ -307,6 +310,7 @@ class Cohorts:
             if found is not None and not is_quick(found[1]) and gatherable(found[1]):
                 self._survey(cohort.stream, inside, *found)
                 return
+            # The look at the first batch has taken it out of the iterator.
             batches = stored_batches(answer.runs, end)
         window = SharedWindow(cohort.stream, inside)
         step_bytes = self._shard.settings.step_bytes

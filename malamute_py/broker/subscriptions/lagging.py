@@ -62,6 +62,8 @@ class Lagging:
         # A subscription at its end is told so without credit.
         if sub.able or sub.position >= sub.stop:
             sub.queued = True
+            # A cohort leaves out no purged rows, and matches each header in one go, which takes
+            # long with expressions: a subscription to which either applies has a turn of its own.
             if (
                 sub.turns_alone
                 or not self.may_gather

@@ -102,6 +102,7 @@ class Delivery:
         if not audience.live or (durable and not audience.durable):
             return
         if audience.late:
+            # Subscriptions take batches in order: this one waits behind those being matched.
             self._put_off(audience, LateBatch(batch, durable))
             return
         stream = batch.stream
@@ -318,7 +319,10 @@ class Delivery:
     def _scatter(
         self, batch: StampedBatch, groups: list[SelectionGroup], durable: bool
     ) -> list[SelectionGroup]:
-        """Give their rows to the groups that take a few; returns the other groups."""
+        """Give their rows to the groups that take a few; returns the other groups.
+
+        The few rows are copied one by one in one pass, where each group would need a mask.
+        """
         few: list[tuple[list[Subscription], list[int]]] = []
         others: list[SelectionGroup] = []
         partial = [group for group in groups if group.headers is not None]
@@ -367,6 +371,7 @@ class Delivery:
                 continue
             link = sub.link
             if sub.left_records <= 0 or sub.left_bytes <= 0 or link.room <= 0:
+                # A subscription whose client-time window takes no row of the batch stays live.
                 if sub.client_time is None or self._window(batch, mask, sub, windows) is not None:
                     self.fall_behind(sub, batch.base)
                 continue
@@ -407,6 +412,7 @@ class Delivery:
     ) -> Encoding | None:
         """The encoding for a subscription with a client-time window, an end, or `whole`."""
         if sub.stop < batch.next:
+            # select() begins at `position`, which stands still while a subscription is live.
             sub.position = max(sub.covered, batch.base)
             anything, rows = select(sub, batch.content, batch.base, sub.stop, self._shard.now_ms)
             if not anything:

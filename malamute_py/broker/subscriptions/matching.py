@@ -76,7 +76,10 @@ class Choosing:
         number_of: Callable[[Header], int] | None = None,
         reading: SharedReading | None = None,
     ) -> None:
-        """number_of: another question about each header. reading: kept for other readers."""
+        """number_of: its answer for each header is noted in `numbers`; None: nothing is noted.
+
+        reading: of the header table, held here so that other readers of the batch find it.
+        """
         self._reading = reading
         self.numbers: list[int] = []
         """The answer of number_of for each header."""
@@ -159,9 +162,9 @@ class Matching:
         return reading is None or self._run(reading, self._left)
 
     def reading(self, uuid: bytes, base: int, content: Content) -> SharedReading | None:
-        """The reading of a batch's large header table, one for all readers.
+        """Have a content use the one reading of its large header table that all readers share.
 
-        None: the table is quick to read, or was read.
+        Returns that reading, for the caller to hold. None: the table is quick to read, or was read.
         """
         own = content.reading(UNCHECKED, outlined=False, remains=self.remains)
         if own is None:

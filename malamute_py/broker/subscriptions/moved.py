@@ -76,6 +76,7 @@ class Moved:
         assert keys is not None
         runs = {run.next: run for run in answer.runs}
         portion = Portion(self._delivery, sub, self._shard.settings.quantum_bytes)
+        # A run's `next` is the place of its copy; the answer's is how many places were looked at.
         for place, offsets in islice(places.items(), answer.next):
             if not portion.open:
                 break
@@ -115,6 +116,7 @@ class Moved:
         batch = StampedBatch(
             sub.stream, bytes(data[:STAMP_BYTES]), data[STAMP_BYTES:], content, base, next, size
         )
+        # 0 and 2.0: rows are extracted however small the batch is, and however many they are.
         encoding = encoding_of(batch, mask, 0, 2.0)
         if encoding is not None:
             encoding = encoding.for_(False)

@@ -100,12 +100,13 @@ class OnDemand:
         before = sub.position
         if sub.able:
             self._lagging.more = self._shard.share()
+            stream = sub.stream
+            # What compaction gave up during the read is no gap: the next turn reads the copies.
+            moved = stream.keys is not None and (answer.gave_up or sub.position < stream.first)
             try:
                 if places is not None:
                     self._moved.deliver(sub, answer, places)
-                elif sub.stream.keys is None or not (
-                    answer.gave_up or sub.position < sub.stream.first
-                ):
+                elif not moved:
                     self._own_turns.deliver_history(sub, answer)
             except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
                 self._lagging.erred(sub, error)

@@ -142,6 +142,7 @@ class OwnTurns:
             sub.prepared = None
             if sub.wanted is not None:
                 self._to_next_wanted(sub, portion)
+            # A batch takes time only where its headers are matched, with a pattern or with purges.
             if (not sub.everything or next < stream.purges.before) and not more():
                 break
         portion.flush()
@@ -165,6 +166,7 @@ class OwnTurns:
             size = min(size, SPARSE_BYTES)
         token = sub.reading = self._lagging.turns.begin(sub)
         candidates = matches = rows = None
+        # A careful read is of all batches: the look into one of them may have caused the error.
         if not sub.everything and not sub.careful:
             candidates = partial(may_match, sub.pattern)
             purged = sub.position < stream.purges.before
@@ -175,7 +177,8 @@ class OwnTurns:
             ReadRange(
                 stream.ring.name, stream.number, token, sub.position, end, size,
                 candidates, None if sub.careful else sub.client_time, matches, shared,
-                plain and not shared, stream.oldest_ms(self._shard.now_ms), stream.pinned, rows,
+                alone=plain and not shared, oldest_ms=stream.oldest_ms(self._shard.now_ms),
+                pinned=stream.pinned, rows=rows,
             )
         )  # fmt: skip
 
@@ -196,7 +199,7 @@ class OwnTurns:
             or sub.position < stream.purges.before
         )  # fmt: skip
         for run in answer.runs:
-            if run.next:
+            if run.next:  # The journal has gathered the run from rows of several batches.
                 if not self._gathered(sub, portion, run, gaps, end):
                     portion.flush()
                     return

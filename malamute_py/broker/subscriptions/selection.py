@@ -37,7 +37,7 @@ def rows_of_groups(content: Content, groups: Sequence[SelectionGroup]) -> list[l
     The batch's rows are sorted once for all groups: masks would cost rows times groups.
     """
     headers, codes = content.headers()
-    if codes is None:
+    if codes is None:  # All rows have the one header.
         everything = list(range(content.head.count))
         return [everything if 0 in group.headers else [] for group in groups]
     order = np.argsort(codes, kind="stable").tolist()

@@ -231,6 +231,7 @@ class SharedWindow:
         if not self._gathering.takes(stamp, content):
             return
         self._open(stamp.base_offset)
+        # Each match, of a header by a pattern, is repeated for each selector with that pattern.
         by_number = sorted(self._selectors_of_pattern.items())
         selectors = np.array([selector for _, found in by_number for selector in found], np.int64)
         numbers = np.repeat([number for number, _ in by_number], [len(f) for _, f in by_number])
@@ -312,6 +313,7 @@ class SharedWindow:
         self._texts.append(np.repeat(weights, count) if codes is None else weights[codes])
         if not many:
             return True
+        # Rows are sorted by header: each pair takes the `counts` rows from its header's begin on.
         order = np.arange(count) if codes is None else np.argsort(codes, kind="stable")
         begins = np.cumsum(sizes) - sizes
         ends = np.cumsum(counts)
@@ -399,7 +401,7 @@ class SharedWindow:
                 else:
                     able.append(sub)
                     room[link] = left - size - cost_of_few(link)
-            if able:
+            if able:  # The bytes count once, since all takers share one encoding.
                 bytes_max -= size
                 chosen[selector] = True
                 kept.append(able)

@@ -174,10 +174,10 @@ class Subscriptions:
         if begin.next < tail and not self._shard.settings.permit(
             sub.link.owner, "replay", stream.name
         ):
-            self._withhold(sub, tail)
+            self._pass_over_history(sub, tail)
         self._lagging.consider(sub)
 
-    def _withhold(self, sub: Subscription, tail: int) -> None:
+    def _pass_over_history(self, sub: Subscription, tail: int) -> None:
         """Have a subscription begin at the tail: its owner may not read history, which is a gap."""
         reason = f"you may not replay stream '{sub.stream.name}'"
         self._shard.counters["gaps"] += 1

@@ -261,9 +261,10 @@ class Moving:
             self._weigh(transaction, -batch.size)
         if lane.ring in transaction.giving_up and lane.ring not in transaction.rings():
             self._stop_giving_up(transaction, lane.ring, end_lsn)
-        if whole:
+        if whole:  # The change of this bundle has ended the transaction.
             self._ended(transaction, end_lsn)
         elif not transaction.staged:
+            # Bundles of two rings were on their way together, and neither was all of it.
             self._end(transaction)
         elif lane.ring in transaction.rings():
             lane.queue.append(transaction)
@@ -305,7 +306,7 @@ class Moving:
     def _append_apart(self, bundle: _Bundle) -> None:
         """Hand the batches of a bundle to their ring, but those that it has."""
         batches, bundle.batches = bundle.batches, []
-        bundle.missing = 1
+        bundle.missing = 1  # One for this method, so that the bundle is not whole before its end.
         for batch, body in zip(batches, bundle.bodies, strict=True):
             stream = self._catalogue.by_number(batch.stream)
             if stream is None or stream.removed:

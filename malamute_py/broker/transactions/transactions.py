@@ -190,8 +190,10 @@ class Transactions:
                 f"a timeout of {timeout_ms} ms; transactions.timeout_max_ms is "
                 f"{settings.transaction_timeout_max_ms}",
             )
-        if len(self.by_id) >= settings.transactions_max <= self._undecided():
-            reason = f"at most {settings.transactions_max} transactions"
+        # Committed transactions do not count, and are told apart only where all reach the bound.
+        most = settings.transactions_max
+        if len(self.by_id) >= most and self._undecided() >= most:
+            reason = f"at most {most} transactions"
             raise shard.quotas.over_all(link.owner, "transactions", reason)
         shard.quotas.check(link.owner, "transactions")
         change = TransactionBegun(
@@ -248,6 +250,7 @@ class Transactions:
             raise BrokerRefused(
                 "conflict", f"the transaction has {staged} batches, not {command.count}"
             )
+        # A commit is never taken back, and a ring that has failed would never take its batches.
         for ring in set(transaction.apart.values()):
             state = self._catalogue.rings.get(ring)
             if state is not None and state.failed is not None:
