@@ -86,10 +86,10 @@ class AudienceFacts(Protocol):
         """Offset before which live subscriptions were given everything; usually the tail."""
 
     def add_reader(self, wake: Callable[[], None], durable: bool) -> None:
-        """Wake a group with this call whenever there is more to read."""
+        """Call this whenever there is more to read."""
 
     def remove_reader(self, wake: Callable[[], None], durable: bool) -> None:
-        """Wake a group no longer."""
+        """Call this no longer."""
 
 
 class Stream:
