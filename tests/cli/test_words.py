@@ -167,11 +167,14 @@ def test_completion_is_written_for_the_shell_and_answers_it(
 
 def test_notices_are_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
     tell_notice(RewoundNotice(120, 100, 3))
+    tell_notice(RewoundNotice(2, 0, 3))
     tell_notice(GapNotice(5, 6, "trimmed"))
     tell_notice(ModeNotice(True, 9))
     tell_notice(BegunNotice(7))
-    rewound, gap, begun = capsys.readouterr().err.splitlines()
+    rewound, other, gap, begun = capsys.readouterr().err.splitlines()
     assert "ends at 100, before offset 120" in rewound
+    assert "offset 2 is not in the log" in other
+    assert "or it is an earlier stream's; going on from 0" in other
     assert gap.startswith("gap: offsets 5 to 5 (1 record) are gone: ")
     assert begun == "the oldest record that is left has offset 7: others were removed"
 
