@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Final
 
 import msgspec
@@ -74,8 +75,13 @@ class _Reading:
             line = re.search(r"\(at line (\d+)", str(error))
             place = f"{path}:{line[1]}" if line else path
             raise ConfigError("", f"not valid TOML: {error}", place) from None
-        self._lines = lines_of(text)
+        self._text = text
         self.faults: list[ConfigError] = []
+
+    @cached_property
+    def _lines(self) -> dict[tuple[str, ...], int]:
+        """The line of each table and key."""
+        return lines_of(self._text)
 
     def users(self) -> Users:
         """Read each value by itself; one that is wrong is left out."""
