@@ -122,8 +122,13 @@ def test_all_problems_of_a_users_file_are_told_at_once_and_each_once(tmp_path: P
         ]
     )
     # The others that read the configuration tell the same.
-    for command in (["config", "show", str(file)], ["broker", "--check", "--config", str(file)]):
-        assert run_cli(*command).err.splitlines() == checked.lines
+    for command in (
+        ["config", "show", str(file)],
+        ["broker", "--check", "--config", str(file)],
+        ["broker", "--config", str(file)],
+    ):
+        told = run_cli(*command)
+        assert (told.code, told.err.splitlines()) == (2, checked.lines), command
     users.write_text("[users.ann\n")
     assert run_cli("config", "check", str(file)).lines[-1].startswith(f"{users}:1: not valid TOML")
     users.unlink()
