@@ -127,8 +127,8 @@ def test_all_problems_of_a_users_file_are_told_at_once_and_each_once(tmp_path: P
         ["broker", "--check", "--config", str(file)],
         ["broker", "--config", str(file)],
     ):
-        told = run_cli(*command)
-        assert (told.code, told.err.splitlines()) == (2, checked.lines), command
+        ended = run_cli(*command)
+        assert (ended.code, ended.err.splitlines()) == (2, checked.lines), command
     users.write_text("[users.ann\n")
     assert run_cli("config", "check", str(file)).lines[-1].startswith(f"{users}:1: not valid TOML")
     users.unlink()
