@@ -464,6 +464,38 @@ def test_a_session_without_a_link_does_not_wake_for_leases() -> None:
         script.wait(wake_ms - script.now_ms)
 
 
+def test_a_program_that_asks_once_has_its_link_woken_for_the_renewal() -> None:
+    script = Leased()
+    script.hand(1, 0)
+    began_ms = script.now_ms
+    at_ms = script.session.next_wake()
+    assert at_ms is not None
+    assert at_ms > began_ms + 300
+    script.take()
+    told = [script.member.wakes, script.step(), script.member.wakes]
+    assert told == [True, [], False]
+    assert script.session.next_wake() == began_ms + 300
+    assert script.renewals(300) == [[(0, 1)]]
+    script.wait(1)
+    script.member.take()
+    assert script.member.wakes
+
+
+def test_a_program_that_stands_still_when_its_lease_ends_says_nothing() -> None:
+    script = Leased()
+    script.hand(1, 0)
+    held = script.take()
+    script.now_ms += 900
+    said = script.say(c.Mode(script.member.number, False, 0))
+    assert isinstance(script.member.take(), PassedOverNotice)
+    script.member.take()
+    for _ in range(4):
+        said += script.wait(300)
+    assert [one for one in said if isinstance(one, c.AckRecords)] == []
+    [ack] = script.ack(held.numbers)
+    assert (ack.state, ack.ranges) == (0, [(0, 1)])
+
+
 def test_a_program_that_renews_the_record_in_its_hands_keeps_those_that_wait_for_it() -> None:
     script = Leased()
     script.hand(1, 0)
@@ -656,7 +688,7 @@ def test_records_in_doubt_are_dropped_with_the_link() -> None:
     script.reconnect()
     script.accept_member(script.member)
     assert script.member.take() is None
-    assert not script.member.in_doubt
+    assert not script.member.wakes
     script.hand(2, 0)
     assert script.take().numbers == [0, 1]
 
