@@ -431,6 +431,22 @@ async def test_a_lease_begins_anew_though_nothing_else_happens_on_the_link(
     await ours.call(member.close)
 
 
+@pytest.mark.moderate
+@pytest.mark.parametrize("verb", ["ack", "nack", "renew"])
+async def test_what_is_said_too_late_of_several_records_counts_no_attempt_of_the_next_delivery(
+    shell: Any, verb: str
+) -> None:
+    await shell.do("publish_many", "s", [b"0", b"1", b"2"])
+    member = joined(shell, ack="manual", settings={"lease_ms": 600, "attempts_max": 9})
+    held = await shell.call(member.next_batch, WAIT_MS)
+    await aside(shell)
+    assert not await shell.call(getattr(member, verb), held)
+    again = await shell.call(member.next_batch, WAIT_MS)
+    assert (again.numbers, again.attempts) == ([0, 1, 2], 2)
+    assert await shell.call(member.ack, again)
+    await shell.call(member.close)
+
+
 async def aside(shell: Any) -> None:
     """Wait until a member is passed over."""
     for _ in range(WAIT_MS):

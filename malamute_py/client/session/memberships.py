@@ -288,6 +288,11 @@ class Membership(Opened):
 
     # --- acknowledgements --------------------------------------------------------------------
 
+    @property
+    def question(self) -> AckForm | None:
+        """Return a renewal, which counts no attempt; None: no lease of its records ends."""
+        return RENEWED if self.lease_ms else None
+
     def ack_command(self, form: AckForm, ranges: list[Range], tracker: int) -> AckRecords:
         """Return ACK_RECORDS for these offsets."""
         return AckRecords(self.number, ranges, tracker, 0, form.again_ms, form.state, form.reason)
@@ -485,6 +490,7 @@ class Membership(Opened):
             if self.lease_ms:
                 # Of records that come again, as their leases had ended, the newest delivery counts.
                 self._drop_copies(numbers)
+                self._memberships.acks.came_again(self, numbers)
                 self._waiting.update(numbers)
             self.in_hand.update(numbers)
             self.queue.append(held)
