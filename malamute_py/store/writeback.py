@@ -46,9 +46,9 @@ class Writeback:
             self._advancing.clear()
 
     def _open(self) -> None:
-        """Open the files; SQLite makes the WAL when it needs one, so it may come later.
+        """Open the files that are there; SQLite makes the WAL when it first needs it.
 
-        They stay open while the process lives: closing the database would drop SQLite's locks.
+        The files stay open while the process lives: closing the database drops SQLite's locks.
         """
         for path in self._paths[len(self._files) :]:
             try:
@@ -57,7 +57,7 @@ class Writeback:
                 return
 
     def _run(self) -> None:
-        """Run the thread."""
+        """Sync what was written since the last look, while an advance goes on."""
         while self._advancing.wait():
             for fd, synced_ns in list(self._files.items()):
                 written_ns = os.fstat(fd).st_mtime_ns

@@ -434,8 +434,8 @@ class TableReading:
     ) -> Iterator[None]:
         """Read a header table in portions, with a yield after each. Raises BatchError.
 
-        Subjects and field maps are read alike; the outline of the batch, where one is wanted, is
-        gathered meanwhile. Of subjects it looks at each part, and so yields in between, too.
+        Subjects and field maps are read alike. Where an outline is wanted, the reader gathers it
+        meanwhile; the outline looks at each part of each subject, and yields in between.
         """
         outline = table.outline
         decoders = _decoders(limits.headers_max, limits.keys_max, limits.fields_max)

@@ -167,6 +167,7 @@ def joined(plan: ReadPlan, more: ReadPlan, split_bytes: int) -> ReadPlan:
         splits=before + after,
         records=plan.records + more.records,
         bytes=plan.bytes + more.bytes,
+        unbroken=[*plan.unbroken, *more.unbroken],
     )
 
 

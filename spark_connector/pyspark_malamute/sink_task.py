@@ -144,8 +144,10 @@ class _Task:
                 step.publish_batch(self._options.commit_stream, commit)
                 self._unconfirmed = step.commit_nowait(self._options.broker_outage_ms), record
             except LocalProtocolError as error:
-                most = f"the broker takes {self.limits().batch_bytes_max} bytes at once"
-                raise no_batch(chunk, f"{error.reason}; {most}") from error
+                why = error.reason
+                if error.code == "too_large":
+                    why += f"; the broker takes {self.limits().batch_bytes_max} bytes at once"
+                raise no_batch(chunk, why) from error
 
     def settle(self) -> None:
         """Wait until the chunk that was sent last is confirmed.

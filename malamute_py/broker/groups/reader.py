@@ -101,17 +101,17 @@ class GroupReader:
     def back(self, group: Group, picked: Picked, after_ms: int) -> None:
         """Let records that a member gave back wait again, at once or after a time.
 
-        They were withheld, from all members, until the log had their return.
+        The group withheld these records from all members until the log had their return.
         """
         if group.gone:
             return
         group.back(picked, late=after_ms > 0)
         if after_ms > 0:
             self.put_off(group, picked, after_ms)
-        # With their attempts counted, some may be due for the dead letters; without a bound of
-        # attempts (`tries`) none is.
+        # The return counted attempts: where they are bounded (`tries`), records may be due for the
+        # dead letters.
         group.may_bury = bool(group.row.tries)
-        # The stream may have let go of some meanwhile: no member waits for those.
+        # No member waits for records that the stream let go of meanwhile.
         self.drop_gone(group)
         self.wake(group)
 

@@ -253,7 +253,7 @@ class Stream:
     def aged_bytes(self, first: int) -> int:
         """Bytes before the first record within the stream's bounds that still take space, about.
 
-        They are exact where that record is in the hot window.
+        The number is exact where that record is in the hot window.
         """
         if not self.bounded:
             return 0

@@ -87,7 +87,7 @@ class Messages:
     def _shorten(self, row: MessageRow, ttl_ms: int) -> None:
         """Let messages of a put live no longer than their mailbox's ttl after the broker's start.
 
-        The clock may have been ahead when they were put. Times that their senders set stay.
+        The clock may have been ahead when they were put. A time of expiry that a sender set stays.
         """
         due_ms = row.at_ms + ttl_ms
         until_ms = self._shard.resumed(due_ms, ttl_ms)

@@ -144,7 +144,7 @@ class Replies:
         service = offer.service
         state = command.state
         if state in (WorkState.COMPLETED, WorkState.FAILED):
-            # What ends a request counts also where the link that held it was lost meanwhile.
+            # A worker may end a request also after the link by which it held the request was lost.
             items = self._claims.ending(offer, self._claims.ranges, command.ranges)
         else:
             items = self._claims.ranges(offer, command.ranges)
@@ -152,7 +152,7 @@ class Replies:
             raise BrokerRefused("malformed", "an ACK_WORK of nothing")
         reason = command.reason[:REASON_MAX]
         if state == WorkState.RECEIVED:
-            # The log notes that the worker has them: they count as tried, should the broker end.
+            # By the log, requests that a worker has count as tried after a restart of the broker.
             change = WorkReceived(service.number, named(items))
             return self._registry.part(service, [change], Then(partial(self._renew, items)))
         if state == WorkState.RENEWED:

@@ -47,7 +47,8 @@ from malamute_py.changelog.records import ProducerOpened
 from malamute_py.matcher import compile_pattern
 
 PIECE_NAMES: Final = 2_000
-"""Streams that one turn looks at for a page: a caller that may see few has all looked at."""
+"""Streams that one turn looks at for a page. For a caller that may see few of them the broker looks
+at all."""
 _PLAIN_STARTS: Final = (
     StartKind.EARLIEST, StartKind.LATEST, StartKind.OFFSET, StartKind.TIME,
 )  # fmt: skip

@@ -8,6 +8,7 @@ Source: docs/design.md (Journal; Queues and the checkpoint).
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -151,8 +152,6 @@ class Catalogue:
 
     def names_after(self, after: str, prefix: str) -> Iterable[str]:
         """Names in order that begin with `prefix`, from the one after `after`."""
-        from bisect import bisect_left, bisect_right
-
         if self._sorted is None:
             self._sorted = sorted(self._names)
         names = self._sorted
@@ -166,7 +165,6 @@ class Catalogue:
 
         keep: the command is on keys, which a stream that is made by publishing does not have.
         """
-        from bisect import bisect_left
         from difflib import get_close_matches
 
         if self._sorted is None:
@@ -251,8 +249,9 @@ class Catalogue:
             stream.handed = stream.trim_asked = base
         ring.numbers.add(row.number)
         self._numbers[row.number] = stream
+        if self._sorted is not None and row.name not in self._names:
+            insort(self._sorted, row.name)
         self._names[row.name] = stream
-        self._sorted = None
         self._watch(stream)
         keys = stream.keys
         if keys is not None:
@@ -532,7 +531,8 @@ class Catalogue:
         stream.ring.numbers.discard(stream.number)
         if self._names.get(stream.name) is stream:
             del self._names[stream.name]
-        self._sorted = None
+            if self._sorted is not None:
+                del self._sorted[bisect_left(self._sorted, stream.name)]
         self.bounded.discard(stream)
         self._validation.watch(stream)
         self._conditions.streams.pop(stream.number, None)

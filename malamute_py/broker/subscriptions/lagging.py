@@ -50,10 +50,10 @@ class Lagging:
             and limits.batch_bytes_max
             >= settings.quantum_bytes + max(limits.record_bytes_max, limits.batch_bytes_max // 4)
         )
-        """Whether the limits let clients take a gathered batch: rows of several batches that became
-        one, from the journal or from memory. It has READ_ROWS_MAX rows and those of a last small
-        batch at most, each with a header of its own perhaps; and the bytes of a turn, exceeded by a
-        record or by a fourth of a batch."""
+        """Whether the limits let clients take a gathered batch: one batch of rows of several, from
+        the journal or from memory. A gathered batch has at most READ_ROWS_MAX rows and those of one
+        more small batch, each perhaps with its own header. Its bytes are at most those of a turn
+        and those of one more record, or a fourth of a batch."""
 
     def consider(self, sub: Subscription) -> None:
         """Queue a subscription for a turn if it can take something: its state has changed."""

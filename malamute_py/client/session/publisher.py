@@ -105,7 +105,7 @@ class OutgoingRecords(OutgoingBatch):
         self.parted = False
         """Whether it leaves in parts, since the broker refused it as too large."""
         self.since_ms = -1
-        """Time at which the batch was at the head of its lane first; -1: it is to be looked at."""
+        """Time at which the batch came to the head of its lane; -1: not looked at there yet."""
         self.records = 0
         """Records of the content, once there is one."""
 

@@ -93,7 +93,7 @@ class ListeningSockets:
     def set_full(self, is_full: bool) -> None:
         """Note whether few descriptors are left; while they are, all new peers are kept out.
 
-        open() has the kernel do so, or let them in again. libzmq ends the process where it finds no
+        open() tells the kernel. libzmq ends the process where it finds no
         descriptor for a local connection, and the journal needs some.
         """
         if is_full != self.is_full:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -250,6 +251,23 @@ def test_a_plan_sees_by_default_only_what_is_durable() -> None:
     shell.publish(1, "s", [b"x"], tracker=2)
     shell.send(1, wire.PlanRead(7, "s", ["all"], [0]))
     assert shell.queries[0].arguments["end"] == 1
+
+
+def test_names_stay_in_order_while_streams_come_and_go() -> None:
+    shell = Shell()
+    shell.hello(1)
+    names: set[str] = set()
+    draw = Random(7)
+    for number in range(60):
+        name = f"n{draw.randrange(20)}"
+        if name in names:
+            names.remove(name)
+            shell.send(1, wire.RemoveStream(number, name))
+        else:
+            names.add(name)
+            shell.send(1, wire.CreateStream(number, name))
+        told = asked(shell, wire.ListStreams(1_000 + number))["streams"]
+        assert [each["name"] for each in told] == sorted(names)
 
 
 def test_a_plan_of_nothing_needs_no_index() -> None:
