@@ -55,7 +55,12 @@ Name = Annotated[
 ]
 Verb = Annotated[str, typer.Argument(metavar="VERB", help=f"One of {_VERBS}; denied: replay, too.")]
 Deny = Annotated[
-    bool, typer.Option("--deny", help="About a denial, which goes before what is allowed.")
+    bool,
+    typer.Option(
+        "--deny",
+        help="About a denial, which goes before what is allowed; there is none of"
+        f" {', '.join(WITHOUT_NAMES)}.",
+    ),
 ]
 
 
