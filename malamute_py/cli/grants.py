@@ -61,7 +61,12 @@ Verb = Annotated[
     ),
 ]  # fmt: skip
 Deny = Annotated[
-    bool, typer.Option("--deny", help="About a denial, which goes before what is allowed.")
+    bool,
+    typer.Option(
+        "--deny",
+        help="About a denial, which goes before what is allowed; there is none of"
+        f" {', '.join(WITHOUT_NAMES)}.",
+    ),
 ]
 
 
