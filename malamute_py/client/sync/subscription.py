@@ -101,6 +101,12 @@ class SyncSubscription(SubscriptionBase):
         reading, link = self._reading, self._link
         while True:
             with link.lock:
+                if self._shortened != reading.shortened:
+                    self._shortened = reading.shortened
+                    self.gaps += 1
+                    if before != NO_OFFSET:
+                        # The log has lost records that had not come: the former tail may never be.
+                        before = reading.tail
                 if before != NO_OFFSET and reading.goes_on_from(before):
                     return None
                 item = reading.take()
@@ -112,7 +118,12 @@ class SyncSubscription(SubscriptionBase):
                     if reading.ended or reading.next >= before:
                         return None
                     timeout_ms = link.until(
-                        lambda: bool(reading.inbox) or reading.ended or reading.next >= before,
+                        lambda before=before: (
+                            bool(reading.inbox)
+                            or reading.ended
+                            or reading.next >= before
+                            or reading.shortened != self._shortened
+                        ),
                         timeout_ms,
                         NOTHING,
                         "record",
@@ -172,8 +183,9 @@ class SyncSubscription(SubscriptionBase):
     ) -> Record | None:
         """The next record; None at the end. Raises as next_batch().
 
-        before: None also once no record before this offset is to come; after a rewind, once all
-        that the log had when the broker accepted anew has come.
+        before: None also once no record before this offset is to come; after a rewind, and where
+        the log lost records that had not come, once all that it had when the broker accepted anew
+        has come.
         """
         if before != NO_OFFSET:
             integer("before", before, 0, NO_OFFSET)
