@@ -80,8 +80,8 @@ class AdministrationVerbs(PagedVerbs):
     async def may(self, verb: str, name: str) -> bool:
         """Ask whether this client's user may do something: a verb of permissions, on a name.
 
-        Some subjects alone are enough for "write". Raises BrokerRefused `unsupported` or `forbidden`:
-        an older broker, which does not tell.
+        Some subjects alone are enough for "write". Raises BrokerRefused `unsupported` or
+        `forbidden`: an older broker, which does not tell.
         """
         value = await self._link.ask(lambda number: c.ListUsers(number, verb, name, own=True))
         users = value["users"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from malamute_protocol.batch import Batch, Record
@@ -122,12 +123,7 @@ class Subscription(SubscriptionBase):
                     if reading.ended or reading.next >= before:
                         return None
                     timeout_ms = await link.until(
-                        lambda before=before: (
-                            bool(reading.inbox)
-                            or reading.ended
-                            or reading.next >= before
-                            or reading.shortened != self._shortened
-                        ),
+                        partial(self._goes_on, before),
                         reading,
                         timeout_ms,
                         NOTHING,
@@ -140,6 +136,12 @@ class Subscription(SubscriptionBase):
                     return await self._next(timeout_ms, reading.tail)
             elif item.batch is not None:
                 return item.batch
+
+    def _goes_on(self, before: int) -> bool:
+        """Whether a call has something to do that waits for records before an offset."""
+        reading = self._reading
+        shortened = reading.shortened != self._shortened
+        return bool(reading.inbox) or reading.ended or reading.next >= before or shortened
 
     async def batches(self) -> AsyncIterator[Batch]:
         """The batches, to the end. Raises as next_batch()."""

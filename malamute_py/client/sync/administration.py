@@ -81,8 +81,8 @@ class SyncAdministrationVerbs(SyncPagedVerbs):
     def may(self, verb: str, name: str) -> bool:
         """Ask whether this client's user may do something: a verb of permissions, on a name.
 
-        Some subjects alone are enough for "write". Raises BrokerRefused `unsupported` or `forbidden`:
-        an older broker, which does not tell.
+        Some subjects alone are enough for "write". Raises BrokerRefused `unsupported` or
+        `forbidden`: an older broker, which does not tell.
         """
         value = self._link.ask(lambda number: c.ListUsers(number, verb, name, own=True))
         users = value["users"]

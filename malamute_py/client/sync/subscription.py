@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 from malamute_protocol.batch import Batch, Record
@@ -118,12 +119,7 @@ class SyncSubscription(SubscriptionBase):
                     if reading.ended or reading.next >= before:
                         return None
                     timeout_ms = link.until(
-                        lambda before=before: (
-                            bool(reading.inbox)
-                            or reading.ended
-                            or reading.next >= before
-                            or reading.shortened != self._shortened
-                        ),
+                        partial(self._goes_on, before),
                         timeout_ms,
                         NOTHING,
                         "record",
@@ -135,6 +131,12 @@ class SyncSubscription(SubscriptionBase):
                     return self._next(timeout_ms, reading.tail)
             elif item.batch is not None:
                 return item.batch
+
+    def _goes_on(self, before: int) -> bool:
+        """Whether a call has something to do that waits for records before an offset."""
+        reading = self._reading
+        shortened = reading.shortened != self._shortened
+        return bool(reading.inbox) or reading.ended or reading.next >= before or shortened
 
     def batches(self) -> Iterator[Batch]:
         """The batches, to the end. Raises as next_batch()."""
