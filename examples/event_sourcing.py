@@ -29,9 +29,9 @@ def project(client: malamute.SyncClient, path: str) -> dict[str, int]:
     """Apply what is new to the database, and return all balances."""
     database = sqlite3.connect(path)
     with database:
-        database.execute("create table if not exists balance (account primary key, amount int)")
-        database.execute("create table if not exists progress (stream primary key, position text)")
-    row = database.execute("select position from progress where stream = ?", [STREAM]).fetchone()
+        database.execute("create table if not exists balances (account primary key, amount int)")
+        database.execute("create table if not exists positions (stream primary key, position text)")
+    row = database.execute("select position from positions where stream = ?", [STREAM]).fetchone()
     start = malamute.Position.parse(row[0]) if row else 0
     # strict: a gap in the history is an error, for a balance would be wrong without those events.
     events = client.subscribe(STREAM, start=start, until="tail", strict=True)
@@ -39,16 +39,16 @@ def project(client: malamute.SyncClient, path: str) -> dict[str, int]:
         with database:  # One transaction: the events of the batch and the position after it.
             for record in batch.records():
                 database.execute(
-                    "insert into balance values (?, ?)"
+                    "insert into balances values (?, ?)"
                     " on conflict (account) do update set amount = amount + excluded.amount",
                     [record.subject.removeprefix("account."), int(record.body)],
                 )
             database.execute(
-                "insert into progress values (?, ?)"
+                "insert into positions values (?, ?)"
                 " on conflict (stream) do update set position = excluded.position",
                 [STREAM, str(events.position)],
             )
-    balances = dict(database.execute("select account, amount from balance order by account"))
+    balances = dict(database.execute("select account, amount from balances order by account"))
     database.close()
     return balances
 

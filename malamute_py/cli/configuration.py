@@ -92,7 +92,12 @@ Examples:
 and tells what its last reload did with a setting.
 
 The origin of a value is a line of the file, a variable, the command line, or the default. In a pipe
-a line has, with tabs between: key, value, origin, and with --running the outcome of the reload.""",
+a line has, with tabs between: key, value, origin, and with --running the outcome of the reload.
+
+Problems go to standard error. Where the values are right and a start would fail all the same, for
+instance because of a users file that cannot be read, the values are shown.
+
+Exit codes: 0 good, 2 there are problems.""",
 )
 def show(
     ctx: typer.Context,
@@ -119,8 +124,8 @@ def show(
         return _show_running(ctx, changed, as_json)
     examined = examine(file, environment=os.environ, overrides=setting_pairs(settings))
     problems = examined.all_problems(start_faults(examined.config))
-    if problems:
-        tell_problems(problems, err=True)
+    tell_problems(problems, err=True)
+    if examined.problems:
         return USAGE
     output.listing(
         list(_SHOWN),
@@ -132,7 +137,7 @@ def show(
         as_json=as_json,
         empty="no value differs from its default",
     )
-    return 0
+    return USAGE if problems else 0
 
 
 def _show_running(ctx: typer.Context, changed: bool, as_json: bool) -> int:

@@ -134,6 +134,14 @@ def test_all_problems_of_a_users_file_are_told_at_once_and_each_once(tmp_path: P
     ):
         ended = run_cli(*command)
         assert (ended.code, ended.err.splitlines()) == (2, checked.lines), command
+    # The values are right, and only a start would fail: they are shown.
+    shown = run_cli("config", "show", str(file), "--set", "links.linger=1")
+    assert (shown.code, shown.rows) == (2, [])
+    file.write_text(file.read_text().partition("[permissions.web]")[0])
+    shown = run_cli("config", "show", str(file), "--changed")
+    assert shown.code == 2
+    assert f"{users}:2: users.ann.password" in shown.err
+    assert ["authentication.mechanism", "plain", f"{file}:2"] in shown.rows
     users.write_text("[users.ann\n")
     assert run_cli("config", "check", str(file)).lines[-1].startswith(f"{users}:1: not valid TOML")
     users.unlink()

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from malamute_protocol import commands as c
+from malamute_protocol.batch import encode
 from malamute_protocol.errors import BrokerRefused, ConnectionLost, LocalProtocolError, Timeout
 from malamute_py.client.session.events import Linked, Unlinked
 from malamute_py.client.settings import SettingError
 from tests.client.fakes import FakeBroker
+from tests.client.script import STREAM_UUID, stamped
 from tests.client.shells import FAST, SHELLS
 from tests.server.zmtp import greeting
 from tests.waiting import WAIT_MS, WAIT_S
@@ -310,3 +312,38 @@ async def test_an_endpoint_that_cannot_be_used_is_named(kind: Any) -> None:
         await kind().connect("http://x")
     with pytest.raises(SettingError, match="no_such_option"):
         await kind().connect("tcp://127.0.0.1:1", no_such_option=1)
+
+
+class LosingBroker(FakeBroker):
+    """A broker whose stream has 13 records and, after a power loss, 8; a reader gets 5 before."""
+
+    def _subscribe(self, link: bytes, command: c.Subscribe) -> list[Any]:
+        number = command.subscription
+        first, to, tail = (0, 5, 13) if self.epoch == 1 else (5, 8, 8)
+        content = encode([b"%d" % offset for offset in range(first, to)], subject="k")
+        return [
+            (link, c.Subscribed(number, STREAM_UUID, self.epoch, first, 0, tail), ()),
+            (link, c.Deliver(number, first, to, 2), stamped(content, first)),
+        ]
+
+
+@pytest.mark.parametrize("kind", SHELLS, ids=lambda shell: shell.kind)
+@pytest.mark.parametrize("waiting", [False, True], ids=["between calls", "amid a call"])
+async def test_a_watch_is_complete_where_a_log_ends_that_lost_records_which_had_not_come(
+    kind: Any, waiting: bool
+) -> None:
+    broker = LosingBroker()
+    shell = await kind().connect(broker.endpoint, **FAST)
+    try:
+        watch = shell.client.kv("s").watch()
+        found = [await shell.call(watch.next, WAIT_MS) for _ in range(5)]
+        rest = asyncio.ensure_future(shell.call(watch.next, WAIT_MS)) if waiting else None
+        await asyncio.sleep(0.05)
+        broker.stop()
+        broker.start()
+        found.append(await (rest or shell.call(watch.next, WAIT_MS)))
+        found += [await shell.call(watch.next, WAIT_MS) for _ in range(3)]
+        assert [entry and entry.revision for entry in found] == [*range(8), None]
+    finally:
+        await shell.do("close", flush_ms=0)
+        broker.close()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
 from pathlib import Path
 
 import httpx
@@ -34,6 +36,18 @@ def test_a_projection_goes_on_where_it_stopped(endpoint: str, tmp_path: Path) ->
     path = str(tmp_path / "accounts.db")
     assert main(endpoint, path) == {"ada": 70, "bob": 50}
     assert main(endpoint, path) == {"ada": 140, "bob": 100}
+
+
+def test_a_projection_whose_database_has_an_earlier_form_is_built_anew(
+    endpoint: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "accounts.db"
+    with contextlib.closing(sqlite3.connect(path)) as database, database:
+        database.execute("create table balance (account primary key, amount int)")
+        database.execute("create table progress (stream primary key, next int)")
+        database.execute("insert into balance values ('ada', 1000)")
+        database.execute("insert into progress values ('accounts', 99)")
+    assert example("event_sourcing").main(endpoint, str(path)) == {"ada": 70, "bob": 50}
 
 
 def test_a_projection_takes_no_other_stream_for_its_own(endpoint: str, tmp_path: Path) -> None:

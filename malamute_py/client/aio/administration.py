@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from malamute_protocol import commands as c
+from malamute_protocol.errors import BrokerRefused
 from malamute_py.client.aio.pages import PagedVerbs
 from malamute_py.client.facts import (
     BrokerFacts,
@@ -79,10 +80,15 @@ class AdministrationVerbs(PagedVerbs):
     async def may(self, verb: str, name: str) -> bool:
         """Ask whether this client's user may do something: a verb of permissions, on a name.
 
-        Some subjects alone are enough for "write". Raises BrokerRefused.
+        Some subjects alone are enough for "write". Raises BrokerRefused `unsupported` or
+        `forbidden`: an older broker, which does not tell.
         """
         value = await self._link.ask(lambda number: c.ListUsers(number, verb, name, own=True))
-        return facts(UserFacts, value["users"][0]).may
+        users = value["users"]
+        if len(users) != 1 or "grant" in users[0]:
+            # An older broker passes over `own` and lists all users with their permissions.
+            raise BrokerRefused("unsupported", "this broker does not tell what its own user may do")
+        return facts(UserFacts, users[0]).may
 
     async def list_namespaces(self, *, limit: int = 0) -> list[NamespaceFacts]:
         """Ask for the namespaces by name and what each holds, or for the caller's own alone.

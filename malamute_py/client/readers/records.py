@@ -42,7 +42,9 @@ class SubscriptionBase:
         self._left = 0
         """Records of the batch that were not handed over yet."""
         self.gaps = 0
-        """Gaps and rewinds met so far."""
+        """Gaps and rewinds met so far, and losses of records that had not come."""
+        self._shortened = 0
+        """Of the state's count, how many times were taken note of."""
 
     def _open(self, batch: Batch) -> None:
         self._batch = batch

@@ -409,8 +409,9 @@ class Lanes(ABC, Generic[Kind]):
         """Note that nothing waits in a lane, and drop it if nothing is under way there either."""
         self._active.pop(lane, None)
         self._blocked.pop(lane, None)
-        if not lane.sent and not lane.lasting:
-            lane.home.pop(lane.place, None)
+        # A lane that was dropped may have a successor in its place, which must stay.
+        if not lane.sent and not lane.lasting and lane.home.get(lane.place) is lane:
+            del lane.home[lane.place]
 
     def _encode(self, batch: Kind) -> bool:
         """Encode a batch; False: it does not leave (divided, failed, or without rows).

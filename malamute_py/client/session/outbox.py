@@ -378,7 +378,10 @@ class Outbox(Lanes[KeyedBatch]):
         kept: Any = batch.part(batch.live_rows())
         batch.replaced([kept])
         batch.state = OVER
-        self._expect(kept, kept.until_ms)
+        if kept.count:
+            self._expect(kept, kept.until_ms)
+        else:
+            kept.state = OVER
         return kept  # type: ignore[no-any-return]
 
     def _divide(self, batch: KeyedBatch) -> list[Any]:

@@ -148,6 +148,8 @@ class SubscriptionState(Opened):
         self.epoch = 0
         self.first = 0
         self.tail = 0
+        self.shortened = 0
+        """Times that a link found a lower tail than the one before, without a rewind of ours."""
         self.end = request.end
         self.next = -1
         """Offset at which the next cover must begin; -1: not known yet."""
@@ -304,7 +306,7 @@ class SubscriptionState(Opened):
         self.stream_uuid = command.stream
         self.epoch = command.epoch
         self.first = command.first
-        self.tail = command.tail
+        former, self.tail = self.tail, command.tail
         self.schemas = Schemas(command.schemas) if command.schemas else None
         if command.end >= 0:
             self.end = command.end
@@ -316,8 +318,10 @@ class SubscriptionState(Opened):
                 self.inbox.append(BegunNotice(command.next))
         elif command.next < expected or another:
             self._rewind(RewoundNotice(expected, command.next, command.epoch))
-        elif command.next > expected:
-            self.inbox.append(GapNotice(expected, command.next, "retention"))
+        else:
+            if command.next > expected:
+                self.inbox.append(GapNotice(expected, command.next, "retention"))
+            self.shortened += command.tail < former
 
     def deliver(
         self, command: Deliver, frames: Sequence[Any], limits: Limits = DEFAULT_LIMITS

@@ -291,7 +291,7 @@ class SyncKeyWatch:
         subscription = self._subscription
         if not self.complete:
             if self._gaps != subscription.gaps:
-                # A log that was rewound may never come to the tail that it had before.
+                # A log that lost records may never come to the tail that it had before.
                 subscription.accepted(timeout_ms)
                 self._gaps = subscription.gaps
                 self._tail = subscription.tail

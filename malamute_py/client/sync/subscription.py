@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 from malamute_protocol.batch import Batch, Record
@@ -101,6 +102,12 @@ class SyncSubscription(SubscriptionBase):
         reading, link = self._reading, self._link
         while True:
             with link.lock:
+                if self._shortened != reading.shortened:
+                    self._shortened = reading.shortened
+                    self.gaps += 1
+                    if before != NO_OFFSET:
+                        # The log has lost records that had not come: the former tail may never be.
+                        before = reading.tail
                 if before != NO_OFFSET and reading.goes_on_from(before):
                     return None
                 item = reading.take()
@@ -112,7 +119,7 @@ class SyncSubscription(SubscriptionBase):
                     if reading.ended or reading.next >= before:
                         return None
                     timeout_ms = link.until(
-                        lambda: bool(reading.inbox) or reading.ended or reading.next >= before,
+                        partial(self._goes_on, before),
                         timeout_ms,
                         NOTHING,
                         "record",
@@ -124,6 +131,12 @@ class SyncSubscription(SubscriptionBase):
                     return self._next(timeout_ms, reading.tail)
             elif item.batch is not None:
                 return item.batch
+
+    def _goes_on(self, before: int) -> bool:
+        """Whether a call has something to do that waits for records before an offset."""
+        reading = self._reading
+        shortened = reading.shortened != self._shortened
+        return bool(reading.inbox) or reading.ended or reading.next >= before or shortened
 
     def batches(self) -> Iterator[Batch]:
         """The batches, to the end. Raises as next_batch()."""
@@ -172,8 +185,9 @@ class SyncSubscription(SubscriptionBase):
     ) -> Record | None:
         """The next record; None at the end. Raises as next_batch().
 
-        before: None also once no record before this offset is to come; after a rewind, once all
-        that the log had when the broker accepted anew has come.
+        before: None also once no record before this offset is to come; after a rewind, and where
+        the log lost records that had not come, once all that it had when the broker accepted anew
+        has come.
         """
         if before != NO_OFFSET:
             integer("before", before, 0, NO_OFFSET)

@@ -153,6 +153,39 @@ def test_a_content_whose_call_timed_out_is_not_sent_again() -> None:
     assert script.session.window.left == script.session.window.bytes_max
 
 
+def test_mail_is_sent_again_although_what_timed_out_before_it_was_refused_late() -> None:
+    script = opened()
+    tally = Tally("late")
+    tally.left = 1
+    content = encode([b"late"], subject="a")
+    until_ms = script.now_ms + 100
+    script.session.outbox.send_content("box", content, 0, tally, 1, until_ms=until_ms)
+    [late] = of(script.step(), c.Send)
+    script.wait(100)
+    assert isinstance(outcomes(script)["late"], Timeout)
+    script.say(c.Refused(40, late.tracker, "wait", "full", 50))
+    assert all(batch.forgotten for _, _, batch in script.session.outbox._deadlines)
+    send(script, b"next")
+    [before] = of(script.step(), c.Send)
+    script.wait(100)
+    [again] = of(script.reconnect(), c.Send)
+    assert again.key == before.key
+    confirm(script, again)
+    assert script.session.idle
+    assert script.session.window.left == script.session.window.bytes_max
+
+
+def test_a_lane_that_was_dropped_leaves_the_one_that_has_its_place_since() -> None:
+    outbox = opened().session.outbox
+    former = outbox.lane(outbox.mailboxes, "box")
+    outbox._rest(former)
+    later = outbox.lane(outbox.mailboxes, "box")
+    outbox._rest(former)
+    assert outbox.mailboxes == {"box": later}
+    outbox._rest(later)
+    assert not outbox.mailboxes
+
+
 def test_what_timed_out_under_way_leaves_nothing_behind_when_the_link_goes() -> None:
     script = opened()
     for number in range(3):
@@ -529,6 +562,36 @@ def test_a_request_that_is_given_up_while_its_service_is_full_is_not_sent(
     assert script.session.window.left == script.session.window.bytes_max
     [inbox] = script.session.mailboxes._mailboxes.values()
     assert inbox.waiting == 0
+
+
+@pytest.mark.parametrize("level", [0, 2])
+def test_a_request_is_sent_again_although_one_before_it_was_given_up_in_a_full_service(
+    level: int,
+) -> None:
+    script = opened()
+    until_ms = script.now_ms + 1_000
+    script.session.requests.request("svc", row(b"given up"), level, until_ms=until_ms)
+    script.step()
+    first = script.last(c.Request)
+    accept(script)
+    script.say(c.Refused(50, first.tracker, "wait", "full", 100))
+    script.session.requests.give_up(b"given up")
+    assert all(batch.forgotten for _, _, batch in script.session.outbox._deadlines)
+    script.wait(900)
+    script.session.requests.request("svc", row(b"second"), level)
+    [before] = of(script.step(), c.Request)
+    script.wait(100)
+    script.reconnect()
+    accept(script)
+    again = script.last(c.Request)
+    assert sent_bodies(script, c.Request) == [[b"given up"], [b"second"], [b"second"]]
+    assert again.key == before.key
+    if level:
+        confirm(script, again)
+    deliver(script, [b"yes"], 0, [(again.key, 0, 1)], last=True)
+    assert outcomes(script)[b"second"].body == b"yes"
+    assert script.session.idle
+    assert script.session.window.left == script.session.window.bytes_max
 
 
 @pytest.mark.parametrize("confirmed", [True, False])
