@@ -165,8 +165,11 @@ class Administration:
             raise BrokerRefused("bad_name", "no verb or name is so long")
         if command.own:
             owner, verb, name = link.owner, command.verb, command.name
-            may = settings.permit(owner, verb, name) or (
-                verb == "write" and settings.subjects(owner, name) is not None
+            may = (
+                settings.permit(owner, verb, name)
+                or (verb == "write" and settings.subjects(owner, name) is not None)
+                if name
+                else settings.allows_some(owner, verb)
             )
             entry = {"user": owner, "may": may}
             self._answers.result(link, command, {"users": [entry], "more": False})

@@ -32,6 +32,11 @@ def permit_all(identity: str, action: str, name: str) -> bool:
     return action != "identity" or identity in ("", name)
 
 
+def some_name(owner: str, action: str) -> bool:
+    """Return that every action is allowed on some name."""
+    return True
+
+
 def no_subjects(owner: str, stream: str) -> None:
     """Return that there are no subjects to which an owner's writing is bound."""
 
@@ -138,6 +143,8 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     permit: Permit = permit_all
     subjects: Subjects = no_subjects
     """Asked only where `permit` refuses `write`."""
+    allows_some: Callable[[str, str], bool] = some_name
+    """Whether an owner may do an action on any name at all."""
     quota: Callable[[str], Quota] = no_quota
     """Bounds of an identity, by its name; "": all links without one."""
     namespaces: tuple[Namespace, ...] = ()

@@ -7,6 +7,7 @@ malamute_py/health judges.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -41,6 +42,14 @@ class Look:
         return int(self.broker.get("now_ms", 0))
 
 
+_TOLD_TO: Final = {
+    "streams": ("read", "trim", "manage_streams"),
+    "cursors": ("read", "trim", "manage_streams"),
+    "groups": ("read", "trim", "manage_streams"),
+    "mailboxes": ("receive", "purge", "manage_queues"),
+    "services": ("request", "work", "manage_queues"),
+}
+"""Kind -> verbs, of which each lets a user see some of the kind."""
 KINDS: Final = ("streams", "mailboxes", "services", "cursors", "groups", "clients")
 COUNTS: Final = "counts"
 """Kind of what the broker counts over all clients, which it tells no user of a namespace."""
@@ -60,10 +69,16 @@ def look(
         if kind not in kinds:
             return []
         try:
-            return ask()
+            found = ask()
         except BrokerRefused as error:
             unseen[kind] = str(error)
             return []
+        verbs = () if found else _TOLD_TO.get(kind, ())
+        # A broker of an earlier version does not tell what its user may do.
+        with contextlib.suppress(BrokerRefused):
+            if verbs and not any(map(client.may, verbs)):
+                unseen[kind] = f"this user may see no {kind}: it has none of {', '.join(verbs)}"
+        return found
 
     try:
         told = client.broker_info()

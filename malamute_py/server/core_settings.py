@@ -46,6 +46,7 @@ def core_settings(
         software=f"malamute-py {version()}",
         permit=permissions,
         subjects=permissions.subjects,
+        allows_some=permissions.allows_some,
         quota=QuotaTable(config.quotas).of,
         known=carriers.knows,
         reload=reload,

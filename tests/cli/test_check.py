@@ -31,7 +31,7 @@ from malamute_py.client.facts import (
     ServiceFacts,
 )
 from malamute_py.health.facts import Everything, Facts
-from tests.cli.running import Run
+from tests.cli.running import Run, as_user, broker_of
 
 NOW_MS = 1_000_000
 KIND = {each.option: each for each in KINDS}
@@ -161,6 +161,22 @@ def test_the_line_and_the_exit_code_are_those_of_a_monitoring_plugin(
     assert warned.json["data"][0] == {
         "label": "depth", "value": 3.0, "unit": "", "warn": 2.0, "crit": None,
     }  # fmt: skip
+
+
+@pytest.mark.moderate
+def test_who_may_see_nothing_of_a_kind_is_told_unknown_and_not_ok() -> None:
+    """A monitor whose permission had been taken stayed green."""
+    permissions = {
+        "root": {"read": ["*"], "write": ["*"], "receive": ["*"]},
+        "some": {"read": ["other.*"]}, "none": {"write": ["*"]},
+    }  # fmt: skip
+    with broker_of(permissions) as broker:
+        assert as_user(broker, "root")("check", "--lag", "0", "--depth", "0").code == OK
+        assert as_user(broker, "some")("check", "--lag", "0").code == OK
+        told = as_user(broker, "none")("check", "--lag", "0")
+        assert told.code == UNKNOWN
+        assert "this user may see no cursors: it has none of read, trim, manage_streams" in told.out
+        assert as_user(broker, "some")("check", "--waiting", "0").code == UNKNOWN
 
 
 def test_no_broker_is_critical_and_a_wrong_threshold_unknown(

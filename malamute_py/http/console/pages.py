@@ -74,7 +74,8 @@ def _resources(facts: NamespaceFacts) -> list[str]:
 async def streams(session: Session, query: Query) -> Values:
     """The page with the list of streams."""
     found = await session.client.list_streams(query.get("prefix", ""), limit=LISTED_MAX + 1)
-    return _listed(query, ((each, []) for each in found), len(found))
+    withheld = await _withheld(session, query, {"create-stream": ("create", "")})
+    return _listed(query, ((each, []) for each in found), len(found), withheld=withheld)
 
 
 async def stream(session: Session, query: Query) -> Values:
@@ -292,7 +293,7 @@ async def _withheld(
         return {}  # The broker is an older one and does not tell: the action itself finds out.
     allowed = {each for each, may in zip(asked, answers, strict=True) if may}
     return {
-        action: f"it takes the permission {verb} on {name}"
+        action: f"it takes the permission {verb}{name and f' on {name}'}"
         for action, (verb, name) in needed.items()
         if (verb, name) not in allowed
     }

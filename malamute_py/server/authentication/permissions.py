@@ -73,7 +73,7 @@ all of them take 20 MiB at most, 5 MiB with usual names."""
 class _Rule:
     """The grant of one identity, compiled."""
 
-    __slots__ = ("admin", "allowed", "denied", "flags", "subjects")
+    __slots__ = ("admin", "allowed", "denied", "flags", "some", "subjects")
 
     def __init__(self, grant: Grant) -> None:
         self.allowed = _compiled_lists(grant, NamedVerbs)
@@ -84,6 +84,8 @@ class _Rule:
             (compiled([stream]), compiled(subjects))
             for stream, subjects in grant.write_subjects.items()
         ]
+        self.some = frozenset(action for action in GIVEN_BY if _allows_some(grant, action))
+        """Actions that are allowed on some name."""
 
     def allows(self, action: str, name: str) -> bool:
         """Whether the action is allowed on the name: a denial goes before everything."""
@@ -158,6 +160,13 @@ class Permissions:
         found = [subjects for streams, subjects in rule.subjects if streams.fullmatch(stream)]
         return (lambda subject: any(each.fullmatch(subject) for each in found)) if found else None
 
+    def allows_some(self, identity: str, action: str) -> bool:
+        """Whether an action is allowed on any name at all."""
+        if action not in GIVEN_BY:
+            return self(identity, action, "broker")
+        rule = self._rule(identity)
+        return not self._rules or (rule is not None and action in rule.some)
+
     def _rule(self, identity: str) -> _Rule | None:
         return self._rules.get(identity) or self._rules.get("*")
 
@@ -189,6 +198,19 @@ class Permissions:
             return True
         rule = self._rule(identity)
         return rule is not None and rule.allows(action, name)
+
+
+def _allows_some(grant: Grant, action: str) -> bool:
+    """Whether a grant allows an action on some name."""
+    everything = "*"
+    if everything in getattr(grant.deny, DENIED_BY.get(action, action), ()):
+        return False
+    if grant.admin and action in OF_ADMINISTRATORS:
+        return True
+    return (action == "write" and bool(grant.write_subjects)) or any(
+        getattr(grant, verb) and everything not in getattr(grant.deny, verb)
+        for verb in GIVEN_BY[action]
+    )
 
 
 def _compiled_lists(lists: NamedVerbs, kind: type[NamedVerbs]) -> dict[str, re.Pattern[str]]:

@@ -58,7 +58,8 @@ class ListUsers(Command, tag=91, frozen=True):
     limit: int = 1000
     """At most so many entries."""
     own: bool = False
-    """True: one entry, of the sender's user, with `user` and `may` alone."""
+    """True: one entry, of the sender's user, with `user` and `may` alone; an empty name asks for any
+    name at all."""
 
 
 class ListNamespaces(Command, tag=100, frozen=True):

@@ -117,6 +117,8 @@ def test_each_page_shows_its_things(
          "Stand elsewhere is not offered: it takes the permission manage_streams on open.trades."),
         ("cursor", {"stream": "closed", "name": "reader"}, ["reset-cursor"],
          "Move it is not offered: it takes the permission manage_streams on closed."),
+        ("streams", {}, ["create-stream"],
+         "Make a stream is not offered: it takes the permission create."),
         ("settings", {}, ["reload"],
          "is not offered: it takes the permission manage_users on the broker."),
     ],

@@ -61,6 +61,29 @@ def test_a_verb_allows_its_actions_on_its_names_and_nothing_else(verb: str, acti
     assert not permit("bob", action, "orders")
 
 
+@pytest.mark.parametrize(("verb", "action"), [*itertools.product(ALLOWS, ACTIONS)])
+def test_it_is_told_whether_an_action_is_allowed_on_any_name(verb: str, action: str) -> None:
+    permissions = Permissions({"ann": granted(verb)})
+    assert permissions.allows_some("ann", action) is (action in ALLOWS[verb])
+    assert not permissions.allows_some("bob", action)
+
+
+def test_a_denial_of_all_names_leaves_none_and_another_some() -> None:
+    for verb in LISTS:
+        denied = Permissions(
+            {"ann": granted(verb, deny={verb: ["*"]}), "bob": granted(verb, deny={verb: ["x"]})}
+        )
+        own = verb if verb in GIVEN_BY else "create"
+        assert not denied.allows_some("ann", own)
+        assert denied.allows_some("bob", own)
+    bound = msgspec.convert({"write_subjects": {"s": ["eu.*"]}}, Grant)
+    assert Permissions({"ann": bound}).allows_some("ann", "write")
+    assert not Permissions({"ann": bound}).allows_some("ann", "create")
+    tenants = Namespaces({"acme": NamespaceSection(users=["ann"])})
+    assert Permissions({}, namespaces=tenants).allows_some("ann", "read")
+    assert not Permissions({}, namespaces=tenants).allows_some("ann", "admin")
+
+
 @pytest.mark.parametrize("verb", ["manage_streams", "manage_queues"])
 def test_admin_allows_all_that_the_verbs_of_administration_allow(verb: str) -> None:
     admin, some = Permissions({"*": granted("admin")}), Permissions({"*": granted(verb)})
