@@ -226,8 +226,16 @@ def _items(table: Mapping[str, Any], prefix: Keys = ()) -> Iterator[tuple[Keys, 
 
 
 def lines_of(text: str) -> dict[Keys, int]:
-    """Return the line, from 1, of each table and key of a TOML text."""
+    """Return the line, from 1, of each table and key of a TOML text.
+
+    A table without a line of its own begins where the first table or key in it does.
+    """
     found: dict[Keys, int] = {}
+
+    def note(keys: Keys, line: int) -> None:
+        for length in range(len(keys), 0, -1):
+            found.setdefault(keys[:length], line)
+
     section: Keys = ()
     lines = text.splitlines()
     at = 0
@@ -236,12 +244,12 @@ def lines_of(text: str) -> dict[Keys, int]:
         at += 1
         if line.lstrip().startswith("["):
             section = _path(line)
-            found.setdefault(section, at)
+            note(section, at)
             continue
         key = _KEY_LINE.match(line)
         if key is None or line.lstrip().startswith("#"):
             continue
-        found.setdefault((*section, *_path(f"{key[1]} = 0")), at)
+        note((*section, *_path(f"{key[1]} = 0")), at)
         # A value may go over several lines, and what looks like a key in it is none.
         value = line[key.end() :]
         while at < len(lines) and not _is_whole(value):

@@ -8,7 +8,6 @@ sent and read is counted, and a bench that did not get all of it fails.
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -23,7 +22,7 @@ from malamute_py.cli import output
 from malamute_py.cli.commands import group
 from malamute_py.cli.failures import CommandFailed
 from malamute_py.cli.linking import linked_in_loop
-from malamute_py.cli.measuring import Leave, Measure, left_behind, removed, show
+from malamute_py.cli.measuring import Leave, Measure, left_behind, name_for, removed, show
 from malamute_py.cli.progress import Progress
 from malamute_py.cli.values import count_text, size_bytes, size_text
 
@@ -284,8 +283,8 @@ def _run(
         report.touch()  # A file that cannot be written is told before the bench.
 
     async def measured() -> list[Measure]:
-        name = f"malamute-bench-{secrets.token_hex(4)}"
         async with linked_in_loop(ctx) as client:
+            name = await name_for(client, "bench")
             if removal and (why := await left_behind(client, removal, name)):
                 raise CommandFailed(why)
             with Progress(verb, total=load.count) as bar:

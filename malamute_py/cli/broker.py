@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from malamute_py.cli.configuration import tell_problems
 from malamute_py.cli.failures import FAILED, USAGE, CommandFailed
 from malamute_py.cli.values import setting_pairs
 
 if TYPE_CHECKING:
     from malamute_py.config import Config
+    from malamute_py.config_check import Problem
     from malamute_py.server import Server
     from malamute_py.telemetry import Log
 
@@ -84,7 +86,21 @@ def broker(
     overrides.update(setting_pairs(settings))
     if check:
         return _check(config, overrides, as_json)
-    loaded = load(config, environment=os.environ, overrides=overrides)
+    from malamute_py.sections import ConfigError
+
+    try:
+        return _run(load(config, environment=os.environ, overrides=overrides), config, overrides)
+    except ConfigError:
+        # A start ends with the first fault; a person wants to mend all of them at once.
+        _, problems = _examined(config, overrides)
+        if not problems:
+            raise
+        tell_problems(problems, err=True)
+        return USAGE
+
+
+def _run(loaded: Config, path: Path | None, overrides: dict[str, Any]) -> int:
+    """Serve with a configuration until the broker is ended; the exit code. Raises ConfigError."""
     from malamute_py.config_check import examine
     from malamute_py.server import Server
     from malamute_py.telemetry import open_log
@@ -92,7 +108,7 @@ def broker(
     log = open_log(loaded.log.level, loaded.log.form)
     if sys.stderr.isatty() and loaded.log.form != "json":
         log = _Greeting(log, loaded)
-    reread = partial(examine, config, environment=os.environ, overrides=overrides)
+    reread = partial(examine, path, environment=os.environ, overrides=overrides)
     server = Server(loaded, log=log, reread=reread)
     _stop_on_signals(server)
     code = server.run()
@@ -117,13 +133,7 @@ def _stop_on_signals(server: Server) -> None:
 
 def _check(path: Path | None, overrides: dict[str, Any], as_json: bool) -> int:
     """Check a configuration as a start would, print what it is or what is wrong; the exit code."""
-    from malamute_py.cli.configuration import tell_problems
-    from malamute_py.config_check import examine
-    from malamute_py.server.start_faults import start_faults
-
-    examined = examine(path, environment=os.environ, overrides=overrides)
-    problems = examined.all_problems(start_faults(examined.config))
-    config = examined.config
+    config, problems = _examined(path, overrides)
     if problems:
         tell_problems(problems, err=True)
         return USAGE
@@ -137,6 +147,15 @@ def _check(path: Path | None, overrides: dict[str, Any], as_json: bool) -> int:
     print(f"data in     {_place(config.data_directory)}")
     print(f"clients     {config.authentication.mechanism} authentication")
     return 0
+
+
+def _examined(path: Path | None, overrides: dict[str, Any]) -> tuple[Config, list[Problem]]:
+    """Return a configuration as far as it is right, and everything that a start would refuse."""
+    from malamute_py.config_check import examine
+    from malamute_py.server.start_faults import start_faults
+
+    examined = examine(path, environment=os.environ, overrides=overrides)
+    return examined.config, examined.all_problems(start_faults(examined.config))
 
 
 def _place(directory: str) -> str:

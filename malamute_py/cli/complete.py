@@ -1,13 +1,13 @@
 """Completion of names in the shell.
 
-Owns the words offered for the broker's names, and for contexts. The rule: it answers at once or not
-at all: when anything goes wrong, it offers and prints nothing.
+Owns the words offered for the broker's names, for contexts, and for words of a fixed list. The
+rule: it answers at once or not at all: when anything goes wrong, it offers and prints nothing.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 import typer
@@ -98,3 +98,12 @@ def context_names(incomplete: str) -> list[str]:
         return [name for name in contexts.Contexts.load().contexts if name.startswith(incomplete)]
     except Exception:  # noqa: BLE001 - as above
         return []
+
+
+def among(words: Iterable[str]) -> Callable[[str], list[str]]:
+    """Return a completion that offers words of a fixed list."""
+
+    def offered(incomplete: str) -> list[str]:
+        return [word for word in words if word.startswith(incomplete)]
+
+    return offered

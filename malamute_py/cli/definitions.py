@@ -22,7 +22,7 @@ from malamute_protocol.errors import BrokerRefused, LocalProtocolError
 from malamute_py.cli import output
 from malamute_py.cli.commands import say
 from malamute_py.cli.failures import FAILED, USAGE, CommandFailed
-from malamute_py.cli.foreseen import refusal
+from malamute_py.cli.foreseen import may_be_there, refusal
 from malamute_py.cli.linking import linked
 from malamute_py.cli.output import Cell, Column
 from malamute_py.cli.parameters import PrefixOption
@@ -58,7 +58,8 @@ config reload` has a broker take them up. Settings that the file does not name s
 new cursor stands at the earliest record. Nothing is removed.
 
 --dry-run names what the import would be refused, as far as it can be asked: settings, names and
-permissions, not bounds such as quotas. It ends with 1 then, as the import does."""
+permissions, not bounds such as quotas. A stream that may be there without your being told of it is
+named on standard error. It ends with 1 then, as the import does."""
 
 _KINDS: Final = ("streams", "mailboxes", "services", "cursors", "groups")
 _OF_STREAM: Final = ("cursors", "groups")
@@ -134,6 +135,7 @@ def import_(
         if users is not None and of_users:
             _into_file(users, of_users, dry_run)
         coming: set[str] = set()
+        unknown: list[str] = []
         for at, change in enumerate(changes):
             if change.action == "missing" or change.kind in _OF_USERS:
                 continue
@@ -142,12 +144,18 @@ def import_(
                     refused[at] = why
                 elif change.kind == "streams":
                     coming |= {*change.name}
+                    unknown += change.name if may_be_there(client, change) else ()
                 continue
             try:
                 _made(client, change)
             except (BrokerRefused, LocalProtocolError) as error:
                 refused[at] = str(error)
     _tell(changes, refused, dry_run, as_json)
+    if unknown:
+        say(
+            f"not foreseen: whether there are streams {', '.join(unknown)} already, of which you"
+            " are not told; one with other settings is refused (stream_exists)"
+        )
     return FAILED if refused else 0
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Final, NamedTuple
 
 import typer
 
-from malamute_py.cli import output
+from malamute_py.cli import complete, output
 from malamute_py.cli.failures import FAILED, USAGE, CommandFailed
 
 EPILOG = """\b
@@ -93,7 +93,11 @@ KITS: Final[dict[str, Kit]] = {
 def deploy(
     kit: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="What to write; without it: list what there is."),
+        typer.Argument(
+            metavar="[NAME]",
+            help="What to write; without it: list what there is.",
+            autocompletion=complete.among(KITS),
+        ),
     ] = None,
     to: Annotated[
         Path, typer.Option(metavar="DIR", help="The directory; it is made when it is not there.")

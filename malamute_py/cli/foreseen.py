@@ -51,6 +51,19 @@ def refusal(client: SyncClient, change: Change, there: Definitions, coming: set[
     return ""
 
 
+def may_be_there(client: SyncClient, change: Change) -> bool:
+    """Whether the broker may have a stream that is to be made, of which this user is not told.
+
+    One with other settings is refused `stream_exists`. Other things are told to all who may make
+    them.
+    """
+    from malamute_py.broker.streams.catalogue import TOLD_TO
+
+    if (change.kind, change.action) != ("streams", "create"):
+        return False
+    return not any(client.may(action, change.name[0]) for action in TOLD_TO)
+
+
 def _needs(change: Change, there: Definitions) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield what a change needs: actions of which one is enough, and the name they are on."""
     name, settings = change.name[0], change.settings

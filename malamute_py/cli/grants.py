@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from malamute_py.cli import output
+from malamute_py.cli import complete, output
 from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.output import Column
 from malamute_py.cli.users_file import (
@@ -53,9 +53,20 @@ _ALL: Final = "*"
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="The user; '*': all without a section of their own.")
 ]
-Verb = Annotated[str, typer.Argument(metavar="VERB", help=f"One of {_VERBS}; denied: replay, too.")]
+Verb = Annotated[
+    str,
+    typer.Argument(
+        metavar="VERB", help=f"One of {_VERBS}; denied: replay, too.",
+        autocompletion=complete.among((*NAMED, *WITHOUT_NAMES, *DENIED_ONLY)),
+    ),
+]  # fmt: skip
 Deny = Annotated[
-    bool, typer.Option("--deny", help="About a denial, which goes before what is allowed.")
+    bool,
+    typer.Option(
+        "--deny",
+        help="About a denial, which goes before what is allowed; there is none of"
+        f" {', '.join(WITHOUT_NAMES)}.",
+    ),
 ]
 
 

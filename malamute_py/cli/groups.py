@@ -298,25 +298,33 @@ def requeue(
     """Have members get the records of dead letters again, from the stream."""
     with linked(ctx) as client:
         found = known(client, stream, group)
-        left = 0
-        if not numbers and not found.dead:
-            count = 0
-        else:
+        try:
             count = watched(
-                f"requeuing {group}", len(numbers or ()) or found.dead,
+                f"requeuing {group}", max(1, len(numbers or ()) or found.dead),
                 lambda: client.requeue_group(stream, group, numbers or ()),
                 lambda: client.group_info(stream, group).dead,
             )  # fmt: skip
-            left = len(set(numbers)) - count if numbers else client.group_info(stream, group).dead
-    stay = (
-        f"; {count_text(left, 'dead letter')} left, whose records are gone or which a reader holds"
-        if left > 0 else ""
-    )  # fmt: skip
+        except BrokerRefused as error:
+            if numbers or error.code != "unknown_request":
+                raise
+            count = 0  # nothing to do is no fault, as with a service
+        left = len(set(numbers)) - count if numbers else client.group_info(stream, group).dead
+    text = f"{count_text(count, 'record')} of {stream} again for {group}"
+    if left > 0 and numbers:
+        text += (
+            f"; {left} of these numbers stay: no dead letters of {group}, or their records are"
+            " gone, or a reader holds them"
+        )
+    elif left > 0:
+        text += (
+            f"; {count_text(left, 'message')} left in {found.dead_letters}, of others, or whose"
+            " records are gone, or which a reader holds"
+        )
+    elif not count:
+        text = f"{group} has no dead letters"
     output.done(
-        f"{count_text(count, 'record')} of {stream} again for {group}{stay}" if count else
-        f"{group} has no dead letters",
-        {"stream": stream, "group": group, "requeued": count, "left": left}, as_json=as_json,
-    )  # fmt: skip
+        text, {"stream": stream, "group": group, "requeued": count, "left": left}, as_json=as_json
+    )
 
 
 @app.command(

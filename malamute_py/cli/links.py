@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from malamute_py.cli import output
+from malamute_py.cli import complete, output
 from malamute_py.cli.columns import age, counted, creator, read, sized
 from malamute_py.cli.commands import group
 from malamute_py.cli.failures import USAGE, CommandFailed
@@ -78,7 +78,12 @@ Examples:
 def kick(
     ctx: typer.Context,
     link: Annotated[
-        str, typer.Argument(metavar="LINK", help="Number of the link, as `client ls` shows it.")
+        str,
+        typer.Argument(
+            metavar="LINK",
+            help="Number of the link, as `client ls` shows it.",
+            autocompletion=complete.links,
+        ),
     ],
     reason: Annotated[
         str, typer.Option(metavar="TEXT", help="Reason that the client is told.")

@@ -1,13 +1,14 @@
 """Figures that were measured: how many, how fast, and how long each took.
 
-Owns the percentiles, how measurements are printed, and the removal of what was made for one. The
-rules: a figure that was not measured is left out, never shown as 0; a percentile is a span that
+Owns the percentiles, how measurements are printed, and names and removal of what is made for one.
+The rules: a figure that was not measured is left out, never shown as 0; a percentile is a span that
 occurred (nearest rank); what this user may not remove is made with --leave only.
 """
 
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from array import array
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
@@ -120,6 +121,17 @@ def _cell(facts: Mapping[str, Any], key: str) -> Any:
     if key == "per_second":
         return Cell(value, f"{value:,.0f}")
     return Cell(value, f"{value:,.3f}") if key.endswith("_ms") else value
+
+
+async def name_for(client: Client, measurement: str) -> str:
+    """Make a new name for what a measurement makes: one that this user's namespace has, if any."""
+    prefix = ""
+    if own := (await client.broker_info()).more.get("namespace"):
+        # A user of a namespace is told of that one alone.
+        prefix = next(
+            (each.prefix for each in await client.list_namespaces() if each.namespace == own), ""
+        )
+    return f"{prefix}malamute-{measurement}-{secrets.token_hex(4)}"
 
 
 async def left_behind(client: Client, verb: str, name: str) -> str:

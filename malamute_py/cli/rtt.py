@@ -9,7 +9,6 @@ left behind, is named as not measured.
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Final
@@ -20,7 +19,7 @@ from malamute_protocol.errors import BrokerRefused
 from malamute_py.cli import output
 from malamute_py.cli.commands import say
 from malamute_py.cli.linking import linked_in_loop
-from malamute_py.cli.measuring import Leave, Measure, left_behind, removed, show
+from malamute_py.cli.measuring import Leave, Measure, left_behind, name_for, removed, show
 from malamute_py.cli.progress import Progress
 from malamute_py.client.words import ConfirmAt
 
@@ -69,8 +68,8 @@ async def _measured(
     ctx: typer.Context, count: int, body: bytes, leave: bool
 ) -> tuple[list[Measure], dict[str, str]]:
     """Measure each kind of round trip; returns figures, and why some could not be measured."""
-    name = f"malamute-rtt-{secrets.token_hex(4)}"
     async with linked_in_loop(ctx) as client:
+        name = await name_for(client, "rtt")
         levels: tuple[ConfirmAt, ...] = ("stored", "synced")
         trips: dict[str, Callable[[], Awaitable[object]]] = {
             "question": lambda: client.list_streams(name, limit=1)

@@ -42,6 +42,7 @@ from malamute_py.cli.values import (
 if TYPE_CHECKING:
     from malamute_protocol.batch import Record
     from malamute_py.client.facts import StreamFacts
+    from malamute_py.client.session.subscription import Notice
     from malamute_py.client.sync.client import SyncClient
 
 app = group("stream")
@@ -419,14 +420,19 @@ def _newest(client: SyncClient, facts: StreamFacts, pattern: str, count: int) ->
     """Return the newest records that match, oldest first: reads back in ever larger steps."""
     span = count
     while True:
+        notices: list[Notice] = []
         begin = max(facts.first, facts.tail - span)
         if begin >= facts.tail:
             return
         with client.subscribe(
-            facts.name, pattern, start=begin, end=facts.tail, create=False
-        ) as records:
+            facts.name, pattern, start=begin, end=facts.tail, create=False,
+            on_notice=notices.append,
+        ) as records:  # fmt: skip
             kept = deque(records, maxlen=count)
         if len(kept) == count or begin == facts.first:
+            # A larger step meets the gaps of the smaller ones again.
+            for notice in notices:
+                tell_notice(notice)
             yield from kept
             return
         span *= 16

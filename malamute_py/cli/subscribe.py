@@ -48,6 +48,8 @@ _MOVE_EVERY_S: Final = 1.0
 _IDLE_MS: Final = 100
 _MEMBER_CREDIT: Final = 1024
 _MESSAGE_ID: Final = re.compile("[0-9a-fA-F]{32}")
+_BEGINNINGS: Final = (0, 1)
+"""Offsets at which a stream begins: 1 with the setting `keep`."""
 _KINDS: Final = ("prefix", "regex", "fields", "any")
 
 
@@ -426,6 +428,12 @@ def tell_notice(notice: Notice) -> None:
         say(f"gap: offsets {notice.from_offset} to {notice.to_offset - 1} ({lost}) are gone: {why}")
     elif isinstance(notice, BegunNotice):
         say(f"the oldest record that is left has offset {notice.offset}: others were removed")
+    elif isinstance(notice, RewoundNotice) and notice.to_offset in _BEGINNINGS:
+        say(
+            f"rewound: offset {notice.from_offset} is not in the log: it never came so far, or a"
+            f" power loss took its tail, or it is an earlier stream's; going on from"
+            f" {notice.to_offset}"
+        )
     elif isinstance(notice, RewoundNotice):
         say(
             f"rewound: the log ends at {notice.to_offset}, before offset {notice.from_offset}: it"

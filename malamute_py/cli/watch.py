@@ -21,7 +21,7 @@ from malamute_py.cli.commands import say
 from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.letters import sender_text
 from malamute_py.cli.linking import linked
-from malamute_py.cli.looking import Look, look
+from malamute_py.cli.looking import KINDS, Look, look
 from malamute_py.cli.values import count_text, duration_ms, iso_text, time_text
 from malamute_py.health.troubles import of_all
 
@@ -54,6 +54,8 @@ COUNTERS: Final = {
     "appends_refused_total": ("refused", "appends refused by rings"),
     "connections_refused_total": ("refused", "connections refused"),
     "cut_total": ("refused", "connections cut"),
+    "denied_total": ("refused", "connections turned away by their credentials"),
+    "refused_forbidden": ("refused", "commands that permissions forbid"),
     "internal_errors": ("error", "internal errors of the broker"),
 }
 """Counter of the broker -> the kind of event that its growth is, and what it counts."""
@@ -88,13 +90,17 @@ def watch(
             say(f"{kind}: not watched: {why}")
         if len(before.links) >= _LINKS_MAX:
             say(f"clients: more than {_LINKS_MAX - 1}, so that none is said to come or go")
+        kinds = [each for each in KINDS if each not in before.unseen]
+        if len(kinds) < len(KINDS):
+            # Listings refused to this command are no event of the broker.
+            before = look(client, kinds, links_max=_LINKS_MAX)
         said = 0
         while not count or said < count:
             time.sleep(every_s)
             if not client.linked:
                 continue
             try:
-                now = look(client, links_max=_LINKS_MAX)
+                now = look(client, kinds, links_max=_LINKS_MAX)
             except MalamuteError as error:
                 say(f"no look: {error}")
                 continue

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from malamute_py.config.sections import Config, Grant, NamespaceSection, QuotasSection
+from malamute_py.config.sections import Config, Denied, Grant, NamespaceSection, QuotasSection
 from malamute_py.sections import ConfigError
 
 ENVIRONMENT_PREFIX: Final = "MALAMUTE_"
@@ -57,7 +57,8 @@ _VARIABLES: Final = {
 }
 SECTIONS: Final = sorted({key.partition(".")[0] for key in KEYS if "." in key})
 FIELDS: Final = {
-    "permissions": Grant.__struct_fields__, "namespaces": NamespaceSection.__struct_fields__,
+    "permissions": Grant.__struct_fields__, "permissions.deny": Denied.__struct_fields__,
+    "namespaces": NamespaceSection.__struct_fields__,
 }  # fmt: skip
 """Tables of tables by name -> the keys that each of them may have."""
 WITH_UNITS: Final = ("streams.default", "mailboxes.default", "services.default",

@@ -229,13 +229,13 @@ class Reading:
     def _from_earlier_stream(self, offset: int) -> int:
         """Return the beginning, with a RewoundNotice: `offset` is of another stream of the name."""
         first = self._earliest()
-        self._note(RewoundNotice(offset, first, self._epoch))
+        self._note(RewoundNotice(offset, first, self._tail.epoch))
         return first
 
     def _no_later_than(self, offset: int, stop: int) -> int:
         """Return the offset, or `stop` if that comes before, with a RewoundNotice to the reader."""
         if offset > stop:
-            self._note(RewoundNotice(offset, stop, self._epoch))
+            self._note(RewoundNotice(offset, stop, self._tail.epoch))
         return min(offset, stop)
 
     def _at_time(
@@ -505,7 +505,7 @@ class Reading:
             self._look()  # The ring of a stream that was removed is gone, too.
             stop = self._next_offset(self._tail.end_lsn)
             if self._next > stop:
-                self._note(RewoundNotice(self._next, stop, self._epoch))
+                self._note(RewoundNotice(self._next, stop, self._tail.epoch))
                 self._next = stop
             self._missing = NOTHING  # it was of the files before
             self._go_to(self._next)

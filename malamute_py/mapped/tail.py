@@ -51,8 +51,13 @@ class RingTail:
         """Stream -> offset after its last record before `end_lsn`, of streams that the walk met."""
         self._quiet_looks = 0
         """Thorough looks in a row that found nothing new."""
-        self._opening = self._read_opening()
+        self._mark = self._read_mark()
         self._begin()
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the broker that opened the directory last, as its notices tell it."""
+        return self._mark.epoch
 
     def advance(self, *, thorough: bool = True) -> bool:
         """Take in what was written since; True when there was anything.
@@ -146,10 +151,10 @@ class RingTail:
         """Find out why nothing follows; True when there is somewhere else to go on."""
         size = self._segments.segment_bytes
         number, at = place(self.stopped_lsn, size)
-        opening = self._read_opening()
-        if opening != self._opening or self._segments.replaced(number):
+        mark = self._read_mark()
+        if mark.openings != self._mark.openings or self._segments.replaced(number):
             # A recovery may have dropped an end, and have put copies in the place of files.
-            self._opening = opening
+            self._mark = mark
             self._segments.forget()
             self._begin_anew()
             return True
@@ -204,10 +209,9 @@ class RingTail:
                     return True
         return False
 
-    def _read_opening(self) -> int:
-        """Return how often the directory was opened: it tells of a broker that was started anew."""
-        epoch = read_mark(self._directory, EPOCH_FILE, Epoch)
-        return 0 if epoch is None else epoch.openings
+    def _read_mark(self) -> Epoch:
+        """Return the epoch, and how often the directory was opened: a new start raises that."""
+        return read_mark(self._directory, EPOCH_FILE, Epoch) or Epoch(b"", 0, 0)
 
 
 def place(lsn: int, segment_bytes: int) -> tuple[int, int]:

@@ -390,6 +390,8 @@ class Shell:
             if self.auto_read:
                 self.answer_reads()
             if self.auto_ask:
+                # What the answers bring about is done in a further turn.
+                wanted = wanted or bool(self.queries)
                 self.answer_queries()
             if self.auto_read:
                 self.answer_bodies()

@@ -83,11 +83,14 @@ deny = { write = "x", read = ["y"] }
 
 [permissions.web]
 
+[permissions.tim.deny]
+raed = ["x"]
+
 [quotas.ann]
 strems = 1
 streams = -1
 
-[colours]
+[colours.bogus]
 """
 
 
@@ -116,14 +119,21 @@ def test_all_problems_of_a_users_file_are_told_at_once_and_each_once(tmp_path: P
             ["users.toml:16", "permissions.ann.wright"],
             ["users.toml:17", "permissions.ann.deny.write"],
             ["users.toml:19", "permissions.web"],
-            ["users.toml:22", "quotas.ann.strems"],
-            ["users.toml:23", "quotas.ann.streams"],
-            ["users.toml:25", "colours"],
+            ["users.toml:22", "permissions.tim.deny.raed"],
+            ["users.toml:25", "quotas.ann.strems"],
+            ["users.toml:26", "quotas.ann.streams"],
+            ["users.toml:28", "colours"],
         ]
     )
+    assert "there is no such key: raed; did you mean read?" in checked.out
     # The others that read the configuration tell the same.
-    for command in (["config", "show", str(file)], ["broker", "--check", "--config", str(file)]):
-        assert run_cli(*command).err.splitlines() == checked.lines
+    for command in (
+        ["config", "show", str(file)],
+        ["broker", "--check", "--config", str(file)],
+        ["broker", "--config", str(file)],
+    ):
+        ended = run_cli(*command)
+        assert (ended.code, ended.err.splitlines()) == (2, checked.lines), command
     # The values are right, and only a start would fail: they are shown.
     shown = run_cli("config", "show", str(file), "--set", "links.linger=1")
     assert (shown.code, shown.rows) == (2, [])
@@ -283,7 +293,18 @@ def test_hashes_of_passwords_are_not_shown(tmp_path: Path) -> None:
 
 def test_a_line_within_a_value_is_no_key() -> None:
     text = 'a = """\nb = 1\n[c]\n"""\n# d = 1\ne."f.g" = [\n  1,\n]\n[[h]]\ni = 2\n'
-    assert lines_of(text) == {("a",): 1, ("e", "f.g"): 6, ("h",): 9, ("h", "i"): 10}
+    found = {("a",): 1, ("e",): 6, ("e", "f.g"): 6, ("h",): 9, ("h", "i"): 10}
+    assert lines_of(text) == found
+
+
+def test_a_table_without_a_line_of_its_own_has_that_of_the_first_in_it(tmp_path: Path) -> None:
+    file = tmp_path / "malamute.toml"
+    file.write_text(
+        '[log]\nlevel = "info"\n[colours.red]\na = 1\n[permissions.x.deny]\nraed = ["y"]\n'
+    )
+    places = [line.removeprefix(f"{file}:").split(": ")[:2] for line in
+              run_cli("config", "check", str(file)).lines]  # fmt: skip
+    assert places == [["3", "colours"], ["5", "permissions.x.deny"]]
 
 
 def test_a_running_broker_reads_its_configuration_anew(m: Run) -> None:

@@ -188,8 +188,75 @@ def test_a_requeue_tells_of_the_dead_letters_that_stay(
                 break
     m("stream", "trim", five, "--before", "2", "--yes").ok()
     told = m("group", "requeue", five, "g").ok().out
-    assert f"1 record of {five} again for g; 1 dead letter left" in told
+    assert f"1 record of {five} again for g; 1 message left in {five}.g.dead, of others," in told
     assert m("group", "info", five, "g", "--json").ok().json["dead"] == 1
+
+
+def test_a_requeue_of_dead_letters_whose_records_are_gone_fails_and_says_so(
+    m: Run, broker: EmbeddedBroker, five: str
+) -> None:
+    with broker.connect_sync() as client, client.group(five, "g", ack="manual") as member:
+        member.accepted()
+        m("group", "edit", five, "g", "--attempts", "1").ok()
+        for record in member:
+            (member.nack if record.offset in (1, 3) else member.ack)(record)
+            if record.offset == 4:
+                break
+    letters = m("mailbox", "peek", f"{five}.g.dead", "--json").ok().json_lines
+    m("stream", "trim", five, "--before", "5", "--yes").ok()
+    for numbers in ([], [str(letters[0]["number"])]):
+        told = m("group", "requeue", five, "g", *numbers)
+        assert told.code == 1
+        assert "has none of these" in told.err
+        assert "has no dead letters" not in told.out + told.err
+    assert m("group", "info", five, "g", "--json").ok().json["dead"] == 2
+
+
+def test_a_requeue_without_a_dead_letter_fails_alike_whoever_shares_the_mailbox(
+    m: Run, broker: EmbeddedBroker, five: str
+) -> None:
+    with broker.connect_sync() as client, client.group(five, "g") as member:
+        member.accepted()
+    assert m("group", "info", five, "g", "--json").ok().json["dead"] == 0
+    told = m("group", "requeue", five, "g").ok().out
+    assert told == "g has no dead letters\n"
+    by_number = m("group", "requeue", five, "g", "77")
+    assert by_number.code == 1
+    assert "no such dead letter" in by_number.err
+    m("send", f"{five}.g.dead", "of another").ok()
+    told = m("group", "requeue", five, "g").ok().out
+    assert f"0 records of {five} again for g; 1 message left in {five}.g.dead, of others" in told
+
+
+def test_a_requeue_finds_dead_letters_beside_the_mailbox_of_the_settings(
+    m: Run, broker: EmbeddedBroker, five: str
+) -> None:
+    with broker.connect_sync() as client:
+        with client.group(five, "g", ack="manual") as member:
+            member.accepted()
+            m("group", "edit", five, "g", "--attempts", "1").ok()
+            for record in member:
+                (member.nack if record.offset == 1 else member.ack)(record)
+                if record.offset == 4:
+                    break
+        m("group", "edit", five, "g", "--dead-letters", "elsewhere").ok()
+        assert m("group", "info", five, "g", "--json").ok().json["dead"] == 0
+        assert f"1 record of {five} again" in m("group", "requeue", five, "g").ok().out
+
+
+def test_a_requeue_by_number_tells_of_numbers_that_are_no_dead_letters(
+    m: Run, broker: EmbeddedBroker, five: str
+) -> None:
+    with broker.connect_sync() as client, client.group(five, "g", ack="manual") as member:
+        member.accepted()
+        m("group", "edit", five, "g", "--attempts", "1").ok()
+        for record in member:
+            (member.nack if record.offset == 1 else member.ack)(record)
+            if record.offset == 4:
+                break
+    (letter,) = m("mailbox", "peek", f"{five}.g.dead", "--json").ok().json_lines
+    told = m("group", "requeue", five, "g", str(letter["number"]), "77").ok().out
+    assert f"1 record of {five} again for g; 1 of these numbers stay: no dead letters of g" in told
 
 
 def test_dead_letters_of_a_group_are_shown_and_requeued(

@@ -175,6 +175,27 @@ def test_a_dry_run_names_what_the_user_may_not_do(grant: dict[str, Any]) -> None
     assert told == did
 
 
+def test_a_dry_run_says_of_which_streams_nothing_is_foreseen() -> None:
+    asked = json.dumps(
+        {"streams": {name: {"max_records": 5} for name in ("orders", "seen", "gone")}}
+    )
+    grants = {"root": {"admin": True}, "ann": {"create": ["orders", "seen"], "read": ["seen"]}}
+    with broker_of(grants) as running:
+        as_user(running, "root")("stream", "create", "orders").ok()
+        ann = as_user(running, "ann")
+        dry, done = (
+            ann("import", "-", "--json", *more, stdin=asked) for more in (["--dry-run"], [])
+        )
+    told, did = (
+        {each["name"]: each["refused"].partition(":")[0] for each in outcome.json}
+        for outcome in (dry, done)
+    )
+    assert told == {"orders": "", "seen": "", "gone": "forbidden"}
+    assert did == {"orders": "stream_exists", "seen": "", "gone": "forbidden"}
+    assert "not foreseen: whether there are streams orders already" in dry.err
+    assert "not foreseen" not in done.err
+
+
 def test_an_export_may_be_of_a_part_by_its_prefix(m: Run, there: EmbeddedBroker) -> None:
     told = m("export", "--prefix", "tr", env=at(there)).ok().json
     assert (list(told["streams"]), told["mailboxes"]) == (["trades"], {})

@@ -9,7 +9,7 @@ import pytest
 
 from malamute_py import EmbeddedBroker, Plain, connect_sync
 from malamute_py.server.authentication.credentials import hash_password
-from tests.cli.running import Run
+from tests.cli.running import Run, as_user, broker_of
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +77,22 @@ def test_commands_about_the_broker_work_for_a_user_of_a_namespace(
     monkeypatch.setenv("MALAMUTE_USER", user)
     for words in (("info",), ("stream", "ls"), ("transaction", "ls"), ("rtt", "--count", "1")):
         assert run(*words).code == 0, words
+
+
+@pytest.mark.parametrize(
+    "words", [("rtt",), ("bench", "pub"), ("bench", "sub"), ("bench", "request"), ("bench", "mail")]
+)
+def test_the_administrator_of_a_namespace_measures_within_it(words: tuple[str, ...]) -> None:
+    grants = {"acme-ann": {"admin": True, **{verb: ["*"] for verb in ("read", "write", "create",
+              "send", "receive", "request", "work")}}}  # fmt: skip
+    with broker_of(grants, namespaces={"acme": {"prefix": "acme-"}}) as running:
+        told = as_user(running, "acme-ann")(*words, "--count", "10", "--json").ok().json
+        with running.connect_sync() as client:
+            left = [each.name for each in client.list_streams()]
+            left += [each.name for each in client.list_mailboxes()]
+            left += [each.name for each in client.list_services()]
+    assert not told.get("not_measured")
+    assert [name for name in left if "malamute" in name] == []
 
 
 def test_counts_that_a_user_of_one_is_not_told_are_unknown_to_check(

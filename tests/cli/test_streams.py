@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from malamute_py import EmbeddedBroker
-from tests.cli.running import Run
+from tests.cli.running import Run, as_user, broker_of
 
 
 def test_a_stream_is_made_shown_edited_and_removed(m: Run, stream: str) -> None:
@@ -206,3 +206,17 @@ def test_an_edit_may_set_all_settings(m: Run, stream: str) -> None:
     m("cursor", "edit", stream, "c", "--replace").ok()
     found = m("cursor", "info", stream, "c", "--json").ok().json
     assert found["settings"]["description"] == ""
+
+
+def test_a_peek_of_history_that_is_denied_says_so_once_in_words() -> None:
+    grants = {
+        "ann": {"read": ["*"], "deny": {"replay": ["orders"]}},
+        "root": {"admin": True, "write": ["*"]},
+    }
+    with broker_of(grants) as running:
+        lines = "".join(f"{number}\n" for number in range(12))
+        as_user(running, "root")("pub", "orders", stdin=lines).ok()
+        told = as_user(running, "ann")("stream", "peek", "orders").ok()
+    assert told.lines == []
+    (line,) = told.err.splitlines()
+    assert line.startswith("gap: offsets 0 to 11 (12 records) are gone: ")

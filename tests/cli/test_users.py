@@ -210,6 +210,12 @@ def test_what_cannot_be_done_is_said_and_nothing_is_written(plain: Run) -> None:
     failed(plain("grant", "ann", "read"), 2, "read what?")
     failed(plain("grant", "ann", "admin", "x"), 2, "has no names")
     failed(plain("grant", "ann", "replay", "x"), 2, "can be denied")
+    without = ("manage_clients", "manage_users", "admin")
+    for command in ("grant", "revoke"):
+        for verb in without:
+            failed(plain(command, "ann", verb, "--deny"), 2, "no denial")
+        told = " ".join(plain(command, "--help").ok().out.split())
+        assert f"there is none of {', '.join(without)}" in told
     failed(plain("grant", "ann", "read", "x", "--subject", "y"), 2, "goes with write")
     failed(plain("who-can", "read"), 2, "read what?")
     assert Path("users.toml").read_text() == before

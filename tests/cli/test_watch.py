@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from malamute_py import EmbeddedBroker
+from malamute_protocol.errors import MalamuteError
+from malamute_py import EmbeddedBroker, Plain, connect_sync
 from malamute_py.cli.looking import Look
 from malamute_py.cli.looking import look as look_at
 from malamute_py.cli.watch import COUNTERS, happened
@@ -14,7 +17,7 @@ from malamute_py.client.facts import LinkFacts, MailboxFacts, ServiceFacts
 from malamute_py.health.facts import Everything, Facts
 from malamute_py.http.table import COUNTERS as OF_THE_CORE
 from malamute_py.http.table import SHELL
-from tests.cli.running import Run
+from tests.cli.running import Run, as_user, broker_of
 
 NOW_MS = 10_000_000
 
@@ -70,7 +73,7 @@ def test_a_trouble_is_said_when_it_begins_and_when_it_is_over() -> None:
 
 
 def test_every_counter_that_is_watched_is_one_of_the_brokers() -> None:
-    assert COUNTERS.keys() <= {*OF_THE_CORE, *SHELL}
+    assert COUNTERS.keys() <= {*OF_THE_CORE, *SHELL, "refused_forbidden"}
 
 
 def test_a_look_has_the_counters_of_the_core_and_of_the_shell(broker: EmbeddedBroker) -> None:
@@ -102,3 +105,28 @@ def test_events_come_from_a_broker_until_enough_were_said(
     assert len(told) == 2
     assert {each["kind"] for each in told} <= {"linked", "unlinked", "stuck", "slow", "over"}
     assert m("watch", "--every", "1ms").code == 2
+
+
+def test_refused_credentials_and_commands_are_events_and_those_of_the_watch_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses = itertools.count(1)
+    with broker_of({"ann": {"read": ["open"]}, "bob": {"read": ["open"]}}) as guarded:
+
+        def pause(_seconds: float) -> None:
+            number = next(pauses)
+            assert number < 9
+            if number == 3:
+                credential = Plain("bob", "wrong")
+                with pytest.raises(MalamuteError):
+                    connect_sync(guarded.tcp_endpoint, credential=credential, timeout_ms=2_000)
+                assert as_user(guarded, "bob")("send", "box", "x").code != 0
+
+        monkeypatch.setattr("malamute_py.cli.watch.time", SimpleNamespace(sleep=pause))
+        told = as_user(guarded, "ann")("watch", "--count", "2", "--json").ok()
+    assert "clients: not watched: forbidden" in told.err
+    assert [(each["kind"], each["words"].partition(":")[0]) for each in told.json_lines] == [
+        ("refused", "connections turned away by their credentials"),
+        ("refused", "commands that permissions forbid"),
+    ]
+    assert next(pauses) == 4

@@ -13,6 +13,7 @@ import pytest
 from click import Context
 from typer.main import get_command
 
+from malamute_py import EmbeddedBroker
 from malamute_py.cli import output, values
 from malamute_py.cli.app import app
 from malamute_py.cli.commands import COMMANDS
@@ -27,6 +28,7 @@ from malamute_py.client.session.subscription import (
 )
 from malamute_py.units import in_unit_of
 from tests.cli.running import Run, run_cli
+from tests.waiting import until
 
 HOUR_MS = 3_600_000
 
@@ -165,13 +167,52 @@ def test_completion_is_written_for_the_shell_and_answers_it(
     assert "verify" not in offered
 
 
+def _completed(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], line: str
+) -> list[str]:
+    monkeypatch.setenv("_MALAMUTE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", str(line.count(" ")))
+    with pytest.raises(SystemExit):
+        app([], prog_name="malamute", standalone_mode=True)
+    return capfd.readouterr().out.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("grant ann manage_s", ["manage_streams"]),
+        ("revoke ann tr", ["trim"]),
+        ("who-can rep", ["replay"]),
+        ("deploy sys", ["systemd"]),
+    ],
+)
+def test_words_of_a_fixed_list_are_completed(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], line: str, words: list[str]
+) -> None:
+    assert _completed(monkeypatch, capfd, f"malamute {line}") == words
+
+
+def test_numbers_of_links_are_completed(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], broker: EmbeddedBroker
+) -> None:
+    monkeypatch.setenv("MALAMUTE_ENDPOINT", broker.tcp_endpoint)
+    with broker.connect_sync() as client:
+        there = {str(each.link) for each in client.list_links()}
+        # A broker that does not answer at once offers nothing: a busy machine asks again.
+        until(lambda: there <= {*_completed(monkeypatch, capfd, "malamute client kick ")})
+
+
 def test_notices_are_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
     tell_notice(RewoundNotice(120, 100, 3))
+    tell_notice(RewoundNotice(2, 0, 3))
     tell_notice(GapNotice(5, 6, "trimmed"))
     tell_notice(ModeNotice(True, 9))
     tell_notice(BegunNotice(7))
-    rewound, gap, begun = capsys.readouterr().err.splitlines()
+    rewound, other, gap, begun = capsys.readouterr().err.splitlines()
     assert "ends at 100, before offset 120" in rewound
+    assert "offset 2 is not in the log" in other
+    assert "or it is an earlier stream's; going on from 0" in other
     assert gap.startswith("gap: offsets 5 to 5 (1 record) are gone: ")
     assert begun == "the oldest record that is left has offset 7: others were removed"
 

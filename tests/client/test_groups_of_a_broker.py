@@ -6,6 +6,7 @@ import asyncio
 import gc
 from collections import Counter
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from malamute_protocol.errors import BrokerRefused, Timeout
 from malamute_py import PassedOverNotice
 from malamute_py.embedded import EmbeddedBroker
-from tests.client.shells import FAST, SHELLS
+from tests.client.shells import FAST, SHELLS, Connect
 from tests.waiting import WAIT_MS, WAIT_S
 
 COUNT = 3000
@@ -400,6 +401,49 @@ async def test_a_member_that_is_passed_over_says_so_when_it_waits(shell: Any) ->
     assert [type(one) for one in told] == [PassedOverNotice]
     await shell.call(member.nack, held)
     assert await shell.call(member.next_batch, WAIT_MS) is not None
+    await shell.call(member.close)
+
+
+async def test_a_member_that_stands_still_is_given_its_record_once(shell: Any) -> None:
+    await shell.do("publish", "s", b"0")
+    member = joined(shell, ack="manual", settings={"lease_ms": 100, "attempts_max": 2})
+    await shell.call(member.next_batch, WAIT_MS)
+    # Two leases and more, in which nothing else has the client's link do anything.
+    await asyncio.sleep(0.6)
+    facts = await shell.do("group_info", "s", "readers")
+    assert [(one.held, one.aside) for one in facts.members] == [(0, True)]
+    assert (facts.attempts, facts.dead) == ([(1, 1)], 0)
+    await shell.call(member.close)
+
+
+@pytest.mark.moderate
+async def test_a_lease_begins_anew_though_nothing_else_happens_on_the_link(
+    connect: Connect,
+) -> None:
+    ours, watching = await connect(), await connect()
+    await ours.do("publish", "s", b"0")
+    began_s = monotonic()
+    member = joined(ours, ack="manual", settings={"lease_ms": 600})
+    await ours.call(member.next_batch, WAIT_MS)
+    await aside(watching)
+    # A third of the lease, at which the client renews it, and the lease.
+    assert monotonic() - began_s >= 0.79
+    await ours.call(member.close)
+
+
+@pytest.mark.moderate
+@pytest.mark.parametrize("verb", ["ack", "nack", "renew"])
+async def test_what_is_said_too_late_of_several_records_counts_no_attempt_of_the_next_delivery(
+    shell: Any, verb: str
+) -> None:
+    await shell.do("publish_many", "s", [b"0", b"1", b"2"])
+    member = joined(shell, ack="manual", settings={"lease_ms": 600, "attempts_max": 9})
+    held = await shell.call(member.next_batch, WAIT_MS)
+    await aside(shell)
+    assert not await shell.call(getattr(member, verb), held)
+    again = await shell.call(member.next_batch, WAIT_MS)
+    assert (again.numbers, again.attempts) == ([0, 1, 2], 2)
+    assert await shell.call(member.ack, again)
     await shell.call(member.close)
 
 

@@ -515,7 +515,7 @@ def test_a_position_behind_the_end_is_rewound(log: Log, reader: LogReader) -> No
     log.fill(trades, 5)
     reading = reader.read("trades", start=9, on_notice=notes.append)
     assert records(reading) == []
-    assert notes == [malamute.RewoundNotice(9, 5, 0)]
+    assert notes == [malamute.RewoundNotice(9, 5, log.journal.epoch)]
     log.fill(trades, 1)
     assert records(reading) == filled(5, 6)
 

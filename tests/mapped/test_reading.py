@@ -424,7 +424,7 @@ def test_a_reader_that_saw_what_a_power_loss_took_back_is_rewound(log: Log) -> N
         log.open()
         log.fill(trades, 1)
         assert records(reading) == []
-        assert notes == [malamute.RewoundNotice(10, 6, 1)]
+        assert notes == [malamute.RewoundNotice(10, 6, log.journal.epoch)]
         log.fill(trades, 3)
         assert records(reading) == filled(6, 9)
 
@@ -473,7 +473,7 @@ def test_an_id_from_before_the_stream_was_made_is_of_an_earlier_one_of_its_name(
     found = records(reader.read("trades", start=start, until="tail", on_notice=notes.append))
     assert found == filled(0, 10)
     assert [
-        (note.from_offset, note.to_offset)
+        (note.from_offset, note.to_offset, note.epoch)
         for note in notes
         if isinstance(note, malamute.RewoundNotice)
-    ] == [(5, 0)]
+    ] == [(5, 0, log.journal.epoch)]

@@ -9,6 +9,8 @@ breaks it beyond; a broken pin is set again once its cursor has moved. Source: d
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
+from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Final
@@ -19,10 +21,13 @@ from malamute_py.changelog.tables import CursorRow
 
 WARN_ABOVE: Final = 0.8
 """Share of a pin's bound from which on the broker warns of it."""
+LOOK_SHARE: Final = 10
+"""Part (a tenth) of the smallest bound of a stream's pins: when the ring has grown by so much, the
+stream's next append has its pins looked at. A second holds ten times a small bound."""
 MARKS_MAX: Final = 256
 """Marks that a stream has at most; beyond that every second one is removed."""
 MARK_MS: Final = 1_000
-"""Time in which each pin is looked at once."""
+"""Time in which each pin is looked at once, also where other streams fill the ring."""
 LOOKS_MAX: Final = 512
 """Pins that one tick looks at: 100,000 would hold the loop for 0.1 s."""
 
@@ -57,9 +62,14 @@ class Marks:
 
     __slots__ = (
         "_bytes_before", "_first_offset", "_least", "_lsns", "_offsets", "_pushes", "cursors",
+        "look_lsn", "wake",
     )  # fmt: skip
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, wake: Callable[[], None]) -> None:
+        """wake: called at each append of the stream."""
+        self.wake = wake
+        self.look_lsn = NEVER
+        """End of the ring from which on an append of the stream has its pins looked at."""
         self.cursors: dict[Cursor, None] = {}
         """Cursors of the stream whose setting is to pin."""
         self._pushes = count()
@@ -182,7 +192,8 @@ class Pins:
             self._pinning[cursor] = None
             stream = cursor.stream
             if stream not in self._marks:
-                self._marks[stream] = Marks(stream)
+                marks = self._marks[stream] = Marks(stream, partial(self._grown, stream))
+                stream.audience.add_reader(marks.wake, False)
             self._marks[stream].cursors[cursor] = None
             self._due_ms = min(self._due_ms or NEVER, self._shard.now_ms + MARK_MS)
         self._pin(cursor)
@@ -197,7 +208,17 @@ class Pins:
         cursor.held_bytes = 0
         cursor.warned = cursor.broken = False
         if not self._marks[stream].cursors:
-            del self._marks[stream]
+            stream.audience.remove_reader(self._marks.pop(stream).wake, False)
+
+    def _grown(self, stream: Stream) -> None:
+        """Look at the pins of a stream that was appended to, if its ring has grown enough."""
+        marks = self._marks[stream]
+        if stream.ring.end_lsn < marks.look_lsn:
+            return
+        marks.note(stream)
+        marks.look_lsn = NEVER
+        for cursor in marks.cursors:
+            self._pin(cursor)
 
     def _pin(self, cursor: Cursor) -> None:
         """Set, move, warn of or break the pin of a cursor."""
@@ -205,10 +226,12 @@ class Pins:
         if cursor.broken:
             return
         bound = cursor.row.settings.pin_bytes_max or self._shard.settings.pin_bytes_max
-        held = cursor.held_bytes = self._marks[stream].held(stream, cursor.next)
+        marks = self._marks[stream]
+        held = cursor.held_bytes = marks.held(stream, cursor.next)
         if held > bound:
             self.break_pin(cursor, f"it held back more than {bound} bytes")
             return
+        marks.look_lsn = min(marks.look_lsn, stream.ring.end_lsn + bound // LOOK_SHARE)
         warn = held >= WARN_ABOVE * bound
         if warn and not cursor.warned:
             self._shard.counters["pins_near_limit"] += 1
@@ -219,7 +242,7 @@ class Pins:
         cursor.warned = warn
         if cursor.pinned_at != cursor.next:
             cursor.pinned_at = cursor.next
-            self._marks[stream].pinned(cursor)
+            marks.pinned(cursor)
             self.changed.append((stream.ring.name, pin_name(cursor), stream.number, cursor.next))
             self._spare(stream)
 

@@ -123,7 +123,7 @@ class GroupAdministration:
 
         Raises BrokerRefused.
         """
-        group = self.find(link, command.stream, command.group, "admin groups of")
+        group = self.find(link, command.stream, command.group, "manage groups of")
         stream = group.stream
         defaults: dict[str, Any] | None = {} if command.replace else None
         settings = self.settings_of(link, command.settings, self.settings_to_be(group), defaults)

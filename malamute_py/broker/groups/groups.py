@@ -457,6 +457,7 @@ class Groups:
                 -1,
                 member.lease_ms,
                 list(stream.schemas.items()),
+                begin=int(stream.keys is not None),
             ),
         )
         if command.seen:

@@ -72,7 +72,7 @@ class Requeueing:
         """
         if len(command.numbers) > NUMBERS_MAX:
             raise BrokerRefused("too_large", f"at most {NUMBERS_MAX} numbers at once")
-        group = self._administration.find(link, command.stream, command.group, "admin groups of")
+        group = self._administration.find(link, command.stream, command.group, "manage groups of")
         if group.stream.keys is not None:
             check_ready(group.stream, group.stream.keys)
         # Either may have letters: the default takes those that the mailbox of the settings refuses.

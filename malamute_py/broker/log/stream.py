@@ -86,10 +86,10 @@ class AudienceFacts(Protocol):
         """Offset before which live subscriptions were given everything; usually the tail."""
 
     def add_reader(self, wake: Callable[[], None], durable: bool) -> None:
-        """Wake a group with this call whenever there is more to read."""
+        """Call this whenever there is more to read."""
 
     def remove_reader(self, wake: Callable[[], None], durable: bool) -> None:
-        """Wake a group no longer."""
+        """Call this no longer."""
 
 
 class Stream:
@@ -150,7 +150,9 @@ class Stream:
         self.visible_next = self.next
         """Offset after the newest record that no power loss can take back."""
         self.epochs: list[tuple[int, int]] = [(e, o) for e, o in facts.epochs] if facts else []
-        self.last_time_ms = facts.last_time_ms if facts else 0
+        self.last_time_ms = max(facts.last_time_ms if facts else 0, row.created_ms)
+        """Append time before which no record follows, be the ring new and the clock set back: a
+        message id from before the creation counts as one of an earlier stream."""
         self.lost_before = 0
         """Records before this offset were in memory only, and are gone with an earlier run."""
         self.hot: deque[StampedBatch] = deque()
@@ -198,6 +200,12 @@ class Stream:
     def settings(self) -> StreamSettings:
         """Settings as the change log has them."""
         return self.row.settings
+
+    @property
+    def newest_ms(self) -> int:
+        """When the newest record was appended; 0: none ever was."""
+        had_any = self.epochs or self.last_time_ms > self.row.created_ms
+        return self.last_time_ms if had_any else 0
 
     @property
     def begin(self) -> int:

@@ -45,7 +45,7 @@ class Peeking:
         """Answer with a page of requests. Raises BrokerRefused."""
         name = command.service
         if not self._shard.settings.permit(link.owner, "manage_queues", name):
-            raise BrokerRefused("forbidden", f"you may not admin service '{name}'")
+            raise BrokerRefused("forbidden", f"you may not manage service '{name}'")
         service = self._registry.by_name.get(name)
         if service is None:
             raise BrokerRefused("unknown_service", f"there is no service '{name}'")

@@ -174,7 +174,7 @@ class StreamAdmin:
             "epochs": [list(pair) for pair in stream.epochs[-64:]],
             "ring": stream.ring.name,
             "visible": stream.visible_next,
-            "last_time_ms": stream.last_time_ms,
+            "last_time_ms": stream.newest_ms,
             "trimmed": stream.row.trimmed,
             "purges": [
                 [msgspec.msgpack.decode(pattern), before]

@@ -129,7 +129,8 @@ class Audience:
         """No live subscription stops before this offset."""
         self.wakers: tuple[list[Callable[[], None]], list[Callable[[], None]]] = ([], [])
         """Calls that each wake a group with members when there is more to read: those of groups
-        that read everything, and those of groups that read only what is durable."""
+        that read everything, and those of groups that read only what is durable. A stream with pins
+        has a call of theirs among the first."""
 
     @property
     def patterns(self) -> int:
@@ -152,12 +153,12 @@ class Audience:
     # --- coming and going ----------------------------------------------------------------------
 
     def add_reader(self, wake: Callable[[], None], durable: bool) -> None:
-        """Wake a group with this call whenever there is more to read."""
+        """Call this whenever there is more to read: it wakes a group, or has pins looked at."""
         self.wakers[durable].append(wake)
         self.durable += durable
 
     def remove_reader(self, wake: Callable[[], None], durable: bool) -> None:
-        """Wake a group no longer."""
+        """Call this no longer."""
         self.wakers[durable].remove(wake)
         self.durable -= durable
 

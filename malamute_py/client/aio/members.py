@@ -98,7 +98,7 @@ class Member(MemberBase):
                 if self._closed:
                     return None
                 item = self._take()
-                if link.session.consumed(membership) or membership.in_doubt:
+                if link.session.consumed(membership) or membership.wakes:
                     link.wake_up()
                 if item is None:
                     if membership.error is not None:

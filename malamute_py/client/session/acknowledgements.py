@@ -3,7 +3,8 @@
 Owns what was acknowledged and not yet said, and what was said and not yet confirmed. The
 rule: whatever gathered since the last turn leaves as one command a kind; what is refused as
 a whole is said again in halves, so that one number that is no longer ours costs the others
-nothing. Source: SPEC.md, sections 4.4 and 4.5.
+nothing; what is said of a delivery is not said of a later one of the same number. Source:
+SPEC.md, sections 4.4, 4.5 and 4.8.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from malamute_py.client.session.outgoing import RETRY_MS, RETRYABLE, CommandSink
 from malamute_py.client.session.warnings import Warnings
 
 Range = tuple[int, int]
+_TOO_LATE: Final = BrokerRefused("not_held", "it was delivered once more before")
 
 
 class AckForm(NamedTuple):
@@ -39,6 +41,13 @@ class AckOwner(Protocol):
 
     active: bool
     ended: bool
+
+    @property
+    def question(self) -> AckForm | None:
+        """Form of a question: the broker confirms it of numbers that are held, and does no more.
+
+        None: this owner says a refused acknowledgement again in halves at once.
+        """
 
     def ack_command(self, form: AckForm, ranges: list[Range], tracker: int) -> Command:
         """Return the command for these numbers.
@@ -66,17 +75,31 @@ class AckOwner(Protocol):
 class Ack:
     """Numbers that are acknowledged in one command."""
 
-    __slots__ = ("acks", "form", "key", "owner", "ranges", "tokens", "without_level")
+    __slots__ = (
+        "acks",
+        "again",
+        "form",
+        "key",
+        "owner",
+        "ranges",
+        "then",
+        "tokens",
+        "without_level",
+    )
 
     def __init__(self, acks: Acks, owner: AckOwner, form: AckForm) -> None:
         self.acks = acks
         self.owner = owner
         self.form = form
         self.ranges: list[Range] = []
+        self.again: set[int] = set()
+        """Numbers that the broker has delivered once more since it left."""
         self.key = b""
         """Name under which it is sent again: drawn for an end of work that a caller waits for."""
         self.tokens: list[tuple[Any, list[Range]]] = []
         """Callers that wait, each with its numbers."""
+        self.then: AckForm | None = None
+        """Form of the acknowledgement that follows a question; None: this is no question."""
         self.without_level = False
         """Whether it leaves once more, without the level that the broker refused."""
 
@@ -183,7 +206,14 @@ class Acks:
             return
         del self._sent[ack]
         ack.owner.acked(ack.form, ack.ranges)
-        self.settle(ack, confirm)
+        if ack.form.state == WorkState.RENEWED:
+            # What was delivered again before this answer is held by that delivery alone.
+            self._leave_out(ack)
+        if ack.then is None:
+            self.settle(ack, confirm)
+        elif ack.ranges:
+            ack.form, ack.then = ack.then, None
+            self._put_off[ack] = self._taken_ms
 
     def refused(self, ack: Ack, error: BrokerRefused, now_ms: int) -> None:
         """Send a refused acknowledgement again later or in halves, or settle its callers.
@@ -193,6 +223,9 @@ class Acks:
         if ack not in self._sent:
             return
         del self._sent[ack]
+        self._leave_out(ack)
+        if not ack.ranges:
+            return
         if error.code in RETRYABLE:
             self._put_off[ack] = now_ms + (error.retry_ms or RETRY_MS)
         elif error.code == "unsupported" and not ack.without_level and ack.owner.takes_default():
@@ -201,11 +234,54 @@ class Acks:
             self._put_off[ack] = now_ms
         elif _count(ack.ranges) > 1:
             # A single number may be at fault: in halves the others are taken.
+            question = ack.owner.question if error.code == "not_held" else None
+            if question is not None and ack.then is None and ack.form != question:
+                # The refusal may have the broker deliver the numbers again to this owner, and the
+                # halves would be taken for those deliveries.
+                ack.form, ack.then = question, ack.form
             for part in self._halves(ack):
                 self._put_off[part] = now_ms
         else:
-            ack.owner.not_acked(ack.form, ack.ranges[0][0], error)
+            ack.owner.not_acked(ack.then or ack.form, ack.ranges[0][0], error)
             self.settle(ack, error)
+
+    def came_again(self, owner: AckOwner, numbers: list[int]) -> None:
+        """Take note that the broker has delivered numbers once more, in ascending order.
+
+        An acknowledgement that is sent again, after a refusal, leaves them out: it was of the
+        delivery before, and came too late for that.
+        """
+        for ack in self._sent:
+            if ack.owner is owner and _overlap(ack.ranges, numbers):
+                ack.again.update(numbers)
+        if self._put_off:
+            for ack in list(self._put_off):
+                if ack.owner is owner and _overlap(ack.ranges, numbers):
+                    ack.again.update(numbers)
+                    self._leave_out(ack)
+                    if not ack.ranges:
+                        del self._put_off[ack]
+
+    def _leave_out(self, ack: Ack) -> None:
+        """Settle as too late what came again of an acknowledgement; the rest stays in it."""
+        if not ack.again:
+            return
+        again, ack.again = ack.again, set()
+        late, ack.ranges = _parted(ack.ranges, again)
+        tokens, ack.tokens = ack.tokens, []
+        for token, ranges in tokens:
+            mine, rest = _parted(ranges, again)
+            if mine and rest:
+                token = _Both(token)
+            if rest:
+                ack.tokens.append((token, rest))
+            if mine:
+                self._answer(token, _TOO_LATE)
+        form = ack.then or ack.form
+        if form.state != WorkState.RENEWED:
+            for first, end in late:
+                for number in range(first, end):
+                    ack.owner.not_acked(form, number, _TOO_LATE)
 
     def _halves(self, ack: Ack) -> list[Ack]:
         """Return two acknowledgements of half of the numbers each, with the callers of each."""
@@ -213,7 +289,7 @@ class Acks:
         parts = []
         for ranges in halves:
             part = Ack(self, ack.owner, ack.form)
-            part.ranges = ranges
+            part.ranges, part.then = ranges, ack.then
             parts.append(part)
         border = halves[0][-1][1]
         for token, ranges in ack.tokens:
@@ -310,6 +386,20 @@ def _acks(book: dict[Any, Any]) -> list[tuple[Any, Ack]]:
 
 def _count(ranges: list[Range]) -> int:
     return sum(end - first for first, end in ranges)
+
+
+def _overlap(ranges: list[Range], numbers: list[int]) -> bool:
+    """Whether ranges and numbers, both ascending, may have numbers in common."""
+    return ranges[0][0] <= numbers[-1] and numbers[0] < ranges[-1][1]
+
+
+def _parted(ranges: list[Range], numbers: set[int]) -> tuple[list[Range], list[Range]]:
+    """Divide ranges into those of some numbers and those of the others."""
+    parts: tuple[list[Range], list[Range]] = [], []
+    for first, end in ranges:
+        for number in range(first, end):
+            parts[number not in numbers].append((number, number + 1))
+    return merged(parts[0]), merged(parts[1])
 
 
 def merged(ranges: list[Range]) -> list[Range]:

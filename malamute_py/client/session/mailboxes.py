@@ -309,6 +309,9 @@ class OpenedMailbox(Opened):
 
     # --- acknowledgements --------------------------------------------------------------------
 
+    question = None
+    """No question precedes the halves of a refused acknowledgement."""
+
     def ack_command(self, form: AckForm, ranges: list[Range], tracker: int) -> AckMail:
         """Return ACK_MAIL for these numbers."""
         return AckMail(self.number, ranges, tracker, 0, form.again_ms)

@@ -81,6 +81,8 @@ class Membership(Opened):
         """Whether its program has asked for records, acknowledged or renewed some since the last
         renewal of all."""
         self.renew_at_ms = 0
+        self._unplanned = False
+        """Whether its program has asked for records since the link was last told when to wake."""
         self.schemas: Schemas | None = None
         """Versions of the stream's declared schema; None: it has none, or is not known yet."""
         self.tail = 0
@@ -115,6 +117,7 @@ class Membership(Opened):
 
     def take(self) -> HeldBatch | Notice | None:
         """The next records, or a notice; None: none yet."""
+        self._unplanned |= not self.progressed
         self.progressed, self.lost_lease = True, False
         if self._doubts and not self._doubts.asked and self.active:
             self._doubts.asked = True
@@ -194,8 +197,13 @@ class Membership(Opened):
             self._memberships.told(token, None)
 
     def renew_all(self, now_ms: int) -> None:
-        """Begin all leases anew, if that is due and the program goes on."""
-        if not self.in_hand:
+        """Begin all leases anew, if that is due and the program goes on.
+
+        Not while the member is passed over: the broker would refuse it, take that for a word of
+        the program, and hand it the same records again.
+        """
+        self._unplanned = False
+        if not self.in_hand or self.passed_over:
             self.renew_at_ms = 0
         elif not self.renew_at_ms:
             self.renew_at_ms = now_ms + self.next_renewal_ms
@@ -212,9 +220,12 @@ class Membership(Opened):
         return max(1, self.lease_ms // _RENEWALS)
 
     @property
-    def in_doubt(self) -> bool:
-        """Whether the broker is to say which records are still the member's."""
-        return bool(self._doubts)
+    def wakes(self) -> bool:
+        """Whether take() has given the link something to do.
+
+        The broker is to say which records are still the member's, or a renewal is due, or will be.
+        """
+        return bool(self._doubts) or (self._unplanned and self.renew_at_ms > 0)
 
     def discard(self) -> None:
         """Drop what waits: the broker gives it to others."""
@@ -276,6 +287,11 @@ class Membership(Opened):
         """Wait: an acknowledgement of each by itself, or the link's end, tells where they are."""
 
     # --- acknowledgements --------------------------------------------------------------------
+
+    @property
+    def question(self) -> AckForm | None:
+        """Return a renewal, which counts no attempt; None: no lease of its records ends."""
+        return RENEWED if self.lease_ms else None
 
     def ack_command(self, form: AckForm, ranges: list[Range], tracker: int) -> AckRecords:
         """Return ACK_RECORDS for these offsets."""
@@ -422,6 +438,7 @@ class Membership(Opened):
     def _pass_over(self, command: Mode) -> None:
         """Take note that leases have ended: others may have what waits here and in the program."""
         self.lost_lease = True
+        self.progressed, self.renew_at_ms = False, 0
         items, self.queue = self.queue, deque()
         self._waiting.clear()
         self.doubt([item for item in items if isinstance(item, HeldBatch)])
@@ -473,6 +490,7 @@ class Membership(Opened):
             if self.lease_ms:
                 # Of records that come again, as their leases had ended, the newest delivery counts.
                 self._drop_copies(numbers)
+                self._memberships.acks.came_again(self, numbers)
                 self._waiting.update(numbers)
             self.in_hand.update(numbers)
             self.queue.append(held)

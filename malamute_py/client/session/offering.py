@@ -418,6 +418,9 @@ class Offering(Opened):
 
     # --- acknowledgements --------------------------------------------------------------------
 
+    question = None
+    """No question precedes the halves of a refused acknowledgement."""
+
     def ack_command(self, form: AckForm, ranges: list[Range], tracker: int) -> AckWork:
         """Return ACK_WORK for these requests, which asks for `stored` if it ends them."""
         again_ms = max(0, form.again_ms)

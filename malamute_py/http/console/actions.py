@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
 from malamute_protocol.errors import BrokerRefused
+from malamute_py.client.aio.client import Client
 from malamute_py.client.position import Position
 from malamute_py.health.words import many
 from malamute_py.http.console.copying import Copy, check_range
@@ -47,6 +48,7 @@ async def copy(session: Session, form: Form) -> str:
     if session.copy is not None and session.copy.running:
         raise NotUnderstood("another copy of this session is under way: wait, or cancel it")
     facts = await session.client.stream_info(stream)
+    await _check_target(session.client, to)
     begin, end = of(form, "from").strip() or "earliest", of(form, "until").strip() or "latest"
     now_ms = await session.broker_ms()
     start, stop = start_point(begin, now_ms), facts.tail
@@ -68,6 +70,24 @@ async def copy(session: Session, form: Form) -> str:
     session.closings.add(made.cancel)
     made.then(lambda: session.closings.discard(made.cancel))
     return f"Copying {stream} into {to}; this page tells how far it is."
+
+
+async def _check_target(client: Client, to: str) -> None:
+    """Raise NotUnderstood where the person may not write a stream, or make one that is not there.
+
+    Who may write a stream and not read it is not told whether it is there; the copy finds out.
+    """
+    needed = "write"
+    if await client.may("write", to):
+        try:
+            await client.stream_info(to)
+        except BrokerRefused as error:
+            if error.code != "unknown_stream" or await client.may("create", to):
+                return
+            needed = "create"
+        else:
+            return
+    raise NotUnderstood(f"a copy into {to} takes the permission {needed} on {to}")
 
 
 async def cancel_copy(session: Session, form: Form) -> str:

@@ -60,6 +60,43 @@ def test_a_pin_is_warned_of_before_it_breaks() -> None:
     assert shell.pins == {("main", "cursor-1-c"): (1, info(shell)["tail"])}
 
 
+def test_a_pin_breaks_in_time_however_much_is_published_within_a_second() -> None:
+    shell = world()
+    edit(shell, [1], pin=True, pin_bytes_max=20_000)
+    fill(shell, 13)
+    assert not events(shell, "pin_near_limit")
+    fill(shell, 4)
+    (warning,) = events(shell, "pin_near_limit")
+    assert 16_000 <= warning["bytes"] <= 20_000
+    assert info(shell)["pinned"] is True
+    fill(shell, 4)
+    (broken,) = events(shell, "pin_broken")
+    assert 20_000 < broken["bytes"] <= 24_000
+    assert shell.pins == {}
+    fill(shell, 20)
+    assert len(events(shell, "pin_broken")) == 1
+
+
+def test_a_cursor_that_follows_what_is_published_within_a_second_keeps_its_pin() -> None:
+    shell = world()
+    edit(shell, [1], pin=True, pin_bytes_max=20_000)
+    for _ in range(10):
+        fill(shell, 8)
+        move(shell, info(shell)["tail"] - 2)
+        assert info(shell)["pinned"] is True
+    assert not events(shell, "pin_broken")
+    assert info(shell)["pinned_bytes"] < 6_000
+
+
+def test_a_stream_without_pins_is_not_looked_at() -> None:
+    shell = world()
+    edit(shell, [1], pin=True)
+    audience = shell.stream("s").audience
+    assert [len(calls) for calls in audience.wakers] == [1, 0]  # type: ignore[attr-defined]
+    edit(shell, pin=False)
+    assert [len(calls) for calls in audience.wakers] == [0, 0]  # type: ignore[attr-defined]
+
+
 def test_other_streams_of_the_ring_count_towards_a_pin() -> None:
     shell = world()
     edit(shell, [1], pin=True, pin_bytes_max=10_000)

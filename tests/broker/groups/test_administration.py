@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from malamute_protocol import commands as wire
-from tests.broker.group_world import ack, got, info, join, lose, publish, world
+from tests.broker.group_world import MUCH, M, ack, got, info, join, lose, publish, world
 
 
 def test_group_info_tells_lag_members_and_what_each_holds_since_when() -> None:
@@ -53,3 +53,19 @@ def test_a_group_without_members_can_be_removed() -> None:
     assert shell.peers[1].last(wire.Refused).code == "unknown_group"
     join(shell, 2, "keyed")
     assert got(shell, 2) == [0, 1, 2]
+
+
+def test_a_member_that_joins_amid_the_removal_of_its_group_is_told_that_it_is_unknown() -> None:
+    shell = world()
+    join(shell, 2)
+    lose(shell, 2)
+    shell.hello(3)
+    # Both commands come in one turn: the log has the removal after the member was let in.
+    shell.broker.receive(1, "", [wire.RemoveGroup(2, "s", "g")], [], 0)
+    membership = wire.JoinGroup(M, "s", "g", ["all"], "shared", [0], MUCH, 1 << 50)
+    shell.broker.receive(3, "", [membership], [], 0)
+    shell.run()
+    assert shell.peers[1].last(wire.Result).value == {}
+    assert shell.peers[3].of(wire.Subscribed)
+    ended = shell.peers[3].last(wire.Ended)
+    assert (ended.subscription, ended.code) == (M, "unknown_group")

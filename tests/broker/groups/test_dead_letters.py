@@ -631,6 +631,9 @@ def test_only_those_who_administer_the_stream_may_requeue() -> None:
     shell = world(permit=lambda owner, action, name: action != "manage_streams")
     join(shell, 2)
     assert requeue(shell) == "forbidden"
+    for command in (wire.RequeueGroup(5, "s", "g", []), wire.EditGroup(6, "s", "g", {})):
+        refused = shell.send(1, command).last(wire.Refused)
+        assert refused.reason == "you may not manage groups of 's'"
 
 
 @pytest.mark.parametrize("level", [wire.Level.STORED, wire.Level.SYNCED])

@@ -244,6 +244,14 @@ def test_a_blocked_link_is_given_nothing_until_it_reads_again() -> None:
     assert got(shell, 2) == list(range(10))
 
 
+def test_a_member_is_told_where_its_stream_began() -> None:
+    shell = world()
+    shell.send(1, wire.CreateStream(1, "kept", {"ring_bytes": 1 << 20, "keep": "last-per-subject"}))
+    shell.send(1, wire.JoinGroup(M, "kept", "g", ["all"], "shared", [0], 9, 1 << 40))
+    assert shell.peers[1].last(wire.Subscribed).begin == 1
+    assert join(shell, 2).last(wire.Subscribed).begin == 0
+
+
 def test_one_link_may_be_a_member_of_several_groups() -> None:
     shell = world()
     join(shell, 2)

@@ -37,6 +37,12 @@ def test_what_waits_and_what_is_in_hand_is_told_apart_and_nothing_is_taken() -> 
     assert len(world.work(2)) == 1
 
 
+def test_who_may_not_manage_a_service_may_not_look_at_its_requests() -> None:
+    world = pair(permit=lambda identity, action, name: action != "manage_queues")
+    refused = world.shell.send(1, wire.PeekRequests(7, "s")).last(wire.Refused)
+    assert (refused.code, refused.reason) == ("forbidden", "you may not manage service 's'")
+
+
 def test_a_request_that_came_back_is_delayed_until_its_pause_is_over() -> None:
     world = pair()
     world.offer(2)

@@ -10,6 +10,7 @@ from malamute_protocol import commands as wire
 from malamute_protocol.commands import Level
 from malamute_protocol.encode import encode, encode_lists
 from malamute_protocol.limits import Limits
+from malamute_protocol.stamp import message_id
 from malamute_py.broker import AppendBundle
 from tests.broker.shell import Shell, bodies, offsets
 
@@ -153,6 +154,30 @@ def test_a_confirm_states_the_append_time_that_the_journal_wrote() -> None:
     assert peer.last(wire.Confirm).append_time_ms == then
     info = shell.send(1, wire.StreamInfo(1, "s")).last(wire.Result).value
     assert info["last_time_ms"] == then
+
+
+@pytest.mark.parametrize("settings", [{"ring_bytes": 1 << 20}, {"memory": True}, {}])
+def test_a_stream_that_was_made_while_the_clock_was_ahead_knows_its_own_message_ids(
+    settings: dict[str, Any],
+) -> None:
+    shell = Shell()
+    shell.hello(1)
+    shell.send(1, wire.CreateStream(1, "s", settings))
+    created = shell.now_ms
+    shell.now_ms -= 50_000
+    shell.restart()
+    peer = shell.hello(1)
+    info = shell.send(1, wire.StreamInfo(1, "s")).last(wire.Result).value
+    assert (info["created_ms"], info["last_time_ms"]) == (created, 0)
+    shell.publish(1, "s", [b"a", b"b", b"c"])
+    shell.sync()
+    time_ms = peer.last(wire.Confirm).append_time_ms
+    assert time_ms >= created
+    info = shell.send(1, wire.StreamInfo(2, "s")).last(wire.Result).value
+    assert info["last_time_ms"] == time_ms
+    shell.subscribe(1, 7, "s", start=[5, message_id(time_ms, info["first"])])
+    assert not peer.of(wire.Rewound)
+    assert peer.last(wire.Subscribed).next == info["first"] + 1
 
 
 # --- refusals -----------------------------------------------------------------------------

@@ -464,6 +464,38 @@ def test_a_session_without_a_link_does_not_wake_for_leases() -> None:
         script.wait(wake_ms - script.now_ms)
 
 
+def test_a_program_that_asks_once_has_its_link_woken_for_the_renewal() -> None:
+    script = Leased()
+    script.hand(1, 0)
+    began_ms = script.now_ms
+    at_ms = script.session.next_wake()
+    assert at_ms is not None
+    assert at_ms > began_ms + 300
+    script.take()
+    told = [script.member.wakes, script.step(), script.member.wakes]
+    assert told == [True, [], False]
+    assert script.session.next_wake() == began_ms + 300
+    assert script.renewals(300) == [[(0, 1)]]
+    script.wait(1)
+    script.member.take()
+    assert script.member.wakes
+
+
+def test_a_program_that_stands_still_when_its_lease_ends_says_nothing() -> None:
+    script = Leased()
+    script.hand(1, 0)
+    held = script.take()
+    script.now_ms += 900
+    said = script.say(c.Mode(script.member.number, False, 0))
+    assert isinstance(script.member.take(), PassedOverNotice)
+    script.member.take()
+    for _ in range(4):
+        said += script.wait(300)
+    assert [one for one in said if isinstance(one, c.AckRecords)] == []
+    [ack] = script.ack(held.numbers)
+    assert (ack.state, ack.ranges) == (0, [(0, 1)])
+
+
 def test_a_program_that_renews_the_record_in_its_hands_keeps_those_that_wait_for_it() -> None:
     script = Leased()
     script.hand(1, 0)
@@ -505,15 +537,77 @@ def test_records_that_came_again_before_they_were_done_are_not_handed_over_again
     script.hand(2, 0)
     held = script.take()
     [late] = script.ack(held.numbers, "all")
-    halves = script.say(c.Refused(64, late.tracker, "not_held"))
-    halves += script.hand(3, 0)
-    for one in [*halves, *script.step()]:
-        if isinstance(one, c.AckRecords):
-            script.confirmed(one)
+    script.hand(3, 0)
+    script.confirmed(late)
     assert script.settled() == {"all": True}
     assert script.take().numbers == [2]
     assert script.member.in_hand == {2}
     assert script.member.take() is None
+
+
+def held_by(script: Leased, said: list[Command], ours: set[int]) -> list[tuple[int, list[Any]]]:
+    """Answer as a broker at which only some records are held; returns what it was told."""
+    told = []
+    while said:
+        ack = said.pop(0)
+        if isinstance(ack, c.AckRecords):
+            told.append((ack.state, ack.ranges))
+            if {n for first, end in ack.ranges for n in range(first, end)} <= ours:
+                said += script.confirmed(ack)
+            else:
+                said += script.say(c.Refused(64, ack.tracker, "not_held"))
+    return told
+
+
+@pytest.mark.parametrize("again_ms", [-1, 0])
+@pytest.mark.parametrize("early", [True, False])
+def test_what_is_said_too_late_of_several_records_is_not_said_of_their_next_delivery(
+    again_ms: int, early: bool
+) -> None:
+    script = Leased()
+    script.hand(3, 0)
+    held = script.take()
+    [late] = script.ack(held.numbers, "all", again_ms)
+    if early:
+        script.hand(3, 0)
+    said = script.say(c.Refused(64, late.tracker, "not_held"))
+    if not early:
+        said += script.hand(3, 0)
+    told = held_by(script, said, {0, 1, 2})
+    assert all(state == 2 for state, _ in told)
+    assert script.settled() == {"all": False}
+    assert script.take().numbers == [0, 1, 2]
+    assert script.member.in_hand == {0, 1, 2}
+    assert not script.member.settling
+
+
+def test_of_a_word_that_is_too_late_for_some_records_the_others_are_said_once() -> None:
+    script = Leased()
+    script.hand(4, 0)
+    held = script.take()
+    script.member.ack(held.numbers[:2], AckForm(0, 7), "low")
+    [late] = script.ack(held.numbers[2:], "high", 7)
+    assert late.ranges == [(0, 4)]
+    said = script.say(c.Refused(64, late.tracker, "not_held"))
+    said += script.hand(4, 0, rows=[3])
+    told = held_by(script, said, {0, 1, 3})
+    assert [n for state, ranges in told if not state for n in ranges] == [(0, 2)]
+    assert script.settled() == {"low": True, "high": False}
+    assert script.take().numbers == [3]
+    assert script.member.in_hand == {3}
+
+
+def test_a_renewal_that_is_too_late_for_several_records_is_false() -> None:
+    script = Leased()
+    script.hand(3, 0)
+    held = script.take()
+    script.member.renew(held.numbers, "all")
+    [late] = [one for one in script.step() if isinstance(one, c.AckRecords)]
+    said = script.say(c.Refused(64, late.tracker, "not_held"))
+    said += script.hand(3, 0)
+    held_by(script, said, {0, 1, 2})
+    assert script.settled() == {"all": False}
+    assert script.member.in_hand == {0, 1, 2}
 
 
 @pytest.mark.parametrize("kind", ["shared", "exclusive"])
@@ -656,7 +750,7 @@ def test_records_in_doubt_are_dropped_with_the_link() -> None:
     script.reconnect()
     script.accept_member(script.member)
     assert script.member.take() is None
-    assert not script.member.in_doubt
+    assert not script.member.wakes
     script.hand(2, 0)
     assert script.take().numbers == [0, 1]
 

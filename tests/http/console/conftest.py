@@ -17,7 +17,7 @@ ALL: dict[str, Any] = {
 }
 PASSWORDS = {
     "root": "root's password", "reader": "reader's password", "acme.eve": "eve's password",
-    "watcher": "watcher's password",
+    "watcher": "watcher's password", "copier": "copier's password",
 }  # fmt: skip
 
 
@@ -36,6 +36,12 @@ def broker(hashes: dict[str, str]) -> Iterator[EmbeddedBroker]:
             "reader": {"read": ["open.*"]},
             "acme.eve": {**ALL, "admin": True},
             "watcher": {"read": ["closed", "open.*"], "receive": ["box"], "work": ["up"]},
+            "copier": {
+                "read": ["open.*"],
+                "write": ["open.kept.*"],
+                "write_subjects": {"open.narrow": ["allowed"]},
+                "deny": {"create": ["open.kept.*"]},
+            },
         },
         "namespaces": {"acme": {"quotas": {"streams": 5}}},
     }

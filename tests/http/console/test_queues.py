@@ -426,15 +426,28 @@ def test_what_a_person_may_not_do_is_not_done(
     assert client.mailbox_info("box").messages == 61
 
 
-def test_a_copy_into_what_a_person_may_not_write_ends_early(
-    reader: Browser, client: SyncClient
+@pytest.mark.parametrize(("to", "verb"), [("open.copy", "write"), ("open.kept.new", "create")])
+def test_a_copy_into_what_a_person_may_not_write_or_make_is_refused_by_name(
+    enter: Callable[[str], Browser], client: SyncClient, to: str, verb: str
 ) -> None:
     client.publish("open.trades", b"x")
-    reader.get()
-    reader.post("do/copy", {"name": "open.trades", "to": "open.copy"})
-    until(lambda: "Ended early" in reader.get("stream", name="open.trades").words)
-    assert "forbidden" in reader.get("stream", name="open.trades").words
-    assert "open.copy" not in [each.name for each in client.list_streams()]
+    copier = enter("copier")
+    words = copier.post("do/copy", {"name": "open.trades", "to": to}).words
+    assert f"Not done: a copy into {to} takes the permission {verb} on {to}" in words
+    assert "Begun" not in words
+    assert to not in [each.name for each in client.list_streams()]
+
+
+def test_a_copy_under_a_subject_that_a_person_may_not_write_ends_early(
+    enter: Callable[[str], Browser], client: SyncClient
+) -> None:
+    client.publish("open.trades", b"x", subject="other")
+    client.create_stream("open.narrow")
+    copier = enter("copier")
+    copier.post("do/copy", {"name": "open.trades", "to": "open.narrow"})
+    until(lambda: "Ended early" in copier.get("stream", name="open.trades").words)
+    assert "forbidden" in copier.get("stream", name="open.trades").words
+    assert client.stream_info("open.narrow").records == 0
 
 
 def test_every_change_needs_the_token(
