@@ -1,4 +1,4 @@
-"""What clients make of a broker that does not know a question's newer parts."""
+"""Answers of an older broker, which leave out parts of a question, and what clients do then."""
 
 from __future__ import annotations
 
