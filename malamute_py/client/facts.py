@@ -66,6 +66,13 @@ class StreamVersions(Facts, frozen=True, kw_only=True, rename={"uuid": "stream"}
     """Id and Arrow schema message of each version of a typed stream's schema, oldest first."""
 
 
+def told_to_writers(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return of an answer to STREAM_INFO what an older broker leaves out of STREAM_SCHEMAS."""
+    settings = info.get("settings", {})
+    told = {key: settings[key] for key in ("keep", "body_kind") if settings.get(key)}
+    return {"stream": info["uuid"], **told}
+
+
 class BrokerFacts(Facts, frozen=True, kw_only=True):
     """The broker."""
 

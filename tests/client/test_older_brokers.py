@@ -1,4 +1,4 @@
-"""What clients make of a broker that does not know a question's newer parts."""
+"""Answers of an older broker, which leave out parts of a question, and what clients do then."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from malamute_protocol import commands as c
 from malamute_protocol.commands import Command
 from malamute_protocol.errors import BrokerRefused
+from malamute_protocol.version import Feature
 from malamute_py.cli.definitions import Change
 from malamute_py.cli.foreseen import refusal
 from malamute_py.client.aio.client import connect
@@ -24,12 +26,22 @@ from tests.waiting import WAIT_MS
 USERS = [{"user": name, "grant": {"read": ["a"]}, "may": False} for name in ("ann", "bob")]
 
 
+INFO = {"uuid": b"u" * 16, "settings": {"keep": "last-per-subject", "body_kind": "list"}}
+
+
 class OlderBroker(FakeBroker):
-    """A broker that passes over `own` of LIST_USERS."""
+    """A broker that passes over `own` of LIST_USERS, and answers STREAM_SCHEMAS with schemas."""
 
     users: list[dict[str, Any]]
 
     def _answer(self, link: bytes, command: Command, contents: Any) -> list[Any]:
+        if isinstance(command, c.Hello):
+            [(_, told, frames)] = super()._answer(link, command, contents)
+            return [(link, structs.replace(told, features=int(Feature.TYPED)), frames)]
+        if isinstance(command, c.StreamSchemas):
+            return [(link, c.Result(command.request, {"schemas": []}), ())]
+        if isinstance(command, c.StreamInfo):
+            return [(link, c.Result(command.request, INFO), ())]
         if not isinstance(command, c.ListUsers):
             return super()._answer(link, command, contents)
         if not self.users:
@@ -72,3 +84,16 @@ async def test_the_console_offers_what_an_older_broker_does_not_tell(older: Olde
         session: Any = SimpleNamespace(client=client)
         needed = {"look": ("replay", "s"), "tail": ("read", "s")}
         assert await _withheld(session, {}, needed) == {}
+
+
+@pytest.mark.parametrize("kind", SHELLS, ids=lambda shell: shell.kind)
+async def test_a_stream_of_an_older_broker_has_its_uuid_and_its_keys(kind: Any) -> None:
+    broker = OlderBroker()
+    shell = await kind().connect(broker.endpoint, **FAST)
+    try:
+        found = await shell.do("stream_versions", "s")
+        assert (found.uuid, found.keep) == (b"u" * 16, "last-per-subject")
+        assert await shell.call(shell.client.kv("s")._known) == []
+    finally:
+        await shell.do("close")
+        broker.close()

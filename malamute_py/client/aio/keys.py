@@ -20,6 +20,7 @@ from malamute_py.client.aio.link import LoopLink
 from malamute_py.client.aio.subscription import Subscription
 from malamute_py.client.arguments import integer
 from malamute_py.client.engine.waits import PUBLISHED
+from malamute_py.client.facts import told_to_writers
 from malamute_py.client.keys import (
     KeyEntry,
     changed_fields,
@@ -188,6 +189,10 @@ class KeyView:
         if self._empty is None:
             stream = self._stream
             asked = await self._ask(lambda number: c.StreamSchemas(number, stream))
+            if "stream" not in asked:
+                asked = told_to_writers(
+                    await self._ask(lambda number: c.StreamInfo(number, stream))
+                )
             if not asked.get("keep"):
                 raise BrokerRefused(
                     "unsupported", f"stream '{self._stream}' has no keys: it was made without keep"

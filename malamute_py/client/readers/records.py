@@ -44,7 +44,7 @@ class SubscriptionBase:
         self.gaps = 0
         """Gaps and rewinds met so far, and losses of records that had not come."""
         self._shortened = 0
-        """Of the state's count, how many times were taken note of."""
+        """Value of `shortened` of the state that was taken note of last."""
 
     def _open(self, batch: Batch) -> None:
         self._batch = batch

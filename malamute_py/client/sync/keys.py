@@ -17,6 +17,7 @@ from malamute_protocol.keys import DELETION_FIELD
 from malamute_protocol.pattern import Pattern
 from malamute_py.client.arguments import integer
 from malamute_py.client.engine.waits import PUBLISHED
+from malamute_py.client.facts import told_to_writers
 from malamute_py.client.keys import (
     KeyEntry,
     changed_fields,
@@ -185,6 +186,8 @@ class SyncKeyView:
         if self._empty is None:
             stream = self._stream
             asked = self._ask(lambda number: c.StreamSchemas(number, stream))
+            if "stream" not in asked:
+                asked = told_to_writers(self._ask(lambda number: c.StreamInfo(number, stream)))
             if not asked.get("keep"):
                 raise BrokerRefused(
                     "unsupported", f"stream '{self._stream}' has no keys: it was made without keep"

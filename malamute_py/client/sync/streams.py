@@ -16,7 +16,7 @@ from malamute_protocol.pattern import Pattern
 from malamute_protocol.schema import Schemas
 from malamute_protocol.version import Feature
 from malamute_py.client.arguments import settings_of, truth
-from malamute_py.client.facts import ReadPlan, StreamFacts, StreamVersions, facts
+from malamute_py.client.facts import ReadPlan, StreamFacts, StreamVersions, facts, told_to_writers
 from malamute_py.client.options import StreamOptions
 from malamute_py.client.position import StartPoint, start_on_wire
 from malamute_py.client.session.calls import Time, make_plan, subscribe_options
@@ -154,9 +154,13 @@ class SyncStreamVerbs(SyncPagedVerbs):
     def stream_versions(self, stream: str) -> StreamVersions:
         """Which stream has a name, whether it keeps keys, and the versions of its schema.
 
-        For who may write to it or read it. Raises BrokerRefused `unknown_stream`.
+        For who may write to it or read it. Raises BrokerRefused: `unknown_stream`; `forbidden` also
+        from an older broker, which tells it with STREAM_INFO alone.
         """
-        return facts(StreamVersions, {"name": stream, **_versions(self._link, stream)})
+        value = _versions(self._link, stream)
+        if "stream" not in value:
+            value |= told_to_writers(self._link.ask(lambda number: c.StreamInfo(number, stream)))
+        return facts(StreamVersions, {"name": stream, **value})
 
     def stream_info(self, stream: str) -> StreamFacts:
         """Facts about one stream. Raises BrokerRefused `unknown_stream`."""
