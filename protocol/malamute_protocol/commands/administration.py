@@ -58,8 +58,7 @@ class ListUsers(Command, tag=91, frozen=True):
     limit: int = 1000
     """At most so many entries."""
     own: bool = False
-    """True: one entry, of the sender's user, with `user` and `may` alone; an empty name asks for any
-    name at all."""
+    """True: one entry, of the sender's user, with `user` and `may` alone; no name: any name."""
 
 
 class ListNamespaces(Command, tag=100, frozen=True):
