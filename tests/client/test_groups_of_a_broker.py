@@ -417,6 +417,23 @@ async def test_a_member_that_stands_still_is_given_its_record_once(shell: Any) -
 
 
 @pytest.mark.moderate
+@pytest.mark.parametrize("kind", ["shared", "keyed", "exclusive"])
+async def test_a_member_whose_lease_ended_before_it_asked_is_given_the_records_when_it_asks(
+    shell: Any, kind: str
+) -> None:
+    await filled(shell, 3)
+    member = joined(shell, kind=kind, ack="manual", settings={"lease_ms": 150, "attempts_max": 9})
+    await shell.call(member.accepted)
+    await aside(shell)
+    held = await shell.call(member.next_batch, WAIT_MS)
+    assert held.numbers == [0, 1, 2]
+    assert await shell.call(member.ack, held)
+    facts = await shell.do("group_info", "s", "readers")
+    assert (facts.next, [one.aside for one in facts.members]) == (3, [False])
+    await shell.call(member.close)
+
+
+@pytest.mark.moderate
 async def test_a_lease_begins_anew_though_nothing_else_happens_on_the_link(
     connect: Connect,
 ) -> None:

@@ -109,6 +109,9 @@ class Membership(Opened):
         """With the reader since an earlier link; the broker may have given them to others."""
         self._doubts: Final = Doubts()
         """Batches that no caller had taken when a lease ended."""
+        self._dropped: tuple[int, int] | None = None
+        """Range of one record of an exclusive group that was dropped when a lease ended. A word of
+        it has the broker give this member records again."""
         self._waiting: Final[set[int]] = set()
         """Offsets in the queue, of a group with leases; the program may have them as well."""
         self._queued_bytes = 0
@@ -122,6 +125,9 @@ class Membership(Opened):
         if self._doubts and not self._doubts.asked and self.active:
             self._doubts.asked = True
             self._memberships.acks.add(self, RENEWED, self._doubts.ranges())
+        if self._dropped is not None and self.passed_over and self.active:
+            self._memberships.acks.add(self, RENEWED, [self._dropped])
+            self._dropped = None
         if not self.queue:
             return None
         item = self.queue.popleft()
@@ -153,6 +159,7 @@ class Membership(Opened):
         for batch in left:
             # The next holder gets all of them.
             self.in_hand.difference_update(batch.numbers)
+            self._dropped = batch.numbers[0], batch.numbers[0] + 1
 
     def ack(self, offsets: Sequence[int], form: AckForm = DONE, token: Any = None) -> None:
         """Records are done, or the form says what else is to become of them.
@@ -225,7 +232,8 @@ class Membership(Opened):
 
         The broker is to say which records are still the member's, or a renewal is due, or will be.
         """
-        return bool(self._doubts) or (self._unplanned and self.renew_at_ms > 0)
+        asks = bool(self._doubts) or self._dropped is not None
+        return asks or (self._unplanned and self.renew_at_ms > 0)
 
     def discard(self) -> None:
         """Drop what waits: the broker gives it to others."""
@@ -404,6 +412,7 @@ class Membership(Opened):
         elif kind is Subscribed:
             self.active = self._accepted = True
             self.passed_over = self.lost_lease = False
+            self._dropped = None
             self._gets = self.asked.kind != "exclusive"
             if self.stream_uuid != command.stream:
                 # Another stream of the name: nothing that was delivered of the first one counts.
@@ -429,6 +438,7 @@ class Membership(Opened):
             # `live` tells a member whether it is given records.
             self.passed_over = self._gets and not command.live
             self._gets = command.live
+            self._dropped = None
             if self.passed_over:
                 self._pass_over(command)
         elif kind is not Cover:
