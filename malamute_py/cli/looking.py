@@ -77,7 +77,10 @@ def look(
         # A broker of an earlier version does not tell what its user may do.
         with contextlib.suppress(BrokerRefused):
             if verbs and not any(map(client.may, verbs)):
-                unseen[kind] = f"this user may see no {kind}: it has none of {', '.join(verbs)}"
+                own = " but its own" if kind == "mailboxes" else ""
+                unseen[kind] = (
+                    f"this user may see no {kind}{own}: it has none of {', '.join(verbs)}"
+                )
         return found
 
     try:

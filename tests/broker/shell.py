@@ -390,9 +390,10 @@ class Shell:
             if self.auto_read:
                 self.answer_reads()
             if self.auto_ask:
-                # What the answers bring about is done in a further turn.
-                wanted = wanted or bool(self.queries)
+                asked = len(self.queries)
                 self.answer_queries()
+                # What the answers bring about is done in a further turn.
+                wanted = wanted or len(self.queries) < asked
             if self.auto_read:
                 self.answer_bodies()
             if self.auto_sync:

@@ -39,6 +39,7 @@ SHELL_OWN = {
     "software",
     "permit",
     "subjects",
+    "allows_some",
     "known",
     "reload",
     "in_force",

@@ -24,6 +24,8 @@ WARN_ABOVE: Final = 0.8
 LOOK_SHARE: Final = 10
 """Part (a tenth) of the smallest bound of a stream's pins: when the ring has grown by so much, the
 stream's next append has its pins looked at. A second holds ten times a small bound."""
+GROWTH_MIN: Final = 1 << 10
+"""Bytes, at least, between two such looks."""
 MARKS_MAX: Final = 256
 """Marks that a stream has at most; beyond that every second one is removed."""
 MARK_MS: Final = 1_000
@@ -213,8 +215,8 @@ class Pins:
     def _grown(self, stream: Stream) -> None:
         """Look at the pins of a stream that was appended to, if its ring has grown enough."""
         marks = self._marks[stream]
-        if stream.ring.end_lsn < marks.look_lsn:
-            return
+        if stream.ring.end_lsn < marks.look_lsn or len(marks.cursors) > LOOKS_MAX:
+            return  # Of very many pins some are looked at in each tick.
         marks.note(stream)
         marks.look_lsn = NEVER
         for cursor in marks.cursors:
@@ -231,7 +233,8 @@ class Pins:
         if held > bound:
             self.break_pin(cursor, f"it held back more than {bound} bytes")
             return
-        marks.look_lsn = min(marks.look_lsn, stream.ring.end_lsn + bound // LOOK_SHARE)
+        growth = max(bound // LOOK_SHARE, GROWTH_MIN)
+        marks.look_lsn = min(marks.look_lsn, stream.ring.end_lsn + growth)
         warn = held >= WARN_ABOVE * bound
         if warn and not cursor.warned:
             self._shard.counters["pins_near_limit"] += 1

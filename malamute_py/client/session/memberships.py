@@ -112,6 +112,8 @@ class Membership(Opened):
         self._dropped: tuple[int, int] | None = None
         """Range of one record of an exclusive group that was dropped when a lease ended. A word of
         it has the broker give this member records again."""
+        self._asks = False
+        """Whether take() has asked for the records that were dropped."""
         self._waiting: Final[set[int]] = set()
         """Offsets in the queue, of a group with leases; the program may have them as well."""
         self._queued_bytes = 0
@@ -128,6 +130,7 @@ class Membership(Opened):
         if self._dropped is not None and self.passed_over and self.active:
             self._memberships.acks.add(self, RENEWED, [self._dropped])
             self._dropped = None
+            self._asks = True
         if not self.queue:
             return None
         item = self.queue.popleft()
@@ -159,7 +162,8 @@ class Membership(Opened):
         for batch in left:
             # The next holder gets all of them.
             self.in_hand.difference_update(batch.numbers)
-            self._dropped = batch.numbers[0], batch.numbers[0] + 1
+            if self.passed_over:
+                self._dropped = batch.numbers[0], batch.numbers[0] + 1
 
     def ack(self, offsets: Sequence[int], form: AckForm = DONE, token: Any = None) -> None:
         """Records are done, or the form says what else is to become of them.
@@ -209,7 +213,7 @@ class Membership(Opened):
         Not while the member is passed over: the broker would refuse it, take that for a word of
         the program, and hand it the same records again.
         """
-        self._unplanned = False
+        self._unplanned = self._asks = False
         if not self.in_hand or self.passed_over:
             self.renew_at_ms = 0
         elif not self.renew_at_ms:
@@ -232,8 +236,7 @@ class Membership(Opened):
 
         The broker is to say which records are still the member's, or a renewal is due, or will be.
         """
-        asks = bool(self._doubts) or self._dropped is not None
-        return asks or (self._unplanned and self.renew_at_ms > 0)
+        return bool(self._doubts) or self._asks or (self._unplanned and self.renew_at_ms > 0)
 
     def discard(self) -> None:
         """Drop what waits: the broker gives it to others."""

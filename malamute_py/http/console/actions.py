@@ -78,15 +78,18 @@ async def _check_target(client: Client, to: str) -> None:
     Who may write a stream and not read it is not told whether it is there; the copy finds out.
     """
     needed = "write"
-    if await client.may("write", to):
-        try:
-            await client.stream_info(to)
-        except BrokerRefused as error:
-            if error.code != "unknown_stream" or await client.may("create", to):
+    try:
+        if await client.may("write", to):
+            try:
+                await client.stream_info(to)
+            except BrokerRefused as error:
+                if error.code != "unknown_stream" or await client.may("create", to):
+                    return
+                needed = "create"
+            else:
                 return
-            needed = "create"
-        else:
-            return
+    except BrokerRefused:
+        return  # A broker of an earlier version does not tell: the copy finds out.
     raise NotUnderstood(f"a copy into {to} takes the permission {needed} on {to}")
 
 
