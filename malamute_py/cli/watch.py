@@ -90,7 +90,12 @@ def watch(
             say(f"{kind}: not watched: {why}")
         if len(before.links) >= _LINKS_MAX:
             say(f"clients: more than {_LINKS_MAX - 1}, so that none is said to come or go")
-        kinds = [each for each in KINDS if each not in before.unseen]
+        # What was put off (`wait`) is asked for again, and what is not permitted is not.
+        kinds = [
+            each
+            for each in KINDS
+            if not before.unseen.get(each, "").startswith(("forbidden", "this user"))
+        ]
         if len(kinds) < len(KINDS):
             # Listings refused to this command are no event of the broker.
             before = look(client, kinds, links_max=_LINKS_MAX)

@@ -326,6 +326,8 @@ class Membership(Opened):
             for batch in self._doubts.take(ranges):
                 self.queue.append(batch)
                 self._waiting.update(batch.numbers)
+            # A part of a batch counts with the whole batch's bytes.
+            self._count_bytes()
             self._memberships.found(self)
         self._memberships.give_credit(self)
 

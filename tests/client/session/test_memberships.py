@@ -14,7 +14,7 @@ from malamute_py.client.readers.group import numbers_of
 from malamute_py.client.session.acknowledgements import AckForm
 from malamute_py.client.session.attempts import LinkState
 from malamute_py.client.session.events import Settled
-from malamute_py.client.session.group_options import DONE, GroupOptions
+from malamute_py.client.session.group_options import DONE, RENEWED, GroupOptions
 from malamute_py.client.session.held_batches import HeldBatch
 from malamute_py.client.session.memberships import Membership
 from malamute_py.client.session.step import Step
@@ -741,6 +741,21 @@ def test_the_credit_of_a_batch_that_its_reader_gives_back_in_doubt_is_given_once
     renewed(script, script.step(), ours={0, 1, 2, 3})
     assert script.take().numbers == [1, 2, 3]
     assert script.member.credit().credit_bytes == held.stamp.size + 4096
+
+
+def test_records_in_doubt_that_are_ours_in_parts_leave_the_bound_of_bytes_as_it_is() -> None:
+    script = Leased(credit_bytes=4096)
+    script.hand(8, 0)
+    passed_over(script)
+    assert isinstance(script.member.take(), PassedOverNotice)
+    size = script.member._queued_bytes
+    for ours in ((0, 4), (4, 6), (6, 7)):
+        script.member.acked(RENEWED, [ours])
+        assert script.member.take().numbers == list(range(*ours))
+        assert script.member._queued_bytes == size
+    script.member._doubts.drop([7])
+    script.member._count_bytes()
+    assert script.member._queued_bytes == 0
 
 
 def test_records_in_doubt_are_dropped_with_the_link() -> None:
