@@ -143,12 +143,18 @@ class _Examination:
         try:
             typed(alone)
         except ConfigError as error:
+            if len(keys) > 1 and isinstance(value, Mapping) and len(value) > 1:
+                # One fault of an entry hides no other: each of its values is taken by itself.
+                for name, inner in value.items():
+                    place = self._file_place((*keys, name)) if (*keys, name) in self._lines else ""
+                    self._take((*keys, name), inner, place or origin)
+                return
             key = error.key
             for length in range(len(keys) - 1, 0, -1):
                 # A table's own keys are not in the error's.
                 known = ".".join(keys[:length])
                 if known in _BY_ITEM and key.startswith(known) and ".".join(keys) not in key:
-                    key = ".".join(keys) + key.removeprefix(known)
+                    key = ".".join(keys[: length + 1]) + key.removeprefix(known)
             self._problems.append(Problem(origin, key, error.why))
             return
         put(self._table, keys, value)

@@ -148,6 +148,27 @@ def test_all_problems_of_a_users_file_are_told_at_once_and_each_once(tmp_path: P
     assert f"there is no {users}" in run_cli("config", "check", str(file)).lines[-1]
 
 
+def test_no_problem_of_an_entry_hides_another(tmp_path: Path) -> None:
+    """A misspelt quota of a namespace ended the command in a traceback."""
+    file = tmp_path / "malamute.toml"
+    file.write_text(
+        '[authentication]\nmechanism = "plain"\n[namespaces.acme]\nprefix = 4\nusers = "x"\n'
+        'default_stream = { max_age = "7d", max_age_ms = "x" }\nquotas = { stream = 100 }\n'
+        '[quotas.identities.bob]\nstream = 5\nstreams = "x"\nmail_bytes = "y"\n'
+        '[permissions.bob]\nread = "orders"\nreed = ["x"]\n'
+    )
+    checked = run_cli("config", "check", str(file))
+    assert checked.code == 2
+    told = {tuple(line.removeprefix(f"{file}:").split(": ")[:2]) for line in checked.lines}
+    assert told >= {
+        ("4", "namespaces.acme.prefix"), ("5", "namespaces.acme.users"),
+        ("7", "namespaces.acme.quotas.stream"), ("9", "quotas.identities.bob.stream"),
+        ("10", "quotas.identities.bob"), ("11", "quotas.identities.bob.mail_bytes"),
+        ("13", "permissions.bob.read"), ("14", "permissions.bob"),
+    }  # fmt: skip
+    assert any("max_age_ms" in line for line in checked.lines)
+
+
 def test_problems_are_json_for_a_program(wrong: Path) -> None:
     outcome = run_cli("config", "check", str(wrong), "--json")
     assert outcome.code == 2

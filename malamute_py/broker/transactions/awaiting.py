@@ -34,6 +34,14 @@ class Awaiting:
         self._links.count_query(link)
         transaction.waiting.append((link, command))
 
+    def over(self, link: Link, command: AwaitTransaction, end_lsn: int) -> None:
+        """Have a command answered whose transaction is over, once this LSN is durable.
+
+        Raises BrokerRefused.
+        """
+        self._links.count_query(link)
+        self._answers.settle(end_lsn, lambda failure: self._answer([(link, command)], failure))
+
     def appended(self, transaction: Transaction, end_lsn: int, *, given_up: bool = False) -> None:
         """Have all that wait for a transaction answered once its end is durable.
 

@@ -80,6 +80,8 @@ class Transactions:
         )  # fmt: skip
         self._armed_ms = 0
         """Time at which the timer fires next; 0: it is not set."""
+        self.last_end_lsn = 0
+        """LSN of the newest end of a committed transaction, durable or not; 0: there was none."""
         self.by_id: dict[bytes, Transaction] = {}
         """Transactions in the order in which they began."""
         self.staged_bytes = 0
@@ -138,6 +140,7 @@ class Transactions:
     def _finished(self, transaction: Transaction, end_lsn: int) -> None:
         """Forget a transaction of which all is in its streams."""
         self.forget(transaction)
+        self.last_end_lsn = max(self.last_end_lsn, end_lsn)
         self._awaiting.appended(transaction, end_lsn, given_up=self.was_given_up(transaction.id))
 
     def give_up(self, transaction: Transaction, ender: Answer) -> None:

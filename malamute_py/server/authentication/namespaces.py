@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from malamute_py.broker.limits import Namespace, Quota
-from malamute_py.config import Config, NamespaceSection
+from malamute_py.config import QUOTAS, Config, NamespaceSection
 from malamute_py.sections import ConfigError
 from malamute_py.server.authentication.name_patterns import compiled, fits
 
@@ -36,13 +36,16 @@ class Namespaces:
 
 
 def _namespace(name: str, section: NamespaceSection) -> Namespace:
-    """Return a namespace of the configuration; without users it has those of its prefix."""
+    """Return a namespace of the configuration; without users it has those of its prefix.
+
+    A quota that there is not is left out: faults_of_users() finds it.
+    """
     prefix = section.prefix_of(name)
     return Namespace(
         name=name,
         prefix=prefix,
         users=tuple(section.users) or (f"{prefix}*",),
-        quota=Quota(**section.quotas),
+        quota=Quota(**{name: most for name, most in section.quotas.items() if name in QUOTAS}),
         default_stream=section.default_stream,
         default_mailbox=section.default_mailbox,
         default_service=section.default_service,

@@ -410,6 +410,29 @@ def test_wait_is_answered_when_all_is_in_its_streams() -> None:
     assert peer.last(wire.Result).request == 56
 
 
+def test_wait_for_a_commit_that_is_appended_is_answered_when_it_is_durable() -> None:
+    """A commit returned before readers got its records, if its end was appended already."""
+    world = World()
+    shell = world.shell
+    world.begin()
+    world.stage("a", [b"1"])
+    shell.auto_sync = False
+    world.commit(1)
+    for _ in range(3):
+        shell.run()
+    while shell.broker._transactions.by_id:
+        shell.sync()
+        shell.run()
+    peer = shell.send(1, wire.AwaitTransaction(55, ID))
+    told = [one for one in peer.of(wire.Result) if one.request == 55]
+    seen = shell.subscribe(2, 7, "a", start=[0], visibility=2)
+    assert (bodies(seen, 7), told) == ([], [])
+    shell.sync()
+    shell.run()
+    assert bodies(seen, 7) == [b"1"]
+    assert peer.last(wire.Result).request == 55
+
+
 def test_open_transactions_are_listed_and_ended_by_permission() -> None:
     allowed = {"admin"}
 
