@@ -751,7 +751,7 @@ def test_records_in_doubt_that_are_ours_in_parts_leave_the_bound_of_bytes_as_it_
     size = script.member._queued_bytes
     for ours in ((0, 4), (4, 6), (6, 7)):
         script.member.acked(RENEWED, [ours])
-        assert script.member.take().numbers == list(range(*ours))
+        assert script.take().numbers == list(range(*ours))
         assert script.member._queued_bytes == size
     script.member._doubts.drop([7])
     script.member._count_bytes()
