@@ -377,6 +377,7 @@ class Reading:
         base, after = stamp.base_offset, min(stamp.next_offset, self._end)
         if base > self._next:
             self._miss(base)
+        self._why = None  # What was lost ends at this batch, also where a bound took a part of it.
         if self._entry.settings.max_age_ms and stamp.append_time_ms < self._oldest_ms():
             self._lose_aged(stamp.lsn)
             if self._next >= after:
@@ -557,12 +558,15 @@ class Reading:
 
     def _miss(self, to_offset: int) -> None:
         """Report the offsets up to `to_offset` as lost: the walk found no batch of them."""
-        why = self._why or Lost("damaged", "the batches are not in the ring")
+        why = self._why
+        if why is None and self._entry.settings.keep:
+            # Compaction gives segments up: what is left of their records has moved.
+            why = Lost("retention", _BOUNDS)
+        why = why or Lost("damaged", "the batches are not in the ring")
         self._lose(to_offset, why.code, why.reason)
 
     def _lose(self, to_offset: int, code: str, reason: str) -> None:
         """Report the offsets up to `to_offset` as a gap, for this reason."""
-        self._why = None
         to_offset = min(to_offset, self._end)
         for item in self._losses(self._next, to_offset, code, reason):
             self._queue(item)
