@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from malamute_protocol.address import name_fault
 from malamute_protocol.errors import BrokerRefused
+from malamute_py.cli.looking import TOLD_TO
 
 if TYPE_CHECKING:
     from malamute_py.cli.definitions import Change, Definitions
@@ -57,12 +58,10 @@ def may_be_there(client: SyncClient, change: Change) -> bool:
     One with other settings is refused `stream_exists`. Other things are told to all who may make
     them.
     """
-    from malamute_py.broker.streams.catalogue import TOLD_TO
-
     if (change.kind, change.action) != ("streams", "create"):
         return False
     try:
-        return not any(client.may(action, change.name[0]) for action in TOLD_TO)
+        return not any(client.may(action, change.name[0]) for action in TOLD_TO["streams"])
     except BrokerRefused:
         return False  # A broker of an earlier version does not tell.
 
@@ -83,8 +82,8 @@ def _needs(change: Change, there: Definitions) -> Iterator[tuple[tuple[str, ...]
 
 def _check_settings(change: Change, there: Definitions) -> None:
     """Check settings as the broker does. Raises BrokerRefused."""
-    from malamute_py.broker.streams.declared import declared, evolved
     from malamute_py.changelog import settings as kinds
+    from malamute_py.changelog.declared import declared, evolved
 
     for part in change.name:
         if fault := name_fault(part):

@@ -42,7 +42,7 @@ class Look:
         return int(self.broker.get("now_ms", 0))
 
 
-_TOLD_TO: Final = {
+TOLD_TO: Final = {
     "streams": ("read", "trim", "manage_streams"),
     "cursors": ("read", "trim", "manage_streams"),
     "groups": ("read", "trim", "manage_streams"),
@@ -73,7 +73,7 @@ def look(
         except BrokerRefused as error:
             unseen[kind] = str(error)
             return []
-        verbs = () if found else _TOLD_TO.get(kind, ())
+        verbs = () if found else TOLD_TO.get(kind, ())
         # A broker of an earlier version does not tell what its user may do.
         with contextlib.suppress(BrokerRefused):
             if verbs and not any(map(client.may, verbs)):

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from malamute_py import EmbeddedBroker
+from malamute_py.broker.mail import administration as mail
+from malamute_py.broker.services import administration as services
+from malamute_py.broker.streams import catalogue
 from malamute_py.cli.check import (
     CRITICAL,
     KINDS,
@@ -20,7 +23,7 @@ from malamute_py.cli.check import (
     threshold,
 )
 from malamute_py.cli.failures import CommandFailed
-from malamute_py.cli.looking import Look
+from malamute_py.cli.looking import TOLD_TO, Look
 from malamute_py.cli.looking import look as look_at
 from malamute_py.client.facts import (
     BrokerFacts,
@@ -74,6 +77,13 @@ def test_a_thing_with_a_threshold_of_its_own_is_not_judged_by_that_for_all() -> 
         CRITICAL,
         ["desk: 10 messages (critical above 5)"],
     )
+
+
+def test_the_verbs_by_which_a_listing_is_seen_are_those_of_the_broker() -> None:
+    assert TOLD_TO == {
+        "streams": catalogue.TOLD_TO, "cursors": catalogue.TOLD_TO, "groups": catalogue.TOLD_TO,
+        "mailboxes": mail.TOLD_TO, "services": services.TOLD_TO,
+    }  # fmt: skip
 
 
 def test_a_thing_that_is_named_and_not_there_is_unknown() -> None:

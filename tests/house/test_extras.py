@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
@@ -76,6 +77,21 @@ def test_the_command_line_judges_and_watches_without_the_extra_http() -> None:
         "import malamute_py.health.troubles, malamute_py.health.readiness\n",
     )
     assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.slow
+def test_a_dry_run_of_an_import_needs_no_extra_server(tmp_path: Path) -> None:
+    """It checks settings with the broker's own code, which must not bring the broker along."""
+    file = tmp_path / "definitions.json"
+    file.write_text('{"streams": {"s": {"max_bytes": -1}, "t": {}}}')
+    with EmbeddedBroker(tcp=True) as broker:
+        ended = run_without(
+            [package for package, extra in EXTRAS.items() if extra == "server"],
+            f"sys.argv[1:] = ['--endpoint', {broker.tcp_endpoint!r}, 'import', {str(file)!r},"
+            " '--dry-run']; from malamute_py.cli import main; sys.exit(main())",
+        )
+    assert ended.returncode == 1, ended.stderr
+    assert "bad_setting" in ended.stdout + ended.stderr
 
 
 def test_commands_are_listed_with_their_help_without_numpy() -> None:

@@ -24,11 +24,11 @@ from malamute_py.broker.log.steps import Effect, Steps, Then
 from malamute_py.broker.log.stream import AudienceFacts, Stream
 from malamute_py.broker.ready import MAIN, RingFacts, StreamFacts
 from malamute_py.broker.streams.conditions import Conditions
-from malamute_py.broker.streams.declared import declared, evolved, is_version
 from malamute_py.broker.streams.publishing import Publishing
 from malamute_py.broker.streams.validation import CANNOT, Validation
 from malamute_py.changelog.applying import apply
 from malamute_py.changelog.copies import MOVED_STREAM
+from malamute_py.changelog.declared import declared, evolved, is_version
 from malamute_py.changelog.records import Change, StreamCreated, StreamEdited, StreamRemoved
 from malamute_py.changelog.settings import (
     FIXED_SETTINGS,

@@ -53,6 +53,16 @@ from malamute_py.client.settings import Wait
 from malamute_py.client.words import ConfirmAt, Until
 
 
+async def with_stream(link: LoopLink, stream: str, told: dict[str, Any]) -> dict[str, Any]:
+    """Return an answer to STREAM_SCHEMAS with what an older broker tells by STREAM_INFO alone.
+
+    Raises BrokerRefused.
+    """
+    if "stream" in told:
+        return told
+    return told | told_to_writers(await link.ask(lambda number: c.StreamInfo(number, stream)))
+
+
 class KeyView:
     """The keys of one stream that keeps the last record of each subject; see Client.kv()."""
 
@@ -189,10 +199,7 @@ class KeyView:
         if self._empty is None:
             stream = self._stream
             asked = await self._ask(lambda number: c.StreamSchemas(number, stream))
-            if "stream" not in asked:
-                asked = told_to_writers(
-                    await self._ask(lambda number: c.StreamInfo(number, stream))
-                )
+            asked = await with_stream(self._link, stream, asked)
             if not asked.get("keep"):
                 raise BrokerRefused(
                     "unsupported", f"stream '{self._stream}' has no keys: it was made without keep"

@@ -14,12 +14,12 @@ from malamute_protocol.errors import BrokerRefused
 from malamute_protocol.pattern import Pattern
 from malamute_protocol.schema import Schemas
 from malamute_protocol.version import Feature
-from malamute_py.client.aio.keys import KeyView
+from malamute_py.client.aio.keys import KeyView, with_stream
 from malamute_py.client.aio.link import LoopLink
 from malamute_py.client.aio.pages import PagedVerbs
 from malamute_py.client.aio.subscription import Subscription
 from malamute_py.client.arguments import settings_of, truth
-from malamute_py.client.facts import ReadPlan, StreamFacts, StreamVersions, facts, told_to_writers
+from malamute_py.client.facts import ReadPlan, StreamFacts, StreamVersions, facts
 from malamute_py.client.options import StreamOptions
 from malamute_py.client.position import StartPoint, start_on_wire
 from malamute_py.client.session.calls import Time, make_plan, subscribe_options
@@ -155,11 +155,7 @@ class StreamVerbs(PagedVerbs):
         For who may write to it or read it. Raises BrokerRefused: `unknown_stream`; `forbidden` also
         from an older broker, which tells it with STREAM_INFO alone.
         """
-        value = await _versions(self._link, stream)
-        if "stream" not in value:
-            value |= told_to_writers(
-                await self._link.ask(lambda number: c.StreamInfo(number, stream))
-            )
+        value = await with_stream(self._link, stream, await _versions(self._link, stream))
         return facts(StreamVersions, {"name": stream, **value})
 
     async def stream_info(self, stream: str) -> StreamFacts:

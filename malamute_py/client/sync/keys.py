@@ -52,6 +52,16 @@ from malamute_py.client.sync.subscription import SyncSubscription
 from malamute_py.client.words import ConfirmAt, Until
 
 
+def with_stream(link: ThreadLink, stream: str, told: dict[str, Any]) -> dict[str, Any]:
+    """Return an answer to STREAM_SCHEMAS with what an older broker tells by STREAM_INFO alone.
+
+    Raises BrokerRefused.
+    """
+    if "stream" in told:
+        return told
+    return told | told_to_writers(link.ask(lambda number: c.StreamInfo(number, stream)))
+
+
 class SyncKeyView:
     """The keys of one stream that keeps the last record of each subject; see Client.kv()."""
 
@@ -186,8 +196,7 @@ class SyncKeyView:
         if self._empty is None:
             stream = self._stream
             asked = self._ask(lambda number: c.StreamSchemas(number, stream))
-            if "stream" not in asked:
-                asked = told_to_writers(self._ask(lambda number: c.StreamInfo(number, stream)))
+            asked = with_stream(self._link, stream, asked)
             if not asked.get("keep"):
                 raise BrokerRefused(
                     "unsupported", f"stream '{self._stream}' has no keys: it was made without keep"

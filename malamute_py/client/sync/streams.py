@@ -16,13 +16,13 @@ from malamute_protocol.pattern import Pattern
 from malamute_protocol.schema import Schemas
 from malamute_protocol.version import Feature
 from malamute_py.client.arguments import settings_of, truth
-from malamute_py.client.facts import ReadPlan, StreamFacts, StreamVersions, facts, told_to_writers
+from malamute_py.client.facts import ReadPlan, StreamFacts, StreamVersions, facts
 from malamute_py.client.options import StreamOptions
 from malamute_py.client.position import StartPoint, start_on_wire
 from malamute_py.client.session.calls import Time, make_plan, subscribe_options
 from malamute_py.client.session.subscription import CREDIT_BYTES, CREDIT_RECORDS, Notice
 from malamute_py.client.session.tables import stream_settings
-from malamute_py.client.sync.keys import SyncKeyView
+from malamute_py.client.sync.keys import SyncKeyView, with_stream
 from malamute_py.client.sync.link import ThreadLink
 from malamute_py.client.sync.pages import SyncPagedVerbs
 from malamute_py.client.sync.subscription import SyncSubscription
@@ -157,9 +157,7 @@ class SyncStreamVerbs(SyncPagedVerbs):
         For who may write to it or read it. Raises BrokerRefused: `unknown_stream`; `forbidden` also
         from an older broker, which tells it with STREAM_INFO alone.
         """
-        value = _versions(self._link, stream)
-        if "stream" not in value:
-            value |= told_to_writers(self._link.ask(lambda number: c.StreamInfo(number, stream)))
+        value = with_stream(self._link, stream, _versions(self._link, stream))
         return facts(StreamVersions, {"name": stream, **value})
 
     def stream_info(self, stream: str) -> StreamFacts:
