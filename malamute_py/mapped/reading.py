@@ -347,10 +347,12 @@ class Reading:
                 self._take_rows(step)
             elif isinstance(step, Passed):
                 self._next = max(self._next, min(step.next, self._end))
-            elif step.next > self._next:
-                self._lose(step.next, step.code, step.reason)
+                self._why = None
             else:
+                # The stream may go on after `next` only: the reason lasts until a batch is found.
                 self._why = step
+                if step.next > self._next:
+                    self._lose(step.next, step.code, step.reason)
             if self._next >= self._end:
                 break
             if self._waiting:
@@ -377,7 +379,7 @@ class Reading:
         base, after = stamp.base_offset, min(stamp.next_offset, self._end)
         if base > self._next:
             self._miss(base)
-        self._why = None  # What was lost ends at this batch, also where a bound took a part of it.
+        self._why = None
         if self._entry.settings.max_age_ms and stamp.append_time_ms < self._oldest_ms():
             self._lose_aged(stamp.lsn)
             if self._next >= after:
@@ -558,11 +560,7 @@ class Reading:
 
     def _miss(self, to_offset: int) -> None:
         """Report the offsets up to `to_offset` as lost: the walk found no batch of them."""
-        why = self._why
-        if why is None and self._entry.settings.keep:
-            # Compaction gives segments up: what is left of their records has moved.
-            why = Lost("retention", _BOUNDS)
-        why = why or Lost("damaged", "the batches are not in the ring")
+        why = self._why or Lost("damaged", "the batches are not in the ring")
         self._lose(to_offset, why.code, why.reason)
 
     def _lose(self, to_offset: int, code: str, reason: str) -> None:

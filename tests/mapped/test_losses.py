@@ -9,6 +9,7 @@ import errno
 import gc
 import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from malamute_py.mapped import batch as batch_module
 from malamute_py.mapped import reading as reading_module
 from malamute_py.mapped.segments import MAPS_MAX, SegmentMap
 from malamute_py.mapped.selection import Selection
+from malamute_py.mapped.walk import Found, Lost, Step, Walk
 from tests.journal.rings import S
 from tests.mapped.logs import (
     LAP,
@@ -67,6 +69,26 @@ def test_a_reader_that_the_ring_overtakes_is_told_what_it_missed(
     assert (begin, code) == (40, "retention")
     assert seen == filled(0, 40) + filled(end, 40 + LAP)
     assert end <= log.ring("main").first_offset(trades)
+
+
+def test_the_reason_of_a_loss_lasts_until_a_batch_is_found(
+    log: Log, reader: LogReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest of what the ring took was told as damage, where an index knew only a part of it."""
+    trades, notes = log.create("trades"), Noted()
+    log.fill(trades, 10)
+    run = Walk.run
+
+    def torn(walk: Walk, bound: int) -> Iterator[Step]:
+        """Lose the first five batches, of which an index knew two, and the ninth for no reason."""
+        found = [step for step in run(walk, bound) if isinstance(step, Found)]
+        yield Lost("retention", "the ring came round", 2)
+        yield from found[5:8] + found[9:]
+
+    monkeypatch.setattr(Walk, "run", torn)
+    reading = reader.read("trades", until="tail", on_notice=notes.append)
+    assert records(reading) == filled(5, 8) + filled(9, 10)
+    assert notes.gone() == [(0, 2, "retention"), (2, 5, "retention"), (8, 9, "damaged")]
 
 
 @pytest.mark.moderate
