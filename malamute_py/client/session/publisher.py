@@ -412,11 +412,7 @@ class Publisher(Lanes[OutgoingRecords]):
         self._limit(lane)
 
     def _limit(self, lane: StreamLane) -> None:
-        """Set the limits of a stream's batches from what is known.
-
-        What waits is held to them when it is its turn to leave: rows of all of it at once would
-        hold up the caller's loop.
-        """
+        """Set the limits of a stream's batches from what is known."""
         most = self.limits.batch_bytes_max
         if lane.told_bytes is not None:
             most = min(most, lane.told_bytes)
@@ -426,7 +422,7 @@ class Publisher(Lanes[OutgoingRecords]):
         # Bodies fill half of it, as of every stream: headers and stamp take the rest.
         lane.batch_bytes = min(self.batch_bytes, max(1, most // 2))
         for batch in lane.queue:
-            if batch.bytes > most:
+            if batch.bytes > most:  # Rows of all at once would hold up the caller's loop.
                 batch.since_ms = -1
 
     def _reopen(self, batch: OutgoingRecords) -> bool:

@@ -6,7 +6,7 @@ import pytest
 
 from malamute_protocol.errors import LocalProtocolError
 from malamute_py.client.readers.group import MemberBase, numbers_of
-from tests.client.session.test_memberships import Grouped, rewound_after
+from tests.client.session.grouped import Grouped, rewound_after
 
 
 def test_what_was_handed_over_last_is_looked_at_when_it_is_done() -> None:

@@ -21,8 +21,8 @@ from malamute_py.client.session.offering import RequestBase
 from malamute_py.client.session.subscription import Arrival, GapNotice
 from tests.client.script import Script, stamped
 from tests.client.session.conversation import accept, opened, outcomes, warnings
+from tests.client.session.grouped import Grouped
 from tests.client.session.test_mail import ask
-from tests.client.session.test_memberships import Grouped
 from tests.protocol.hostile import craft, ints, packed
 
 BAD = craft(4, subjects=packed(["a", "b"]), subjects_count=2, subject_codes=[0, 1, 7, -9])
