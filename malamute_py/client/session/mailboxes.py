@@ -130,7 +130,7 @@ class MailboxView:
         """Return what was given to this reader and not acknowledged, for other readers."""
         self.collect()
         for _, left in self.mailbox.queue:
-            self.forget(ranges_of(left))  # what came again waits for whoever reads it next
+            self.forget(ranges_of(left))  # What came again waits for its next reader.
         if self._given:
             self.mailbox.ack(self._given, 0)
 
