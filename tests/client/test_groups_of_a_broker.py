@@ -450,12 +450,16 @@ async def test_a_lease_begins_anew_though_nothing_else_happens_on_the_link(
 
 
 @pytest.mark.moderate
-@pytest.mark.parametrize("verb", ["ack", "nack", "renew"])
+@pytest.mark.parametrize(
+    ("kind", "verb"),
+    [("shared", "ack"), ("shared", "nack"), ("shared", "renew"), ("shared", "fail"),
+     ("exclusive", "nack"), ("exclusive", "renew"), ("exclusive", "fail")],
+)  # fmt: skip
 async def test_what_is_said_too_late_of_several_records_counts_no_attempt_of_the_next_delivery(
-    shell: Any, verb: str
+    shell: Any, kind: str, verb: str
 ) -> None:
     await shell.do("publish_many", "s", [b"0", b"1", b"2"])
-    member = joined(shell, ack="manual", settings={"lease_ms": 600, "attempts_max": 9})
+    member = joined(shell, kind=kind, ack="manual", settings={"lease_ms": 600, "attempts_max": 9})
     held = await shell.call(member.next_batch, WAIT_MS)
     await aside(shell)
     assert not await shell.call(getattr(member, verb), held)

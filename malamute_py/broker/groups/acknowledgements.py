@@ -98,8 +98,11 @@ class Acknowledgements:
         picked = None
         if group is not None:
             # The holder of an exclusive group that is back after a lost link may acknowledge what
-            # it had: that waits again, and counts as held.
-            picked = group.holdings.pick(member, command.ranges, member is group.holder)
+            # it had: that waits again, and counts as held. Of one that is passed over, only the
+            # word that records are done is of use: to fail or renew what waits again does nothing.
+            is_done = command.again_ms < 0 and not command.state
+            holds = member is group.holder and (is_done or not member.aside)
+            picked = group.holdings.pick(member, command.ranges, holds)
             if member.aside:
                 # Its leases had ended, and it is alive. This comes last: it may get the same
                 # records again, which this does not acknowledge.
