@@ -241,7 +241,9 @@ class Intake:
             {
                 part.stream
                 for part, _ in parts
-                if isinstance(part, WRITING) and self._catalogue.get(part.stream) is None
+                if isinstance(part, WRITING)
+                and not getattr(part, "keyed", False)
+                and self._catalogue.get(part.stream) is None
             }
         )
         if not missing:

@@ -95,7 +95,9 @@ class Reception:
                 place += 1
                 try:
                     stream = publishing.get(command.stream)  # type: ignore[attr-defined]
-                    if stream is None or stream.removed:
+                    if (
+                        stream is None or stream.removed or (command.keyed and stream.keys is None)  # type: ignore[attr-defined]
+                    ):
                         self._first_publish(link, command, frame)
                     else:
                         self._publishing.publish(link, command, stream, frame)  # type: ignore[arg-type]
@@ -240,6 +242,12 @@ class Reception:
             bound = self._shard.settings.subjects(link.owner, name)
             if bound is None:
                 refuse(link, command, "forbidden", f"you may not write to stream '{name}'")
+                return
+        if command.keyed:
+            try:
+                self._catalogue.with_keys(link.owner, name)
+            except BrokerRefused as error:
+                refuse(link, command, error.code, error.reason)
                 return
         size = len(memoryview(frame))
         if link.unconfirmed_bytes and link.unconfirmed_bytes + size > link.window_bytes:

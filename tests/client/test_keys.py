@@ -70,6 +70,33 @@ def test_a_value_larger_than_an_answer_is_got(broker: EmbeddedBroker) -> None:
         client.remove_stream("large")
 
 
+@pytest.mark.parametrize("again", [None, {}, KEEP], ids=["removed", "without keys", "with keys"])
+def test_a_put_makes_no_stream_where_the_keys_were_removed(
+    broker: EmbeddedBroker, again: dict[str, Any] | None
+) -> None:
+    with broker.connect_sync() as client, broker.connect_sync() as other:
+        client.create_stream("gone", KEEP)
+        kv = client.kv("gone")
+        kv.put("colour", b"red")
+        other.remove_stream("gone")
+        if again is not None:
+            other.create_stream("gone", again)
+        if again == KEEP:
+            kv.put("colour", b"blue")
+            assert kv.keys() == {"colour": 1}
+        else:
+            code = "unknown_stream" if again is None else "unsupported"
+            for _ in range(2):
+                with pytest.raises(BrokerRefused) as raised:
+                    kv.put("colour", b"blue")
+                assert raised.value.code == code
+            assert bool(other.list_streams("gone")) == (again is not None)
+        if again is None:
+            client.create_stream("gone", KEEP)
+            kv.put("colour", b"green")
+        other.remove_stream("gone")
+
+
 def test_an_update_says_the_revision_that_the_key_has(client: SyncClient) -> None:
     kv = client.kv("s")
     first = kv.update("colour", b"red", revision=0)

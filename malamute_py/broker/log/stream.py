@@ -19,6 +19,7 @@ import msgspec
 from malamute_protocol.commands import Level
 from malamute_protocol.content import Content
 from malamute_protocol.content_layout import BODY_KINDS
+from malamute_protocol.errors import BrokerRefused
 from malamute_protocol.stamp import append_time_of
 from malamute_py.broker.log.ledger import Ledger
 from malamute_py.broker.log.newest import Keys
@@ -200,6 +201,14 @@ class Stream:
     def settings(self) -> StreamSettings:
         """Settings as the change log has them."""
         return self.row.settings
+
+    def needed_keys(self) -> Keys:
+        """Return the stream's keys. Raises BrokerRefused `unsupported`: it keeps none."""
+        if self.keys is None:
+            raise BrokerRefused(
+                "unsupported", f"stream '{self.name}' has no keys: it was made without keep"
+            )
+        return self.keys
 
     @property
     def newest_ms(self) -> int:

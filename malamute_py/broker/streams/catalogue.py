@@ -19,6 +19,7 @@ from malamute_protocol.address import name_fault
 from malamute_protocol.content_layout import ARROW
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
+from malamute_py.broker.log.newest import Keys
 from malamute_py.broker.log.ring import EPOCH_SHIFT, RingState, ring_name
 from malamute_py.broker.log.steps import Effect, Steps, Then
 from malamute_py.broker.log.stream import AudienceFacts, Stream
@@ -182,6 +183,13 @@ class Catalogue:
         )
         hint = f"did you mean {meant}?" if near else made
         return f"there is no stream '{name}'; {hint}"
+
+    def with_keys(self, owner: str, name: str) -> tuple[Stream, Keys]:
+        """Return a stream with its keys. Raises BrokerRefused unless there is one and has keys."""
+        stream = self._names.get(name)
+        if stream is None:
+            raise BrokerRefused("unknown_stream", self.absent(owner, name, keep=True))
+        return stream, stream.needed_keys()
 
     # --- rings and streams at run time ---------------------------------------------------
 

@@ -71,17 +71,9 @@ class KeyCommands:
         for needed in actions:
             if not self._shard.settings.permit(link.owner, needed, name):
                 raise BrokerRefused("forbidden", f"you may not {needed} stream '{name}'")
-        stream = self._catalogue.get(name)
-        if stream is None:
-            raise BrokerRefused(
-                "unknown_stream", self._catalogue.absent(link.owner, name, keep=True)
-            )
-        if stream.keys is None:
-            raise BrokerRefused(
-                "unsupported", f"stream '{name}' has no keys: it was made without keep"
-            )
-        check_ready(stream, stream.keys)
-        return stream, stream.keys
+        stream, keys = self._catalogue.with_keys(link.owner, name)
+        check_ready(stream, keys)
+        return stream, keys
 
     # --- changing one -------------------------------------------------------------------
 

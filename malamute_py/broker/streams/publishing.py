@@ -347,6 +347,8 @@ class Publishing:
                 raise BrokerRefused("forbidden", f"you may not write to stream '{name}'")
         if stream is None or stream.removed:
             raise BrokerRefused("unknown_stream", f"there is no stream '{name}'")
+        if isinstance(command, Publish) and command.keyed:
+            stream.needed_keys()
         try:
             content = self._shard.content(frame)
             content.check(self._limits)

@@ -10,7 +10,7 @@ import asyncio
 
 # sync: import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from malamute_protocol import commands as c
 from malamute_protocol.errors import BrokerRefused
@@ -52,6 +52,9 @@ from malamute_py.client.session.subscription import (
 from malamute_py.client.settings import Wait
 from malamute_py.client.words import ConfirmAt, Until
 
+_NO_KEYS: Final = frozenset({"unknown_stream", "unsupported"})
+"""Codes that tell that the stream was removed, or made again without keys."""
+
 
 async def with_stream(link: LoopLink, stream: str, told: dict[str, Any]) -> dict[str, Any]:
     """Return an answer to STREAM_SCHEMAS with what an older broker tells by STREAM_INFO alone.
@@ -71,7 +74,7 @@ class KeyView:
         self._link = link
         self._stream = stream
         self._empty: bytes | list[bytes] | None = None
-        """Body of a deletion marker; None: the stream was not asked for yet."""
+        """Body of a deletion marker; None: the stream is to be asked for."""
 
     # --- one key ---------------------------------------------------------------------------
 
@@ -189,7 +192,12 @@ class KeyView:
             else:
                 link.publisher.add_update(self._stream, level, row, revision)
             link.leave()
-        return (await link.limit(future, timeout_ms, PUBLISHED, self._stream)).offset
+        try:
+            return (await link.limit(future, timeout_ms, PUBLISHED, self._stream)).offset
+        except BrokerRefused as error:
+            if error.code in _NO_KEYS:
+                self._empty = None
+            raise
 
     async def _known(self) -> bytes | list[bytes]:
         """Return the body of a deletion marker, once it is known that the stream has keys.
@@ -204,6 +212,8 @@ class KeyView:
                 raise BrokerRefused(
                     "unsupported", f"stream '{self._stream}' has no keys: it was made without keep"
                 )
+            if True:  # sync: with self._link.lock:
+                self._link.publisher.keep_keyed(stream)
             self._empty = [] if asked.get("body_kind") == "list" else b""
         return self._empty
 

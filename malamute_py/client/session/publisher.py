@@ -176,7 +176,8 @@ class OutgoingRecords(OutgoingBatch):
 
     def _command(self, tracker: int) -> Publish | UpdateKey:
         """Return the command that the content goes with."""
-        return Publish(self.lane.place, tracker, self.level)
+        lane = self.lane
+        return Publish(lane.place, tracker, self.level, lane.keyed)
 
     def settle(self, outcome: Confirm | MalamuteError) -> None:
         """Give the callers of the records their outcome."""
@@ -250,11 +251,13 @@ class OutgoingUpdate(OutgoingRecords):
 class StreamLane(LastingLane[OutgoingRecords]):
     """The way to one stream; it stays for its sequence and its limits."""
 
-    __slots__ = ("batch_bytes", "limits", "next_sequence", "refused_bytes", "told_bytes")
+    __slots__ = ("batch_bytes", "keyed", "limits", "next_sequence", "refused_bytes", "told_bytes")
 
     def __init__(self, owner: Any, home: dict[Any, Any], place: Any) -> None:
         super().__init__(owner, home, place)
         self.next_sequence = 0
+        self.keyed = False
+        """Whether records leave only for a stream with keys: none is created for them."""
         self.limits = owner.limits
         """Limits of a batch of the stream, whose ring may be small."""
         self.batch_bytes = owner.batch_bytes
@@ -338,6 +341,10 @@ class Publisher(Lanes[OutgoingRecords]):
             size += ROW_BYTES
             last.bytes += size
             self.window.queued_bytes += size
+
+    def keep_keyed(self, stream: str) -> None:
+        """From now on publish to a stream only while it has keys. Raises what ended the session."""
+        self.lane(self.streams, stream, "stream").keyed = True
 
     def add_update(self, stream: str, level: int, row: OutgoingRow, revision: int) -> None:
         """Queue one record that is taken only if its key has this revision.

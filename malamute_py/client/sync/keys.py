@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from malamute_protocol import commands as c
 from malamute_protocol.errors import BrokerRefused
@@ -51,6 +51,9 @@ from malamute_py.client.sync.link import Pending, ThreadLink
 from malamute_py.client.sync.subscription import SyncSubscription
 from malamute_py.client.words import ConfirmAt, Until
 
+_NO_KEYS: Final = frozenset({"unknown_stream", "unsupported"})
+"""Codes that tell that the stream was removed, or made again without keys."""
+
 
 def with_stream(link: ThreadLink, stream: str, told: dict[str, Any]) -> dict[str, Any]:
     """Return an answer to STREAM_SCHEMAS with what an older broker tells by STREAM_INFO alone.
@@ -70,7 +73,7 @@ class SyncKeyView:
         self._link = link
         self._stream = stream
         self._empty: bytes | list[bytes] | None = None
-        """Body of a deletion marker; None: the stream was not asked for yet."""
+        """Body of a deletion marker; None: the stream is to be asked for."""
 
     # --- one key ---------------------------------------------------------------------------
 
@@ -186,7 +189,12 @@ class SyncKeyView:
             else:
                 link.publisher.add_update(self._stream, level, row, revision)
             link.wake_up()
-        return (pending.result(timeout_ms, PUBLISHED, self._stream)).offset
+        try:
+            return (pending.result(timeout_ms, PUBLISHED, self._stream)).offset
+        except BrokerRefused as error:
+            if error.code in _NO_KEYS:
+                self._empty = None
+            raise
 
     def _known(self) -> bytes | list[bytes]:
         """Return the body of a deletion marker, once it is known that the stream has keys.
@@ -201,6 +209,8 @@ class SyncKeyView:
                 raise BrokerRefused(
                     "unsupported", f"stream '{self._stream}' has no keys: it was made without keep"
                 )
+            with self._link.lock:
+                self._link.publisher.keep_keyed(stream)
             self._empty = [] if asked.get("body_kind") == "list" else b""
         return self._empty
 

@@ -20,6 +20,8 @@ class Publish(WithContent, tag=10, frozen=True):
     tracker: int
     """The producer's number for this batch, ascending on the link; 0 with level none."""
     level: int = 0
+    keyed: bool = False
+    """True: only to a stream with `keep`, which this does not create."""
 
 
 class Confirm(Command, tag=11, frozen=True):

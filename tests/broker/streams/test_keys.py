@@ -77,6 +77,32 @@ class World(Shell):
         return dict(result(self.send(1, listing))["keys"])
 
 
+@pytest.mark.parametrize(
+    ("stream", "code"), [("none", "unknown_stream"), ("plain", "unsupported"), ("s", "")]
+)
+@pytest.mark.parametrize("in_a_step", [False, True])
+def test_a_keyed_publish_needs_a_stream_that_keeps_keys(
+    stream: str, code: str, in_a_step: bool
+) -> None:
+    world = World()
+    world.send(1, wire.CreateStream(3, "plain", {}))
+    if stream == "plain":  # The link is known to publish to it.
+        world.send(1, wire.Publish("plain", 70), frames=[encode([b"v"], subject="k")])
+    publish = wire.Publish(stream, 0 if in_a_step else 71, 0, True)
+    commands = [wire.Atomic(71, 1), publish] if in_a_step else [publish]
+    peer = world.send(1, *commands, frames=[encode([b"v"], subject="k")])
+    answer = peer.commands[-1]
+    if stream == "s" and in_a_step:
+        code = "cross_ring"  # Streams with keys have rings of their own.
+    if code:
+        assert isinstance(answer, wire.Refused)
+        assert answer.code == code
+        peer = world.send(1, wire.StreamInfo(72, "none"))
+        assert peer.last(wire.Refused).code == "unknown_stream"
+    else:
+        assert isinstance(answer, wire.Confirm)
+
+
 def table(*subjects: str) -> Any:
     """Options of an encoder for records with these subjects."""
     names = sorted(set(subjects))
