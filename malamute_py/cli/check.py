@@ -21,6 +21,7 @@ from malamute_py.cli.failures import USAGE, CommandFailed, explained
 from malamute_py.cli.linking import linked
 from malamute_py.cli.looking import COUNTS, Look, look
 from malamute_py.cli.values import count_text, duration_ms, duration_text
+from malamute_py.health.facts import ring_title
 
 OK: Final = 0
 WARNING: Final = 1
@@ -111,9 +112,12 @@ def _age_s(at_ms: int, seen: Look) -> float:
 
 
 def _headrooms(seen: Look) -> dict[str, float]:
-    """Share that is left of each ring that refuses when full, and of ring main before it waits."""
+    """Share that is left of each ring that refuses when full, and of ring main before it waits.
+
+    The ring of one stream has the stream's name.
+    """
     found = {
-        name: 1 - (facts["end_lsn"] - facts["start_lsn"]) / facts["ring_bytes"]
+        _name_of_ring(seen.broker, name): 1 - (facts["end_lsn"] - facts["start_lsn"]) / facts["ring_bytes"]
         for name, facts in seen.broker.get("disk", {}).items()
         if facts.get("full") == "refuse" and facts.get("ring_bytes")
     }
@@ -121,6 +125,11 @@ def _headrooms(seen: Look) -> dict[str, float]:
     if "ring_use" in checkpoint:
         found["main"] = 1 - checkpoint["ring_use"]
     return {name: max(0.0, share) * 100 for name, share in found.items()}
+
+
+def _name_of_ring(broker: dict[str, Any], ring: str) -> str:
+    stream = broker.get("rings", {}).get(ring, {}).get("stream")
+    return stream if stream and stream not in broker["disk"] else ring_title(broker, ring)
 
 
 def _clients(seen: Look) -> dict[str, float]:
@@ -269,10 +278,10 @@ def judged(
     data: list[Datum] = []
     for kind, thresholds in wanted:
         hidden = [seen.unseen[each] for each in kind.listings if each in seen.unseen]
-        if hidden:
+        values = kind.of(seen)
+        if hidden and not all(each.name and each.name in values for each in thresholds):
             findings.append(Finding(UNKNOWN, f"{kind.option}: {hidden[0]}"))
             continue
-        values = kind.of(seen)
         named = {each.name for each in thresholds if each.name}
         for each in thresholds:
             if each.name and each.name not in values:

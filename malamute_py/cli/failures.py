@@ -38,8 +38,8 @@ _NEXT: Final = {
     "stream_exists": "`malamute stream info NAME` shows its settings, `stream edit` changes them",
     "bad_setting": "`malamute stream info NAME` shows the settings by name; so does `info` of a"
     " mailbox, service or cursor",
-    "unauthenticated": "check the credential of the context (`malamute context show`), or"
-    " MALAMUTE_USER and MALAMUTE_PASSWORD",
+    "unauthenticated": "check the credential of the context (`malamute context show`), or, without"
+    " a context, MALAMUTE_USER and MALAMUTE_PASSWORD",
     "forbidden": "ask the broker's operator for the permission",
     "full": "the stream refuses when full: remove old records, or keys, or give it a larger ring",
     "journal_failed": "see the broker's log; it has to be restarted",

@@ -90,7 +90,7 @@ def look(
         broker = {"software": told.software, "epoch": told.epoch, **told.more,
                   "counters": counters}  # fmt: skip
         if "namespace" in told.more:
-            unseen[COUNTS] = "a user of a namespace is not told of all clients"
+            unseen[COUNTS] = "a user of a namespace is told of neither all clients nor the rings"
     except BrokerRefused as error:
         unseen["broker"] = str(error)
         broker = {}

@@ -258,7 +258,7 @@ def _rings(now: Sample) -> Iterator[tuple[str, float, str]]:
         size = facts.get("ring_bytes")
         if size:
             used = (facts["end_lsn"] - facts["start_lsn"]) / size
-            yield name, min(1.0, used), facts.get("full", "")
+            yield ring_title(now.look.broker, name), min(1.0, used), facts.get("full", "")
 
 
 def _sorted(rows: list[dict[str, Value]], by: Field, *, turned: bool) -> list[dict[str, Value]]:

@@ -195,8 +195,9 @@ EVENTS: Final = Metric(
 )  # fmt: skip
 DENIALS: Final = Metric(
     PREFIX + "denied_connections_by_reason_total", "counter",
-    "Connections turned away: credential (wrong password or key), paused (unhashed after too many "
-    "wrong ones), busy (too many wait for a hash).",
+    "Connections turned away: credential (wrong password or key), mechanism (none, or one of "
+    "another kind than the broker asks for), paused (unhashed after too many wrong ones), busy "
+    "(too many wait for a hash).",
     ("reason",), "shell.denied_REASON_total",
 )  # fmt: skip
 REFUSALS: Final = Metric(

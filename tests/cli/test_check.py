@@ -23,7 +23,7 @@ from malamute_py.cli.check import (
     threshold,
 )
 from malamute_py.cli.failures import CommandFailed
-from malamute_py.cli.looking import TOLD_TO, Look
+from malamute_py.cli.looking import COUNTS, TOLD_TO, Look
 from malamute_py.cli.looking import look as look_at
 from malamute_py.client.facts import (
     BrokerFacts,
@@ -96,6 +96,14 @@ def test_a_thing_that_is_named_and_not_there_is_unknown() -> None:
 def test_what_may_not_be_seen_is_unknown_and_not_well() -> None:
     seen = look(unseen={"services": "forbidden: not for you"})
     assert worst(seen, "waiting", "1") == (UNKNOWN, ["waiting: forbidden: not for you"])
+    # A thing that is named and was seen is judged, whatever else could not be seen.
+    groups = [GroupFacts(stream="trades", group="etl", dead=3)]
+    seen = look(groups=groups, unseen={"services": "forbidden: not for you"})
+    assert worst(seen, "dead", "trades/etl=1,2")[0] == CRITICAL
+    assert worst(seen, "dead", "1,2") == (UNKNOWN, ["dead: forbidden: not for you"])
+    assert worst(seen, "dead", "up=1,2")[0] == UNKNOWN
+    seen = look(unseen={COUNTS: "a tenant"})
+    assert worst(seen, "clients-least", "0")[0] == UNKNOWN
 
 
 def test_ages_are_judged_by_the_clock_of_the_broker() -> None:
@@ -114,6 +122,12 @@ def test_too_little_is_bad_where_more_is_better() -> None:
     seen = look(broker={"disk": disk, "checkpoint": {"ring_use": 0.25}})
     assert worst(seen, "headroom", "20%,2%") == (WARNING, ["own: 5.0% left (warning below 20%)"])
     assert worst(seen, "headroom", "main=80%")[0] == WARNING
+    seen.broker["rings"] = {"own": {"stream": "trades"}}
+    assert worst(seen, "headroom", "trades=20%,2%") == (
+        WARNING, ["trades: 5.0% left (warning below 20%)"],
+    )  # fmt: skip
+    seen.broker["rings"] = {"own": {"stream": "main"}}
+    assert worst(seen, "headroom", "main (own)=20%,2%")[0] == WARNING
     # The command's own link is no client.
     assert worst(seen, "clients-least", "2,1")[0] == OK
     assert worst(seen, "clients-least", "4,3") == (CRITICAL, ["2 clients (critical below 3)"])

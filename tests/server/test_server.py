@@ -356,6 +356,22 @@ def test_identities_come_from_the_credential_and_permissions_hold() -> None:
             until(lambda: log.of("denied"))
 
 
+def test_a_peer_without_a_credential_is_counted_and_logged_with_its_address() -> None:
+    wanted = config(
+        authentication__mechanism="plain", authentication__users={"ann": hash_password("a")}
+    )
+    with serving(wanted) as (server, at, log):
+        with RawPeer(at, hello=False) as stranger:
+            stranger.send(Hello((1, 1), os.urandom(16)))
+            until(lambda: log.of("denied"))
+        told = log.of("denied")[0]
+        assert told["why"] == "mechanism"
+        assert told["address"].startswith("127.0.0.1")
+        facts = server.metrics()["shell"]
+        assert facts["denied_total"] >= 1
+        assert facts["denied_mechanism_total"] == facts["denied_total"]
+
+
 # --- disks ------------------------------------------------------------------------------------
 
 

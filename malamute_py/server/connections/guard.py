@@ -59,6 +59,7 @@ EVENTS_A_TURN: Final = 256
 14 us, and 3,000 that a peer closes at once took 43 ms."""
 _EVENT = struct.Struct("=Hi")
 _RESET = struct.pack("=ii", 1, 0)
+_MISMATCH: Final = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 
 
 def has_events(monitor: zmq.Socket[bytes]) -> bool:
@@ -108,6 +109,9 @@ class Guard:
         self._shut_from = bounds.shut_from
         self._now_ms = 0
         """Time of the last check."""
+        self._mismatched: zmq.Socket[bytes] | None = None
+        """The monitor that told last of a peer with another mechanism than the broker's: its next
+        event is that peer's end."""
 
     def close(self) -> None:
         """Forget everything."""
@@ -158,6 +162,9 @@ class Guard:
                 if gone is not None and gone.monitor is monitor:
                     self._forget(gone)
                     ended.append(gone)
+                    if self._mismatched is monitor:
+                        self._denied(gone)
+                self._mismatched = None
                 self._count("disconnected_total")
             elif event == zmq.EVENT_LISTENING:
                 self.listening.add(value)
@@ -171,7 +178,15 @@ class Guard:
                 # The descriptor may serve another connection by now; the next check finds by the
                 # inode whether this one is gone.
                 self._count("handshake_failed_total")
+                if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == _MISMATCH:
+                    self._mismatched = monitor
         return ended
+
+    def _denied(self, connection: Connection) -> None:
+        """Count and report a peer that the authentication was not asked about."""
+        self._count("denied_total")
+        self._count("denied_mechanism_total")
+        self._report("denied", {"address": connection.address, "why": "mechanism"})
 
     def _is_short(self) -> bool:
         """Whether so few descriptors are left that no peer may connect.
