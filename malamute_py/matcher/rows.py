@@ -1,12 +1,13 @@
 """Rows of a batch that a pattern on subjects selects.
 
-Owns what one pattern selects of each header table. The rules: a subject is matched once for each
-table, and tables that the protocol's memo shares are one table; what is kept is bounded. Source:
-SPEC.md, sections 5 and 7.
+Owns what one pattern selects of each header table. The rules: a subject is matched once, however
+many tables have it, as long as its verdict is kept; tables that the protocol's memo shares are one
+table; what is kept is bounded. Source: SPEC.md, sections 5 and 7.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -22,8 +23,12 @@ from malamute_py.matcher.kinds import Predicate
 
 SUBJECTS_MAX: Final = 4_096
 """Subjects of a table that are matched in one go."""
-_SUBJECTS_KEPT: Final = 1 << 14
+_SUBJECTS_KEPT: Final = 1 << 13
 """Subjects of all tables whose matches are kept, at most 9 bytes each."""
+VERDICTS_MAX: Final = 4_096
+"""Subjects whose verdicts are kept for tables that come later."""
+VERDICT_CHARACTERS_MAX: Final = 128
+"""Characters of all keys of a record up to which its verdict is kept."""
 
 
 class SubjectRows:
@@ -37,6 +42,8 @@ class SubjectRows:
         """id() of a header table -> the table, and what _chosen() returns for it."""
         self._known_subjects = 0
         """Subjects in all these tables."""
+        self._verdicts: dict[tuple[str, ...], bool] = {}
+        """Keys of a record -> whether the pattern matches them."""
 
     def __call__(self, content: Content) -> Array | None:
         """Return the selected rows, ascending; None: the header table is too large.
@@ -69,14 +76,29 @@ class SubjectRows:
         found = self._known.get(id(table))
         if found is not None:
             return found[1:]
-        matches, keys = self._matches, table.keys
-        chosen = np.fromiter((matches(each, ()) for each in keys), np.bool_, len(keys))
+        keys = table.keys
+        verdicts = list(map(self._verdicts.get, keys))
+        if None in verdicts:
+            self._judge(keys, verdicts)
+        chosen = np.array(verdicts, np.bool_)
         if self._known_subjects + len(keys) > _SUBJECTS_KEPT:
             self._known, self._known_subjects = {}, 0
         places = np.flatnonzero(chosen)
         self._known[id(table)] = (table, chosen, places)
         self._known_subjects += len(keys)
         return chosen, places
+
+    def _judge(self, keys: Sequence[tuple[str, ...]], verdicts: list[bool | None]) -> None:
+        """Fill in the verdicts that are None, and keep them for later tables."""
+        matches, kept = self._matches, self._verdicts
+        if len(kept) + verdicts.count(None) > VERDICTS_MAX:
+            kept.clear()
+        for place, verdict in enumerate(verdicts):
+            if verdict is None:
+                each = keys[place]
+                verdicts[place] = found = matches(each, ())
+                if len(kept) < VERDICTS_MAX and sum(map(len, each)) <= VERDICT_CHARACTERS_MAX:
+                    kept[each] = found
 
 
 def rows_by_subject(pattern: Pattern) -> SubjectRows | None:

@@ -9,7 +9,7 @@ import pytest
 from malamute_protocol.batch import encode
 from malamute_protocol.content import Content
 from malamute_py.matcher import SubjectRows, compile_pattern, rows_by_subject
-from malamute_py.matcher.rows import SUBJECTS_MAX
+from malamute_py.matcher.rows import SUBJECTS_MAX, VERDICT_CHARACTERS_MAX, VERDICTS_MAX
 
 
 def content(*subjects: Any, fields: Any = None) -> Content:
@@ -58,6 +58,47 @@ def test_a_subject_is_matched_once_for_all_batches_with_its_table() -> None:
         assert found is not None
         assert found.tolist() == [1, 2]
     assert asked == [("a",), ("b",), ("c",)]
+
+
+def test_a_subject_is_matched_once_however_many_tables_have_it() -> None:
+    asked: list[Any] = []
+
+    def matches(keys: Any, fields: Any) -> bool:
+        asked.append(keys)
+        return bool(keys[-1] == "b")
+
+    rows = SubjectRows(matches, b"")
+    for subjects, wanted in (
+        (["a", "b", "a"], [1]),
+        (["b", "c", "a"], [0]),
+        (["c", ["c", "b"], "b", "d"], [1, 2]),
+        (["a", "b"], [1]),
+    ):
+        found = rows(content(*subjects))
+        assert found is not None
+        assert found.tolist() == wanted
+    assert asked == [("a",), ("b",), ("c",), ("c", "b"), ("d",)]
+
+
+def test_the_verdicts_that_are_kept_are_bounded() -> None:
+    asked: list[Any] = []
+
+    def matches(keys: Any, fields: Any) -> bool:
+        asked.append(keys)
+        return True
+
+    rows = SubjectRows(matches, b"")
+    long = "k" * (VERDICT_CHARACTERS_MAX + 1)
+    for at in range(3):
+        rows(content(long, f"{at}"))
+    assert asked.count((long,)) == 3
+    for first in range(0, 3 * VERDICTS_MAX, 1_000):
+        rows(content(*map(str, range(first, first + 1_000))))
+        assert len(rows._verdicts) <= VERDICTS_MAX
+    found = rows(content(*map(str, range(SUBJECTS_MAX))))
+    assert found is not None
+    assert len(found) == SUBJECTS_MAX
+    assert len(rows._verdicts) <= VERDICTS_MAX
 
 
 def test_equal_patterns_are_one_selection_and_others_are_not() -> None:
