@@ -44,7 +44,7 @@ EVENTS: Final = (
     Event("ring_left_alone", "warning", "a ring that belongs to no stream lies there"),
     Event("bytes_uncounted", "warning", "this kernel does not count the bytes of a connection: no bound of unread bytes holds for clients of this machine, and an address that others can reach is refused"),
     Event("passwords_in_clear", "warning", 'authentication.mechanism = "curve" would encrypt them'),
-    Event("denied", "warning", "a connection was turned away, and why: `credential`, `mechanism`, `paused`, `busy`"),
+    Event("denied", "warning", "a connection was turned away, and why: `credential`, `mechanism`, `handshake`, `paused`, `busy`"),
     Event("password_pause", "warning", "a user's password (`user` empty: those of names that no user has) was wrong too often at an address; others there are not concerned"),
     Event("connections_bounded", "warning", "the limit of open files allows fewer connections than the configuration: raise it"),
     Event("long_turn", "warning", "a turn of the loop used a processor for so many `ms`, and all clients waited for it: report what they sent then"),

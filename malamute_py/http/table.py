@@ -196,7 +196,8 @@ EVENTS: Final = Metric(
 DENIALS: Final = Metric(
     PREFIX + "denied_connections_by_reason_total", "counter",
     "Connections turned away: credential (wrong password or key), mechanism (none, or one of "
-    "another kind than the broker asks for), paused (unhashed after too many wrong ones), busy "
+    "another kind than the broker asks for), handshake (the peer left amid it, as many do whose "
+    "credential is of another kind), paused (unhashed after too many wrong ones), busy "
     "(too many wait for a hash).",
     ("reason",), "shell.denied_REASON_total",
 )  # fmt: skip

@@ -109,9 +109,9 @@ class Guard:
         self._shut_from = bounds.shut_from
         self._now_ms = 0
         """Time of the last check."""
-        self._mismatched: zmq.Socket[bytes] | None = None
-        """The monitor that told last of a peer with another mechanism than the broker's: its next
-        event is that peer's end."""
+        self._failed: tuple[zmq.Socket[bytes], str] | None = None
+        """The monitor that told last of a handshake that failed, and why: its next event is the end
+        of that connection."""
 
     def close(self) -> None:
         """Forget everything."""
@@ -162,9 +162,9 @@ class Guard:
                 if gone is not None and gone.monitor is monitor:
                     self._forget(gone)
                     ended.append(gone)
-                    if self._mismatched is monitor:
-                        self._denied(gone)
-                self._mismatched = None
+                if self._failed is not None and self._failed[0] is monitor:
+                    self._denied(gone, self._failed[1])
+                self._failed = None
                 self._count("disconnected_total")
             elif event == zmq.EVENT_LISTENING:
                 self.listening.add(value)
@@ -179,14 +179,22 @@ class Guard:
                 # inode whether this one is gone.
                 self._count("handshake_failed_total")
                 if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == _MISMATCH:
-                    self._mismatched = monitor
+                    self._failed = monitor, "mechanism"
+                elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+                    # The libzmq of a peer ends the handshake when it is the first to see that the
+                    # mechanisms differ.
+                    self._failed = monitor, "handshake"
         return ended
 
-    def _denied(self, connection: Connection) -> None:
-        """Count and report a peer that the authentication was not asked about."""
+    def _denied(self, connection: Connection | None, why: str) -> None:
+        """Count and report a peer that the authentication was not asked about.
+
+        connection: None: it ended before its address could be asked for.
+        """
         self._count("denied_total")
-        self._count("denied_mechanism_total")
-        self._report("denied", {"address": connection.address, "why": "mechanism"})
+        self._count(f"denied_{why}_total")
+        address = "unknown" if connection is None else connection.address
+        self._report("denied", {"address": address, "why": why})
 
     def _is_short(self) -> bool:
         """Whether so few descriptors are left that no peer may connect.
