@@ -49,7 +49,8 @@ from malamute_py.client.session.calls import (
     request_terms,
 )
 from malamute_py.client.session.lanes import OVER
-from malamute_py.client.session.publisher import level_number, stamped_as
+from malamute_py.client.session.outgoing_records import stamped_as
+from malamute_py.client.session.publisher import level_number
 from malamute_py.client.session.requests import PLAIN
 from malamute_py.client.session.rows import ROW_BYTES, OutgoingRow
 from malamute_py.client.words import ConfirmAt

@@ -1,0 +1,230 @@
+"""Batches of records on their way to a stream, and the lane that they leave by.
+
+Owns what one batch is: rows that gather, a content that was encoded elsewhere, or a change of one
+key on a condition. The rule: a batch that was sent keeps its bytes, producer and sequence, until
+the broker says that it does not have it. Source: SPEC.md, section 8.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, ClassVar, Final
+
+import google_crc32c
+import numpy as np
+
+from malamute_protocol.commands import Confirm, Publish, UpdateKey
+from malamute_protocol.content_layout import ARROW, HEAD
+from malamute_protocol.errors import BatchTooLarge, MalamuteError
+from malamute_protocol.stamp import STAMP_BYTES
+from malamute_py.client.session.events import Published
+from malamute_py.client.session.lanes import NONE, LastingLane, OutgoingBatch
+from malamute_py.client.session.outgoing import CommandSink
+from malamute_py.client.session.rows import OutgoingRow, content_of, rows_of_content
+
+UNBOUNDED: Final = 1 << 62
+"""Bytes that no batch has."""
+_PRODUCER = struct.Struct("<QI")
+_SEQUENCE = struct.Struct("<Q")
+_CRC = struct.Struct("<I")
+
+
+def restamp(content: Any, producer_id: int, producer_epoch: int, sequence: int) -> bytearray:
+    """A copy of a batch content under another producer or sequence, its CRC renewed."""
+    copy = bytearray(content)
+    _PRODUCER.pack_into(copy, 24, producer_id, producer_epoch)
+    _SEQUENCE.pack_into(copy, 40, sequence)
+    # numpy arrays, unlike slices, may be handed to the CRC without a copy.
+    _CRC.pack_into(copy, 8, google_crc32c.value(np.frombuffer(copy, np.uint8, offset=12)))
+    return copy
+
+
+def stamped_as(content: Any) -> tuple[int, int, int]:
+    """(producer id, producer epoch, first sequence) that a content carries."""
+    producer_id, producer_epoch = _PRODUCER.unpack_from(content, 24)
+    return producer_id, producer_epoch, _SEQUENCE.unpack_from(content, 40)[0]
+
+
+class OutgoingRecords(OutgoingBatch):
+    """Records of one stream, from the first of them until the broker confirmed or refused all."""
+
+    single: ClassVar[bool] = True
+    """Whether each record has a token of its own."""
+
+    __slots__ = ("numbered", "parted", "records", "sequence", "since_ms", "tokens")
+
+    lane: StreamLane
+
+    def __init__(self, lane: StreamLane, level: int) -> None:
+        super().__init__(lane, level)
+        self.tokens: Any = None
+        """The callers': one a record when `single`, else one for the batch."""
+        self.numbered = level != NONE and lane.owner.idempotent
+        """Whether producer and sequence are the client's."""
+        self.sequence = -1
+        self.parted = False
+        """Whether it leaves in parts, since the broker refused it as too large."""
+        self.since_ms = -1
+        """Time at which the batch came to the head of its lane; -1: not looked at there yet."""
+        self.records = 0
+        """Records of the content, once there is one."""
+
+    @property
+    def count(self) -> int:
+        """Number of the records."""
+        return len(self.rows) or self.records
+
+    def empty_like(self) -> OutgoingRecords:
+        """Make an empty batch for the same place and terms, which part() fills."""
+        alike = OutgoingRecords(self.lane, self.level)
+        alike.sealed = True
+        return alike
+
+    @property
+    def divisible(self) -> bool:
+        """Whether the records may be sent in several batches."""
+        return self.count > 1
+
+    def reopen(self) -> None:
+        """Make rows of the content again, which are encoded anew when the batch leaves."""
+        rows = rows_of_content(self.content)
+        self._give_tokens(rows)
+        self.rows, self.content, self.sequence = rows, b"", -1
+        self.packing = rows[0].packing
+
+    def _give_tokens(self, rows: list[OutgoingRow]) -> None:
+        """Give rows that were read from the content the tokens of their callers."""
+        for row, token in zip(rows, self.tokens, strict=True):
+            row.token = token
+
+    def encode(self) -> None:
+        """Make the content, under the next sequences. Raises LocalProtocolError.
+
+        Of several records BatchTooLarge also where their stream takes smaller batches than others.
+        """
+        lane, rows = self.lane, self.rows
+        if self.parted and len(rows) > 1:
+            raise BatchTooLarge("the broker refused these records together")
+        producer = lane.owner.stamp_of(lane) if self.numbered else (0, 0, 0)
+        try:
+            self.content = content_of(rows, lane.limits, producer)
+        except BatchTooLarge:
+            if len(rows) > 1:
+                raise
+            # Of one record the broker decides: a stream's limit is about what a codec leaves.
+            self.content = content_of(rows, lane.owner.limits, producer)
+        self.bytes = len(self.content) + STAMP_BYTES
+        self._close()
+        if self.numbered:
+            self.sequence = lane.next_sequence
+            lane.next_sequence += self.records
+
+    def _number(self) -> None:
+        """Give a content that was encoded elsewhere its place in the sequence."""
+        lane = self.lane
+        wanted = lane.owner.stamp_of(lane)
+        if stamped_as(self.content) != wanted:
+            self.content = restamp(self.content, *wanted)
+        self.sequence = lane.next_sequence
+        lane.next_sequence += self.records
+
+    def send(self, out: CommandSink, tracker: int) -> None:
+        """Hand over PUBLISH."""
+        if self.sequence < 0 and self.numbered:
+            self._number()
+        out.put(self._command(tracker), self.content)
+
+    def _command(self, tracker: int) -> Publish | UpdateKey:
+        """Return the command that the content goes with."""
+        lane = self.lane
+        return Publish(lane.place, tracker, self.level, lane.keyed)
+
+    def settle(self, outcome: Confirm | MalamuteError) -> None:
+        """Give the callers of the records their outcome."""
+        if self.rows:
+            self._close()
+        self.lane.owner.emit(Published(self.tokens, self.records, self.single, outcome))
+
+    def _close(self) -> None:
+        """Keep only the tokens of the rows: their bodies are in the content."""
+        self.tokens = [row.token for row in self.rows]
+        self.records = len(self.rows)
+        self.rows = []
+
+
+class OutgoingContent(OutgoingRecords):
+    """Records that their caller had encoded; it has one token for all."""
+
+    single = False
+
+    __slots__ = ()
+
+    def empty_like(self) -> OutgoingContent:
+        """Make an empty batch for the same place and terms, which part() fills."""
+        alike = OutgoingContent(self.lane, self.level)
+        alike.sealed = True
+        alike.tokens = self.tokens
+        return alike
+
+    @property
+    def divisible(self) -> bool:
+        """Whether the records may be sent in several batches.
+
+        Rows of an Arrow body cannot be told apart without its schema. A producer of the caller's
+        own has given the batch one place in its sequence.
+        """
+        if self.rows:
+            return len(self.rows) > 1
+        if self.records == 1 or HEAD.unpack_from(self.content)[7] == ARROW:
+            return False
+        return self.numbered or not stamped_as(self.content)[0]
+
+    def _give_tokens(self, rows: list[OutgoingRow]) -> None:
+        """Leave the rows without tokens: the caller has one for all."""
+
+    def _close(self) -> None:
+        """Drop the rows: their bodies are in the content."""
+        self.records = len(self.rows)
+        self.rows = []
+
+
+class OutgoingUpdate(OutgoingRecords):
+    """One record that changes a key on a condition; no other record joins it."""
+
+    __slots__ = ("_revision",)
+
+    def __init__(self, lane: StreamLane, level: int, revision: int) -> None:
+        """revision: what the key must have; 0: it must not be there."""
+        super().__init__(lane, level)
+        self.sealed = True
+        self._revision = revision
+
+    def empty_like(self) -> OutgoingUpdate:
+        """Make an empty batch for the same place and terms, which part() fills."""
+        return OutgoingUpdate(self.lane, self.level, self._revision)
+
+    def _command(self, tracker: int) -> Publish | UpdateKey:
+        """Return the command that the content goes with."""
+        return UpdateKey(self.lane.place, tracker, self.level, self._revision)
+
+
+class StreamLane(LastingLane[OutgoingRecords]):
+    """The way to one stream; it stays for its sequence and its limits."""
+
+    __slots__ = ("batch_bytes", "keyed", "limits", "next_sequence", "refused_bytes", "told_bytes")
+
+    def __init__(self, owner: Any, home: dict[Any, Any], place: Any) -> None:
+        super().__init__(owner, home, place)
+        self.next_sequence = 0
+        self.keyed = False
+        """Whether records leave only for a stream with keys: none is created for them."""
+        self.limits = owner.limits
+        """Limits of a batch of the stream, whose ring may be small."""
+        self.batch_bytes = owner.batch_bytes
+        """Bytes that a batch of the stream is filled to."""
+        self.told_bytes: int | None = None
+        """Most bytes of a batch of the stream, as the broker told. A smaller batch is refused for
+        what is in it, which says nothing of others. None: it did not tell."""
+        self.refused_bytes = UNBOUNDED
+        """Size of the smallest batch of several records that was too large on this link, while the
+        broker does not tell."""
