@@ -91,10 +91,42 @@ def test_a_put_makes_no_stream_where_the_keys_were_removed(
                     kv.put("colour", b"blue")
                 assert raised.value.code == code
             assert bool(other.list_streams("gone")) == (again is not None)
-        if again is None:
-            client.create_stream("gone", KEEP)
-            kv.put("colour", b"green")
+            # The client publishes to the name as ever.
+            client.publish("gone", b"plain")
         other.remove_stream("gone")
+        other.create_stream("gone", KEEP)
+        kv.put("colour", b"green")
+        other.remove_stream("gone")
+
+
+def test_puts_and_publishes_at_one_time_leave_in_batches_of_their_own(
+    broker: EmbeddedBroker,
+) -> None:
+    async def go() -> None:
+        async with broker.connect() as client:
+            await client.create_stream("mixed", KEEP)
+            kv = client.kv("mixed")
+            await kv.put("first", b"")
+            puts = [kv.put(f"k{number % 5}", b"%d" % number) for number in range(200)]
+            plain = [client.publish("mixed", b"p", subject=f"p{number}") for number in range(200)]
+            together = [each for pair in zip(puts, plain, strict=True) for each in pair]
+            await asyncio.gather(*together)
+            keys = await kv.keys()
+            assert len(keys) == 1 + 5 + 200
+            await client.remove_stream("mixed")
+            lost = await asyncio.gather(
+                *(kv.put("k", b"") for _ in range(20)),
+                client.publish("mixed", b"p"),
+                *(kv.put("k", b"") for _ in range(20)),
+                return_exceptions=True,
+            )
+            made = [each for each in lost if not isinstance(each, BrokerRefused)]
+            assert len(made) == 1
+            codes = {each.code for each in lost if isinstance(each, BrokerRefused)}
+            assert codes <= {"unknown_stream", "unsupported"}
+            await client.remove_stream("mixed")
+
+    asyncio.run(go())
 
 
 def test_an_update_says_the_revision_that_the_key_has(client: SyncClient) -> None:

@@ -188,7 +188,7 @@ class KeyView:
             if not link.has_room():
                 timeout_ms = await link.room(row.size, timeout_ms, self._stream)
             if revision is None:
-                link.publisher.add(self._stream, level, row)
+                link.publisher.add(self._stream, level, row, keyed=True)
             else:
                 link.publisher.add_update(self._stream, level, row, revision)
             link.leave()
@@ -212,8 +212,6 @@ class KeyView:
                 raise BrokerRefused(
                     "unsupported", f"stream '{self._stream}' has no keys: it was made without keep"
                 )
-            if True:  # sync: with self._link.lock:
-                self._link.publisher.keep_keyed(stream)
             self._empty = [] if asked.get("body_kind") == "list" else b""
         return self._empty
 

@@ -50,6 +50,8 @@ class OutgoingRecords(OutgoingBatch):
 
     single: ClassVar[bool] = True
     """Whether each record has a token of its own."""
+    keyed: ClassVar[bool] = False
+    """Whether the stream must have keys: none is created for the records."""
 
     __slots__ = ("numbered", "parted", "records", "sequence", "since_ms", "tokens")
 
@@ -136,8 +138,7 @@ class OutgoingRecords(OutgoingBatch):
 
     def _command(self, tracker: int) -> Publish | UpdateKey:
         """Return the command that the content goes with."""
-        lane = self.lane
-        return Publish(lane.place, tracker, self.level, lane.keyed)
+        return Publish(self.lane.place, tracker, self.level, self.keyed)
 
     def settle(self, outcome: Confirm | MalamuteError) -> None:
         """Give the callers of the records their outcome."""
@@ -188,6 +189,20 @@ class OutgoingContent(OutgoingRecords):
         self.rows = []
 
 
+class OutgoingPut(OutgoingRecords):
+    """Records that set keys; no others join them, since their stream must have keys."""
+
+    keyed = True
+
+    __slots__ = ()
+
+    def empty_like(self) -> OutgoingPut:
+        """Make an empty batch for the same place and terms, which part() fills."""
+        alike = OutgoingPut(self.lane, self.level)
+        alike.sealed = True
+        return alike
+
+
 class OutgoingUpdate(OutgoingRecords):
     """One record that changes a key on a condition; no other record joins it."""
 
@@ -211,13 +226,11 @@ class OutgoingUpdate(OutgoingRecords):
 class StreamLane(LastingLane[OutgoingRecords]):
     """The way to one stream; it stays for its sequence and its limits."""
 
-    __slots__ = ("batch_bytes", "keyed", "limits", "next_sequence", "refused_bytes", "told_bytes")
+    __slots__ = ("batch_bytes", "limits", "next_sequence", "refused_bytes", "told_bytes")
 
     def __init__(self, owner: Any, home: dict[Any, Any], place: Any) -> None:
         super().__init__(owner, home, place)
         self.next_sequence = 0
-        self.keyed = False
-        """Whether records leave only for a stream with keys: none is created for them."""
         self.limits = owner.limits
         """Limits of a batch of the stream, whose ring may be small."""
         self.batch_bytes = owner.batch_bytes

@@ -29,6 +29,7 @@ from malamute_py.client.session.outgoing import RETRY_MS, RETRYABLE, CommandSink
 from malamute_py.client.session.outgoing_records import (
     UNBOUNDED,
     OutgoingContent,
+    OutgoingPut,
     OutgoingRecords,
     OutgoingUpdate,
     StreamLane,
@@ -109,9 +110,10 @@ class Publisher(Lanes[OutgoingRecords]):
 
     # --- what callers do -----------------------------------------------------------
 
-    def add(self, stream: str, level: int, row: OutgoingRow) -> None:
+    def add(self, stream: str, level: int, row: OutgoingRow, *, keyed: bool = False) -> None:
         """Gather one record; it leaves with its neighbours of the same stream and level.
 
+        keyed: the record sets a key: the stream must have keys, and is not created.
         Raises LocalProtocolError `too_large`, or what ended the session: nothing was taken.
         """
         lane = self.streams.get(stream) if type(stream) is str else None
@@ -125,22 +127,19 @@ class Publisher(Lanes[OutgoingRecords]):
             last is None
             or last.level != level
             or last.sealed
+            or last.keyed is not keyed
             or last.packing is not row.packing
             or last.bytes + size > lane.batch_bytes
             or len(last.rows) >= self.records_max
             or size > self.limits.record_bytes_max
         ):
             self.check(row)
-            self.begin(OutgoingRecords(lane, level), row)
+            self.begin((OutgoingPut if keyed else OutgoingRecords)(lane, level), row)
         else:
             last.rows.append(row)
             size += ROW_BYTES
             last.bytes += size
             self.window.queued_bytes += size
-
-    def keep_keyed(self, stream: str) -> None:
-        """From now on publish to a stream only while it has keys. Raises what ended the session."""
-        self.lane(self.streams, stream, "stream").keyed = True
 
     def add_update(self, stream: str, level: int, row: OutgoingRow, revision: int) -> None:
         """Queue one record that is taken only if its key has this revision.

@@ -185,7 +185,7 @@ class SyncKeyView:
             if not link.has_room():
                 timeout_ms = link.room(timeout_ms, self._stream)
             if revision is None:
-                link.publisher.add(self._stream, level, row)
+                link.publisher.add(self._stream, level, row, keyed=True)
             else:
                 link.publisher.add_update(self._stream, level, row, revision)
             link.wake_up()
@@ -209,8 +209,6 @@ class SyncKeyView:
                 raise BrokerRefused(
                     "unsupported", f"stream '{self._stream}' has no keys: it was made without keep"
                 )
-            with self._link.lock:
-                self._link.publisher.keep_keyed(stream)
             self._empty = [] if asked.get("body_kind") == "list" else b""
         return self._empty
 
