@@ -16,7 +16,7 @@ import msgspec
 
 from malamute_protocol.commands import StartKind
 from malamute_protocol.errors import LocalProtocolError
-from malamute_protocol.stamp import message_id
+from malamute_protocol.stamp import is_message_id, message_id
 from malamute_py.client.arguments import column_time, integer, wrong
 
 
@@ -145,7 +145,7 @@ def start_on_wire(start: StartPoint) -> list[Any]:
             return [int(StartKind.CLIENT_TIME), milliseconds(start.time), bool(start.inclusive)]
         case AfterMessage() | AtMessage():
             known: Any = start.id
-            if not isinstance(known, bytes):
+            if not isinstance(known, bytes) or not is_message_id(known):
                 what = f"id of {type(start).__name__}"
                 raise wrong(what, known, "a message id, 16 bytes", "bad_start")
             inclusive = [True] if isinstance(start, AtMessage) else []

@@ -86,9 +86,10 @@ class LogReader:
         Trims and purges hold from when the reading looks: at its beginning, and each 0.25 s at the
         end of the log. Records past the stream's age, or before its newest max_records when the
         reading looks, are a gap, even if a cursor pins them: only the broker knows the pins.
-        copy: batches own their bytes. By default they are views of the broker's files: right when
+        copy: batches own their bytes. By default most are views of the broker's files: right when
         they are handed out, until the ring comes round; that is checked when the next one is asked
-        for, by MappedBatch.check(), and for tables by Reading.check().
+        for, by MappedBatch.check(), and for tables by Reading.check(). A Batch that is no
+        MappedBatch owns its bytes, and has no check().
         A stream that was just created may have no files yet: read() waits up to 5 s for them.
         Raises UnknownStream, PatternError, LocalProtocolError, GapError when strict, OSError;
         NoJournal: the broker has not begun the stream's ring; JournalCorrupt: the ring is missing.

@@ -273,7 +273,9 @@ class Reading:
     def next_batch(self, timeout_ms: int | None = None) -> Batch | None:
         """The next batch; None at the end.
 
-        A MappedBatch unless the reading is of copies. timeout_ms: None waits without end.
+        A MappedBatch where it is of views; a Batch where its bytes are its own: in a reading of
+        copies, of few rows of a batch, and of newest records of keys that have moved.
+        timeout_ms: None waits without end.
         Raises Timeout (nothing is lost); Overwritten: the batch before was overwritten while its
         views were looked at (a copy of it was not); GapError when strict; StreamRemoved; OSError;
         JournalCorrupt: the log went on in segments that are missing, and nothing tells with which

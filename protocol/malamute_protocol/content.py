@@ -33,6 +33,7 @@ from malamute_protocol.columns import (
 )
 from malamute_protocol.content_layout import (
     APPEND_TIMES,
+    ARROW,
     BLOB,
     BODY_KINDS,
     CLIENT_TIME,
@@ -75,6 +76,8 @@ _KEPT_TIMES: Final = 8
 their use."""
 _COPY_BELOW: Final = 4096
 """Size up to which copying costs less than making an array."""
+_RESERVED: Final = slice(112, 128)
+_ZEROS: Final = bytes(16)
 _ARRAY_BYTES_MAX: Final = 5
 """Bytes that the length of a MessagePack array takes at most."""
 
@@ -570,6 +573,10 @@ class Content:
             raise BatchError("unsupported", "transaction control is reserved", 22)
         if head.transaction_id:
             raise BatchError("unsupported", "a transaction id is reserved", 48)
+        if head.schema_id and kind != ARROW:
+            raise BatchError("unsupported", "a schema id without an Arrow body is reserved", 36)
+        if bytes(self.view[_RESERVED]) != _ZEROS:
+            raise BatchError("unsupported", "the last bytes of the head are reserved", 112)
         if kind != LIST and head.parts_count:
             raise BatchError("bad_batch", "a count of parts without lists", 108)
         body_at = self.sections.body

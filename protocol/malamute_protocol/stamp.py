@@ -225,6 +225,11 @@ def parse_message_id(identifier: bytes) -> tuple[int, int]:
     return append_time_ms, offset
 
 
+def is_message_id(identifier: bytes) -> bool:
+    """Whether these bytes may be the id of a message: 16 of them, with an offset that there is."""
+    return len(identifier) == _ID.size and _ID.unpack(identifier)[1] < 1 << 63
+
+
 def row_bitmap(mask: Any) -> bytes:
     """Make a row bitmap (least significant bit first) of a boolean array or sequence."""
     return np.packbits(np.asarray(mask, dtype=np.bool_), bitorder="little").tobytes()

@@ -194,7 +194,10 @@ def test_starts_have_the_wire_form_of_the_specification() -> None:
     ]
     for start, wire in table:
         assert start_on_wire(start) == wire
-    wrong: list[Any] = [-1, True, "newest", None, 1.5]
+    wrong: list[Any] = [
+        -1, True, "newest", None, 1.5,
+        AfterMessage(b"i" * 15), AtMessage(b""), AfterMessage(b"\xff" * 16),
+    ]  # fmt: skip
     for start in wrong:
         with pytest.raises(LocalProtocolError, match="bad_start"):
             start_on_wire(start)

@@ -396,6 +396,34 @@ async def test_a_beginning_whose_wait_was_over_leaves_nothing_open(connect: Conn
         await shell.call(transaction.publish, "none", b"x")
 
 
+@pytest.mark.parametrize("count", [1, 2 * CHUNK_ROWS])
+async def test_a_transaction_that_is_over_begins_anew_as_another(
+    connect: Connect, count: int
+) -> None:
+    shell = await connect()
+    transaction = shell.client.transaction()
+    ids = set()
+    for end in (transaction.commit, transaction.roll_back, transaction.commit):
+        await shell.call(transaction.begin)
+        ids.add(transaction.id)
+        await shell.call(transaction.publish_many, "anew", [b"x"] * count)
+        await shell.call(end)
+    assert len(ids) == 3
+    assert (await shell.do("stream_info", "anew")).tail == 2 * count
+
+
+async def test_begin_of_an_open_transaction_waits_for_the_broker_alone(connect: Connect) -> None:
+    shell = await connect()
+    transaction = shell.client.transaction()
+    await shell.call(transaction._begin)  # as its block does
+    await shell.call(transaction.begin)
+    assert [facts.transaction for facts in await shell.do("transactions")] == [transaction.id]
+    await shell.call(transaction.publish, "begun", b"1")
+    await shell.call(transaction.begin)
+    await shell.call(transaction.commit)
+    assert await records(shell, "begun") == [b"1"]
+
+
 async def test_a_content_of_as_many_records_as_a_batch_has_follows_other_records(
     connect: Connect,
 ) -> None:

@@ -118,6 +118,9 @@ def test_reading_begins_at_a_time(log: Log, reader: LogReader, tidied: bool) -> 
     assert first(malamute.AfterMessage(message_id(1500, 50))) == 51
     assert first(malamute.AtMessage(message_id(1500, 50))) == 50
     assert records(reader.read("trades", start=malamute.AtTime(9999), until="tail")) == []
+    for wrong in (b"i" * 15, b"\xff" * 16):
+        with pytest.raises(LocalProtocolError, match="bad_start"):
+            first(malamute.AfterMessage(wrong))
 
 
 @pytest.mark.parametrize("tidied", [False, True])

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import google_crc32c
 import numpy as np
 import pytest
 
@@ -48,6 +49,15 @@ def refusal(data: bytes, limits: Limits = DEFAULT_LIMITS) -> str:
     with pytest.raises(BatchError) as raised:
         content.check(limits)
     return raised.value.code
+
+
+@pytest.mark.parametrize("at", [36, 48, 112, 127], ids=["schema", "transaction", "first", "last"])
+def test_what_is_reserved_in_a_head_is_refused(at: int) -> None:
+    data = bytearray(encode([b"a", b"b"], subject="s"))
+    Content(bytes(data)).check()
+    data[at] = 1
+    data[8:12] = google_crc32c.value(bytes(data[12:])).to_bytes(4, "little")
+    assert refusal(bytes(data)) == "unsupported"
 
 
 # --- header tables ----------------------------------------------------------------------------

@@ -159,9 +159,10 @@ class Member(MemberBase):
     async def ack(self, held: Held, timeout_ms: Wait = "default") -> bool:
         """Say that a record or batch is done; returns True once the broker has confirmed it.
 
-        False: this member does not hold all of it any more, as the link was lost in between:
-        some member gets it again. Raises Timeout, or LocalProtocolError: not from
-        this member.
+        False: the broker did not confirm all of it, as the link was lost or a lease ended in
+        between. Another member may get it again, and after the end of a lease this one, too; what
+        comes to this one after a lost link is acknowledged then, and not handed over. So what was
+        made of it is not to be undone. Raises Timeout, or LocalProtocolError: not from this member.
         """
         future = self._ack(held, DONE)
         return await self._link.limit(future, timeout_ms, ACKED, "an acknowledgement")

@@ -52,8 +52,8 @@ class Transaction:
         """See Client.transaction()."""
         self._link = link
         self._timeout_ms = duration("timeout_ms", timeout_ms)
-        random = link.session.steps.random
-        self._opened = OpenTransaction(random(ID_BYTES), random(KEY_BYTES), confirm)
+        self._confirm = confirm
+        self._opened = self._new()
         self._step: Step | None = None
         """The beginning or chunk that is under way, whose answer `_future` gets; without a future
         one whose wait was over, which is asked for again."""
@@ -71,8 +71,13 @@ class Transaction:
     # --- life ------------------------------------------------------------------------------
 
     async def begin(self, timeout_ms: Wait = "default") -> None:
-        """Open it, and wait until the broker has. Raises BrokerRefused `limit`, Timeout."""
-        await self._begin()
+        """Open it, and wait until the broker has; in its block, wait for that alone.
+
+        One that is over begins anew, as another transaction. Raises BrokerRefused `limit`, Timeout:
+        it is over then.
+        """
+        if not self._opened.open:
+            await self._begin()
         try:
             await self._arrived(timeout_ms)
         except BaseException:
@@ -82,8 +87,16 @@ class Transaction:
 
     async def _begin(self) -> None:
         """Have the broker open it, while the first records gather."""
+        if self._opened.begun:
+            # The broker may know the former one yet, and its batches keep their places.
+            self._opened = self._new()
+            self._commit_unanswered = self._committed = None
         step = self._opened.begin(self._timeout_ms, self._link.session.steps.limits)
         await self._send(step)
+
+    def _new(self) -> OpenTransaction:
+        random = self._link.session.steps.random
+        return OpenTransaction(random(ID_BYTES), random(KEY_BYTES), self._confirm)
 
     async def commit(self, timeout_ms: Wait = "default") -> Confirmation:
         """Have all of it appended to its streams, and wait until readers of the tail get it.
@@ -210,7 +223,8 @@ class Transaction:
 
     async def __aenter__(self) -> Transaction:
         """Begin; a refusal is raised where it is waited for next, at the commit at the latest."""
-        await self._begin()
+        if not self._opened.open:
+            await self._begin()
         await asyncio.sleep(0)  # asyncio only
         return self
 

@@ -41,7 +41,7 @@ class OpenTransaction:
 
     __slots__ = (
         "_bytes_max", "_chunk", "_halves", "_key", "_left", "_left_from", "_places", "_rows_max",
-        "confirm", "id", "open",
+        "begun", "confirm", "id", "open",
     )  # fmt: skip
 
     def __init__(self, id: bytes, key: bytes, confirm: ConfirmAt) -> None:
@@ -49,6 +49,8 @@ class OpenTransaction:
         self.id = id
         self.open = False
         """Whether records may be added."""
+        self.begun = False
+        """Whether it was begun, which happens once."""
         self.confirm = confirm
         self._key = key
         self._places = 0
@@ -75,8 +77,8 @@ class OpenTransaction:
         if not self.open:
             raise LocalProtocolError(
                 "unexpected",
-                "the transaction is not open: enter its block, or call begin() first; one that has "
-                "ended takes no more",
+                "the transaction is not open: enter its block, or call begin() first; after its "
+                "end that begins another",
             )
 
     def add(self, stream: str, rows: Sequence[OutgoingRow], at: int = 0) -> int:
@@ -129,7 +131,7 @@ class OpenTransaction:
 
     def begin(self, timeout_ms: int, limits: Limits) -> Step:
         """Return the step that opens the transaction. limits: those of the broker."""
-        self.open = True
+        self.open = self.begun = True
         self._bytes_max = min(CHUNK_BYTES, limits.batch_bytes_max // 2)
         self._rows_max = min(CHUNK_ROWS, limits.batch_records_max)
         return self._step("stored", BeginTransaction(self.id, 0, timeout_ms))

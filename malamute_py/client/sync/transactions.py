@@ -53,8 +53,8 @@ class SyncTransaction:
         """See SyncClient.transaction()."""
         self._link = link
         self._timeout_ms = duration("timeout_ms", timeout_ms)
-        random = link.session.steps.random
-        self._opened = OpenTransaction(random(ID_BYTES), random(KEY_BYTES), confirm)
+        self._confirm = confirm
+        self._opened = self._new()
         self._step: Step | None = None
         """The beginning or chunk that is under way, whose answer `_future` gets; without a future
         one whose wait was over, which is asked for again."""
@@ -72,8 +72,13 @@ class SyncTransaction:
     # --- life ------------------------------------------------------------------------------
 
     def begin(self, timeout_ms: Wait = "default") -> None:
-        """Open it, and wait until the broker has. Raises BrokerRefused `limit`, Timeout."""
-        self._begin()
+        """Open it, and wait until the broker has; in its block, wait for that alone.
+
+        One that is over begins anew, as another transaction. Raises BrokerRefused `limit`, Timeout:
+        it is over then.
+        """
+        if not self._opened.open:
+            self._begin()
         try:
             self._arrived(timeout_ms)
         except BaseException:
@@ -83,8 +88,16 @@ class SyncTransaction:
 
     def _begin(self) -> None:
         """Have the broker open it, while the first records gather."""
+        if self._opened.begun:
+            # The broker may know the former one yet, and its batches keep their places.
+            self._opened = self._new()
+            self._commit_unanswered = self._committed = None
         step = self._opened.begin(self._timeout_ms, self._link.session.steps.limits)
         self._send(step)
+
+    def _new(self) -> OpenTransaction:
+        random = self._link.session.steps.random
+        return OpenTransaction(random(ID_BYTES), random(KEY_BYTES), self._confirm)
 
     def commit(self, timeout_ms: Wait = "default") -> Confirmation:
         """Have all of it appended to its streams, and wait until readers of the tail get it.
@@ -208,7 +221,8 @@ class SyncTransaction:
 
     def __enter__(self) -> SyncTransaction:
         """Begin; a refusal is raised where it is waited for next, at the commit at the latest."""
-        self._begin()
+        if not self._opened.open:
+            self._begin()
         return self
 
     def __exit__(
