@@ -253,6 +253,13 @@ class Transactions:
             raise BrokerRefused(
                 "conflict", f"the transaction has {staged} batches, not {command.count}"
             )
+        for number in {batch.stream for batch in transaction.staged.values()}:
+            stream = self._catalogue.by_number(number)
+            if stream is None or stream.removed:
+                raise BrokerRefused(
+                    "unknown_stream", "a stream that records were staged for was removed, and a"
+                    " commit is of all records: roll the transaction back",
+                )  # fmt: skip
         # A commit is never taken back, and a ring that has failed would never take its batches.
         for ring in set(transaction.apart.values()):
             state = self._catalogue.rings.get(ring)

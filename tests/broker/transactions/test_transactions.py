@@ -368,14 +368,34 @@ def test_a_bundle_that_the_log_refuses_comes_again() -> None:
     assert world.seen()[0] == values
 
 
-def test_records_of_a_stream_that_was_removed_are_dropped_with_it() -> None:
+@pytest.mark.parametrize("again", [False, True])
+def test_a_commit_is_refused_where_a_stream_of_its_records_was_removed(again: bool) -> None:
     world = World()
     world.begin()
     world.stage("a", [b"1"])
     world.stage("b", [b"x"])
     world.shell.send(2, wire.RemoveStream(5, "a"))
-    assert isinstance(world.commit(2), wire.Confirm)
-    assert world.seen()[1] == [b"x"]
+    if again:
+        world.shell.send(2, wire.CreateStream(6, "a", {}))
+    answer = world.commit(2)
+    assert isinstance(answer, wire.Refused)
+    assert answer.code == "unknown_stream"
+    assert world.seen()[1] == []
+    assert world.gauges != (0, 0)
+    assert isinstance(world.roll_back(), wire.Confirm)
+    assert world.gauges == (0, 0)
+
+
+def test_records_of_a_stream_that_is_removed_after_the_commit_are_dropped_with_it() -> None:
+    world = World()
+    large(world)
+    broker, shell = world.shell.broker, world.shell
+    commands = [wire.Atomic(99, 1), wire.CommitTransaction(ID, 6, 0)]
+    broker.receive(1, "", commands, [], shell.now_ms)
+    shell._do(broker.take_ready())
+    shell.send(2, wire.RemoveStream(5, "a"))
+    shell.run()
+    shell.wait(2_000)
     assert world.gauges == (0, 0)
 
 
