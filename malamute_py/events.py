@@ -37,6 +37,7 @@ EVENTS: Final = (
     Event("file_restored", "error", "a file was missing, damaged or cut off, and was made anew from other files; the losses of a segment are in `journal_damaged`"),
     Event("offsets_left_out", "error", "damage took the newest records of a stream: the stream goes on after the offsets [`from`, `to`), so that none is given twice"),
     Event("directory_moved", "warning", "the data directory is not where it was (`differs`): a copy, or moved; its epoch has leapt"),
+    Event("log_ahead", "warning", "the newest record of a ring is so many `ms` later than the clock, which was ahead when it was written. Append times never go back: until the clock has come there, new records of the ring get that time, and are kept beyond their `max_age_ms` for so long"),
     Event("directory_exposed", "warning", "others than the broker's user may change the data directory: `reason`; `do` says the command"),
     Event("history_reads", "info", "the `way` in which sealed segments are read: `mapped`, or `pread` and the `reason`"),
     Event("file_left_alone", "warning error", "an unknown file, a link, a FIFO or the like lies in the data directory"),

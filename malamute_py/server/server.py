@@ -336,7 +336,7 @@ class Server:
             parts.callback(self._close_journal)
             directory, batch_bytes_max = self._directory, config.limits.batch_bytes_max
             self._found = StoredRings(self._journal, config.journal, batch_bytes_max, self.log)
-            facts = self._found.recover(held=directory is not None)
+            facts = self._found.recover(self._clock(), held=directory is not None)
             queues: QueuesFound | None = None
             try:
                 queues = self._find_queues(facts)

@@ -8,7 +8,7 @@ Source: docs/design.md, Journal.
 from __future__ import annotations
 
 import errno
-from typing import Any
+from typing import Any, Final
 
 from malamute_py.broker.ready import MAIN, RingFacts
 from malamute_py.config import Config, JournalSection
@@ -55,6 +55,9 @@ def open_journal(config: Config, storage: Storage | None) -> Journal:
         raise _explained(error, where, elsewhere) from error
 
 
+_AHEAD_MS: Final = 1_000
+
+
 class StoredRings:
     """The rings of a data directory as a start finds them."""
 
@@ -73,7 +76,7 @@ class StoredRings:
         self._batch_bytes_max = batch_bytes_max
         self._log = log
 
-    def recover(self, *, held: bool) -> dict[str, RingFacts]:
+    def recover(self, now_ms: int, *, held: bool) -> dict[str, RingFacts]:
         """Open the rings that are there, ring main first, and report what was found.
 
         held: nothing of ring main is used again before the tables follow.
@@ -133,6 +136,12 @@ class StoredRings:
             raise StartError(str(error), where, "see the section [journal]") from error
         except OSError as error:
             raise _explained(error, where, "") from error
+        for name in facts:
+            ahead_ms = self._journal.rings[name].last_append_time_ms - now_ms
+            if ahead_ms > _AHEAD_MS:
+                self._log.warning(
+                    "log_ahead", ring=name, ms=ahead_ms, do="if the clock is right now, nothing"
+                )
         return facts
 
     def _recover_ring(self, name: str, asked: dict[str, Any], *, held: bool = False) -> RingFacts:

@@ -13,11 +13,14 @@ import msgspec
 import pytest
 
 import malamute_py as malamute
+from malamute_protocol.commands import Confirm, Publish
+from malamute_protocol.encode import encode
 from malamute_py.config import PUBLIC_WORDS, Authentication, Config
 from malamute_py.journal import MemoryStorage
 from malamute_py.sections import ConfigError
 from malamute_py.server import Server, StartError
 from malamute_py.server.authentication.credentials import hash_password
+from malamute_py.server.clock import Clock
 from malamute_py.server.connections import descriptors
 from malamute_py.server.connections.listening import ASIDE
 from malamute_py.server.journaling.rings import Rings
@@ -255,6 +258,25 @@ def test_the_epoch_rises_with_each_start_and_the_uuid_stays(tmp_path: Path) -> N
 
 
 @pytest.mark.moderate
+def test_a_log_that_was_written_with_a_clock_that_was_ahead_is_told_of(tmp_path: Path) -> None:
+    class Ahead(Clock):
+        def __call__(self) -> int:
+            return super().__call__() + 3_600_000
+
+    for clock in (Ahead(), None):
+        log = Lines()
+        with (
+            Server(config(tmp_path), log=log, clock=clock) as server,
+            RawPeer(server.endpoints[0]) as peer,
+        ):
+            peer.send(Publish("s", 1), frames=(encode([b"x"]),))
+            peer.get(Confirm)
+        told = log.of("log_ahead")
+        assert len(told) == (clock is None)
+    assert told[0]["ring"] == "main"
+    assert 3_500_000 < told[0]["ms"] < 3_700_000
+
+
 def test_a_start_that_failed_leaves_the_directory_free(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
