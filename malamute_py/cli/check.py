@@ -117,7 +117,8 @@ def _headrooms(seen: Look) -> dict[str, float]:
     The ring of one stream has the stream's name.
     """
     found = {
-        _name_of_ring(seen.broker, name): 1 - (facts["end_lsn"] - facts["start_lsn"]) / facts["ring_bytes"]
+        _name_of_ring(seen.broker, name): 1
+        - (facts["end_lsn"] - facts["start_lsn"]) / facts["ring_bytes"]
         for name, facts in seen.broker.get("disk", {}).items()
         if facts.get("full") == "refuse" and facts.get("ring_bytes")
     }
