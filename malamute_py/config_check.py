@@ -143,7 +143,7 @@ class _Examination:
         try:
             typed(alone)
         except ConfigError as error:
-            if len(keys) > 1 and isinstance(value, Mapping) and len(value) > 1:
+            if len(keys) > 1 and isinstance(value, Mapping) and value:
                 # One fault of an entry hides no other: each of its values is taken by itself.
                 for name, inner in value.items():
                     place = self._file_place((*keys, name)) if (*keys, name) in self._lines else ""
@@ -155,6 +155,9 @@ class _Examination:
                 known = ".".join(keys[:length])
                 if known in _BY_ITEM and key.startswith(known) and ".".join(keys) not in key:
                     key = ".".join(keys[: length + 1]) + key.removeprefix(known)
+            full = ".".join(keys)
+            if full.startswith(f"{key}.") and not error.why.startswith("there is no such key"):
+                key = full  # The error names the map that the value is in.
             self._problems.append(Problem(origin, key, error.why))
             return
         put(self._table, keys, value)

@@ -151,7 +151,7 @@ class Administration:
         settings = self._shard.settings
         of_all = settings.namespace_of(link.owner) is None
         if not (of_all and settings.permit(link.owner, "manage_users", "broker")):
-            raise BrokerRefused("forbidden", "you may not have it read anew")
+            raise BrokerRefused("forbidden", "you may not have the configuration read anew")
         refusal = settings.reload(link.number, command.request)
         if refusal:
             raise BrokerRefused("wait", refusal)

@@ -14,6 +14,7 @@ from itertools import chain
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
 import typer
+from typer.core import TyperCommand
 
 from malamute_protocol.errors import BrokerRefused, MalamuteError
 from malamute_py.cli import output
@@ -206,6 +207,21 @@ Thresholds: TypeAlias = list[str] | None
 
 def _option(text: str, metavar: str = "[NAME=]WARN,CRIT") -> Any:
     return typer.Option(metavar=metavar, help=text)
+
+
+class _Parser(TyperCommand):
+    """Reads the command line: one that is wrong is UNKNOWN, for its usual code means CRITICAL."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except typer.TyperException as error:
+            told = explained(error)
+            assert told is not None
+            raise typer.Exit(_tell([Finding(UNKNOWN, told[0])], [], as_json=False)) from None
+
+
+PARSER: Final = _Parser
 
 
 def check(

@@ -216,7 +216,8 @@ def _load(name: str, entry: Entry) -> Any:
         command: Any = get_group(found)
     else:
         alone = group(name)
-        alone.command(name, epilog=getattr(module, "EPILOG", None))(found)
+        parser = getattr(module, "PARSER", None)
+        alone.command(name, cls=parser, epilog=getattr(module, "EPILOG", None))(found)
         command = get_command(alone)
     command.name = name
     command.hidden = entry.hidden

@@ -59,6 +59,7 @@ class Peer:
         "identity",
         "listener",
         "number",
+        "numbered",
         "pending",
         "pending_bytes",
         "queued",
@@ -86,7 +87,9 @@ class Peer:
         self.send = super(zmq.Socket, listener.socket).send
         # Ids of five bytes that begin with 0 are libzmq's own numbering and not used again. Others
         # are the peer's choice, and on a new connection the next one may choose them.
-        self.strict = listener.authenticated or len(routing_id) != 5 or routing_id[0] != 0
+        self.numbered = len(routing_id) == 5 and routing_id[0] == 0
+        """Whether libzmq gave the routing id, which no other peer gets."""
+        self.strict = listener.authenticated or not self.numbered
         """Whether each message must be shown to have come by this peer's own connection: another
         peer may have the same routing id later, or credentials count."""
         self.queued: deque[Arrived] | None = None
@@ -207,11 +210,13 @@ class Peers:
 
     def is_same(self, peer: Peer, head: zmq.Frame) -> bool:
         """Whether a message that came by the peer's routing id came from that very peer."""
-        return (
-            peer.fd == _descriptor(head)
-            and (peer.connection is None or self._connections.get(peer.fd) is peer.connection)
-            and peer.identity == _identity(peer.listener, head)
-        )
+        if peer.fd != _descriptor(head) or peer.identity != _identity(peer.listener, head):
+            return False
+        own, there = peer.connection, self._connections.get(peer.fd)
+        if own is None or there is own:
+            return True
+        # It has ended, and no other has its descriptor: these are its last messages.
+        return there is None and peer.numbered and not own.revoked
 
     def connection(self, head: zmq.Frame) -> Connection | None:
         """Return the connection by which a message came."""

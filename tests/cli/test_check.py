@@ -207,6 +207,11 @@ def test_no_broker_is_critical_and_a_wrong_threshold_unknown(
     monkeypatch: pytest.MonkeyPatch, m: Run
 ) -> None:
     assert m("check", "--depth", "many").code == UNKNOWN
+    for wrong in (["--bogus", "1"], ["--lag"], ["bogus"]):
+        told = m("check", *wrong)
+        assert (told.code, told.err) == (UNKNOWN, "")
+        assert told.out.startswith("MALAMUTE UNKNOWN - ")
+    assert m("check", "--help").code == 0
     monkeypatch.setenv("MALAMUTE_ENDPOINT", "tcp://127.0.0.1:9")
     told = m("--connect-timeout", "200ms", "check")
     assert told.code == CRITICAL

@@ -52,8 +52,8 @@ def test_all_problems_are_told_at_once_each_with_its_line(wrong: Path) -> None:
         ["2", "listn"],
         ["5", "journal.segment_bytes"],
         ["6", "journal.full"],
-        ["7", "permissions.ann"],
-        ["9", "permissions.b.c.read[1]"],
+        ["8", "permissions.ann"],
+        ["10", "permissions.b.c.read[1]"],
         ["MALAMUTE_LOOP_TURN_US", "loop.turn_us"],
         ["command line", "log.level"],
         ["13", "quotas.identities.web.strems"],
@@ -153,7 +153,8 @@ def test_no_problem_of_an_entry_hides_another(tmp_path: Path) -> None:
     file = tmp_path / "malamute.toml"
     file.write_text(
         '[authentication]\nmechanism = "plain"\n[namespaces.acme]\nprefix = 4\nusers = "x"\n'
-        'default_stream = { max_age = "7d", max_age_ms = "x" }\nquotas = { stream = 100 }\n'
+        'default_stream = { max_age = "7d", max_age_ms = "x" }\n'
+        "quotas = { stream = 100, links = -1 }\n"
         '[quotas.identities.bob]\nstream = 5\nstreams = "x"\nmail_bytes = "y"\n'
         '[permissions.bob]\nread = "orders"\nreed = ["x"]\n'
     )
@@ -162,8 +163,9 @@ def test_no_problem_of_an_entry_hides_another(tmp_path: Path) -> None:
     told = {tuple(line.removeprefix(f"{file}:").split(": ")[:2]) for line in checked.lines}
     assert told >= {
         ("4", "namespaces.acme.prefix"), ("5", "namespaces.acme.users"),
-        ("7", "namespaces.acme.quotas.stream"), ("9", "quotas.identities.bob.stream"),
-        ("10", "quotas.identities.bob"), ("11", "quotas.identities.bob.mail_bytes"),
+        ("7", "namespaces.acme.quotas.stream"), ("7", "namespaces.acme.quotas.links"),
+        ("9", "quotas.identities.bob.stream"), ("10", "quotas.identities.bob.streams"),
+        ("11", "quotas.identities.bob.mail_bytes"),
         ("13", "permissions.bob.read"), ("14", "permissions.bob"),
     }  # fmt: skip
     assert any("max_age_ms" in line for line in checked.lines)
@@ -325,7 +327,7 @@ def test_a_table_without_a_line_of_its_own_has_that_of_the_first_in_it(tmp_path:
     )
     places = [line.removeprefix(f"{file}:").split(": ")[:2] for line in
               run_cli("config", "check", str(file)).lines]  # fmt: skip
-    assert places == [["3", "colours"], ["5", "permissions.x.deny"]]
+    assert places == [["3", "colours"], ["6", "permissions.x.deny"]]
 
 
 def test_a_running_broker_reads_its_configuration_anew(m: Run) -> None:

@@ -169,6 +169,28 @@ def test_a_closed_pipe_is_quiet(endpoint: str) -> None:
         assert errors.read() == ""
 
 
+def run_closed(closed: str, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["sh", "-c", f'"$@" {closed}', "sh", *PROGRAM, *args],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WAIT_S, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_standard_stream_is_as_the_null_device(
+    endpoint: str, tmp_path: Path, closed: str
+) -> None:
+    at = ("--endpoint", endpoint)
+    done = run_closed(closed, "pub", "closed", "word", *at)
+    assert (done.returncode, done.stderr) == (0, "")
+    # Without an argument it reads lines: there are none.
+    done = run_closed(closed, "pub", "closed", *at)
+    assert (done.returncode, done.stderr) == (0, "")
+    # What went wrong is no output.
+    done = run_closed(closed, "stream", "info", "nope", *at)
+    assert (done.returncode, done.stdout) == (1, "")
+
+
 def test_a_publisher_that_is_interrupted_keeps_what_it_has_read(endpoint: str) -> None:
     read, write = os.pipe()
     publisher = subprocess.Popen(

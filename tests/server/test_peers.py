@@ -51,6 +51,38 @@ def link(peers: Peers, socket: Any) -> Peer:
     return peer
 
 
+NUMBERED, CHOSEN = b"\0abcd", b"web-1"
+
+
+@pytest.mark.parametrize(
+    ("routing_id", "now_there", "revoked", "same"),
+    [
+        (NUMBERED, "its own", False, True),
+        (NUMBERED, "nobody", False, True),
+        (NUMBERED, "another", False, False),
+        (NUMBERED, "nobody", True, False),
+        (CHOSEN, "its own", False, True),
+        (CHOSEN, "nobody", False, False),
+    ],
+)
+def test_last_messages_of_an_authenticated_connection_that_ended_are_its_links(
+    monkeypatch: pytest.MonkeyPatch, socket: Any, routing_id: bytes, now_there: str,
+    revoked: bool, same: bool,
+) -> None:  # fmt: skip
+    """Its BYE was taken for a stranger's, and the link that had said it for lost."""
+    monkeypatch.setattr("malamute_py.server.peers._descriptor", lambda _: 7)
+    monkeypatch.setattr("malamute_py.server.peers._identity", lambda *_: "ann")
+    listener: Any = Listening(socket)
+    listener.authenticated = True
+    own: Any = SimpleNamespace(revoked=revoked)
+    there: Any = {"its own": {7: own}, "nobody": {}, "another": {7: SimpleNamespace()}}[now_there]
+    peers = Peers(there)
+    peer = peers.add(listener, zmq.Frame(routing_id))
+    peer.connection = own
+    assert peer.strict
+    assert peers.is_same(peer, zmq.Frame(routing_id)) is same
+
+
 def free_all(peers: Peers) -> None:
     """Free all that was dropped."""
     while peers.freeing:

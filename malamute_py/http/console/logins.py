@@ -115,7 +115,8 @@ class Logins:
             session = await self._open_session(user, credential)
         except (BrokerRefused, SettingError):
             self._attempts.wrong(who)
-            raise LoginRefused("The broker does not know this name and password.") from None
+            known = "key" if self.by_key else "name and password"
+            raise LoginRefused(f"The broker does not know this {known}.") from None
         finally:
             self._under_way[address] -= 1
             self._under_way += Counter()  # drops addresses that count none

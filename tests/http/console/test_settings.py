@@ -50,7 +50,7 @@ def test_a_person_who_is_no_administrator_is_told_why_no_values_are_shown(reader
     words = reader.get("settings").words
     assert "Not shown: forbidden: you may not see the settings" in words
     assert "********" not in words
-    assert "you may not have it read anew" in reader.post("do/reload").words
+    assert "you may not have the configuration read anew" in reader.post("do/reload").words
 
 
 def test_an_earlier_broker_tells_no_settings(
