@@ -38,7 +38,7 @@ class Trouble(NamedTuple):
     """One thing to look at."""
 
     weight: float
-    """The larger weight comes first."""
+    """The larger comes first: a power of ten for how bad it is, and added how long or how many."""
     kind: str
     """STUCK or SLOW."""
     what: str

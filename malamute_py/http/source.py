@@ -180,6 +180,7 @@ class Source:
                 details = await asyncio.gather(
                     *(_allowed(_alone(client.stream_info(name))) for (name,) in sorted(named))
                 )
+        # put(): until the next answer, those who ask for the facts are told of the failure, too.
         except TimeoutError:
             reason = f"the broker took over {self._timeout_s:g} s to answer"
             return Everything(self._facts.put(self._fails(reason, began)))

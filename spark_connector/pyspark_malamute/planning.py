@@ -183,6 +183,7 @@ def check_plan(
     elif plan.first > start and epoch:
         code = "retention"
         if plan.epoch != epoch:
+            # The broker began anew: a stream in memory lost its records then.
             facts = broker.ask(
                 "ask about the stream",
                 lambda client: client.stream_info(options.stream),
@@ -222,6 +223,7 @@ def ranges(
             for cut in _cut_by_records(broker, options, plan.epoch, first, stop)
         ]
     unbroken = plan.unbroken if options.counts_only else []
+    # A range lies in a part that needs no read, or outside of all of them.
     pieces = [(*cut, size) for *piece, size in pieces for cut in _cut_at(unbroken, *piece)]
     name, stream = options.stream, plan.stream.hex()
     return [

@@ -191,7 +191,10 @@ def _after(
     before: dict[str, Any],
     change: dict[str, Any],
 ) -> Entry:
-    """Return the entry that makes a change of the archive at a position.
+    """Return the entry for a change that a run made of the archive, for ArchiveLog.commit().
+
+    newest: state that the log has by now. before: position on which the change builds. change:
+    arguments of ArchiveLog.entry().
 
     Raises ArchiveError: another run has moved the position.
     """
@@ -262,7 +265,7 @@ def _with_gaps(folder: Folder, log: ArchiveLog, state: State, options: SourceOpt
     for name, at in list(reached.items()):
         facts = found.get(name)
         if facts is None:
-            gaps.append(Gap(name, at.offset, 0))
+            gaps.append(Gap(name, at.offset, 0))  # 0: the stream itself was removed
             del reached[name]
         elif facts.uuid.hex() == at.stream and facts.first > at.offset and at.epoch:
             gaps.append(Gap(name, at.offset, facts.first))
