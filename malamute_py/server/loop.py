@@ -228,7 +228,7 @@ class Loop:
         elif self._guard_is_due(now_ms):
             # Messages of a connection that is cut here are still taken up, or dropped, before its
             # loss is told.
-            inbound.ended += self._watch(now_ms, False, local_drained)
+            inbound.ended += self._watch(now_ms, drained=False, local_drained=local_drained)
         if self._wake_at_ms is not None and now_ms >= self._wake_at_ms:
             self._core.tick(now_ms)
         self.settle(now_ms)
@@ -319,8 +319,11 @@ class Loop:
             return  # The first test spares most turns the call.
         for connection in self._watch(now_ms, drained, local_drained):
             self._lost(connection, now_ms)
-        while self._graces and self._graces[0][0] <= now_ms:
-            connection = self._graces.pop(0)[1]
+        while self._graces:
+            due_ms, connection = self._graces[0]
+            if due_ms > now_ms:
+                break
+            del self._graces[0]
             if not connection.links:
                 self._cut(connection, "its link ended")
         for name, count in self._limiter.suppressed(now_ms).items():
@@ -414,6 +417,7 @@ class Loop:
 
     def settle(self, now_ms: int) -> None:
         """Do what the core wants until it wants nothing more, then have appended bytes synced."""
+        # Whether a peer waits for a ring to be synced; at the end of the broker, all of them do.
         core, rings = self._core, self._rings
         hurries = _always if self._finishing else core.hurries
         for step in range(_STEPS_MAX):

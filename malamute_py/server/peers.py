@@ -269,6 +269,7 @@ class Peers:
         if peer.connection is not None:
             peer.connection.links.discard(number)
         if peer.pending:
+            # Held messages may be many: free() gives them back in shares.
             self._remains.parts.append(peer.pending)
             self.freeing = True
             peer.pending = deque()

@@ -579,6 +579,7 @@ class Server:
             begun_s = time.monotonic()
             self.log.info("stopping", links=self._core.gauges["links"])
             self._supervisor.tell("STOPPING=1\nSTATUS=confirms what was taken, and ends")
+            # Links that could not be told of the end in time.
             untold = loop.finish(self.config.loop.drain_ms)
         except BaseException as error:  # noqa: BLE001 - a bug: said aloud, and the daemon ends
             self.failure = error
@@ -586,7 +587,8 @@ class Server:
             loop.abandon()
         try:
             self._parts.close()
-        except BaseException as error:  # noqa: BLE001 - what is closed last may fail for the first
+        except BaseException as error:  # noqa: BLE001 - a bug, too: said aloud
+            # Closing may fail because the loop did: that error tells more.
             self.failure = self.failure or error
             self.log.critical("failed_at_end", error=repr(error), trace=traceback.format_exc())
         if self.failure is None:

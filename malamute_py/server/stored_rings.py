@@ -105,8 +105,8 @@ class StoredRings:
             facts = {MAIN: self._recover_ring(MAIN, asked, held=held)}
             if not facts[MAIN].end_lsn:
                 # At the start a full disk is a reason not to go on; and the first publish need not
-                # wait.
-                while self._journal.rings[MAIN].prepare_step(1 << 62):
+                # wait. A whole segment in one call.
+                while self._journal.rings[MAIN].prepare_step(budget_bytes=1 << 62):
                     pass
             names = self._journal.names()
             wanted, removed = rings_asked(facts[MAIN])

@@ -132,6 +132,7 @@ class Checkpoints:
         self._report = report
         self._press = press
         self._visible = ring.synced_lsn
+        """Position up to which ring main is synced, so that the tables may follow."""
         self._asked = False
         """The process is at work on an advance."""
         self._asked_ms = 0
@@ -171,7 +172,11 @@ class Checkpoints:
         self._hold()
 
     def tick(self, now_ms: int) -> None:
-        """Look what is to be done, after time has passed or something was appended or synced."""
+        """Look what is to be done, after time has passed or something was appended or synced.
+
+        An advance under way is watched. Otherwise one is asked for where the parts that the tables
+        lack are many or old, or the ring is so full that it is forced.
+        """
         now_ms = self._advance(now_ms)
         config, parts = self._config, self.parts
         percent = 0.0

@@ -163,7 +163,7 @@ def find_queues(
     log = LogFacts(
         uuid, ring.uuid, ring.start_lsn, ring.end_lsn, mail is not None and mail.next > 0
     )
-    known = facts.streams[CHANGE_STREAM].next
+    known = facts.streams[CHANGE_STREAM].next  # changes before it are in the log, or were
     accepts = config.lost_changes == "accept"
     rebuilt = accepted = ""
     try:

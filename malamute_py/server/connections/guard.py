@@ -148,6 +148,7 @@ class Guard:
             if not has_events(monitor):
                 break
             head, _ = monitor.recv_multipart()
+            # value: the descriptor, or with a failure its error.
             event, value = _EVENT.unpack_from(head)
             if event == zmq.EVENT_ACCEPTED:
                 old = self.connections.get(value)
@@ -162,8 +163,10 @@ class Guard:
                 if gone is not None and gone.monitor is monitor:
                     self._forget(gone)
                     ended.append(gone)
-                if self._failed is not None and self._failed[0] is monitor:
-                    self._denied(gone, self._failed[1])
+                if self._failed is not None:
+                    failed_at, why = self._failed
+                    if failed_at is monitor:
+                        self._denied(gone, why)
                 self._failed = None
                 self._count("disconnected_total")
             elif event == zmq.EVENT_LISTENING:
@@ -319,7 +322,7 @@ class Guard:
             ended.append(connection)
             if verdict:
                 self._end(connection, verdict)
-            else:
+            else:  # it is gone already
                 self._forget(connection)
         return ended
 

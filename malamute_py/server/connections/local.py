@@ -58,6 +58,7 @@ class LocalConnections:
         said: whether a whole message of it was taken up since the last look. explained: memory of
         all unread bytes that were counted. drained: nothing waits to be taken up.
         """
+        # The first look since messages of local peers wait: flood() counts its frames from here.
         if connection.stretch != self._stretch:
             connection.stretch, connection.stretch_frames = self._stretch, connection.frames
         rss = self._memory.rss

@@ -133,6 +133,7 @@ class Memory:
         given = self._give_back(grown, now_ms, each_ms)
         if self._trimmed_ms != before_ms:
             self._trimmed_empty = True
+        # Tried again and again, the last time with nothing unread: what is left is honestly filled.
         in_vain = self._trim_each_ms > _TRIM_LAST_MS and self._trimmed_empty
         if given or (in_vain and not self._is_trimming):
             self.has_filled = False

@@ -104,7 +104,7 @@ def ring_settings(
     if asked.get("keep"):
         # Some segments stay free, for newest records that have to move.
         segment_bytes = max(min(segment_bytes, ring_bytes // _KEEP_SEGMENTS), 1 << 16)
-    segment_bytes -= segment_bytes % 4096
+    segment_bytes -= segment_bytes % 4096  # a whole number of pages; 4095 above makes up for it
     return RingSettings(
         segment_bytes=segment_bytes,
         ring_bytes=max(ring_bytes, 3 * segment_bytes),
@@ -167,6 +167,7 @@ class Rings:
         self._batch_bytes_max = batch_bytes_max
         self._results = results
         self._rings = journal.rings
+        """Rings that are open; a thread opens and removes some, so that loops go over a copy."""
         self._removals = deque(rests)
         """Removed rings, whose files go one after the other."""
         self._unready: dict[str, Unready] = {}
@@ -237,6 +238,7 @@ class Rings:
                 "disk_bytes": ring.bytes_on_disk(),
                 "ring_bytes": _whole_segments(ring.settings),
                 "full": ring.settings.full,
+                # Why there is no segment to go on in; empty: there is one.
                 "unprepared": self._complaints.get(name, ""),
                 "prepared_in_append_total": ring.prepared_in_append,
                 "damaged_bytes": self._damaged.get(name, 0),
@@ -578,7 +580,7 @@ class Rings:
         for name, ring in self._rings.copy().items():
             try:
                 more = ring.prepare_step(_PREPARE_BYTES, now_ms) or more
-                self._complaints.pop(name, None)
+                self._complaints.pop(name, None)  # it went well: the next error is told anew
             except (JournalError, OSError) as error:
                 # The next round tries again.
                 if self._is_new(name, error):
