@@ -264,7 +264,7 @@ def _namespaces(everything: Everything, labels: Labels) -> Iterator[Family]:
             if key in named
             for resource, amount in amounts(each).items()
         ]
-        # Bounds added up would be the bound of nobody.
+        # Bounds added up would bound no namespace.
         if metric is not table.NAMESPACE_LIMIT:
             totals: defaultdict[str, int] = defaultdict(int)
             for each in rest:

@@ -344,11 +344,11 @@ class Inbound:
         return listener not in self.held
 
     def _note(self, listener: Listener, head: zmq.Frame | None, now_ms: int) -> bool:
-        """Have the guard note connections until it has that of a message, or some.
+        """Have the guard take up connections until it has that of a message, or some.
 
-        EVENT_ACCEPTED was written before the connection's first message, maybe after many others.
-        The connection may also have ended since. head: None: note some. Returns False when the
-        connection of the message may be among those that are still to be noted.
+        The monitor's EVENT_ACCEPTED was written before the connection's first message, maybe after
+        many others. The connection may also have ended since. head: None: take up some. Returns
+        False when the connection of the message may be among those that are still to be noted.
         """
         monitor = listener.monitor
         if monitor is None:

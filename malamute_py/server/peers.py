@@ -97,6 +97,7 @@ class Peer:
         self.frames: list[Any] = []
         """The commands of one message that wait for their turn, and the contents they own."""
         self.pending: deque[Frames] = deque()
+        """Messages that the socket would not take, held until it does."""
         self.pending_bytes = 0
         self.retry_at_ms = 0
         self.retry_ms = _RETRY_MIN_MS

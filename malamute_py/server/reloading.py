@@ -123,7 +123,7 @@ def take_up(before: Reading, examined: Examined, complete: Callable[[Config], Co
         return before._replace(changes=changes)  # The file as a whole cannot be read.
     # Settings that are wrong by themselves stay as they were.
     held = {_setting_of(change.key) for change in changes}
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = {}  # what is to be applied, by key
     for key in KEYS:
         old, new = value_of(before.config, key), value_of(examined.config, key)
         if old == new or key in held:

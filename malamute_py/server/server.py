@@ -106,12 +106,15 @@ class Server:
         self._clock = Clock() if clock is None else clock
         self._counters: defaultdict[str, int] = defaultdict(int)
         self._denials = Limiter()
+        """Bounds the lines of the log that peers cause."""
         self._stopping = False
         self._parts = contextlib.ExitStack()
+        """Calls that close what _open() made, the last first."""
         self._thread: threading.Thread | None = None
         self._listeners: list[Listener] = []
         self._started_ms = 0
         self._queues_lost = ""
+        """Why mailboxes and services could not be recovered; empty: they were."""
         self._found: StoredRings
         self._results: ResultQueue
         self._rings: Rings

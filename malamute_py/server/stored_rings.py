@@ -76,7 +76,7 @@ class StoredRings:
     def recover(self, *, held: bool) -> dict[str, RingFacts]:
         """Open the rings that are there, ring main first, and report what was found.
 
-        held: nothing of ring main is used again before the tables follow.
+        held: nothing of ring main is overwritten before the checkpoint's tables have it.
         """
         where = self._journal.storage.describe()
         exposed = self._journal.exposure
@@ -138,7 +138,8 @@ class StoredRings:
     def _recover_ring(self, name: str, asked: dict[str, Any], *, held: bool = False) -> RingFacts:
         """Open one ring and report what was found. Raises JournalError.
 
-        asked: the ring's own settings. held: nothing of it is used again before the tables follow.
+        asked: the ring's own settings. held: nothing of it is overwritten before the checkpoint's
+        tables have it.
         Raises JournalCorrupt where ring main has lost the table of streams.
         """
         settings = ring_settings(self._config, asked, self._batch_bytes_max)

@@ -324,7 +324,8 @@ class Gather:
                 self._append_times.add(times if rows is None else times[rows], count)
         if self._has_client_time:
             self._client_times.add(_rows(content.client_times, NO_TIME, rows), count)
-        content.check_codes()  # numbers beyond the tables, by which rows are found from here on
+        # Raises for a code beyond its table: from here on, values are looked up by codes.
+        content.check_codes()
         table = content.table
         codes = _rows(content.subject_codes, 0, rows)
         if self._subjects is not None:

@@ -59,11 +59,11 @@ class OneStream:
         """
         start = self._start(begin)
         plan = self._plan_batch(begin, start, caps, target)
-        if plan.rewound:
+        if plan.rewound:  # the log ends before `begin`: an empty batch goes back to its end
             self._empty = None
             self.lost += max(0, begin.offset - plan.from_offset)
             return begin._replace(epoch=plan.epoch, offset=plan.from_offset)
-        # The broker counts records only under a cap of records.
+        # The broker counts records only under a cap of records: else bytes tell whether any match.
         matches = plan.records and plan.bytes
         if matches or _is_far(begin.offset, plan):
             if begin.epoch:  # not of a stream that was never read

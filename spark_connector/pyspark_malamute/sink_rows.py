@@ -99,6 +99,7 @@ def chunks(
             if fixed is None:
                 limits = limits_of_broker()
                 most = min(options.chunk_bytes, limits.batch_bytes_max * 3 // 4)
+                # Row up to which the chunk's bytes stay within `most`.
                 fitting = int(np.searchsorted(ends, done + most - size, "right"))
                 # The record of the chunk goes into the same step.
                 rows = min(ROWS_MAX, max(1, limits.batch_records_max - 1))
@@ -248,6 +249,7 @@ def _map_sizes(name: str, column: Any, first: int, entry: int) -> Array:
     bounds = bounds - begin
     items = column.items.slice(begin, count)
     if items.null_count:
+        # An entry's row is the last one that begins at it or before.
         place = int(np.flatnonzero(items.is_null().to_numpy(zero_copy_only=False))[0])
         row = int(np.searchsorted(bounds, place, "right")) - 1
         key = column.keys[begin + place].as_py()
@@ -347,7 +349,7 @@ def _content(options: SinkOptions, rows: Any) -> bytes:
         elif kept:
             made["properties"] = [kept[code] if code >= 0 else None for code in codes.tolist()]
     body = rows.column("body").cast(_arrow.binary())
-    _, bounds, blob = body.buffers()
+    _, bounds, blob = body.buffers()  # which values are there (all are), offsets, bytes
     offsets = np.frombuffer(bounds, np.int32)[body.offset : body.offset + len(body) + 1]
     return encode_columns(offsets, b"" if blob is None else blob, **made)
 

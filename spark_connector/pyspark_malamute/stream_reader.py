@@ -280,7 +280,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         stop = read_offsets(end, self._options)
         if stop == begin:
             return []
-        if end == self._made:
+        if end == self._made:  # the batch that this process planned last
             for part in self._parts:
                 for each in ranges_of(part):
                     each.reached_broker = self._reached_broker

@@ -93,6 +93,7 @@ class Logins:
         """Whether the broker asks for CURVE keys: the form takes a secret key."""
         self._attempts = attempts or Attempts()
         self._under_way: Counter[str] = Counter()
+        """Attempts under way, by address."""
 
     async def log_in(self, user: str, password: str, address: str) -> Session:
         """Return a new session. Raises LoginRefused."""

@@ -90,6 +90,7 @@ class Authenticator:
         self._clients: dict[bytes, str] = {}
         """Public key of CURVE -> user."""
         self._secret = b""
+        """The broker's secret key of CURVE."""
         if settings.mechanism == "plain":
             self._plain = PlainTable(plain_users(settings))
         else:

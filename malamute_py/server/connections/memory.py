@@ -99,6 +99,7 @@ class Memory:
     def _give_back(self, grown: int, now_ms: int, each_ms: int) -> bool:
         """Begin to give memory back unless it was tried less than each_ms ago.
 
+        grown: growth of memory that is not worth a try.
         Returns True when nothing is to be given back any more.
         """
         if not self.has_filled or self.grown() <= grown:

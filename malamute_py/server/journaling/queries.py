@@ -90,6 +90,7 @@ def _last_per_subject(ring: Ring, stream: int, arguments: dict[str, Any]) -> Any
             found = ring.read(stream, position, end, _READ_BYTES, by_key(arguments["candidates"]))
             for run in found.runs:
                 view = memoryview(run.data)
+                # Of each stored batch its place and size in the run, and its first offset.
                 for at, size, base, _ in run.spans:
                     content = Content(view[at + STAMP_BYTES : at + size])
                     _note_latest(content, base, first, end, matches, latest)
@@ -144,6 +145,7 @@ def _plan(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str, Any]:
     purged = max((before for _, before in purges), default=0)
     selected = None
     if most > 0 and not everything:
+        # The index cannot count what is selected: the records are read, and the plan ends there.
         end, selected = _end_of_selected(ring, stream, first, arguments)
         most = 0
     plan: Plan = ring.plan(
@@ -197,6 +199,7 @@ def _end_of_selected(
         history = ring.read(stream, position, end, _READ_BYTES, search, window, matches)
         for run in history.runs:
             view = memoryview(run.data)
+            # Of each stored batch its place and size in the run, and its first offset.
             for at, size, base, _ in run.spans:
                 content = Content(view[at + STAMP_BYTES : at + size])
                 offsets = _selected_offsets(content, base, matches, window, purges)

@@ -249,7 +249,10 @@ class Rings:
     # --- what the loop calls -----------------------------------------------------------
 
     def open(self, name: str, settings: dict[str, Any]) -> None:
-        """Have a ring opened, or removed, by a thread; until then its appends are refused."""
+        """Have a ring opened, or removed, by a thread; until then its appends are refused.
+
+        settings: those of its stream, or `remove`: the stream is gone, and its ring is to go.
+        """
         if settings.get("remove"):
             self._dirty.pop(name, None)
             self._early_pins.pop(name, None)
@@ -443,7 +446,7 @@ class Rings:
             self._unready.pop(name, None)
             ring = self._rings.pop(name, None)
             if ring is not None:
-                ring.detach()
+                ring.detach()  # readers keep what they hold, and the files may go
             self._removals.append(name)
             self._housekeeper.nudge()
             return None
@@ -525,7 +528,7 @@ class Rings:
                 # Mapped pages may have been paged out since they were read.
                 if recent is not None and all(populate_again(run.data) for run in recent[0]):
                     return HistoryRead(job.token, *recent)
-            elif job.alone:
+            elif job.alone:  # no other reader would want what was kept
                 self._recent.forget(ring, job.stream)
             try:
                 found = ring.read(
@@ -552,7 +555,10 @@ class Rings:
             return IndexAnswer(job.token, IndexFailure("journal_failed", str(error)))
 
     def _read_copies(self, ring: Ring, job: ReadRange) -> object:
-        """Read copies of newest records, until bytes_max is reached; `next` says how many."""
+        """Read records that a ring kept by copying them, until bytes_max is reached.
+
+        `next` of the answer: how many of the places were looked at.
+        """
         runs: list[HistoryRun] = []
         size = looked = 0
         try:

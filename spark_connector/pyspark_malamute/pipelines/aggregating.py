@@ -148,7 +148,7 @@ class _Publisher:
         """Keep the results of a batch, and publish what is kept."""
         place = f"results/batch={batch_id}"
         there = {file.path.rpartition("/")[2] for file in self._folder.files(place)}
-        if "_SUCCESS" in there:
+        if "_SUCCESS" in there:  # which Spark writes last: an earlier run has kept all of them
             # Spark asks for the new state of every partition, whatever is done with the rows.
             results.write.format("noop").mode("overwrite").save()
         else:

@@ -106,7 +106,8 @@ def archive(
             {name: text for name, text in given.items() if name in SELECTING},
             date_of, subject_tokens, frame.schema.json(), columns,
         )  # fmt: skip
-        state = log.commit(lambda found: _begun(log, found, settings))
+        # commit() calls it with the newest state: another run may have begun the archive meanwhile.
+        state = log.commit(lambda newest: _begun(log, newest, settings))
     checkpoint = Path(tempfile.mkdtemp(prefix="malamute-archive-"))
     atexit.register(shutil.rmtree, checkpoint, ignore_errors=True)
     if state.position:
@@ -154,6 +155,7 @@ def write_files(
     rows = frame if "date" in frame.columns else partitioned(frame, settings)
     writer = rows.write.option("maxRecordsPerFile", 0) if whole else rows.write
     writer.partitionBy(*PARTITIONS).parquet(f"{folder.uri}/{name}")
+    # Spark writes files of its own beside those of the partitions.
     return [
         ArchivedFile(file.path, file.bytes)
         for file in folder.files(name)

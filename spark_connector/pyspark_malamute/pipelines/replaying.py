@@ -128,7 +128,9 @@ class _Run:
         self._given = given
         self._told = told
         self._first_ms = 0
+        """Time of the first record of this run, which is published at once."""
         self._began_s = 0.0
+        """When this run began, by monotonic()."""
         self._late_ms = 0
 
     def go(self, pace: float | None) -> Replayed:
