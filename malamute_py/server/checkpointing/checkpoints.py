@@ -73,9 +73,11 @@ class Parts:
     def add(self, lsn: int, end_lsn: int) -> None:
         """Add the bounds of a bundle that concerns the queues; bundles come in order."""
         parts = self._parts
-        if parts and (lsn - parts[-1][1] <= _NEAR_BYTES or len(parts) >= _PARTS_MAX):
-            if end_lsn > parts[-1][1]:
-                self.bytes += end_lsn - parts[-1][1]
+        last_end = parts[-1][1] if parts else 0
+        # A part near the last one, or one too many, makes the last one longer.
+        if parts and (lsn - last_end <= _NEAR_BYTES or len(parts) >= _PARTS_MAX):
+            if end_lsn > last_end:
+                self.bytes += end_lsn - last_end
                 parts[-1][1] = end_lsn
         else:
             parts.append([lsn, end_lsn])
