@@ -50,8 +50,8 @@ def changed(
 ) -> tuple[Facts, str]:
     """Make or change a thing; return its facts, and the sentence that tells what was done.
 
-    ask: asks about the thing, which `change` makes when there is none. asked: names of the
-    settings.
+    ask: asks about the thing, which `change` makes when there is none. named: its name, as the
+    sentence has it. asked: names of the settings.
     """
     settings = ", ".join(asked)
     try:

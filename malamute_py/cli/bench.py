@@ -277,7 +277,8 @@ def _run(
     """Run one bench over a link of its own, and show its figures.
 
     report: the HTML file that gets them, too; None: none does. removal: permission without which
-    nothing is measured, since what is made for it would be left behind; empty: none.
+    nothing is measured, since what is made for it would be left behind; empty: none. more: further
+    conditions, shown with those of the load.
     """
     if report is not None:
         report.touch()  # A file that cannot be written is told before the bench.
@@ -353,8 +354,8 @@ async def _reading(
         with measure.timed():
             published, *_ = await _all(
                 [
-                    _published(client, name, load, None),
-                    *(read(each, at == 0) for at, each in enumerate(subscriptions)),
+                    _published(client, name, load, bar=None),  # the bar shows what is read
+                    *(read(each, shown=at == 0) for at, each in enumerate(subscriptions)),
                 ]
             )
     return [published, measure]
@@ -384,7 +385,7 @@ async def _reading_history(
         await _published(client, name, load, bar)
         bar.title("sub")
         with measure.timed():
-            await _all([read(each, at == 0) for at, each in enumerate(links)])
+            await _all([read(each, shown=at == 0) for at, each in enumerate(links)])
     return [measure]
 
 
@@ -456,7 +457,10 @@ async def _mailing(
 async def _in_flight(
     what: str, one: Callable[[int], Awaitable[None]], load: Load, bar: Progress | None
 ) -> Measure:
-    """Do it `count` times, with as many under way as there are tasks."""
+    """Do it `count` times, with as many under way as there are tasks, and measure each time.
+
+    what: is measured, in words. one: does `load.batch` of them at once, or as many as are left.
+    """
     measure = Measure(what, count=load.count, size=load.count * load.size)
     left = load.count
 

@@ -46,7 +46,7 @@ class Window(NamedTuple):
 
 
 def windows(measure: Measure) -> list[Window]:
-    """Cut a measured run into windows of the same length."""
+    """Cut a measured run, from its first beginning to its last end, into windows of one length."""
     if not measure.ended_ns:
         return []
     begin = min(at - span for at, span in zip(measure.ended_ns, measure.spans_ns, strict=True))
@@ -58,7 +58,8 @@ def windows(measure: Measure) -> list[Window]:
     for place, spans in enumerate(within):
         spans.sort()
         taken = {name: percentile(spans, share) / 1e6 for name, share in _LINES} if spans else {}
-        found.append(Window((place + 0.5) * length / 1e9, len(spans), taken))
+        middle_s = (place + 0.5) * length / 1e9
+        found.append(Window(middle_s, len(spans), taken))
     return found
 
 
@@ -70,12 +71,13 @@ def page(title: str, conditions: Mapping[str, Any], measures: Sequence[Measure])
         if not measure.spans_ns:
             continue
         cut = windows(measure)
-        seconds = cut[1].at_s - cut[0].at_s
+        seconds = cut[1].at_s - cut[0].at_s  # the length of each window
         lines = {
             name: [(each.at_s, each.spans_ms[name]) for each in cut if each.ended]
             for name, _ in _LINES
         }
         ordered = sorted(measure.spans_ns)
+        # The axis counts nines: 90% stands at 1, 99% at 2.
         nines = [
             (-math.log10(1 - share), percentile(ordered, share) / 1e6)
             for share in _NINES
@@ -140,7 +142,11 @@ def _up(share: float) -> float:
 
 
 def _spans(lines: Mapping[str, Points], *, nines: bool = False) -> str:
-    """Draw lines of milliseconds on a logarithmic axis."""
+    """Draw lines of milliseconds on a logarithmic axis.
+
+    nines: one line over percentiles, whose places count the nines (99% stands at 2); False: lines
+    over seconds, each with its name below.
+    """
     values = [value for points in lines.values() for _, value in points]
     least = math.floor(math.log10(max(1e-4, min(values))))
     most = max(least + 1, math.ceil(math.log10(max(1e-4, *values, 1e-4))))

@@ -244,6 +244,7 @@ def check(
     as_json: output.Json = False,
 ) -> int:
     """Judge the broker: one line and an exit code for monitoring systems."""
+    # In the order of KINDS.
     given = (lag, depth, oldest, waiting, waiting_age, dead, headroom, clients_least,
              clients_most, slow_clients)  # fmt: skip
     findings: list[Finding]
@@ -260,13 +261,17 @@ def check(
     except (CommandFailed, MalamuteError) as error:
         told = explained(error)
         assert told is not None
-        unknown = isinstance(error, BrokerRefused) or told[1] == USAGE
-        findings = [Finding(UNKNOWN if unknown else CRITICAL, told[0])]
+        words, code = told
+        unknown = isinstance(error, BrokerRefused) or code == USAGE
+        findings = [Finding(UNKNOWN if unknown else CRITICAL, words)]
     return _tell(findings, data, as_json)
 
 
 def threshold(kind: Kind, text: str) -> Threshold:
-    """Read a threshold. Raises CommandFailed."""
+    """Read `NAME=WARN,CRIT`, of which the name and one of the values may be missing.
+
+    Raises CommandFailed.
+    """
     name, equals, values = text.rpartition("=")
     warn, _, crit = values.partition(",")
     try:
@@ -294,6 +299,7 @@ def judged(
     findings = list(_readiness(seen))
     data: list[Datum] = []
     for kind, thresholds in wanted:
+        # What may not be seen is no reason to doubt things that are named and seen.
         hidden = [seen.unseen[each] for each in kind.listings if each in seen.unseen]
         values = kind.of(seen)
         if hidden and not all(each.name and each.name in values for each in thresholds):

@@ -134,6 +134,7 @@ def import_(
         of_users = [change for change in changes if change.kind in _OF_USERS]
         if users is not None and of_users:
             _into_file(users, of_users, dry_run)
+        # Of a dry run: streams that it would make, and those that may be there already unseen.
         coming: set[str] = set()
         unknown: list[str] = []
         for at, change in enumerate(changes):
@@ -165,6 +166,7 @@ def differences(asked: Definitions, there: Definitions) -> Iterable[Change]:
         for name, settings in asked.get(kind, {}).items():
             known = there.get(kind, {}).get(name)
             if known is None:
+                # Its first member makes a group, not an import.
                 action = "missing" if kind == "groups" else "create"
                 yield Change(kind, name, action, settings, {})
                 continue
@@ -418,6 +420,7 @@ def _read(source: str) -> Definitions:
     for kind in kinds:
         entries = found[kind] = {}
         for name, value in _map(told.get(kind, {}), source, kind).items():
+            # Names are tuples: of a cursor or group, the stream's name is the first part.
             if kind in _OF_USERS:
                 entries[name,] = dict(_map(value, source, f"{kind}.{name}"))
                 if None in entries[name,].values():

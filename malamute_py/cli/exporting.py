@@ -69,6 +69,7 @@ def export(
     with ExitStack() as parts:
         client = parts.enter_context(linked(ctx, stays=True))
         settings = known(client, stream).settings
+        # Tables that were published to a stream without a declared schema.
         if settings.get("body_kind") == "arrow" and not settings.get("schema"):
             raise CommandFailed(
                 f"{stream} has tables whose schema the broker does not know: no file has a form for"
@@ -84,7 +85,7 @@ def export(
         run = Replay(records, asked.end, sink)
         interrupted = False
         try:
-            run.go(f"exporting {stream}", True)
+            run.go(f"exporting {stream}", shown=True)
         except KeyboardInterrupt:
             interrupted = True
         finally:

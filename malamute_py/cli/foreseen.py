@@ -39,7 +39,7 @@ def refusal(client: SyncClient, change: Change, there: Definitions, coming: set[
         _check_settings(change, there)
     except BrokerRefused as error:
         return str(error)
-    stream = change.name[0]
+    stream = change.name[0]  # a name is a tuple; of a cursor its stream comes first
     if change.kind == "cursors" and (stream,) not in there["streams"] and stream not in coming:
         return f"unknown_stream: there is no stream '{stream}', or you are not told of it"
     for actions, name in _needs(change, there):

@@ -202,7 +202,7 @@ def who_can(
 ) -> None:
     """Tell which users may do something."""
     if verb not in DENIED_ONLY:
-        _check(verb, [], False)
+        _check(verb, [], deny=False)
     if not name and verb not in WITHOUT_NAMES:
         raise CommandFailed(f"{verb} what? name a stream, mailbox or service", USAGE)
     if running:

@@ -23,7 +23,7 @@ from malamute_protocol.errors import BrokerRefused
 from malamute_protocol.limits import Limits
 from malamute_py.cli import inputs, output
 from malamute_py.cli.commands import say
-from malamute_py.cli.exporting import JSON_LINES, form_of
+from malamute_py.cli.exporting import PARQUET, form_of
 from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.inputs import Row
 from malamute_py.cli.linking import linked
@@ -109,7 +109,7 @@ def import_(
         cuts = _Cuts(limits)
         total = file.stat().st_size
         rows_of = _TypedRows(found.schemas, limits) if typed else None
-        if form == JSON_LINES[0]:
+        if form != PARQUET:
             defaults = inputs.Defaults()
             make = None if rows_of is None else rows_of.from_json
             pieces = inputs.read_rows(source, defaults, parts=True, typed=make, following="")
@@ -170,7 +170,10 @@ def _chunk(rows: list[Row]) -> _Chunk:
     """Make a chunk of rows: their encoded form tells whether it was imported before."""
     import msgspec
 
-    options = {"bodies": [row[0] for row in rows], "subject": [row[1] for row in rows]}
+    options = {
+        "bodies": [body for body, *_ in rows],
+        "subject": [subject for _, subject, *_ in rows],
+    }
     options |= inputs.further_columns(rows)
     return _Chunk(len(rows), msgspec.msgpack.encode(rows), options)
 
@@ -252,6 +255,7 @@ def _rows(batch: Any) -> list[Row]:
 
     if "body" in batch.schema.names:
         bodies = batch.column("body")
+        # The blobs of bodies that are lists, or the bodies themselves.
         parts = bodies.flatten() if hasattr(bodies, "flatten") else bodies
         if bodies.null_count or parts.null_count:
             raise CommandFailed("a row of it has no body (null); an empty body is b''")
@@ -351,7 +355,7 @@ class _TypedRows:
 
         def options(first: int, count: int) -> dict[str, Any]:
             some = rows[first : first + count]
-            return {"subject": [row[1] for row in some], **inputs.further_columns(some)}
+            return {"subject": [subject for _, subject, *_ in some], **inputs.further_columns(some)}
 
         typed = TableRows(table, self._schemas, headers=options)
         return _Chunk(len(rows), contents=list(typed.contents(_BYTES, self._limits)))

@@ -39,7 +39,7 @@ _CREDIT: Final = 1024
 _CREDIT_BYTES: Final = 8 << 20
 _LEFT_RECORDS: Final = 1 << 20
 _LEFT_BYTES: Final = 1 << 30
-"""Credit in bytes with --no-ack, where messages are given back at the end only."""
+"""Credit with --no-ack, where messages are given back at the end only."""
 _LOOK_MS: Final = 200
 
 
@@ -188,7 +188,8 @@ def _print(
 ) -> None:
     """Print messages and acknowledge them until there are enough, or the mailbox is empty.
 
-    count: how many; None: without end. until_empty: end when nothing is left to deliver.
+    count: how many, each by itself, so that no more are taken out; None: without end. until_empty:
+    end when nothing is left to deliver.
     """
     single = count is not None
     while True:

@@ -46,6 +46,7 @@ class Defaults:
         expires: str | None = None,
         codec: str = "none",
     ) -> None:
+        """Take the values as they were typed. Raises CommandFailed: one cannot be read."""
         keys = tuple(subjects or ("",))
         self.subject: str | tuple[str, ...] = keys if len(keys) > 1 else keys[0]
         self.fields = pairs(fields, "--field")
@@ -132,6 +133,7 @@ def whole() -> bytes:
 
 def _chunks(source: IO[bytes]) -> Iterator[list[bytes]]:
     """Yield whole lines, as many as have arrived; wait only when there is none."""
+    # read1() returns what has arrived; read() would wait until the chunk is full.
     read = getattr(source, "read1", source.read)
     rest: list[bytes] = []
     held = 0
@@ -324,8 +326,8 @@ def _body(value: dict[str, Any]) -> bytes | list[bytes]:
 
 
 def _columns(rows: list[Row], codec: str) -> Piece:
-    bodies: list[Any] = [row[0] for row in rows]
-    subjects = [row[1] for row in rows]
+    bodies: list[Any] = [body for body, *_ in rows]
+    subjects = [subject for _, subject, *_ in rows]
     return bodies, {"subjects": subjects, "codec": codec, **further_columns(rows)}
 
 

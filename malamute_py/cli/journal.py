@@ -205,7 +205,8 @@ def _streams(directory: Path) -> dict[int, tuple[str, StreamSettings]]:
                     if isinstance(change, StreamCreated):
                         found[change.number] = change.name, change.settings
                     elif isinstance(change, StreamEdited) and change.number in found:
-                        found[change.number] = found[change.number][0], change.settings
+                        name, _ = found[change.number]
+                        found[change.number] = name, change.settings
             except (BatchError, msgspec.MsgspecError, TypeError):
                 continue
     except (JournalError, OSError):

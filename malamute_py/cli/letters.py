@@ -91,10 +91,10 @@ def mail_object(mail: Any) -> dict[str, Any]:
     """Return a message as one JSON object, without keys for what it does not have."""
     found: dict[str, Any] = {"number": mail.number, "sender": mail.sender}
     found.update(as_object(mail))
-    del found["offset"]
+    del found["offset"]  # a message has its number instead
     if mail.attempts > 1:
         found["attempts"] = mail.attempts
-    if mail.about is not None:
+    if mail.about is not None:  # it is a reply: the request that it is about
         key, row = mail.about
         found["about"] = {"key": key_text(key), "row": row}
         found["last"] = mail.last

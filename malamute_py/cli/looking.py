@@ -73,6 +73,7 @@ def look(
         except BrokerRefused as error:
             unseen[kind] = str(error)
             return []
+        # An empty listing may be one of which this user is told nothing: then it has no such verb.
         verbs = () if found else TOLD_TO.get(kind, ())
         # A broker of an earlier version does not tell what its user may do.
         with contextlib.suppress(BrokerRefused):

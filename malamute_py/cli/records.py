@@ -60,8 +60,11 @@ class RecordWriter:
         self._columns = output.on_terminal() and out is None and not as_json and not bodies_only
         self._json = as_json
         self._plain = not as_json and not self._columns and (bodies_only or not with_fields)
+        """Whether a line is a body and nothing else."""
         self._escaped = output.on_terminal() and out is None
+        """Whether bodies are shown without what could steer a terminal."""
         self._width = 8
+        """Width of the column of subjects, by those that were shown."""
         self._widths: dict[str, int] = {}
         """Width of each column of the typed rows that were shown last."""
         self._day = datetime.now().astimezone().date()
@@ -158,6 +161,7 @@ class RecordWriter:
         return at.strftime("%H:%M:%S.") + f"{at_ms % 1000:03}"
 
     def _paint(self, code: str, text: str) -> str:
+        """Return a text in colour, where there is any; code: of the terminal, as 1 bold, 2 dim."""
         return f"\x1b[{code}m{text}\x1b[0m" if self._colour else text
 
 

@@ -173,7 +173,7 @@ class StreamRange:
         elif self._to_ms is not None:
             end = min(client.find_offset(stream, AtTime(self._to_ms)), tail)
         if isinstance(start, int):
-            start = min(start, end)
+            start = min(start, end)  # a range beyond the tail is empty
         self.end = end
         return client.subscribe(
             stream, pattern, start=start, end=end,
@@ -275,7 +275,7 @@ class _ToStream:
         bodies: list[Any] = [copies.blobs(record) for record in records]
         subjects = [copies.keys(record) for record in records]
         columns = copies.columns(records)
-        if bodies[0] is None:
+        if bodies[0] is None:  # a row of a table has no blob
             raise CommandFailed(
                 "a stream of Arrow tables is replayed batch by batch: leave out --pace", USAGE
             )
@@ -432,7 +432,8 @@ class PacedReplay(Replay):
                 now = time.monotonic()
                 if self._origin is None:
                     self._origin = (at_ms, now)
-                due = self._origin[1] + (at_ms - self._origin[0]) / 1000 / self._factor
+                first_ms, began = self._origin
+                due = began + (at_ms - first_ms) / 1000 / self._factor
                 if due > now:
                     if ready:
                         yield ready

@@ -44,6 +44,8 @@ Exit codes: 0 answered, 1 the service gave it up (why is on standard error), 4 n
 
 _TIMEOUT: Final = "30s"
 _NEVER: Final = ("0", "none", "never")
+_CONFIRM_MS: Final = 30_000
+"""How long a request that is only queued may wait for its confirm."""
 
 
 def request(
@@ -156,8 +158,8 @@ def _submit(
 ) -> None:
     """Send a request whose replies another program reads, and print its number."""
     told = client.submit(
-        service, body, request_timeout_ms=timeout_ms, reply_to=reply_to, timeout_ms=30_000,
-        **options,
+        service, body, request_timeout_ms=timeout_ms, reply_to=reply_to,
+        timeout_ms=_CONFIRM_MS, **options,
     )  # fmt: skip
     if not as_json and not output.on_terminal():
         print(f"{service}\t{told.offset}\t{told.level}")

@@ -144,6 +144,7 @@ class _Run:
         output_bytes_max: int,
         grace_s: Callable[[], float],
     ) -> None:
+        """Take the arguments of run()."""
         self._child = child
         self._rest = memoryview(body)
         self._over = over
@@ -172,7 +173,7 @@ class _Run:
                 selector.register(pipe, selectors.EVENT_READ)
             os.set_blocking(child.stdin.fileno(), False)
             selector.register(child.stdin, selectors.EVENT_WRITE)
-            reading = 2
+            reading = 2  # outputs that the command has not closed
             # A command may close its outputs and read on.
             while reading or not child.stdin.closed:
                 ended = child.poll() is not None
@@ -181,7 +182,7 @@ class _Run:
                     pipe = key.fileobj  # type: ignore[assignment]
                     if pipe is child.stdin:
                         self._feed(selector, pipe)
-                    elif not self._read(pipe, pipe is child.stdout):
+                    elif not self._read(pipe, is_output=pipe is child.stdout):
                         selector.unregister(pipe)
                         reading -= 1
                 if ended and not any(key.fileobj is not child.stdin for key, _ in ready):
@@ -224,8 +225,8 @@ class _Run:
             with contextlib.suppress(OSError):
                 pipe.close()
 
-    def _read(self, pipe: IO[bytes], output: bool) -> bool:
-        """Read what is there; False at the end."""
+    def _read(self, pipe: IO[bytes], *, is_output: bool) -> bool:
+        """Read what is there; False at the end. is_output: else it is standard error."""
         try:
             data = os.read(pipe.fileno(), _READ_BYTES)
         except BlockingIOError:
@@ -234,7 +235,7 @@ class _Run:
             return False
         if not data:
             return False
-        if not output:
+        if not is_output:
             self._tail = (self._tail + data)[-_TAIL_BYTES:]
             self._on_words(data)
         elif self._on_output is not None:

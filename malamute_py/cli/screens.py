@@ -307,6 +307,7 @@ class Screen:
         head += _troubles(now, width, room)
         tabs = _flowed(self._tabs(now), width, gap="")
         columns, rows = self._table(now, before, width)
+        # Three lines more: an empty one, the titles of the columns, and the foot.
         room = max(1, height - len(head) - len(tabs) - 3)
         self._first = max(0, min(self._first, len(rows) - room))
         shown = rows[self._first : self._first + room]
@@ -328,13 +329,14 @@ class Screen:
         by = view.fields[order] if order < len(view.fields) else _NAME
         rows = _sorted(view.rows(now, before), by, turned=turned)
         cells = [[_cell(row, field) for field in view.fields] for row in rows]
+        # The title of the column that sorts has an arrow besides.
         widths = [
             max([len(field.title) + (field is by), *(len(row[at]) for row in cells)])
             for at, field in enumerate(view.fields)
         ]
         shown = list(range(len(view.fields)))
         while len(shown) > 1 and width - _taken(widths, shown) < _NAME_MIN:
-            # The column that sorts stays.
+            # The last column goes first; the one that sorts stays.
             shown.remove(max(at for at in shown if at != order))
         room = max(_NAME_MIN, width - _taken(widths, shown))
         arrow = "▼" if by.falling is not turned else "▲"
@@ -465,6 +467,7 @@ def _spans(now: Sample, before: Sample | None) -> Iterator[tuple[str, float]]:
                 late - early for late, early in zip(new["counts"], old["counts"], strict=True)
             ]
             bounds_s = [*new["bounds_s"], math.inf]
+            # The first bound below which 99 of 100 lie.
             within_s = next(
                 bound_s
                 for bound_s, reached in zip(bounds_s, accumulate(counts), strict=False)

@@ -155,6 +155,7 @@ class _Sending:
         self._count = 0
         self._bytes = 0
         self._first = self._last = -1
+        """Numbers of the first and last message; -1: none was told."""
         self._level = confirm
         self._began = time.monotonic()
 
@@ -197,7 +198,7 @@ class _Sending:
                     if options.pop("client_time_ms", None) is not None and not warned:
                         warned = True
                         say("client_time is left out: messages have none")
-                    tried = len(bodies)
+                    tried = len(bodies)  # under way: a failure leaves open which are there
                     self._note(
                         client.send_many(self._mailbox, bodies, **options, **self._options), bodies
                     )

@@ -435,4 +435,4 @@ def _newest(client: SyncClient, facts: StreamFacts, pattern: str, count: int) ->
                 tell_notice(notice)
             yield from kept
             return
-        span *= 16
+        span *= 16  # few steps, however rare the records are that match

@@ -47,6 +47,8 @@ _MOVE_EVERY_S: Final = 1.0
 """Least time between two moves of a cursor while records come; a pause also brings a move."""
 _IDLE_MS: Final = 100
 _MEMBER_CREDIT: Final = 1024
+_CREDIT: Final = 1 << 17
+"""Records that the broker may send ahead; no more than are asked for."""
 _MESSAGE_ID: Final = re.compile("[0-9a-fA-F]{32}")
 _BEGINNINGS: Final = (0, 1)
 """Offsets at which a stream begins: 1 with the setting `keep`."""
@@ -135,7 +137,7 @@ def sub(
                 visibility="durable" if durable else "live",
                 until="tail" if until_tail else "",
                 create=create, strict=strict, on_notice=tell_notice,
-                credit_records=min(count or 1 << 17, 1 << 17),
+                credit_records=min(count or _CREDIT, _CREDIT),
             )  # fmt: skip
             reader = (
                 _Plain(records)
@@ -143,7 +145,7 @@ def sub(
                 else _WithCursor(client, stream, cursor, stands, records)
             )
         with reader:
-            whole = False
+            whole = False  # whether all that was handed over was printed
             try:
                 try:
                     reader.accepted()
@@ -403,7 +405,7 @@ def start_point(text: str) -> StartPoint:
     if _MESSAGE_ID.fullmatch(place):
         return (AfterMessage if after else AtMessage)(bytes.fromhex(place))
     if is_offset(place):
-        return int(place) + after
+        return int(place) + after  # the offset itself, or the next one
     if place.count("/") == 2 and not after:
         return Position.parse(place)
     try:

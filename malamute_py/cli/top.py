@@ -100,7 +100,7 @@ def _watch(client: SyncClient, every_s: float) -> None:
         while True:
             due_s = time.monotonic() + every_s
             pressed = ""
-            while pressed != " ":
+            while pressed != " ":  # the space bar asks for a look at once
                 drawn = screen.drawn(sample, before, *console.size, gone=gone)
                 live.update(drawn, refresh=True)
                 pressed = key(max(0.0, due_s - time.monotonic()))

@@ -149,6 +149,7 @@ class Edit:
         mode, owner = 0o600, None
         if self.path.exists():
             facts = self.path.stat()
+            # Owner and group stay; the group may read it at most, and others nothing.
             mode, owner = facts.st_mode & 0o640, (facts.st_uid, facts.st_gid)
         try:
             with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:

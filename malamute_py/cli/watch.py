@@ -118,7 +118,7 @@ def watch(
 
 
 def happened(now: Look, before: Look) -> Iterator[Happened]:
-    """Return what happened between two looks."""
+    """Yield what happened between two looks: a start, links, what was counted, troubles."""
     anew = now.broker.get("epoch") != before.broker.get("epoch")
     if anew:
         yield Happened("started", f"the broker was started anew, epoch {now.broker.get('epoch')}")
@@ -134,7 +134,8 @@ def happened(now: Look, before: Look) -> Iterator[Happened]:
             yield Happened(kind, f"{what}: {count_text(more)}{where}")
     new, old = _troubles(now), _troubles(before)
     for key, (kind, words) in new.items():
-        if key not in old or old[key][0] != kind:
+        former_kind, _ = old.get(key, ("", ""))
+        if former_kind != kind:
             yield Happened(kind, f"{_named(key)}: {words}")
     for key in sorted(old.keys() - new.keys()):
         yield Happened("over", _named(key))

@@ -127,7 +127,7 @@ def work(
     # A request that was taken from us is an outcome here, and printed as one.
     logging.getLogger("malamute.client").setLevel(logging.ERROR)
     with linked(ctx, stays=True, traces=True) as client:
-        told: list[int] = []
+        told: list[int] = []  # signals that came
         # From before the first request comes until the last is given back.
         with _signals(told), client.worker(
             service, pattern, concurrency=concurrency,
@@ -212,6 +212,7 @@ class _Crew:
         while any(thread.is_alive() for thread in threads):
             for thread in threads:
                 thread.join(_TURN_S / concurrency)
+            # The first signal lets the runs end, the second ends them, the third at once.
             if self._told:
                 self._ending.set()
             if len(self._told) > 1:

@@ -138,6 +138,7 @@ def _namespace_faults(config: Config) -> Iterator[ConfigError]:
         )
     prefixes = {name: each.prefix_of(name) for name, each in config.namespaces.items()}
     for name, prefix in prefixes.items():
+        # A prefix is right where a name that begins with it is one.
         fault = name_fault(name) or name_fault(f"{prefix}x")
         if fault:
             yield ConfigError(f"namespaces.{name}", fault)

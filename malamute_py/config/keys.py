@@ -24,7 +24,10 @@ FILES: Final = (
 
 
 def _kinds(section: type[msgspec.Struct], prefix: str = "") -> dict[str, Any]:
-    """Return dotted key -> str, list, dict, a tuple of words, or None for all others."""
+    """Return dotted key -> str, list, dict, a tuple of words, or None for all others.
+
+    By that kind, parse_value() reads the text of a variable.
+    """
     found: dict[str, Any] = {}
     for field in msgspec.inspect.type_info(section).fields:  # type: ignore[attr-defined]
         kind = field.type

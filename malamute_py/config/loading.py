@@ -172,7 +172,10 @@ def _beside(folder: Path, table: dict[str, Any]) -> dict[str, Any]:
 
 
 def _validation_error(text: str) -> ConfigError:
-    """Put msgspec's finding in our words: the key first, then what is allowed."""
+    """Put msgspec's finding in our words: the key first, then what is allowed.
+
+    text: such as "Expected `int`, got `str` - at `$.journal.ring_bytes`".
+    """
     message, _, path = text.partition(" - at `$")
     key = re.sub(r"\[\.\.\.\]", "", path.rstrip("`")).lstrip(".")
     words = KEYS.get(key)

@@ -30,6 +30,7 @@ def year(days: Sequence[str], departures: Sequence[int], delayed: Sequence[int],
     ):
         means = [_mean(series[week : week + _WEEK]) for week in weeks]
         plot.plot(weeks, means, label=label, marker="braille", color=colour)
+    # A tick at the first day of each month, with the month's number.
     firsts = [place for place, day in enumerate(days) if day.endswith("-01")]
     plot.xticks(firsts, [days[place][5:7] for place in firsts])
     plot.ylim(0, 1.1 * max(departures, default=1))

@@ -86,19 +86,21 @@ def expect(
     left = _triggers(left, departures, closing)
     right = _triggers(right, reports, closing)
 
+    # By trigger: the newest time of each stream so far, and the watermark that follows from both.
     allowed = pd.Timedelta(milliseconds=watermark_ms)
     newest = pd.concat([side.groupby("trigger")["at"].max().cummax() for side in (left, right)],
                        axis=1).ffill()  # fmt: skip
     after = (newest.min(axis=1) - allowed).cummax()
     begin = pd.Timestamp(0, tz="UTC")
-    in_force = after.shift(1, fill_value=begin)
+    in_force = after.shift(1, fill_value=begin)  # what one trigger computes, the next goes by
     for side in (left, right):
         side["dropped"] = side["at"] <= side["trigger"].map(in_force.shift(1, fill_value=begin))
 
-    left = left[left["origin"] != ""].astype({"row": int})
+    left = left[left["origin"] != ""].astype({"row": int})  # without the closing row
     both = left.merge(right, on=["origin", "at"], how="left", suffixes=("", "_report"))
     counted = both[~both["dropped"] & both["dropped_report"].eq(False)].copy()
     late = (counted["late"] > allowed) | (counted["late_report"] > allowed)
+    # New York's day begins at 5:00 UTC.
     counted["day"] = (counted["at"] - pd.Timedelta(hours=5)).dt.strftime("%Y-%m-%d")
     counted["rain"] = pd.cut(
         counted["precip"], [-1.0, 0.0, 0.1, 0.3, float("inf")],
@@ -108,15 +110,16 @@ def expect(
         _result(key, group["dep_delay"], group["row"])
         for key, group in counted.groupby(["day", "origin", "rain"])
     ]
+    watermarks = [*in_force, after.iloc[-1]]
     return Expected(
         results,
-        sorted(set(both["row"]) - set(counted["row"])),
-        [int(at.timestamp()) * 1000 for at in [*in_force, after.iloc[-1]]],
-        sorted(left.loc[left["dropped"], "row"].tolist()),
-        int(right["dropped"].sum()),
-        int((~both["dropped"] & both["dropped_report"].eq(True)).sum()),
-        int((~both["dropped"] & both["dropped_report"].isna()).sum()),
-        int(late.sum()),
+        missing=sorted(set(both["row"]) - set(counted["row"])),
+        watermarks_ms=[int(at.timestamp()) * 1000 for at in watermarks],
+        late_departures=sorted(left.loc[left["dropped"], "row"].tolist()),
+        late_reports=int(right["dropped"].sum()),
+        without_late_report=int((~both["dropped"] & both["dropped_report"].eq(True)).sum()),
+        never_reported=int((~both["dropped"] & both["dropped_report"].isna()).sum()),
+        late_but_counted=int(late.sum()),
     )
 
 

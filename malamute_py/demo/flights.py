@@ -59,6 +59,7 @@ def load(limit: int | None = None) -> Flights:
     fields: list[dict[str, str]] = []
     times_ms: list[int] = []
     bodies: list[bytes] = []
+    # Departures that are alike share a map of fields, and those of one hour its time.
     maps: dict[tuple[str, str, bool, bool], dict[str, str]] = {}
     hours: dict[str, int] = {}
     with zipfile.ZipFile(data_file()) as archive:

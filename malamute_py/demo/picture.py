@@ -39,6 +39,7 @@ def draw(results: Sequence[Result], file: Path) -> None:
     style: dict[str, Any] = {
         "font.size": 10, "text.color": _INK, "xtick.color": _FAINT, "ytick.color": _FAINT,
         "axes.spines.top": False, "axes.spines.right": False, "axes.spines.bottom": False,
+        # The ids in an SVG are the same in each run.
         "axes.spines.left": False, "svg.hashsalt": "malamute",
     }  # fmt: skip
     styled: Any = mpl.rc_context
@@ -47,7 +48,10 @@ def draw(results: Sequence[Result], file: Path) -> None:
 
 
 def _figure(results: Sequence[Result]) -> Any:
-    """Draw the whole picture: for each airport its days and its rain."""
+    """Draw the whole picture: for each airport its days and its rain.
+
+    Places are shares of the figure's width and height.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -188,6 +188,7 @@ async def _slow(stage: Stage, half_way: asyncio.Event) -> None:
         furthest = 0
         async for batch in batches_until(subscription, len(stage.flights)):
             rows.extend(row_of(body) for body in batch.bodies())
+            # Slow for the first records only: the rest of the year is to be read in time.
             if len(rows) < 40_000:
                 await asyncio.sleep(0.1)
             highest = max(highest, stage.daemon.own_bytes())
@@ -243,6 +244,7 @@ async def sudden_death(stage: Stage) -> None:
     report.begin("Sudden death")
     stream = "flights.again"
     chunk = min(2_000, -(-len(flights) // 100))
+    # Parts of the year, each known by its first row.
     confirmed_before_death: set[int] = set()
     flying = 0
     async with connect(stage.daemon.endpoint) as client:
@@ -300,8 +302,9 @@ async def days(stage: Stage) -> tuple[list[str], list[int], list[int]]:
     differing = sum(a != b for a, b in zip(expected, found, strict=False))
     report.equal("records of which subject, time, field or delay differ", 0,
                  differing + abs(len(expected) - len(found)))  # fmt: skip
-    local_day = (np.array([each[2] for each in found]) // 1000 - 5 * 3600) // 86_400
-    delayed = np.array([each[3] for each in found])
+    times_ms = np.array([time_ms for _, _, time_ms, _, _ in found])
+    delayed = np.array([late for _, _, _, late, _ in found])
+    local_day = (times_ms // 1000 - 5 * 3600) // 86_400  # New York's day begins at 5:00 UTC
     first = int(local_day.min())
     total = np.bincount(local_day - first)
     of_these = np.bincount(local_day[delayed] - first, minlength=len(total))

@@ -175,6 +175,7 @@ async def shared_group(stage: Stage) -> None:
         await member("d", total)
 
     began = time.perf_counter()
+    # c leaves half way, and the follower joins as d.
     await asyncio.wait_for(
         asyncio.gather(member("a", total), member("b", total), member("c", total // 2), follower()),
         PATIENCE_S,
@@ -212,7 +213,7 @@ async def enrichment(stage: Stage) -> None:
                 await _until(client, target, goal)
                 await asyncio.sleep(dice.random() * 0.2)
                 process.kill()
-                if death == 1:
+                if death == 1:  # once, the broker dies with it
                     stage.daemon.kill()
                     stage.daemon.start()
             progress.append((await client.stream_info(target)).tail)

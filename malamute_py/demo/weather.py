@@ -213,23 +213,27 @@ def play(
 
     report.begin("Departures and weather, joined by Spark")
     departures, reports = read_tables(limit)
-    late = [lateness_ms(len(table), seed)
-            for table, seed in zip((departures, reports), SEEDS, strict=True)]  # fmt: skip
+    late_departures_ms, late_reports_ms = (
+        lateness_ms(len(table), seed)
+        for table, seed in zip((departures, reports), SEEDS, strict=True)
+    )
     closing_ms = compute.max(departures["at"]).value + _CLOSING_MS
     expected = expect(
-        Reading(late[0], DEPARTURES_A_TRIGGER),
-        Reading(late[1], REPORTS_A_TRIGGER),
+        Reading(late_departures_ms, DEPARTURES_A_TRIGGER),
+        Reading(late_reports_ms, REPORTS_A_TRIGGER),
         watermark_ms=WATERMARK_MS, closing_ms=closing_ms, limit=limit,
     )  # fmt: skip
     numbered = departures.add_column(0, "row", [np.arange(len(departures), dtype=np.int32)])
     with connect_sync(endpoint) as client:
-        publish(client, DEPARTURES, numbered, late[0], closing_ms)
-        publish(client, REPORTS, reports, late[1], closing_ms)
+        publish(client, DEPARTURES, numbered, late_departures_ms, closing_ms)
+        publish(client, REPORTS, reports, late_reports_ms, closing_ms)
+        late = np.count_nonzero(late_departures_ms) + np.count_nonzero(late_reports_ms)
         report.say(
             f"{len(departures):,} departures and {len(reports):,} hourly reports of the weather,"
-            f" {np.count_nonzero(late[0]) + np.count_nonzero(late[1]):,} of them late"
+            f" {late:,} of them late"
         )
         query = join_with_weather(spark, endpoint, workdir / "join")
+        # Each stream has a closing row besides.
         seen = follow(query, report, len(departures) + len(reports) + 2)
         report.say(
             f"{len(seen.watermarks_ms)} triggers in {seen.seconds:.0f} s, a watermark of"

@@ -38,7 +38,7 @@ class Trouble(NamedTuple):
     """One thing to look at."""
 
     weight: float
-    """The larger weight comes first."""
+    """The larger comes first: a power of ten for how bad it is, and added how long or how many."""
     kind: str
     """STUCK or SLOW."""
     what: str
@@ -72,7 +72,7 @@ def _of_the_broker(everything: Everything) -> Iterator[Trouble]:
 
 
 def of_service(facts: ServiceFacts, now_ms: float) -> Iterator[Trouble]:
-    """Troubles of a service queue."""
+    """Troubles of a service queue; the worst is that it has no worker."""
     name, age_s = (facts.name,), seconds_since(facts.oldest_ms, now_ms)
     if facts.waiting and not facts.offers:
         words = (
@@ -107,7 +107,7 @@ def of_mailbox(facts: MailboxFacts, now_ms: float) -> Iterator[Trouble]:
 
 
 def of_group(facts: GroupFacts, now_ms: float) -> Iterator[Trouble]:
-    """Troubles of a group."""
+    """Troubles of a group; the worst is that it lags and has no members."""
     name = (facts.stream, facts.group)
     unmoved_s = seconds_since(facts.moved_ms, now_ms)
     if facts.lag and not facts.members:

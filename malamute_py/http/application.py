@@ -100,7 +100,7 @@ class Checked:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
 
-        async def closing(message: MutableMapping[str, Any]) -> None:
+        async def send_with_headers(message: MutableMapping[str, Any]) -> None:
             """Add the security headers to an answer's head, where the page has not set them."""
             if message["type"] == "http.response.start":
                 given = message.get("headers", ())
@@ -112,10 +112,10 @@ class Checked:
         refusal = self._refusal(scope)
         if refusal is not None:
             status, reason = refusal
-            await PlainTextResponse(f"{reason}\n", status)(scope, receive, closing)
+            await PlainTextResponse(f"{reason}\n", status)(scope, receive, send_with_headers)
             return
         authorized = not self._token or self._brings_token(scope)
-        await self._pages({**scope, AUTHORIZED: authorized}, receive, closing)
+        await self._pages({**scope, AUTHORIZED: authorized}, receive, send_with_headers)
 
     def _refusal(self, scope: Scope) -> tuple[HTTPStatus, str] | None:
         """Return status and reason to refuse a request before any page; None: it may go on."""
@@ -135,6 +135,7 @@ class Checked:
         given = dict(headers)
         bytes_max = FORM_BYTES_MAX if of_console and scope["method"] == "POST" else 0
         size = given.get(b"content-length", b"0").strip()
+        # Twenty digits are more than any bound, and cheap to read.
         if b"transfer-encoding" in given or not size.isdigit() or int(size[:20]) > bytes_max:
             return (
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
@@ -142,10 +143,11 @@ class Checked:
             )
         if of_console:
             assert self._console is not None
-            ours_only = self._console.hosts_of_this_machine
+            names_us_only = self._console.hosts_of_this_machine
         else:
-            ours_only = not self._token
-        if ours_only and not _is_of_this_machine(given.get(b"host", b"")):
+            names_us_only = not self._token
+        # Against DNS rebinding: a page of a browser would bring the name of its own site.
+        if names_us_only and not _is_of_this_machine(given.get(b"host", b"")):
             return HTTPStatus.MISDIRECTED_REQUEST, "ask by an address of this machine: 127.0.0.1"
         return None
 

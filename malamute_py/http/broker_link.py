@@ -26,6 +26,7 @@ async def keep_linked(source: Source, endpoints: Sequence[str], credential: Cred
     while True:
         over = asyncio.Event()
 
+        # Bound here: a late event of this session must not end the next one.
         def on_link(event: LinkEvent, over: asyncio.Event = over) -> None:
             """Let the source tell why there is no link; set `over` when the session has ended."""
             if isinstance(event, Unlinked):

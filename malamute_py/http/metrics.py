@@ -95,11 +95,12 @@ def _of_the_process(everything: Everything) -> Iterator[Family]:
         "services": len(everything.services), "cursors": len(everything.cursors),
         "groups": len(everything.groups),
     }  # fmt: skip
+    # Temporary mailboxes are in no list.
     there = {**gauges, "mailboxes": gauges.get("mailboxes", 0) - gauges.get(
         "temporary_mailboxes", 0)}  # fmt: skip
     yield _family(
         table.UNLISTED,
-        # Below a page all were seen that this client may see.
+        # A list shorter than LISTED_MAX is whole: what is missing in it, this client may not see.
         [
             ((kind,), max(0, there.get(kind, 0) - seen) if seen >= LISTED_MAX else 0)
             for kind, seen in listed.items()
@@ -120,7 +121,10 @@ def _plain(rows: Mapping[str, Metric], facts: Mapping[str, Any]) -> Iterator[Fam
 
 
 def _rings(broker: Mapping[str, Any], labels: Labels) -> Iterator[Family]:
-    """Yield metrics of the rings: what is used, and whether they take appends."""
+    """Yield metrics of the rings: what is used, and whether they take appends.
+
+    The labels of a ring are its name and its setting `full`: overwrite or refuse.
+    """
     disk, core = broker.get("disk", {}), broker.get("rings", {})
     refusing = broker.get("refusing", {})
     things: dict[Any, Figures] = {}
@@ -132,6 +136,7 @@ def _rings(broker: Mapping[str, Any], labels: Labels) -> Iterator[Family]:
             "headroom": max(0, facts.get("ring_bytes", 0) - used),
             "refusing": name in refusing,
             "failed": bool(core.get(name, {}).get("failed")),
+            # The broker tells why there is no next segment; empty: there is one.
             "unprepared": bool(facts.get("unprepared")),
         }
     yield from _labelled(table.RING, things, labels.of("ring", things))
@@ -143,6 +148,7 @@ def _counted(broker: Mapping[str, Any]) -> Iterator[Family]:
     # A counter that has counted nothing is 0: a rate needs a point to begin from.
     yield from (_single(metric, counters.get(name, 0)) for name, metric in table.COUNTERS.items())
     yield from (_single(metric, shell.get(name, 0)) for name, metric in table.SHELL.items())
+    # Counters whose names begin and end so are one family; what is between is the label.
     for metric, source, prefix, suffix in (
         (table.REFUSALS, counters, "refused_", ""),
         (table.QUOTA_REFUSALS, counters, "quota_", ""),
@@ -258,6 +264,7 @@ def _namespaces(everything: Everything, labels: Labels) -> Iterator[Family]:
             if key in named
             for resource, amount in amounts(each).items()
         ]
+        # Bounds added up would bound no namespace.
         if metric is not table.NAMESPACE_LIMIT:
             totals: defaultdict[str, int] = defaultdict(int)
             for each in rest:
@@ -279,7 +286,11 @@ def _used(namespace: NamespaceFacts) -> dict[str, int]:
 def _labelled(
     rows: Mapping[str, Metric], things: Mapping[Any, Figures], named: frozenset[Any]
 ) -> Iterator[Family]:
-    """One family a row; things without a label of their own are the rest."""
+    """Yield one family of metrics for each row of a table in table.py.
+
+    rows: the metric by the name of its figure. things: figures by their labels. named: labels that
+    are shown; all other things are added up under OTHER, and of a time the oldest is taken.
+    """
     rest = [figures for labels, figures in things.items() if labels not in named]
     for name, metric in rows.items():
         samples = [

@@ -129,7 +129,7 @@ class Serving:
         )  # fmt: skip
         end_console = self.console.sessions.close if self.console is not None else lambda: None
         self._server = _Server(config, end_console, lambda: announce(self.url))
-        self._server.should_exit = self._stopping
+        self._server.should_exit = self._stopping  # stop() may have come first
         linking = asyncio.create_task(keep_linked(source, self._endpoints, self._credential))
         # It ends by an error of our own only, and nothing can be told without it.
         linking.add_done_callback(lambda task: self.stop())

@@ -103,6 +103,7 @@ class Source:
         timeout_s: float = _TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """labels_max: labels of a kind of thing. keep_s: how long an answer is used."""
         self.labels = Labels(labels_max)
         self.client: Client | None = None
         """The client of the broker; None: there is no session."""
@@ -111,7 +112,9 @@ class Source:
         self._timeout_s = timeout_s
         self._clock = clock
         self._silent_since: float | None = None
+        """Time of the question since which the broker has not answered; None: it answers."""
         self._answered_at: float | None = None
+        """Time of its last answer."""
         self._facts = Shared(self._ask_facts, keep_s, clock)
         self._everything = Shared(self._ask_everything, keep_s, clock)
 
@@ -180,6 +183,7 @@ class Source:
                 details = await asyncio.gather(
                     *(_allowed(_alone(client.stream_info(name))) for (name,) in sorted(named))
                 )
+        # put(): until the next answer, those who ask for the facts are told of the failure, too.
         except TimeoutError:
             reason = f"the broker took over {self._timeout_s:g} s to answer"
             return Everything(self._facts.put(self._fails(reason, began)))

@@ -564,9 +564,9 @@ class Ring:
     def prepare_step(self, budget_bytes: int = 1 << 20, now_ms: int | None = None) -> bool:
         """A small piece of allocating, zeroing, retiring, index writing (housekeeping thread).
 
-        Returns True when there is more to do. now_ms: retires segments whose every record
-        has expired. Raises DiskFull, JournalCorrupt, OSError: try again later;
-        JournalFailed.
+        budget_bytes: how much to zero at most. now_ms: retires segments whose every record has
+        expired. Returns True when there is more to do. Raises DiskFull, JournalCorrupt, OSError:
+        try again later. Raises JournalFailed: the ring takes no more appends.
         """
         if self._failure is not None or self._closed:
             return False
@@ -574,7 +574,8 @@ class Ring:
         synced, before = self._synced, self._synced_before
         self._synced_before = synced
         if synced != self._marked and synced == before:
-            # The ring is at rest: no later stamp will tell how far it was synced.
+            # The ring is at rest: no later stamp will tell how far it was synced. The mark is
+            # `clean` only where close() leaves it: here, more may follow.
             self._mark(clean=False)
         return more
 

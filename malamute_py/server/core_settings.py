@@ -58,7 +58,7 @@ def core_settings(
         in_force=in_force,
         validates=can_validate(),
         meter=time.perf_counter_ns,
-        matching_share=1_000 * config.loop.matching_us,
+        matching_share=1_000 * config.loop.matching_us,  # in nanoseconds, as the meter counts
         links_max=links.links_max,
         replicas_max=links.replicas_max,
         replica_grace_ms=links.replica_grace_ms,

@@ -101,7 +101,7 @@ def first_line(
 ) -> bytes:
     """Return the first line of the process's input; see malamute_py/http/settings.py."""
     reachable = [each for each in listeners if each.endpoint.transport != "inproc"]
-    reachable.sort(key=lambda each: not each.authenticated)
+    reachable.sort(key=lambda each: not each.authenticated)  # listeners that ask for it first
     listener = reachable[0]
     start: dict[str, Any] = {"http": http, "endpoint": _from_here(listener.name)}
     if listener.authenticated and credential.password:

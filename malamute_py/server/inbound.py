@@ -149,7 +149,7 @@ class Inbound:
                 if taken >= self._burst_bytes or worked >= self._burst_commands or meter() >= until:
                     break
             try:
-                head = receive(_NOBLOCK, False)
+                head = receive(_NOBLOCK, False)  # a Frame, not a copy of its bytes
             except again:
                 self._counters["messages_in_total"] += count
                 self._counters["bytes_in_total"] += taken
@@ -161,7 +161,7 @@ class Inbound:
             if peer is None:
                 gone = self._cut_off.get(head.bytes)
                 if gone is not None:
-                    keep = -1
+                    keep = -1  # no frame: the message is dropped
             frames: list[Any] = []
             more = head.more
             size = parts = 0
@@ -253,6 +253,7 @@ class Inbound:
                 return False
             count = _whole(peer.commands, left)
             commands = peer.commands[:count]
+            # Commands own the frames behind them, each so many.
             owned = sum(command.content_frames for command in commands)
             frames = peer.frames[:owned]
             if any(map(self._core.reads_first, frames)):
@@ -343,11 +344,11 @@ class Inbound:
         return listener not in self.held
 
     def _note(self, listener: Listener, head: zmq.Frame | None, now_ms: int) -> bool:
-        """Have the guard note connections until it has that of a message, or some.
+        """Have the guard take up connections until it has that of a message, or some.
 
-        EVENT_ACCEPTED was written before the connection's first message, maybe after many others.
-        The connection may also have ended since. head: None: note some. Returns False when the
-        connection of the message may be among those that are still to be noted.
+        The monitor's EVENT_ACCEPTED was written before the connection's first message, maybe after
+        many others. The connection may also have ended since. head: None: take up some. Returns
+        False when the connection of the message may be among those that are still to be noted.
         """
         monitor = listener.monitor
         if monitor is None:

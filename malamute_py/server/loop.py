@@ -165,7 +165,7 @@ class Loop:
         """The next turn begins at once, as work is left."""
         self._finishing = False
         """The broker ends in order: the core does all that is left."""
-        self._told = False
+        self._told_of_loss = False
         """True: in the middle of a Ready the core was told that a link is lost."""
 
     def facts(self) -> dict[str, Any]:
@@ -228,7 +228,7 @@ class Loop:
         elif self._guard_is_due(now_ms):
             # Messages of a connection that is cut here are still taken up, or dropped, before its
             # loss is told.
-            inbound.ended += self._watch(now_ms, False, local_drained)
+            inbound.ended += self._watch(now_ms, drained=False, local_drained=local_drained)
         if self._wake_at_ms is not None and now_ms >= self._wake_at_ms:
             self._core.tick(now_ms)
         self.settle(now_ms)
@@ -319,8 +319,11 @@ class Loop:
             return  # The first test spares most turns the call.
         for connection in self._watch(now_ms, drained, local_drained):
             self._lost(connection, now_ms)
-        while self._graces and self._graces[0][0] <= now_ms:
-            connection = self._graces.pop(0)[1]
+        while self._graces:
+            due_ms, connection = self._graces[0]
+            if due_ms > now_ms:
+                break
+            del self._graces[0]
             if not connection.links:
                 self._cut(connection, "its link ended")
         for name, count in self._limiter.suppressed(now_ms).items():
@@ -415,6 +418,7 @@ class Loop:
     def settle(self, now_ms: int) -> None:
         """Do what the core wants until it wants nothing more, then have appended bytes synced."""
         core, rings = self._core, self._rings
+        # Whether a peer waits for a ring to be synced; when the broker ends, one waits for each.
         hurries = _always if self._finishing else core.hurries
         for step in range(_STEPS_MAX):
             if step == 1 and core.has_work:
@@ -455,7 +459,7 @@ class Loop:
             for event in ready.events:
                 self._event(event.name, event.level, event.facts, now_ms)
             # Answers that the core was given meanwhile may have it want something new at once.
-            told, self._told = bool(ready.appends) or self._told, False
+            told, self._told_of_loss = bool(ready.appends) or self._told_of_loss, False
             if not told:
                 self._wake_at_ms = at_ms = core.wake_at_ms()
                 if at_ms is None or at_ms > now_ms or (step and not ready):
@@ -523,7 +527,7 @@ class Loop:
         except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
             # A number that no wire carries, for example: the message to this link is gone.
             self._core.failed(peer.number, "sending", error, now_ms)
-            self._told = True
+            self._told_of_loss = True
             return
         counters = self._counters
         try:
@@ -534,7 +538,7 @@ class Loop:
                 counters["content_bytes_out_total"] += len(frame)
         except Unreachable:
             self._gone(peer, now_ms)
-            self._told = True
+            self._told_of_loss = True
         last = send.commands[-1]
         if isinstance(last, Bye) and peer.connection is not None:
             self._goodbye(peer, peer.connection, last.code, now_ms)
@@ -548,7 +552,7 @@ class Loop:
         if peer.pending_bytes > self._pending_bytes_max:
             self._counters["overflowed_total"] += 1
             self._gone(peer, now_ms)
-            self._told = True
+            self._told_of_loss = True
             if peer.connection is not None:
                 self._cut(peer.connection, "it does not read its messages")
             self._close(peer.number)

@@ -100,6 +100,7 @@ class Peer:
         self.frames: list[Any] = []
         """The commands of one message that wait for their turn, and the contents they own."""
         self.pending: deque[Frames] = deque()
+        """Messages that the socket would not take, held until it does."""
         self.pending_bytes = 0
         self.retry_at_ms = 0
         self.retry_ms = _RETRY_MIN_MS
@@ -274,6 +275,7 @@ class Peers:
         if peer.connection is not None:
             peer.connection.links.discard(number)
         if peer.pending:
+            # Held messages may be many: free() gives them back in shares.
             self._remains.parts.append(peer.pending)
             self.freeing = True
             peer.pending = deque()

@@ -123,7 +123,7 @@ def take_up(before: Reading, examined: Examined, complete: Callable[[Config], Co
         return before._replace(changes=changes)  # The file as a whole cannot be read.
     # Settings that are wrong by themselves stay as they were.
     held = {_setting_of(change.key) for change in changes}
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = {}  # what is to be applied, by key
     for key in KEYS:
         old, new = value_of(before.config, key), value_of(examined.config, key)
         if old == new or key in held:
@@ -141,6 +141,7 @@ def take_up(before: Reading, examined: Examined, complete: Callable[[Config], Co
         for error in errors:
             setting = _setting_of(error.key)
             wrong = SECURITY if setting in SECURITY else (setting,)
+            # The text of an error names the settings that do not agree.
             for key in [key for key in values if key in wrong or key in error.why]:
                 del values[key]
                 if key in SECURITY and key != setting:
@@ -234,8 +235,10 @@ def lost_credentials(before: Config, after: Config) -> frozenset[str]:
 
 def narrowed(before: Config, after: Config, owner: str) -> bool:
     """Whether an owner may do less by the configuration `after` than by `before`."""
-    templates = [config.authentication.identities.get(owner, []) for config in (before, after)]
-    if not set(templates[0]) <= set(templates[1]):
+    former, templates = (
+        config.authentication.identities.get(owner, []) for config in (before, after)
+    )
+    if not set(former) <= set(templates):
         return True
     home, now = (Namespaces(config.namespaces).of(owner) for config in (before, after))
     if now is not None and (

@@ -60,6 +60,7 @@ class Rereading:
         """Whether SIGHUP came while a thread read the configuration: it is read once more."""
         self.reading = Reading(config, config, [])
         self._http_credential: HttpCredential | None = None
+        # serve() is given these, before anything can be read anew.
         self._core: Broker
         self._loop: Loop
         self._authenticator: Authenticator | None

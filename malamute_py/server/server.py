@@ -106,12 +106,15 @@ class Server:
         self._clock = Clock() if clock is None else clock
         self._counters: defaultdict[str, int] = defaultdict(int)
         self._denials = Limiter()
+        """Bounds the lines of the log that peers cause."""
         self._stopping = False
         self._parts = contextlib.ExitStack()
+        """Calls that close what _open() made, the last first."""
         self._thread: threading.Thread | None = None
         self._listeners: list[Listener] = []
         self._started_ms = 0
         self._queues_lost = ""
+        """Why mailboxes and services could not be recovered; empty: they were."""
         self._found: StoredRings
         self._results: ResultQueue
         self._rings: Rings
@@ -579,6 +582,7 @@ class Server:
             begun_s = time.monotonic()
             self.log.info("stopping", links=self._core.gauges["links"])
             self._supervisor.tell("STOPPING=1\nSTATUS=confirms what was taken, and ends")
+            # Links that could not be told of the end in time.
             untold = loop.finish(self.config.loop.drain_ms)
         except BaseException as error:  # noqa: BLE001 - a bug: said aloud, and the daemon ends
             self.failure = error
@@ -586,7 +590,8 @@ class Server:
             loop.abandon()
         try:
             self._parts.close()
-        except BaseException as error:  # noqa: BLE001 - what is closed last may fail for the first
+        except BaseException as error:  # noqa: BLE001 - a bug, too: said aloud
+            # Closing may fail because the loop did: that error tells more.
             self.failure = self.failure or error
             self.log.critical("failed_at_end", error=repr(error), trace=traceback.format_exc())
         if self.failure is None:

@@ -79,7 +79,7 @@ class StoredRings:
     def recover(self, now_ms: int, *, held: bool) -> dict[str, RingFacts]:
         """Open the rings that are there, ring main first, and report what was found.
 
-        held: nothing of ring main is used again before the tables follow.
+        held: nothing of ring main is overwritten before the checkpoint's tables have it.
         """
         where = self._journal.storage.describe()
         exposed = self._journal.exposure
@@ -108,8 +108,8 @@ class StoredRings:
             facts = {MAIN: self._recover_ring(MAIN, asked, held=held)}
             if not facts[MAIN].end_lsn:
                 # At the start a full disk is a reason not to go on; and the first publish need not
-                # wait.
-                while self._journal.rings[MAIN].prepare_step(1 << 62):
+                # wait. A whole segment in one call.
+                while self._journal.rings[MAIN].prepare_step(budget_bytes=1 << 62):
                     pass
             names = self._journal.names()
             wanted, removed = rings_asked(facts[MAIN])
@@ -147,7 +147,8 @@ class StoredRings:
     def _recover_ring(self, name: str, asked: dict[str, Any], *, held: bool = False) -> RingFacts:
         """Open one ring and report what was found. Raises JournalError.
 
-        asked: the ring's own settings. held: nothing of it is used again before the tables follow.
+        asked: the ring's own settings. held: nothing of it is overwritten before the checkpoint's
+        tables have it.
         Raises JournalCorrupt where ring main has lost the table of streams.
         """
         settings = ring_settings(self._config, asked, self._batch_bytes_max)

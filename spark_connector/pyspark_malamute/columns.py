@@ -237,11 +237,13 @@ class Gather:
             self._fields["fields"] = _Coded(kinds["fields"], _field_entries)
         for name in options.field_columns:
             self._fields[name] = _Coded(kinds[name], partial(_values_of, name))
+        # Columns that are made once for each header table, which many batches share.
         self._by_header = {"subject": self._subjects, "keys": self._keys, **self._fields}
         self._has_client_time = "client_time" in kinds
         self._has_append_time = "append_time" in kinds
         self._properties_kind = kinds.get("properties")
         self._maps_of: tuple[Any, list[bytes], Array | None] | None = None
+        """Buffer of the newest content, and what _maps() returned for it."""
         self._clear()
 
     def _clear(self) -> None:
@@ -305,7 +307,7 @@ class Gather:
         Raises BatchError: the bytes are not a batch. Raises MalamuteSourceError: its bodies
         have no place in the schema.
         """
-        rows = batch.indices
+        rows = batch.indices  # None: all rows of the content were delivered
         count = len(batch)
         if not count:
             return
@@ -322,6 +324,7 @@ class Gather:
                 self._append_times.add(times if rows is None else times[rows], count)
         if self._has_client_time:
             self._client_times.add(_rows(content.client_times, NO_TIME, rows), count)
+        # Raises for a code beyond its table: from here on, values are looked up by codes.
         content.check_codes()
         table = content.table
         codes = _rows(content.subject_codes, 0, rows)
@@ -338,6 +341,7 @@ class Gather:
         if self._properties_kind is not None:
             self._properties.append(self._property_column(content, rows, count))
         if self._body_kind is not None:
+            # The share that the delivered rows have of the batch.
             self._bytes += batch.stamp.size * count // content.head.count
         else:
             self._bytes += _LEAN_ROW_BYTES * count
@@ -385,6 +389,8 @@ class Gather:
                 f"malamute source: bodies of stream '{self._options.stream}' are of kind "
                 f"'{BODY_KINDS[kind]}', which bodyType '{wanted}' cannot hold: {remedy}"
             )
+        # `offsets` bounds the bodies in the blob; where bodies are lists, `parts` bounds their
+        # entries in the blob, and `offsets` the lists in `parts`.
         bodies = content.bodies()
         blob = _arrow.py_buffer(bodies.blob)
         bounds = bodies.offsets if bodies.parts is None else bodies.parts
@@ -395,6 +401,7 @@ class Gather:
             return values
         parts = bodies.offsets
         if bodies.parts is None:
+            # Each body is shown as a list of one.
             parts = np.arange(len(content) + 1, dtype=np.int32)
         return _arrow.ListArray.from_arrays(_arrow.array(parts), values, type=self._body_kind)
 

@@ -49,7 +49,10 @@ _frozen_in = 0
 
 
 def fetch_all(options: SourceOptions, part: InputPartition) -> Iterator[Any]:
-    """The selected records of a task, as pyarrow.RecordBatch. Raises as fetch() does."""
+    """The selected records of a task, as pyarrow.RecordBatch. Raises as fetch() does.
+
+    Of a range that the plan has counted, rows are made of the number alone, and nothing is read.
+    """
     parts = []
     for each in ranges_of(part):
         if each.counted:
@@ -112,7 +115,8 @@ def fetch(
 ) -> Iterator[Any]:
     """The selected records of a range, in order, as pyarrow.RecordBatch.
 
-    pipe: of the task, where it has further ranges. log: of the broker, where it may be here.
+    pipe: the task's subscriptions; None: to this range only. log: the broker's files, where the
+    task may be on its machine.
     Raises DataLoss, SourceUnavailable, CheckpointMismatch (the stream was recreated).
     """
     _spare_the_collector()
@@ -126,7 +130,7 @@ def fetch(
     progress_s = time.monotonic()
     while position < part.end:
         before = position
-        taken_in = True
+        taken_in = True  # False while a batch may be half in the columns
         try:
             with links.explained(options, "read"), pipe.subscription(part, position) as reading:
                 _check_begin(options, reading, part, position)

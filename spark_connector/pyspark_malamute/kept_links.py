@@ -102,7 +102,7 @@ class KeptLinks:
             idle = [self._links.pop(key, None) for key in over]
             for key in over:
                 del self._idle_since_s[key]
-            self._watched = bool(self._idle_since_s)
+            self._watched = bool(self._idle_since_s)  # False: the thread that calls this ends
             first_s = min(self._idle_since_s.values(), default=None)
         for link in idle:
             _close(link)

@@ -91,11 +91,12 @@ def open_link(options: LinkOptions, timeout_ms: int, *, reached: bool = False) -
     elif options.curve_keys[0]:
         credential = Curve(*options.curve_keys)
     until_s = monotonic() + timeout_ms / 1000
-    pause_s, attempts, hopeless = _PAUSES_S[0], 0, 0
+    pause_s, pause_max_s = _PAUSES_S
+    attempts = hopeless = 0
     endpoints = options.endpoints
     while True:
         told: list[LinkEvent] = []
-        first = attempts % len(endpoints)
+        first = attempts % len(endpoints)  # each attempt begins with another endpoint
         try:
             return connect_sync(
                 endpoints[first:] + endpoints[:first],
@@ -117,7 +118,7 @@ def open_link(options: LinkOptions, timeout_ms: int, *, reached: bool = False) -
             if monotonic() + pause_s > until_s:
                 raise
         sleep(pause_s)
-        pause_s = min(2 * pause_s, _PAUSES_S[1])
+        pause_s = min(2 * pause_s, pause_max_s)
 
 
 def is_away(options: LinkOptions, *, reached_broker: bool = False) -> bool:

@@ -77,7 +77,7 @@ class LocalLog:
                 client_time=options.client_time,
                 # Nothing is taken from a batch that is only counted.
                 copy=not options.counts_only,
-                strict=True,
+                strict=True,  # a gap is raised, and not passed over with a notice
             )
         except _TROUBLE as error:
             self._tell(part.name, str(error))

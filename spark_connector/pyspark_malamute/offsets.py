@@ -72,6 +72,7 @@ def read_offsets(value: Mapping[str, Any], options: SourceOptions) -> dict[str, 
             f"or by a newer connector: use that one. {_START_AFRESH}"
         )
     try:
+        # An older connector wrote a single position, without the stream's name.
         stored = {options.stream: value} if version == _SINGLE else value["streams"]
         offsets = {
             str(name): StreamOffset(str(at["stream"]), int(at["epoch"]), int(at["offset"]))

@@ -27,6 +27,14 @@ class Caps(NamedTuple):
     bytes: int = 0
 
 
+class _Planned(NamedTuple):
+    """A batch that was planned, and is likely the next one to be read."""
+
+    begin: int
+    end: int
+    plan: ReadPlan
+
+
 class OneStream:
     """Plans of one stream of a query."""
 
@@ -38,7 +46,7 @@ class OneStream:
         """The newest plan."""
         self.lost = 0
         """Records that could not be read any more when this process planned for them."""
-        self._planned: tuple[int, int, ReadPlan] | None = None
+        self._planned: _Planned | None = None
         """Start and end of the newest batch, and its plan, for tasks()."""
         self._empty: tuple[StreamOffset, StreamOffset] | None = None
         """Nothing matches from the first of these positions up to the second."""
@@ -51,17 +59,17 @@ class OneStream:
         """
         start = self._start(begin)
         plan = self._plan_batch(begin, start, caps, target)
-        if plan.rewound:
+        if plan.rewound:  # the log ends before `begin`: an empty batch goes back to its end
             self._empty = None
             self.lost += max(0, begin.offset - plan.from_offset)
             return begin._replace(epoch=plan.epoch, offset=plan.from_offset)
-        # The broker counts records only under a cap of records.
+        # The broker counts records only under a cap of records: else bytes tell whether any match.
         matches = plan.records and plan.bytes
         if matches or _is_far(begin.offset, plan):
-            if begin.epoch:
+            if begin.epoch:  # not of a stream that was never read
                 lost_to = min(plan.first, plan.to_offset)
                 self.lost += max(0, lost_to - max(start.offset, plan.trimmed))
-            self._planned = (begin.offset, plan.to_offset, plan)
+            self._planned = _Planned(begin.offset, plan.to_offset, plan)
             return begin._replace(epoch=plan.epoch, offset=plan.to_offset)
         self._empty = begin, StreamOffset(begin.stream, plan.epoch, plan.to_offset)
         return None
@@ -78,14 +86,20 @@ class OneStream:
     def tasks(
         self, begin: StreamOffset, stop: StreamOffset, *, reached_broker: bool
     ) -> list[Range]:
-        """The tasks of a batch; after a restart of one that the checkpoint knows of."""
+        """The tasks of a batch.
+
+        It is the batch that next_end() planned last, or after a restart one that the checkpoint
+        knows of, which is planned anew.
+        """
         if begin.offset >= stop.offset:
             return []
         options, broker = self._options, self._broker
         planned, self._planned = self._planned, None
-        known = planned is not None and planned[2].stream.hex() == begin.stream
-        if planned is not None and known and planned[:2] == (begin.offset, stop.offset):
-            plan = planned[2]
+        wanted = (begin.stream, begin.offset, stop.offset)
+        if planned is not None and wanted == (
+            planned.plan.stream.hex(), planned.begin, planned.end
+        ):  # fmt: skip
+            plan = planned.plan
         else:
             plan = ask_plan(broker, options, begin.offset, begin.epoch, end=stop.offset)
             check_stream(begin, plan.stream.hex(), options)
@@ -107,7 +121,10 @@ class OneStream:
     def _plan_batch(
         self, begin: StreamOffset, start: StreamOffset, caps: Caps, target: int | None
     ) -> ReadPlan:
-        """A plan from `start` up to what the caps admit, which may take several questions."""
+        """A plan from `start` up to what the caps admit, which may take several questions.
+
+        Without a cap of records one question is enough.
+        """
         plan = self._ask(begin, start, caps, target)
         while (
             plan.records < caps.records

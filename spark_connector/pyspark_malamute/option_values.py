@@ -190,7 +190,7 @@ class OptionTable:
     def read(self, raw: Mapping[str, str]) -> Given:
         """The options of a user; raw: as Spark gives them, keys in any case. Raises OptionError."""
         given: dict[str, str] = {}
-        keys: dict[str, str] = {}
+        keys: dict[str, str] = {}  # by option, its name as the user wrote it
         for key in raw:
             option = self.by_key.get(key.lower())
             if option is None:

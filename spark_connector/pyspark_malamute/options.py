@@ -264,9 +264,9 @@ COLUMNS: Final = (
     "stream", "offset", "append_time", "client_time", "subject", "keys", "fields", "properties",
     "body",
 )  # fmt: skip
+"""Columns that there can be, in the order in which they stand unless `columns` says another."""
 RECORDS: Final = "records"
 """Column of a row that stands for all selected records of a range; `stream` may be beside it."""
-"""Columns that there can be, in the order in which they stand unless `columns` says another."""
 
 OPTIONS: Final[tuple[Option, ...]] = (
     Option("endpoint", as_endpoints, None, "the broker's address; several, with commas, are tried",
@@ -450,7 +450,10 @@ def refuse_options_of(other: str, raw: Mapping[str, str]) -> None:
 
 
 def _streams(keys: Mapping[str, str], values: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """(the stream that is named alone, all that are named). Raises OptionError."""
+    """(the stream that is named alone, all that are named). Raises OptionError.
+
+    Both are empty where a pattern of names selects the streams.
+    """
     given = [name for name in ("stream", "streams", "streamsPattern") if values[name]]
     if not given:
         raise OptionError(
@@ -517,7 +520,11 @@ def _typed_columns(given: Mapping[str, str], values: Mapping[str, Any]) -> tuple
 
 
 def _columns(given: Mapping[str, str], values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of the columns, in order. Raises OptionError."""
+    """Names of the columns, in order. Raises OptionError.
+
+    They are those of option `columns`. Without it they are all COLUMNS but those that an include
+    option leaves out, with single fields before the map of all; `stream` where several are read.
+    """
     fields: tuple[str, ...] = values["fieldColumns"] or ()
     taken = next((name for name in fields if name in COLUMNS), None)
     if taken is not None:

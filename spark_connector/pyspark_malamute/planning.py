@@ -86,7 +86,7 @@ def locate(broker: Broker, options: SourceOptions, place: Place, option: str) ->
         case "time":
             start = AtTime(place.value)
         case _:
-            start = "latest"
+            start = "latest"  # of an offset, only the stream's bounds are asked for
     # One record of everything: only where it begins is of interest.
     found = broker.ask(
         "find an offset",
@@ -183,6 +183,7 @@ def check_plan(
     elif plan.first > start and epoch:
         code = "retention"
         if plan.epoch != epoch:
+            # The broker began anew: a stream in memory lost its records then.
             facts = broker.ask(
                 "ask about the stream",
                 lambda client: client.stream_info(options.stream),
@@ -209,7 +210,7 @@ def ranges(
         # What is wanted of the splits, which may be less than the batches that are looked through.
         finer = -(-sum(split.bytes for split in plan.splits) // options.min_partitions)
         plan = ask_plan(broker, options, start, plan.epoch, end=end, split_bytes=finer)
-    # A split without bytes holds nothing that may match: no task for it.
+    # (first, end, bytes) of each range. A split without bytes has nothing that may match.
     pieces = [
         (max(split.from_offset, start), min(split.to_offset, end), split.bytes)
         for split in plan.splits
@@ -222,6 +223,7 @@ def ranges(
             for cut in _cut_by_records(broker, options, plan.epoch, first, stop)
         ]
     unbroken = plan.unbroken if options.counts_only else []
+    # A range lies in a part that needs no read, or outside of all of them.
     pieces = [(*cut, size) for *piece, size in pieces for cut in _cut_at(unbroken, *piece)]
     name, stream = options.stream, plan.stream.hex()
     return [
@@ -252,7 +254,7 @@ def grouped(parts: list[Range], options: SourceOptions) -> list[InputPartition]:
     if options.stream or options.rows_per_partition or len(parts) <= options.min_partitions:
         return list(parts)
     groups: list[list[Range]] = []
-    left = 0
+    left = 0  # bytes for which the last group has room
     for part in parts:
         if groups and part.size <= left:
             groups[-1].append(part)
@@ -283,8 +285,9 @@ def restored(
 ) -> list[InputPartition]:
     """Tasks of a batch from a checkpoint, each at its place.
 
-    stop: position at the end of the batch in each stream that is there: ranges of other streams are
-    left out. firsts: offset with which each stream begins now. reached_broker: see Range.
+    tasks: the ranges of each: stream, first offset, end. stop: position at the end of the batch in
+    each stream that is there: ranges of other streams are left out. firsts: offset with which each
+    stream begins now. reached_broker: see Range.
     """
     found: list[InputPartition] = []
     for task in tasks:

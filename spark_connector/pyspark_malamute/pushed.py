@@ -54,7 +54,7 @@ def narrowed(options: SourceOptions, filters: Iterable[Filter]) -> SourceOptions
     for each in filters:
         column: tuple[str, ...] = getattr(each, "attribute", ())
         if len(column) != 1:
-            continue
+            continue  # a field within a column, or no column at all
         (name,) = column
         low, high = _interval(each)
         if name == "offset":
@@ -71,10 +71,12 @@ def narrowed(options: SourceOptions, filters: Iterable[Filter]) -> SourceOptions
             if pattern is not None and _is_fine(pattern):
                 patterns.append(pattern)
     if client_time is not None and client_time[0] >= client_time[1]:
+        # Nothing passes: no offset is read, for the broker refuses an empty window.
         bounds, client_time = bounds.within(offsets=(0, 0)), options.client_time
     whole = options.pattern
     if patterns:
         parts = patterns if whole == ["all"] else [whole, *patterns]
+        # Where they are beyond the broker's bounds together, Spark alone applies them.
         both = parts[0] if len(parts) == 1 else ["and", *parts]
         whole = both if _is_fine(both) else whole
     return msgspec.structs.replace(
@@ -139,6 +141,7 @@ def _pattern(each: Filter, name: str) -> Pattern | None:
     if not values or len(values) > _ALTERNATIVES_MAX or "" in values:
         return None
     if name == "subject":
+        # In a subject these are wildcards.
         if any("*" in value or "#" in value for value in values):
             return None
         parts: list[Pattern] = [["topic", value] for value in sorted(values)]

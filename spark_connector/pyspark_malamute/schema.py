@@ -23,7 +23,10 @@ from pyspark_malamute.options import RECORDS, SourceOptions
 
 
 def spark_schema(options: SourceOptions) -> StructType:
-    """Columns of a row, in order; the column of a field is a text."""
+    """Columns of a row, in order; a name that is none of ours is that of a field, a text.
+
+    Where a row stands for a range (`counts_by_range`), column RECORDS tells how many it has.
+    """
     text = StringType()
     texts = MapType(text, text, valueContainsNull=False)
     body: DataType = BinaryType()

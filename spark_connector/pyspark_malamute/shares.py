@@ -27,5 +27,5 @@ def shares(most: int, wanted: Mapping[str, int]) -> dict[str, int]:
         found[name] = min(wanted[name], left // others)
         left -= found[name]
         others -= 1
-    more, rest = divmod(left, len(found))
+    more, rest = divmod(left, len(found))  # the first streams get one each of the rest
     return {name: share + more + (at < rest) for at, (name, share) in enumerate(found.items())}

@@ -95,6 +95,7 @@ def commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None])
         return
     batch, rows = told[0].batch, sum(each.rows for each in told)
     for each in told:
+        # A task found the whole batch published: an earlier driver committed it.
         if each.rows_committed is not None:
             _check_committed(batch, each.rows_committed, rows)
             return
@@ -109,9 +110,10 @@ def commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None])
             wanted = {(each.partition, chunk) for each in told for chunk in range(each.chunks)}
             strangers = sorted(published.chunks.keys() - wanted)
             if strangers:
+                partition, chunk = strangers[0]
                 raise BatchChanged(
                     f"malamute sink: batch {batch.number} of '{batch.writer}' was published in "
-                    f"part before, and chunk {strangers[0][1]} of partition {strangers[0][0]} is "
+                    f"part before, and chunk {chunk} of partition {partition} is "
                     f"not among what its tasks have now. {REMEDY}"
                 )
             streams = sorted({stream for each in told for stream in each.streams})

@@ -64,6 +64,7 @@ class ChunkRecord(msgspec.Struct, frozen=True):
 
         A partition of one chunk may have its rows in another order: they are taken together.
         """
+        # Checksums tell only where the order is bound, and both are of one version.
         alone = self.chunk == 0 and self.last and again.last
         exact = self.version == again.version and not alone
         if (self.rows, self.bytes) == (again.rows, again.bytes) and (

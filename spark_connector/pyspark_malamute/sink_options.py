@@ -153,6 +153,7 @@ def parse_sink_options(raw: Mapping[str, str], *, streaming: bool) -> SinkOption
     """
     ours = {key: value for key, value in raw.items() if key.lower() not in _SPARKS}
     for key in ours:
+        # TABLE itself names the remedy for what is unknown or stands in _ELSEWHERE.
         sources = SOURCE.by_key.get(key.lower())
         if key.lower() not in TABLE.by_key and key.lower() not in _ELSEWHERE and sources:
             raise TABLE.error(key, "is an option of the source; remove it")

@@ -80,6 +80,7 @@ def chunks(
     a row for it. limits_of_broker: asked for a chunk that is not published. Raises UnwritableRows.
     """
     held: list[Any] = []
+    # Of the chunk that is being gathered: its number, first row, rows and bytes.
     number = first = count = size = 0
     streams = _Streams()
 
@@ -88,16 +89,17 @@ def chunks(
         return Chunk(number, first, table.to_batches()[0], size, last)
 
     for batch in batches:
-        ends = np.cumsum(_sizes(options, batch, first + count))
+        ends = np.cumsum(_sizes(options, batch, first + count))  # bytes up to the end of each row
         if not options.stream:
             streams.look_at(batch.column("stream"))
         begin = 0
         while begin < batch.num_rows:
             done = int(ends[begin - 1]) if begin else 0
-            fixed = published(number)
+            fixed = published(number)  # rows that an earlier attempt gave to this chunk
             if fixed is None:
                 limits = limits_of_broker()
                 most = min(options.chunk_bytes, limits.batch_bytes_max * 3 // 4)
+                # Row up to which the chunk's bytes stay within `most`.
                 fitting = int(np.searchsorted(ends, done + most - size, "right"))
                 # The record of the chunk goes into the same step.
                 rows = min(ROWS_MAX, max(1, limits.batch_records_max - 1))
@@ -206,9 +208,13 @@ def checksum(found: Sequence[tuple[str, bytes]]) -> int:
 
 
 def _sizes(options: SinkOptions, batch: Any, first: int) -> Array:
-    """Bytes of each row's values, about; raises UnwritableRows for the first bad row."""
+    """Bytes of each row's values, about; raises UnwritableRows for the first bad row.
+
+    first: number of the batch's first row within the partition, for the error.
+    """
     limits = DEFAULT_LIMITS
     total = np.full(batch.num_rows, _ROW_BYTES, np.int64)
+    # Weighed so that a chunk of its full bytes has _ENTRIES_MAX subjects and fields at most.
     entry = options.chunk_bytes // _ENTRIES_MAX + 1
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if name in ("body", "subject", "stream"):
@@ -233,12 +239,17 @@ def _sizes(options: SinkOptions, batch: Any, first: int) -> Array:
 
 
 def _map_sizes(name: str, column: Any, first: int, entry: int) -> Array:
-    """Bytes of each row's map, about; raises UnwritableRows."""
+    """Bytes of each row's map, about; raises UnwritableRows.
+
+    first: as of _sizes(). entry: bytes that an entry is assumed to cost beside its text.
+    """
+    # The entries of all rows lie one behind the other: those of row n are bounds[n]:bounds[n + 1].
     bounds = column.offsets.to_numpy().astype(np.int64)
     begin, count = int(bounds[0]), int(bounds[-1] - bounds[0])
     bounds = bounds - begin
     items = column.items.slice(begin, count)
     if items.null_count:
+        # An entry's row is the last one that begins at it or before.
         place = int(np.flatnonzero(items.is_null().to_numpy(zero_copy_only=False))[0])
         row = int(np.searchsorted(bounds, place, "right")) - 1
         key = column.keys[begin + place].as_py()
@@ -259,12 +270,14 @@ def _map_sizes(name: str, column: Any, first: int, entry: int) -> Array:
                     first + row,
                 )
         _check_most(name, np.diff(bounds), limits.fields_max, first, "fields")
+    # Sums up to each entry: the difference at a row's bounds is the row's.
     ends = np.zeros(count + 1, np.int64)
     np.cumsum(keys + values + entry, out=ends[1:])
     sizes: Array = np.diff(ends[bounds])
     if name == "properties":
         np.cumsum(_packed_sizes(keys) + _packed_sizes(values), out=ends[1:])
         lengths = np.diff(bounds)
+        # MessagePack has the number of entries in one byte, or in three.
         packed = np.diff(ends[bounds]) + np.where(lengths > _SHORT_MAP, 3, 1)
         _check_most(name, packed, DEFAULT_LIMITS.property_bytes_max, first)
     return sizes
@@ -326,6 +339,7 @@ def _content(options: SinkOptions, rows: Any) -> bytes:
             made["client_time_ms"] = times
     if "properties" in names:
         kept, codes = _maps(rows.column("properties"))
+        # A dictionary saves where each map is, on average, that of two rows or more.
         if kept and 2 * len(kept) <= len(codes):
             packed = msgspec.msgpack.encode(kept)
             made["property_section"] = (
@@ -335,7 +349,7 @@ def _content(options: SinkOptions, rows: Any) -> bytes:
         elif kept:
             made["properties"] = [kept[code] if code >= 0 else None for code in codes.tolist()]
     body = rows.column("body").cast(_arrow.binary())
-    _, bounds, blob = body.buffers()
+    _, bounds, blob = body.buffers()  # which values are there (all are), offsets, bytes
     offsets = np.frombuffer(bounds, np.int32)[body.offset : body.offset + len(body) + 1]
     return encode_columns(offsets, b"" if blob is None else blob, **made)
 
@@ -352,7 +366,11 @@ def _times(column: Any) -> Array | None:
 
 
 def _maps(column: Any) -> tuple[list[dict[str, str]], Array]:
-    """(distinct maps, code of each row's map); -1: the row has none, or an empty one."""
+    """(distinct maps, code of each row's map); -1: the row has none, or an empty one.
+
+    Each pair of name and value gets a number, and rows of as many pairs are compared together, as a
+    matrix of these numbers.
+    """
     bounds = column.offsets.to_numpy().astype(np.int64)
     begin = int(bounds[0])
     bounds -= begin
@@ -360,7 +378,7 @@ def _maps(column: Any) -> tuple[list[dict[str, str]], Array]:
     keys = column.keys.slice(begin, count).dictionary_encode()
     items = column.items.slice(begin, count).dictionary_encode()
     names, values = keys.dictionary.to_pylist(), items.dictionary.to_pylist()
-    radix = max(1, len(values))
+    radix = max(1, len(values))  # number of a pair: that of its name times this, and of its value
     pairs = keys.indices.to_numpy().astype(np.int64) * radix + items.indices.to_numpy()
     lengths = np.diff(bounds)
     if column.null_count:
@@ -383,11 +401,15 @@ def _maps(column: Any) -> tuple[list[dict[str, str]], Array]:
 
 
 def _maps_of_columns(columns: dict[str, Any]) -> tuple[list[dict[str, str]], Array]:
-    """The maps that string columns make, and each row's code; null: no such field."""
+    """The maps that string columns make, and each row's code; null: no such field.
+
+    A row without any of the fields has code -1, as _maps() gives it.
+    """
     coded = {name: column.dictionary_encode() for name, column in columns.items()}
     numbers = [
         each.indices.fill_null(-1).to_numpy().astype(np.int64) + 1 for each in coded.values()
     ]
+    # Number 0 is null.
     texts = [[None, *each.dictionary.to_pylist()] for each in coded.values()]
     firsts, codes = _distinct(numbers)
     table: list[dict[str, str]] = []

@@ -150,6 +150,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         lag: dict[str, Lag] = {}
         if self._options.stream:
             begin = {self._options.stream: begin[self._options.stream]}
+            # It alone shares the caps, so that any lag gives it all of them.
             lag = dict.fromkeys(begin, Lag(1, 1))
         else:
             begin, lag = self._with_news(begin)
@@ -210,6 +211,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> bool:
         """Whether there are too few records yet; the first batch of a run is made at once."""
         least = self._options.min_rows_per_trigger
+        # Spark asks for all there is where a query is to end with that.
         lifted = isinstance(limit, ReadAllAvailable) and self.getDefaultReadLimit() != limit
         if not least or lifted or self._targets is not None or self._batch_s is None:
             return False
@@ -232,6 +234,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         else:
             bytes_max = 0
         names = list(lag)
+        # Small caps are spent on the first streams: each batch begins with another one.
         turn = self._batches % len(names)
         order = names[turn:] + names[:turn]
         records = shares(records_max, {name: lag[name].records for name in order})
@@ -251,7 +254,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not plans:
             return None
         tails: dict[str, StreamOffset] = {}
-        behind, spare = 0, []
+        behind, spare = 0, []  # spare: records by which each stream is ahead of its retention
         for name, at in self._at.items():
             plan = plans.get(name)
             tail = max(self._tails.get(name, 0), plan.tail if plan else 0, at.offset)
@@ -277,7 +280,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         stop = read_offsets(end, self._options)
         if stop == begin:
             return []
-        if end == self._made:
+        if end == self._made:  # the batch that this process planned last
             for part in self._parts:
                 for each in ranges_of(part):
                     each.reached_broker = self._reached_broker

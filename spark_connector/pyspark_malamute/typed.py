@@ -120,6 +120,7 @@ class TypedGather:
                 f"malamute source: stream '{self._stream}' has no declared schema: leave out "
                 "option 'bodyType'"
             )
+        # A column of the schema goes before what a record has by the same name.
         own = schema_of(schemas, schemas.newest).names
         header = [name for name in self.schema.names if name in HEADER_COLUMNS and name not in own]
         rows: Any = batch.to_arrow(header=header, decode=True)

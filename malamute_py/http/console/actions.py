@@ -54,6 +54,7 @@ async def copy(session: Session, form: Form) -> str:
     start, stop = start_point(begin, now_ms), facts.tail
     if end != "latest":
         stop = min(stop, await session.client.find_offset(stream, start_point(end, now_ms)))
+    # Offset at which the copy will begin, only to refuse an empty range: the copy asks for `start`.
     first = start if isinstance(start, int) else facts.first
     if not isinstance(start, int | str):
         first = await session.client.find_offset(stream, start)

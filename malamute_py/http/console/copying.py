@@ -114,6 +114,7 @@ async def _publish(publisher: BulkPublisher, batch: Batch) -> None:
             )
         )  # fmt: skip
         return
+    # All bodies of a batch are of one kind: blobs, or lists of blobs.
     bodies: list[Any] = [copies.blobs(record) for record in records]
     if isinstance(bodies[0], list):
         await publisher.publish_batch(encode_lists(bodies, subject=subjects, **columns))

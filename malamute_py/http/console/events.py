@@ -86,6 +86,7 @@ class EventStreams:
     async def send(self, answer: EventAnswer, scope: Scope, receive: Receive, send: Send) -> None:
         """Send an answer until the browser goes, the session ends or the time is over."""
         session = answer.session
+        # The server would end the connection at the time that other answers have.
         self._lengthen(scope, self._lasting_s + _LAST_S)
         sending = asyncio.ensure_future(answer.send(send))
         leaving = asyncio.ensure_future(_left(receive))
@@ -151,7 +152,8 @@ async def _left(receive: Receive) -> None:
 
 async def rates(source: Source, every_s: float = 1.0) -> Events:
     """Each second what the broker counted since the second before."""
-    before: tuple[float, dict[str, int]] | None = None
+    before: dict[str, int] | None = None
+    before_s = 0.0
     while True:
         facts = await source.facts()
         broker = facts.broker
@@ -165,17 +167,16 @@ async def rates(source: Source, every_s: float = 1.0) -> Events:
                 name: sum(counters.get(each, 0) for each in sources)
                 for name, sources in _RATES.items()
             }
-            if before is not None and now_s > before[0]:
-                spent_s = now_s - before[0]
+            if before is not None and now_s > before_s:
+                spent_s = now_s - before_s
                 found: dict[str, float] = {
-                    name: max(0, value - before[1][name]) / spent_s
-                    for name, value in counted.items()
+                    name: max(0, value - before[name]) / spent_s for name, value in counted.items()
                 }
                 found["t"] = now_s
                 found["links"] = broker.get("gauges", {}).get("links", 0)
                 yield event("rates", found)
-            if before is None or now_s > before[0]:
-                before = now_s, counted
+            if before is None or now_s > before_s:
+                before, before_s = counted, now_s
         await asyncio.sleep(every_s)
 
 
@@ -197,7 +198,10 @@ async def tail(session: Session, stream: str, pattern: str) -> Events:
 async def _following(
     session: Session, stream: str, pattern: str, reached: int
 ) -> AsyncGenerator[tuple[bytes, int], None]:
-    """Follow the tail until more came than is taken; yields events and the offset after each."""
+    """Follow the tail until more came than is taken; yields events and the offset after each.
+
+    reached: offset up to which the browser was told before this tail began; -1: of nothing.
+    """
     said: list[str] = []
     reading = session.client.subscribe(
         stream, pattern or "#", start="latest", credit_records=_CREDIT_RECORDS,
@@ -220,7 +224,7 @@ async def _following(
                         break
                     batch = await reading.next_batch(0)
                 else:
-                    return
+                    return  # the subscription ended: there is no next batch
             position = reading.position
             place = position.next if position is not None else place
             told = [text for text in said if text]

@@ -93,6 +93,7 @@ class Logins:
         """Whether the broker asks for CURVE keys: the form takes a secret key."""
         self._attempts = attempts or Attempts()
         self._under_way: Counter[str] = Counter()
+        """Attempts under way, by address."""
 
     async def log_in(self, user: str, password: str, address: str) -> Session:
         """Return a new session. Raises LoginRefused."""
@@ -145,12 +146,14 @@ class Logins:
 
         Raises LoginRefused, or what the broker refused the link with, for the caller to count.
         """
+        # Empty until the link is there: its events come before there is a session to end.
         begun: list[Session] = []
-        reasons = [""]
+        reason = ""
 
         def on_link(event: LinkEvent) -> None:
+            nonlocal reason
             if isinstance(event, Unlinked):
-                reasons[0] = f": {event.reason}"
+                reason = f": {event.reason}"
             for session in begun:
                 if isinstance(event, Closed):
                     self._sessions.end(session)
@@ -163,7 +166,7 @@ class Logins:
         except (BrokerRefused, SettingError):
             raise  # the caller counts it
         except Timeout:
-            raise LoginRefused(f"The broker did not take the link{reasons[0]}.") from None
+            raise LoginRefused(f"The broker did not take the link{reason}.") from None
         except MalamuteError as error:
             raise LoginRefused(f"There is no link to the broker: {error}.") from None
         session = self._sessions.begin(user or _identity(client), client)

@@ -58,6 +58,7 @@ async def overview(session: Session, query: Query) -> Values:
         "namespaces": await session.client.list_namespaces(limit=LISTED_MAX)
         if "namespace" in broker
         else [],
+        # A function: the template calls it for each namespace.
         "resources": _resources,
         "reason": everything.facts.reason,
         "troubles": found[: troubles.SHOWN_MAX],
@@ -79,7 +80,11 @@ async def streams(session: Session, query: Query) -> Values:
 
 
 async def stream(session: Session, query: Query) -> Values:
-    """One stream: facts, settings, its ring, and a look at its records."""
+    """One stream: facts, settings, its ring, and a look at its records.
+
+    The person asks for the look by `place` (a key of "places" below); a page that refreshes itself
+    (`poll`) does not look again.
+    """
     name = query.get("name", "")
     facts = await session.client.stream_info(name)
     broker = (await session.source.facts()).broker
@@ -135,6 +140,7 @@ async def mailbox(session: Session, query: Query) -> Values:
         "troubles": list(troubles.of_mailbox(facts, await session.broker_ms())),
         "messages": messages,
         "fault": fault,
+        # Number after which the next page begins; None: this one is the last.
         "following": messages[-1].number if len(messages) == ROWS_MAX else None,
         "after": after,
         "withheld": await _withheld(session, query, {"purge-mailbox": ("purge", name)}),
@@ -177,6 +183,7 @@ async def groups(session: Session, query: Query) -> Values:
 async def group(session: Session, query: Query) -> Values:
     """One group: how far it is, what each member holds, and its dead letters."""
     facts = await session.client.group_info(query.get("stream", ""), query.get("name", ""))
+    # Members that hold nothing come last.
     members = sorted(facts.members, key=lambda each: (each.oldest_ms or 1 << 62, each.identity))
     return {
         "facts": facts,
@@ -234,16 +241,19 @@ async def users(session: Session, query: Query) -> Values:
 
 
 async def settings(session: Session, query: Query) -> Values:
-    """Settings in force with their origin, and what the broker tells any client of its bounds."""
+    """Settings in force with their origin, and what the broker tells any client of its bounds.
+
+    Without a prefix and `all`, the page shows those that are changed or not at their default.
+    """
     facts = await session.source.facts()
     broker = facts.broker
-    told, untold = SettingsInForce([], 0, []), ""
+    told, untold = SettingsInForce([], 0, []), ""  # untold: why the broker does not tell them
     try:
         told = await session.client.settings_in_force()
     except BrokerRefused as error:
         untold = str(error)
     rows = [(setting, told.change_of(setting.key)) for setting in told.settings]
-    begin, given = query.get("prefix", ""), query.get("all") != "yes"
+    begin, changed_only = query.get("prefix", ""), query.get("all") != "yes"
     withheld = await _withheld(session, query, {"reload": ("manage_users", "the broker")})
     if "namespace" in broker:
         withheld["reload"] = "it is for users of no namespace"
@@ -255,7 +265,7 @@ async def settings(session: Session, query: Query) -> Values:
             (setting, change)
             for setting, change in rows
             if setting.key.startswith(begin)
-            and (begin or not given or change is not None or not setting.is_default)
+            and (begin or not changed_only or change is not None or not setting.is_default)
         ],
         "facts": broker,
         "reason": facts.reason,
@@ -347,7 +357,10 @@ async def _links(client: Client) -> list[LinkFacts]:
 
 
 def rings(broker: Mapping[str, Any]) -> list[Values]:
-    """Each ring with what is used of it, the fullest that refuses first."""
+    """Each ring with what is used of it; those that failed come first, then those that refuse.
+
+    "full" is the setting: what the ring does when it has no room, overwrite or refuse.
+    """
     refusing, core = broker.get("refusing", {}), broker.get("rings", {})
     found = []
     for name, facts in broker.get("disk", {}).items():
@@ -371,7 +384,12 @@ def _bounds(broker: Mapping[str, Any]) -> list[tuple[str, int, int]]:
     used = {**gauges, "rings": len(broker.get("disk", {}))}
     used |= {name: broker[name] for name in ("connections", "unread_bytes") if name in broker}
     found = [(name, used[name], most) for name, most in bounds.items() if name in used and most]
-    return sorted(found, key=lambda each: (-each[1] / each[2], each[0]))
+
+    def nearest(each: tuple[str, int, int]) -> tuple[float, str]:
+        name, amount, most = each
+        return -amount / most, name
+
+    return sorted(found, key=nearest)
 
 
 def _listed(
@@ -382,7 +400,12 @@ def _listed(
     count: of all entries that were found, of which LISTED_MAX are listed.
     """
     rows = list(entries)[:LISTED_MAX]
-    rows.sort(key=lambda each: -max((trouble.weight for trouble in each[1]), default=0.0))
+
+    def worst_first(row: tuple[T, list[Trouble]]) -> float:
+        _, found = row
+        return -max((trouble.weight for trouble in found), default=0.0)
+
+    rows.sort(key=worst_first)
     pages = max(1, -(-len(rows) // ROWS_MAX))
     number = min(pages, whole_number(query.get("page", "") or "1", 1, LISTED_MAX, "The page"))
     return {

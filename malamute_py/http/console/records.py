@@ -147,6 +147,7 @@ async def _read(
     limit: records after which reading ends; 0: no limit. between: `start`, and `until` or `end`, as
     of subscribe().
     """
+    # Without a limit, enough is under way that the reading does not wait for each reply.
     credit = limit or 4 * RECORDS_MAX
     async with client.subscribe(
         stream, pattern or "#", credit_records=credit, credit_bytes=_CREDIT_BYTES,

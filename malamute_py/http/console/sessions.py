@@ -86,6 +86,7 @@ class Sessions:
         most_of_user: int = USER_SESSIONS_MAX,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """most, most_of_user: sessions there may be, in all and of one user."""
         self._key = secrets.token_bytes(_ID_BYTES)
         self._idle_s = idle_s
         self._lasting_s = lasting_s

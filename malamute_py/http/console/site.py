@@ -211,6 +211,7 @@ class Console:
             here = request.url.path.removeprefix(ROOT).strip("/")
             common: dict[str, Any] = {
                 "session": session, "menu": _MENU, "query": query, "notes": notes,
+                # The page of one thing marks the list of such things in the menu.
                 "here": _BELOW.get(here, here),
                 "now_ms": broker.get("now_ms", 0),
                 "unlinked": "" if session.client.linked else "There is no link to the broker.",

@@ -67,6 +67,7 @@ def body_text(body: Any, most: int = TEXT_BYTES_MAX, whole: int = 0) -> Shown:
         if hidden and error.start >= len(head) - 4:
             text = visible(head[: error.start].decode(), kept="\n\t")
         else:
+            # A byte takes three characters in hexadecimal, so that fewer are shown.
             text = head[: most // 4].hex(" ")
             hidden = max(len(body), whole) - len(head[: most // 4])
     return Shown(f"{text} … {hidden:,} more bytes" if hidden else text)
@@ -91,6 +92,7 @@ def start_point(text: str, now_ms: int) -> StartPoint:
     wanted = text.strip()
     if wanted in ("earliest", "latest"):
         return wanted  # type: ignore[return-value]  # mypy knows no literals of a tuple
+    # Thirty digits are beyond any offset, and int() refuses thousands of them.
     if wanted.isascii() and wanted.isdigit() and int(wanted[:30]) < _OFFSET_MAX:
         return int(wanted)
     ago = _AGO.fullmatch(wanted)

@@ -69,6 +69,7 @@ class Pauses:
         wrong.count += 1
         if wrong.count < _FREE:
             return 0
+        # Each further pause is twice as long.
         pause_ms = min(_PAUSE_MAX_MS, _PAUSE_MIN_MS << min(wrong.count - _FREE, 16))
         wrong.until_ms = now_ms + pause_ms
         return pause_ms
@@ -135,13 +136,17 @@ class Turns(Generic[Job]):
             return None
         largest = max(self._addresses.values(), key=attrgetter("known"))
         # All attempts for one name are for a user, or none is: the first one tells.
-        longest = max(
-            (one for one in largest.names.values() if one and one[0][0] not in self._strangers),
-            key=len,
-        )
+        longest: deque[tuple[int, Job]] = deque()
+        for attempts in largest.names.values():
+            if not attempts:
+                continue
+            first_serial, _ = attempts[0]
+            if first_serial not in self._strangers and len(attempts) > len(longest):
+                longest = attempts
         largest.known -= 1
         self._known -= 1
-        return longest.pop()[1]
+        _, dropped = longest.pop()
+        return dropped
 
     def give_up(self) -> Job | None:
         """Take out the oldest attempt for a name that no user has, whatever its turn; None: none.
@@ -195,7 +200,7 @@ class Answers(Generic[Job]):
         self._hashers = hashers
         self._most = most
         self._due: list[tuple[int, int, Job]] = []
-        """A heap by time."""
+        """(time, number, answer), a heap by time; the number keeps the order of equal times."""
         self._last: OrderedDict[Origin, int] = OrderedDict()
         """Time of the last answer for each name at an address: it has one after the other."""
         self._count = 0
@@ -214,11 +219,18 @@ class Answers(Generic[Job]):
         heapq.heappush(self._due, (due, self._count, job))
         while self._last and next(iter(self._last.values())) <= now_ms:
             self._last.popitem(last=False)
-        return heapq.heappop(self._due)[2] if len(self._due) > self._most else None
+        return self._pop() if len(self._due) > self._most else None
 
     def take(self, now_ms: int) -> Job | None:
         """Take an answer whose time has come."""
-        return heapq.heappop(self._due)[2] if self._due and self._due[0][0] <= now_ms else None
+        if not self._due:
+            return None
+        due_ms, _, _ = self._due[0]
+        return self._pop() if due_ms <= now_ms else None
+
+    def _pop(self) -> Job:
+        _, _, job = heapq.heappop(self._due)
+        return job
 
     def wait_ms(self, now_ms: int) -> int | None:
         """Return the time until the next answer, in milliseconds; None: none waits."""

@@ -90,6 +90,7 @@ class Authenticator:
         self._clients: dict[bytes, str] = {}
         """Public key of CURVE -> user."""
         self._secret = b""
+        """The broker's secret key of CURVE."""
         if settings.mechanism == "plain":
             self._plain = PlainTable(plain_users(settings))
         else:
@@ -196,6 +197,7 @@ class Authenticator:
                     self._question(frames)
                 except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
                     self._erred(error)
+                    # Frames of a question: session, delimiter, version, number.
                     self._answer((frames[0], b"", frames[3]), b"500", "an error of the broker's")
             while (attempt := self._unhashed.take(_monotonic_ms())) is not None:
                 self._answer_stranger(attempt)
@@ -234,7 +236,7 @@ class Authenticator:
         if self._pauses.holds(attempt.by_digest, self._clock()):
             self._pause(attempt)
         else:
-            self._judged(attempt, False)
+            self._judged(attempt, fits=False)
 
     def _hash(self) -> None:
         """Run one of the threads that hash passwords and do nothing else."""
@@ -251,7 +253,11 @@ class Authenticator:
             os.eventfd_write(self._wake, 1)
 
     def _question(self, frames: list[bytes]) -> None:
-        """Answer a question of libzmq's, or queue its password to be hashed."""
+        """Answer a question of libzmq's, or queue its password to be hashed.
+
+        An attempt with a password is known by the name that a user has, or by "" for all other
+        names of its address together, and besides by a digest of the name, which tells these apart.
+        """
         session, delimiter, *request = frames
         if len(request) < 6 or request[0] != b"1.0":
             number = (request + [b""] * 2)[1]

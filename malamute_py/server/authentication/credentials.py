@@ -60,8 +60,8 @@ class _Hash:
             self._salt = base64.b64decode(salt, validate=True)
             self._digest = base64.b64decode(digest, validate=True)
             good = kind == "scrypt" and len(self._digest) == 32 and len(self._salt) >= 8
-            good = good and 10 <= self._parameters[0] <= 15
-            good = good and 1 <= self._parameters[1] <= 8 and 1 <= self._parameters[2] <= 4
+            # Bounds of what a hash may cost: its memory stays within _SCRYPT_MEMORY.
+            good = good and 10 <= int(log2_n) <= 15 and 1 <= int(r) <= 8 and 1 <= int(p) <= 4
         except ValueError:
             good = False
         if not good:
@@ -101,13 +101,14 @@ class PlainTable:
         # were right lately are remembered, as a digest under a key that is in this memory only.
         self._key = secrets.token_bytes(32)
         self._right: dict[str, tuple[bytes, int]] = {}
+        # The password of a name that no user has is compared with this hash, and takes as long.
         if before is None:
             self._nobody = _Hash("", hash_password(secrets.token_hex(8)))
             return
         self._nobody, self._key = before._nobody, before._key
         self._right = {
             name: right
-            for name, right in before._right.copy().items()
+            for name, right in before._right.copy().items()  # other threads add to it
             if users.get(name) == before._texts.get(name)
         }
 
@@ -167,6 +168,7 @@ def read_users_file(path: str) -> dict[str, str]:
     """Read lines of `name hash`; empty lines and lines that begin with # are skipped."""
     key = USERS_FILE
     try:
+        # The group may read it, and nobody else may.
         lines = read_guarded(path, key, 0o027, "chmod 640").decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(key, f"{path} cannot be read: {error}") from None

@@ -39,7 +39,7 @@ class UsersInForce:
         return [self._told(user, verb, name) for user in sorted(known)]
 
     def _told(self, user: str, verb: str, name: str) -> dict[str, Any]:
-        """Facts of one user: credential, grants, namespace.
+        """Facts of one user: credential, grant (`own`: not that of all users), namespace.
 
         verb: whether the user may do that to `name` is told, too; empty: it is not asked.
         """

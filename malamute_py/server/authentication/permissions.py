@@ -128,7 +128,11 @@ class Permissions:
         self._memo: dict[tuple[str, str, str], bool] = {}
 
     def __call__(self, identity: str, action: str, name: str) -> bool:
-        """Whether the action is allowed."""
+        """Whether the action is allowed.
+
+        identity: the credential's; empty: none. name: of the stream, mailbox or service; of the
+        actions `identity` and `template`, the name that a client asks to have.
+        """
         if action == "identity":
             # Without permissions a credential has its own name, and a client without a credential
             # ("") any. With permissions a client has no name ("") or that of its credential.

@@ -94,6 +94,7 @@ class _Reading:
             "quotas": {"identities": self._table.get("quotas", {})},
         }
         try:
+            # All values at once, as a rule; value by value only where one is wrong.
             config = typed(told)
             for fault in faults_of_users(config):
                 raise fault
@@ -263,11 +264,13 @@ def _with_tables(config: Config, reading: _Reading) -> Config:
     def disjoint(
         kind: str, own: Mapping[str, Any], more: Mapping[str, Any], *inner: str
     ) -> dict[str, Any]:
+        """Return both together, and note each name of the file that the configuration has."""
         for name in more:
             if name in own:
                 reading.note((kind, name, *inner), "stands in the configuration as well")
         return {**more, **own}
 
+    # For its notes only.
     disjoint("users", {**authentication.users, **authentication.clients}, file.users)
     passwords = {name: user.password for name, user in file.users.items() if user.password}
     keys = {name: user.public_key for name, user in file.users.items() if user.public_key}

@@ -73,9 +73,11 @@ class Parts:
     def add(self, lsn: int, end_lsn: int) -> None:
         """Add the bounds of a bundle that concerns the queues; bundles come in order."""
         parts = self._parts
-        if parts and (lsn - parts[-1][1] <= _NEAR_BYTES or len(parts) >= _PARTS_MAX):
-            if end_lsn > parts[-1][1]:
-                self.bytes += end_lsn - parts[-1][1]
+        last_end = parts[-1][1] if parts else 0
+        # A part near the last one, or one too many, makes the last one longer.
+        if parts and (lsn - last_end <= _NEAR_BYTES or len(parts) >= _PARTS_MAX):
+            if end_lsn > last_end:
+                self.bytes += end_lsn - last_end
                 parts[-1][1] = end_lsn
         else:
             parts.append([lsn, end_lsn])
@@ -132,6 +134,7 @@ class Checkpoints:
         self._report = report
         self._press = press
         self._visible = ring.synced_lsn
+        """Position up to which ring main is synced, so that the tables may follow."""
         self._asked = False
         """The process is at work on an advance."""
         self._asked_ms = 0
@@ -171,7 +174,11 @@ class Checkpoints:
         self._hold()
 
     def tick(self, now_ms: int) -> None:
-        """Look what is to be done, after time has passed or something was appended or synced."""
+        """Look what is to be done, after time has passed or something was appended or synced.
+
+        An advance under way is watched. Otherwise one is asked for where the parts that the tables
+        lack are many or old, or the ring is so full that it is forced.
+        """
         now_ms = self._advance(now_ms)
         config, parts = self._config, self.parts
         percent = 0.0

@@ -103,8 +103,9 @@ class CheckpointProcess:
             io = Path(f"/proc/{pid}/io").read_text().split()
         except OSError:
             return None
-        user, system = fields[10:12]
-        return None if state == "D" else (pid, int(user), int(system), *map(int, io[1::2]))
+        user, system = fields[10:12]  # ticks of the processor in user and system mode
+        waits_for_disk, counts = state == "D", io[1::2]  # after each name its count
+        return None if waits_for_disk else (pid, int(user), int(system), *map(int, counts))
 
     def kill(self) -> None:
         """Kill the process; the thread that waits for its answer finds it dead. From the loop."""
@@ -148,7 +149,7 @@ class CheckpointProcess:
         """Run the thread: one job after the other, each with one answer for the loop."""
         try:
             while (job := self._next()) is not None:
-                self._answer = answer = self._step(job)._replace(said=self._said())
+                self._answer = answer = self._do(job)._replace(said=self._said())
                 self._results.put(answer)
         except BaseException as error:  # noqa: BLE001 - told to the loop, which stops the daemon
             self._results.put(Died("checkpoint", error, traceback.format_exc()))
@@ -181,7 +182,7 @@ class CheckpointProcess:
                 os.ftruncate(self._errors, 0)
                 self._words += data.decode("utf-8", "replace")
 
-    def _step(self, job: Follow) -> Checkpointed | CheckpointFailed:
+    def _do(self, job: Follow) -> Checkpointed | CheckpointFailed:
         """Have the process do one job, starting it first if there is none."""
         restarted = 0
         try:
@@ -282,7 +283,7 @@ def environment() -> dict[str, str]:
     PYTHONPATH begins with the directories of this package and of malamute_protocol.
     """
     protocol = malamute_protocol.__file__
-    homes = [str(Path(__file__).resolve().parents[3])]
+    homes = [str(Path(__file__).resolve().parents[3])]  # the directory of malamute_py
     if protocol:
         homes.append(str(Path(protocol).resolve().parents[1]))
     known = os.environ.get("PYTHONPATH", "")

@@ -69,7 +69,8 @@ def ring_facts(name: str, ring: Ring, recovery: Recovery) -> RingFacts:
         for number, facts in ring.streams().items()
     }  # fmt: skip
     if name == MAIN:
-        # The ring keeps no offsets of control batches; the core's own snapshot does.
+        # The offset after the newest change. The ring keeps no offsets of control batches; the
+        # core's own snapshot does.
         after = decode_snapshot(recovery.snapshot).change_next if recovery.snapshot else 0
         if changes:
             after = max(after, changes[-1][0] + 1)
@@ -113,7 +114,7 @@ def rings_asked(main: RingFacts) -> tuple[dict[str, dict[str, Any]], set[str]]:
                 if row.settings.ring_bytes:
                     removed.add(row.ring)
             if isinstance(change, STREAM_CHANGES):
-                apply(tables, Queues(), change)
+                apply(tables, Queues(), change)  # streams alone: queues are found later
     asked = {
         row.ring: {
             "ring_bytes": row.settings.ring_bytes,
@@ -163,7 +164,7 @@ def find_queues(
     log = LogFacts(
         uuid, ring.uuid, ring.start_lsn, ring.end_lsn, mail is not None and mail.next > 0
     )
-    known = facts.streams[CHANGE_STREAM].next
+    known = facts.streams[CHANGE_STREAM].next  # changes before it are in the log, or were
     accepts = config.lost_changes == "accept"
     rebuilt = accepted = ""
     try:
@@ -229,7 +230,7 @@ def _rest(
         # The log may have gone round since the tables were written, if nothing in it concerned
         # them: then its offsets go on where they are.
         due = facts.streams[CHANGE_STREAM].next
-        if 0 <= changes.next < due:
+        if 0 <= changes.next < due:  # below 0: no change was read
             raise ChangesLost(
                 f"the tables, and the log after them, end at change {changes.next} of {due}"
             )

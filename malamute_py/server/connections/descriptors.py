@@ -151,7 +151,8 @@ def whence(fd: int) -> tuple[int, bool, str]:
         domain = borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN)
         if domain == socket.AF_UNIX:
             facts = borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            address = LOCAL_USER + str(_CREDENTIALS.unpack(facts)[1])
+            _, user, _ = _CREDENTIALS.unpack(facts)  # process, user, group
+            address = LOCAL_USER + str(user)
     if domain != socket.AF_UNIX:
         with Borrowed(fd, domain) as borrowed:
             name = borrowed.getpeername()

@@ -104,7 +104,9 @@ class Guard:
         self._suspects: list[int] = []
         """Descriptors at which the last look saw unread bytes."""
         self._all_at_ms = 0
+        """Time before which a small growth of memory brings no look at all connections."""
         self._some_at_ms = 0
+        """Time of the next look at some connections in their turn."""
         self._rss_at_all = self._rss_at_check = self.memory.rss
         self._shut_from = bounds.shut_from
         self._now_ms = 0
@@ -141,13 +143,14 @@ class Guard:
 
     def drain(self, monitor: zmq.Socket[bytes], now_ms: int, most: int) -> list[Connection]:
         """Take up to `most` of the monitor's events; returns the connections that ended."""
-        if self._is_short():
+        if self._is_short():  # of descriptors
             self.listening.set_full(True)
         ended: list[Connection] = []
         for _ in range(most):
             if not has_events(monitor):
                 break
             head, _ = monitor.recv_multipart()
+            # value: the descriptor, or with a failure its error.
             event, value = _EVENT.unpack_from(head)
             if event == zmq.EVENT_ACCEPTED:
                 old = self.connections.get(value)
@@ -162,8 +165,10 @@ class Guard:
                 if gone is not None and gone.monitor is monitor:
                     self._forget(gone)
                     ended.append(gone)
-                if self._failed is not None and self._failed[0] is monitor:
-                    self._denied(gone, self._failed[1])
+                if self._failed is not None:
+                    failed_at, why = self._failed
+                    if failed_at is monitor:
+                        self._denied(gone, why)
                 self._failed = None
                 self._count("disconnected_total")
             elif event == zmq.EVENT_LISTENING:
@@ -265,11 +270,13 @@ class Guard:
         if not local_drained:
             flood = self.local.flood(self.connections.local(), self.unread.total)
             if flood is not None:
-                ended.append(flood[0])
-                self._end(*flood)
+                connection, verdict = flood
+                ended.append(connection)
+                self._end(connection, verdict)
         if self.listening.is_full and not self._is_short():
             self.listening.set_full(False)
         self.listening.keep_out(self.left_behind.to_blame(), everybody=self.left_behind.fills_all())
+        # What has grown by less is not worth a thread; with nothing unread, it may be honest.
         if self._suspects or not drained:
             self.memory.give_back(self._share_bytes_max // 4, now_ms)
         else:
@@ -319,7 +326,7 @@ class Guard:
             ended.append(connection)
             if verdict:
                 self._end(connection, verdict)
-            else:
+            else:  # it is gone already
                 self._forget(connection)
         return ended
 

@@ -100,7 +100,7 @@ class LeftBehind:
         shares: Counter[str] = Counter()
         counts: Counter[str] = Counter()
         for gone in self._connections:
-            taken = gone.delivered - gone.seen
+            taken = gone.delivered - gone.seen  # by the loop, since the last look
             if taken:
                 rest = max(0, gone.unread - taken)
                 gone.unread, gone.seen, gone.taken_ms = rest, gone.delivered, self._now_ms

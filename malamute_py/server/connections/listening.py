@@ -71,6 +71,7 @@ class ListeningSockets:
         """
         if not (blamed or everybody or self._turned_away or self._is_shut or self._local_away):
             return
+        # Of the blamed, only IP addresses have a dot or a colon; the others are local users.
         named = sorted(each for each in blamed if "." in each or ":" in each)
         away = set(named[:ADDRESSES_MAX])
         local = bool(self._paths) and any(each.startswith(LOCAL_USER) for each in blamed)

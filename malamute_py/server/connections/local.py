@@ -58,6 +58,7 @@ class LocalConnections:
         said: whether a whole message of it was taken up since the last look. explained: memory of
         all unread bytes that were counted. drained: nothing waits to be taken up.
         """
+        # The first look since messages of local peers wait: flood() counts its frames from here.
         if connection.stretch != self._stretch:
             connection.stretch, connection.stretch_frames = self._stretch, connection.frames
         rss = self._memory.rss
@@ -92,6 +93,7 @@ class LocalConnections:
         grown = self._memory.rss - self._rss - explained
         if grown <= max(self._share_bytes_max >> self._cuts, _LEAST_BYTES):
             return None
+        # Frames taken up of each since messages wait.
         taken = {
             each: each.frames - each.stretch_frames
             for each in local
@@ -102,12 +104,15 @@ class LocalConnections:
             shares[each.share] += frames
         if not shares:
             return None
-        share = max(shares, key=shares.__getitem__)
-        most = max((each for each in taken if each.share == share), key=taken.__getitem__)
-        if not taken[most]:
+        share = max(shares, key=shares.__getitem__)  # the local user that sent most
+        largest = max((each for each in taken if each.share == share), key=taken.__getitem__)
+        if not taken[largest]:
             return None
         self._cuts += 1
-        self._rss = self._memory.rss
+        self._rss = self._memory.rss  # growth counts anew from here
         # What it leaves counts until it is taken up and given back: see left_behind.py.
-        most.unread = most.memory = grown
-        return most, f"memory grew by {grown} bytes while local messages waited, most of them its"
+        largest.unread = largest.memory = grown
+        return (
+            largest,
+            f"memory grew by {grown} bytes while local messages waited, most of them its",
+        )

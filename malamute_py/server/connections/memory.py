@@ -99,6 +99,7 @@ class Memory:
     def _give_back(self, grown: int, now_ms: int, each_ms: int) -> bool:
         """Begin to give memory back unless it was tried less than each_ms ago.
 
+        grown: growth of memory that is not worth a try.
         Returns True when nothing is to be given back any more.
         """
         if not self.has_filled or self.grown() <= grown:
@@ -133,6 +134,7 @@ class Memory:
         given = self._give_back(grown, now_ms, each_ms)
         if self._trimmed_ms != before_ms:
             self._trimmed_empty = True
+        # Tried again and again, the last time with nothing unread: what is left is honestly filled.
         in_vain = self._trim_each_ms > _TRIM_LAST_MS and self._trimmed_empty
         if given or (in_vain and not self._is_trimming):
             self.has_filled = False

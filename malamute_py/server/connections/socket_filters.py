@@ -36,7 +36,11 @@ _TAKE, _DROP = (_RETURN, 0, 0, 0xFFFFFFFF), (_RETURN, 0, 0, 0)
 
 
 def program(addresses: Iterable[str]) -> bytes:
-    """Make a filter that drops connection requests from these addresses and nothing else."""
+    """Make a filter that drops connection requests from these addresses and nothing else.
+
+    Instructions of classic BPF: the two numbers after a test say how many instructions to pass over
+    where it holds, and where it does not.
+    """
     found = [ipaddress.ip_address(address) for address in addresses]
     four = [(_LOAD_WORD, 0, 0, _NETWORK + _SOURCE_AT)]
     six = []
@@ -45,7 +49,8 @@ def program(addresses: Iterable[str]) -> bytes:
         if len(words) == 1:
             four += [(_IF_EQUAL, 0, 1, words[0]), _DROP]
             continue
-        # A word that differs leads behind the _DROP of this address.
+        # A word that differs leads behind the _DROP of this address: two instructions for each of
+        # the words that follow, and the _DROP.
         for at, word in enumerate(words):
             six += [
                 (_LOAD_WORD, 0, 0, _NETWORK + _SOURCE6_AT + 4 * at),

@@ -160,6 +160,7 @@ class UnreadBytes:
             shares.setdefault(each.share, []).append(each)
             sizes[each] = size
             sums[each.share] += size
+        # What ended connections left, and how many they were, by share.
         left, ended = self._left.by_share()
         total = sums.total()
         growth = max(0, growth - total)

@@ -72,7 +72,10 @@ def _find_client_time(ring: Ring, stream: int, arguments: dict[str, Any]) -> int
 
 
 def _last_per_subject(ring: Ring, stream: int, arguments: dict[str, Any]) -> Any:
-    """Offsets of the latest matching record of each subject (its first key), ascending."""
+    """Offsets of the latest matching record of each subject (its first key), ascending.
+
+    One more than the limit, where there are more, tells so.
+    """
     pattern, first, end = arguments["pattern"], arguments["from"], arguments["end"]
     matches = compile_pattern(pattern).matches
     latest: dict[str, int] = {}
@@ -87,6 +90,7 @@ def _last_per_subject(ring: Ring, stream: int, arguments: dict[str, Any]) -> Any
             found = ring.read(stream, position, end, _READ_BYTES, by_key(arguments["candidates"]))
             for run in found.runs:
                 view = memoryview(run.data)
+                # Of each stored batch its place and size in the run, and its first offset.
                 for at, size, base, _ in run.spans:
                     content = Content(view[at + STAMP_BYTES : at + size])
                     _note_latest(content, base, first, end, matches, latest)
@@ -108,6 +112,7 @@ def _note_latest(
     if codes is None:
         last_rows = {0: high - 1}
     else:
+        # unique() tells where a code comes first: backwards, that is its last row.
         used, from_end = np.unique(codes[low:high][::-1], return_index=True)
         last_rows = {
             code: high - 1 - distance
@@ -133,12 +138,14 @@ def _plan(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str, Any]:
         young = ring.closest_offset(stream, arguments["oldest_ms"], inclusive=True)
         young = min(young, arguments["pinned"])
         first = min(max(first, young), end)
-    purges = [mark for mark in arguments["purges"] if mark[1] > first]
+    # A purge removed what its pattern matches before an offset.
+    purges = [(pattern, before) for pattern, before in arguments["purges"] if before > first]
     select_all = arguments["pattern"] == ["all"] and arguments["client_time"] is None
     everything = select_all and not purges
-    purged = max((mark[1] for mark in purges), default=0)
+    purged = max((before for _, before in purges), default=0)
     selected = None
     if most > 0 and not everything:
+        # The index cannot count what is selected: the records are read, and the plan ends there.
         end, selected = _end_of_selected(ring, stream, first, arguments)
         most = 0
     plan: Plan = ring.plan(
@@ -192,6 +199,7 @@ def _end_of_selected(
         history = ring.read(stream, position, end, _READ_BYTES, search, window, matches)
         for run in history.runs:
             view = memoryview(run.data)
+            # Of each stored batch its place and size in the run, and its first offset.
             for at, size, base, _ in run.spans:
                 content = Content(view[at + STAMP_BYTES : at + size])
                 offsets = _selected_offsets(content, base, matches, window, purges)
@@ -250,10 +258,11 @@ def _copies(ring: Ring, stream: int, arguments: dict[str, Any]) -> list[tuple[by
     for offset, batch in zip(offsets, ring.read_batches(stream, offsets), strict=True):
         if batch is not None:
             base = Stamp.unpack(batch, verify=False).base_offset
-            wanted.setdefault(base, (batch, []))[1].append(offset)
+            _, rows = wanted.setdefault(base, (batch, []))
+            rows.append(offset)
     moved = zip(copies_at(ring, list(places)), places.values(), strict=True)
-    found = [*wanted.values(), *((copy, rows) for copy, rows in moved if copy is not None)]
-    return [(_copy(batch, rows), rows) for batch, rows in found]
+    found = [*wanted.values(), *((copy, its) for copy, its in moved if copy is not None)]
+    return [(_copy(batch, its), its) for batch, its in found]
 
 
 def _copy(batch: bytes, offsets: list[int]) -> bytes:
@@ -276,7 +285,10 @@ def _offsets(base: int, content: Content) -> np.ndarray[Any, np.dtype[np.int64]]
 
 
 def _moved_keys(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The newest record of each subject among some copies."""
+    """The newest record of each subject among some copies, in the order of the copies.
+
+    A row of the answer: what _keys_of_copy() yields, and the offset of the copy itself.
+    """
     rows: dict[str, tuple[str, int, int, int | None, int]] = {}
     found = ring.read(MOVED_STREAM, arguments["from"], arguments["end"], arguments["bytes"])
     for run in found.runs:
@@ -287,10 +299,11 @@ def _moved_keys(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str,
             for row in range(count):
                 copy = bytes(bodies.blob[bounds[row] : bounds[row + 1]])
                 for key in _keys_of_copy(copy):
-                    known = rows.get(key[0])
-                    if known is None or known[1] <= key[1]:
-                        rows.pop(key[0], None)
-                        rows[key[0]] = (*key, base + row)
+                    subject, offset, *_ = key
+                    known = rows.get(subject)
+                    if known is None or known[1] <= offset:
+                        rows.pop(subject, None)
+                        rows[subject] = (*key, base + row)
     return {"rows": sorted(rows.values(), key=itemgetter(4)), "next": found.next}
 
 

@@ -104,7 +104,7 @@ def ring_settings(
     if asked.get("keep"):
         # Some segments stay free, for newest records that have to move.
         segment_bytes = max(min(segment_bytes, ring_bytes // _KEEP_SEGMENTS), 1 << 16)
-    segment_bytes -= segment_bytes % 4096
+    segment_bytes -= segment_bytes % 4096  # a whole number of pages; 4095 above makes up for it
     return RingSettings(
         segment_bytes=segment_bytes,
         ring_bytes=max(ring_bytes, 3 * segment_bytes),
@@ -167,6 +167,7 @@ class Rings:
         self._batch_bytes_max = batch_bytes_max
         self._results = results
         self._rings = journal.rings
+        """Rings that are open; a thread opens and removes some, so that loops go over a copy."""
         self._removals = deque(rests)
         """Removed rings, whose files go one after the other."""
         self._unready: dict[str, Unready] = {}
@@ -237,6 +238,7 @@ class Rings:
                 "disk_bytes": ring.bytes_on_disk(),
                 "ring_bytes": _whole_segments(ring.settings),
                 "full": ring.settings.full,
+                # Why there is no segment to go on in; empty: there is one.
                 "unprepared": self._complaints.get(name, ""),
                 "prepared_in_append_total": ring.prepared_in_append,
                 "damaged_bytes": self._damaged.get(name, 0),
@@ -247,7 +249,10 @@ class Rings:
     # --- what the loop calls -----------------------------------------------------------
 
     def open(self, name: str, settings: dict[str, Any]) -> None:
-        """Have a ring opened, or removed, by a thread; until then its appends are refused."""
+        """Have a ring opened, or removed, by a thread; until then its appends are refused.
+
+        settings: those of its stream, or `remove`: the stream is gone, and its ring is to go.
+        """
         if settings.get("remove"):
             self._dirty.pop(name, None)
             self._early_pins.pop(name, None)
@@ -441,7 +446,7 @@ class Rings:
             self._unready.pop(name, None)
             ring = self._rings.pop(name, None)
             if ring is not None:
-                ring.detach()
+                ring.detach()  # readers keep what they hold, and the files may go
             self._removals.append(name)
             self._housekeeper.nudge()
             return None
@@ -523,7 +528,7 @@ class Rings:
                 # Mapped pages may have been paged out since they were read.
                 if recent is not None and all(populate_again(run.data) for run in recent[0]):
                     return HistoryRead(job.token, *recent)
-            elif job.alone:
+            elif job.alone:  # no other reader would want what was kept
                 self._recent.forget(ring, job.stream)
             try:
                 found = ring.read(
@@ -550,7 +555,10 @@ class Rings:
             return IndexAnswer(job.token, IndexFailure("journal_failed", str(error)))
 
     def _read_copies(self, ring: Ring, job: ReadRange) -> object:
-        """Read copies of newest records, until bytes_max is reached; `next` says how many."""
+        """Read records that a ring kept by copying them, until bytes_max is reached.
+
+        `next` of the answer: how many of the places were looked at.
+        """
         runs: list[HistoryRun] = []
         size = looked = 0
         try:
@@ -578,7 +586,7 @@ class Rings:
         for name, ring in self._rings.copy().items():
             try:
                 more = ring.prepare_step(_PREPARE_BYTES, now_ms) or more
-                self._complaints.pop(name, None)
+                self._complaints.pop(name, None)  # it went well: the next error is told anew
             except (JournalError, OSError) as error:
                 # The next round tries again.
                 if self._is_new(name, error):

@@ -66,7 +66,7 @@ def aggregate(
         "slide": slide or window, "watermark": watermark, "time": time,
     }  # fmt: skip
     folder = Folder(spark, checkpoint)
-    _hold(folder, settings)
+    _check_same_settings(folder, settings)
     source = dict(given)
     if "startingTimestamp" not in source:
         source.setdefault("startingOffsets", "earliest")
@@ -108,7 +108,7 @@ def numbers(frame: DataFrame, name: str, time: str) -> DataFrame:
 
 def statistics(rows: DataFrame, window: str, slide: str) -> DataFrame:
     """The results by subject and window; records without a value or a time are in none."""
-    place = sf.struct("time", "offset")
+    place = sf.struct("time", "offset")  # of records of one time, the lower offset is the first
     value = sf.col("value")
     return (
         rows.where("value is not null and time is not null")
@@ -148,7 +148,7 @@ class _Publisher:
         """Keep the results of a batch, and publish what is kept."""
         place = f"results/batch={batch_id}"
         there = {file.path.rpartition("/")[2] for file in self._folder.files(place)}
-        if "_SUCCESS" in there:
+        if "_SUCCESS" in there:  # which Spark writes last: an earlier run has kept all of them
             # Spark asks for the new state of every partition, whatever is done with the rows.
             results.write.format("noop").mode("overwrite").save()
         else:
@@ -159,6 +159,7 @@ class _Publisher:
         # One partition in one order: the sink compares what comes again with what it published.
         ordered = rows.coalesce(1).sortWithinPartitions("client_time", "subject")
         write_batch(ordered, batch_id, **self._sink)
+        # Spark runs again the newest batches only.
         self._folder.remove(f"results/batch={batch_id - 2}")
 
 
@@ -188,8 +189,8 @@ def _given(options: Mapping[str, Any], field: str, column: str) -> dict[str, str
     return given
 
 
-def _hold(folder: Folder, settings: Mapping[str, object]) -> None:
-    """Raise MalamuteSourceError: the checkpoint was begun with other settings."""
+def _check_same_settings(folder: Folder, settings: Mapping[str, object]) -> None:
+    """Keep the settings of a first run; raise MalamuteSourceError where a later one has others."""
     try:
         before = msgspec.json.decode(folder.read(_SETTINGS), type=dict[str, object])
     except FileNotFoundError:

@@ -139,7 +139,10 @@ class LogFolder(ReadableFolder, Protocol):
 
 
 def applied(state: State | None, entry: Entry) -> State:
-    """The state after an entry. Raises ArchiveError: the entries do not follow each other."""
+    """The state after an entry. Raises ArchiveError: the entries do not follow each other.
+
+    An entry that is `whole` begins anew: it has all that the entries before it say.
+    """
     if state is None or entry.whole:
         if entry.settings is None:
             raise ArchiveError(f"the archive's log is damaged: entry {entry.version} begins it")

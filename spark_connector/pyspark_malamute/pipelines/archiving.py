@@ -106,7 +106,8 @@ def archive(
             {name: text for name, text in given.items() if name in SELECTING},
             date_of, subject_tokens, frame.schema.json(), columns,
         )  # fmt: skip
-        state = log.commit(lambda found: _begun(log, found, settings))
+        # commit() calls it with the newest state: another run may have begun the archive meanwhile.
+        state = log.commit(lambda newest: _begun(log, newest, settings))
     checkpoint = Path(tempfile.mkdtemp(prefix="malamute-archive-"))
     atexit.register(shutil.rmtree, checkpoint, ignore_errors=True)
     if state.position:
@@ -154,6 +155,7 @@ def write_files(
     rows = frame if "date" in frame.columns else partitioned(frame, settings)
     writer = rows.write.option("maxRecordsPerFile", 0) if whole else rows.write
     writer.partitionBy(*PARTITIONS).parquet(f"{folder.uri}/{name}")
+    # Spark writes files of its own beside those of the partitions.
     return [
         ArchivedFile(file.path, file.bytes)
         for file in folder.files(name)
@@ -191,7 +193,10 @@ def _after(
     before: dict[str, Any],
     change: dict[str, Any],
 ) -> Entry:
-    """Return the entry that makes a change of the archive at a position.
+    """Return the entry for a change that a run made of the archive, for ArchiveLog.commit().
+
+    newest: state that the log has by now. before: position on which the change builds. change:
+    arguments of ArchiveLog.entry().
 
     Raises ArchiveError: another run has moved the position.
     """
@@ -262,7 +267,7 @@ def _with_gaps(folder: Folder, log: ArchiveLog, state: State, options: SourceOpt
     for name, at in list(reached.items()):
         facts = found.get(name)
         if facts is None:
-            gaps.append(Gap(name, at.offset, 0))
+            gaps.append(Gap(name, at.offset, 0))  # 0: the stream itself was removed
             del reached[name]
         elif facts.uuid.hex() == at.stream and facts.first > at.offset and at.epoch:
             gaps.append(Gap(name, at.offset, facts.first))

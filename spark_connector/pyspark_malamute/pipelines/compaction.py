@@ -25,6 +25,8 @@ from pyspark_malamute.pipelines.archiving import PARTITIONS, clock_ms, write_fil
 from pyspark_malamute.pipelines.folder import Folder, FoundFile
 from pyspark_malamute.pipelines.reading import opened, rows_of
 
+_TASKS_MAX: int = 200
+"""Tasks of a job that writes files, at most."""
 _ROUND_FILES: int = 2_000
 """Files that one job takes together, about."""
 
@@ -107,7 +109,7 @@ def _compacted(
     """
     old = [file.path for group in groups for file in group]
     rows = rows_of(spark, folder, state, old)
-    ordered = rows.repartition(min(len(groups), 200), *PARTITIONS).sortWithinPartitions(
+    ordered = rows.repartition(min(len(groups), _TASKS_MAX), *PARTITIONS).sortWithinPartitions(
         *PARTITIONS, "stream", "offset"
     )
     new = write_files(folder, ordered, state.settings, whole=True)

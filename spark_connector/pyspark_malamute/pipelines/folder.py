@@ -86,7 +86,7 @@ class Folder:
         """Give a draft its name, if no file has it; False: another writer was first."""
         if scheme_of(place) == "file":
             # Hadoop's local file system looks first and renames then: two writers could both win.
-            return _linked(draft.toUri().getPath(), place.toUri().getPath())
+            return _given_name(draft.toUri().getPath(), place.toUri().getPath())
         context = self._jvm.org.apache.hadoop.fs.FileContext
         none = self._gateway.new_array(getattr(self._jvm.org.apache.hadoop.fs, "Options$Rename"), 0)
         try:
@@ -103,8 +103,8 @@ def scheme_of(place: Any) -> str:
     return str(place.toUri().getScheme())
 
 
-def _linked(draft: str, place: str) -> bool:
-    """Give a synced file its name."""
+def _given_name(draft: str, place: str) -> bool:
+    """Sync a file of this machine and give it its name; False: another file has the name."""
     file = os.open(draft, os.O_RDONLY)
     try:
         os.fsync(file)

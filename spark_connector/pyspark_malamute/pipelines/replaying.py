@@ -39,14 +39,21 @@ _ORDER: Final = ("at_ms", "stream", "offset", "date")
 """Columns by which rows are found and put in order, which are not published."""
 
 
+class PlannedStep(NamedTuple):
+    """A range of time that is published as one batch of the sink."""
+
+    begin_ms: int
+    end_ms: int
+    records: int
+
+
 class Plan(msgspec.Struct, frozen=True):
     """A replay as it was begun."""
 
     settings: dict[str, Any]
     reached: dict[str, int]
     """Stream -> offset; the replay has what lies before."""
-    steps: list[tuple[int, int, int]]
-    """First time, end of times and records of each step, in milliseconds."""
+    steps: list[PlannedStep]
     tick_ms: int = 0
     """Records within this time of the archive are published together; 0: all of a step."""
 
@@ -114,20 +121,23 @@ class _Run:
         given: Mapping[str, str],
         told: Callable[[Replayed], None],
     ) -> None:
+        """given: options of the sink, as Spark takes them. told: called with the progress."""
         self._rows = rows
         self._plan = plan
         self._options = options
         self._given = given
         self._told = told
         self._first_ms = 0
+        """Time of the first record of this run, which is published at once."""
         self._began_s = 0.0
+        """When this run began, by monotonic()."""
         self._late_ms = 0
 
     def go(self, pace: float | None) -> Replayed:
         """Publish the steps that are not published yet."""
         done = self._done()
         if done < len(self._plan.steps):
-            self._first_ms = self._plan.steps[done][0]
+            self._first_ms = self._plan.steps[done].begin_ms
             self._began_s = clock.monotonic()
         progress = self._progress(done)
         self._told(progress)
@@ -161,8 +171,9 @@ class _Run:
         """Return how far the replay is. done: steps that were published."""
         steps = self._plan.steps
         return Replayed(
-            len(steps), done, sum(step[2] for step in steps), sum(step[2] for step in steps[:done]),
-            steps[done - 1][1] if done else 0, self._late_ms,
+            len(steps), done,
+            sum(step.records for step in steps), sum(step.records for step in steps[:done]),
+            steps[done - 1].end_ms if done else 0, self._late_ms,
         )  # fmt: skip
 
     def _step(self, number: int) -> DataFrame:
@@ -211,6 +222,7 @@ def _ticks(frame: DataFrame, tick_ms: int) -> Iterator[tuple[int, list[Any]]]:
     rows = table.select(
         [name for name in table.column_names if name not in _ORDER]
     ).combine_chunks()
+    # The rows are in the order of time: a tick ends where the number of the next row's is another.
     ticks = times // tick_ms
     bounds = [0, *(np.flatnonzero(np.diff(ticks)) + 1).tolist(), len(ticks)]
     for begin, end in itertools.pairwise(bounds):
@@ -234,6 +246,7 @@ def _rows(frame: DataFrame, state: State, by: str) -> DataFrame:
             "the archive has single fields (fieldColumns) and not the map of all: it cannot be "
             "replayed whole"
         )
+    # A time and a date of the same column: _step() leaves out the files of other days by it.
     dates = ["date"] if by == state.settings.date_of == "append_time" else []
     return frame.select(*columns, "stream", "offset", *dates, sf.unix_millis(at).alias("at_ms"))
 
@@ -248,6 +261,7 @@ def _planned(
     except FileNotFoundError:
         steps = _steps(rows, settings, PACED_ROWS if tick_ms else STEP_ROWS)
         plan = Plan(settings, state.ends, steps, tick_ms)
+        # Of two runs that begin the replay one creates the file, and both go by it.
         folder.create(file, msgspec.json.encode(plan))
         plan = msgspec.json.decode(folder.read(file), type=Plan)
     settings = {**settings, "paced": tick_ms > 0}
@@ -261,8 +275,11 @@ def _planned(
     return plan
 
 
-def _steps(rows: DataFrame, settings: Mapping[str, Any], most: int) -> list[tuple[int, int, int]]:
-    """Ranges of time that have about `most` records each."""
+def _steps(rows: DataFrame, settings: Mapping[str, Any], most: int) -> list[PlannedStep]:
+    """Ranges of time that have about `most` records each.
+
+    Records are counted in buckets of equal time, and buckets put together up to `most`.
+    """
     begin = -_EVER if settings["start_ms"] is None else settings["start_ms"]
     end = _EVER if settings["end_ms"] is None else settings["end_ms"]
     chosen = rows.where((sf.col("at_ms") >= begin) & (sf.col("at_ms") < end))
@@ -271,11 +288,13 @@ def _steps(rows: DataFrame, settings: Mapping[str, Any], most: int) -> list[tupl
         return []
     width = max(1000, (bounds.most - bounds.least) // _BUCKETS + 1)
     counted = chosen.groupBy(sf.floor((sf.col("at_ms") - bounds.least) / width).alias("bucket"))
-    steps: list[tuple[int, int, int]] = []
+    steps: list[PlannedStep] = []
     for bucket, count in sorted((row[0], row[1]) for row in counted.count().collect()):
         first = bounds.least + bucket * width
-        if steps and steps[-1][2] + count <= most:
-            steps[-1] = (steps[-1][0], min(end, first + width), steps[-1][2] + count)
+        stop = min(end, first + width)
+        if steps and steps[-1].records + count <= most:
+            begin_ms, _, records = steps[-1]
+            steps[-1] = PlannedStep(begin_ms, stop, records + count)
         else:
-            steps.append((first, min(end, first + width), count))
+            steps.append(PlannedStep(first, stop, count))
     return steps
