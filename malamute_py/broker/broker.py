@@ -313,6 +313,7 @@ class Broker:
                 reception.receive(peer, commands, frames)
             except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
                 reception.failed(peer, reception.handling, error)
+        # What was read and validated ahead was of the frames of this message.
         if shard.contents:
             shard.was_read(())
         if shard.verdicts:
@@ -562,6 +563,7 @@ class Broker:
             and not self._links.dirty
             and not self._services.runnable
         ):
+            # No client waits for these acknowledgements: they are taken when all else is done.
             self._reception.take_acks()
         if self._links.ended:
             self._forget_ended_links()

@@ -139,7 +139,10 @@ class Conjunctions:
         return classes
 
     def _collect(self, held: frozenset[Code], found: list[int], wide: list[BitMap]) -> None:
-        """Do the work of lookup() for facts given by their codes."""
+        """Do the work of lookup() for facts given by their codes.
+
+        held: those that hold of a header. Every node is visited whose facts from the root on hold.
+        """
         contained = held.issuperset
         pending = [self._root]
         while pending:
@@ -150,7 +153,8 @@ class Conjunctions:
                 else:
                     wide.append(node.wide)
             if node.bucket:
-                found.extend([m[0] for m, rest in node.bucket.items() if contained(rest)])
+                bucket = node.bucket.items()
+                found.extend([number for (number, _), rest in bucket if contained(rest)])
             children = node.children
             if children:
                 pending.extend(filter(None, map(children.get, held)))

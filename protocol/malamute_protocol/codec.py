@@ -38,7 +38,7 @@ def compress(codec: int, raw: bytes) -> bytes:
     """
     try:
         if codec == 1:
-            return zlib.compress(raw, 6, wbits=31)
+            return zlib.compress(raw, 6, wbits=31)  # 31: with gzip's header and checksum.
         if codec == 2:
             import cramjam
 
@@ -97,7 +97,8 @@ def _unsnappy(stored: Any, raw_bytes: int) -> bytes:
     """Decompress snappy's raw form, if it names `raw_bytes` itself. Raises BatchError."""
     import cramjam
 
-    # The raw format starts with the uncompressed length; the output buffer bounds the rest.
+    # The raw format starts with the uncompressed length: 7 bits in each byte, the lowest first,
+    # and the high bit where another byte follows. The output buffer bounds the rest.
     named, shift = 0, 0
     for byte in bytes(stored[:5]):
         named |= (byte & 0x7F) << shift

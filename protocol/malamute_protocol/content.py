@@ -136,13 +136,17 @@ class Content:
         return self._sections
 
     def _locate(self) -> Sections:
-        """Return where each section begins, by the head's flags and sizes. Raises BatchError."""
+        """Return where each section begins, by the head's flags and sizes; -1: it is missing.
+
+        Each section is padded to a multiple of 8 bytes. Raises BatchError: they do not fill the
+        content, or flags are unknown or exclude each other.
+        """
         head = self.head
         flags, n = head.flags, head.count
         if flags & ~CONTENT_FLAGS:
             raise BatchError("unsupported", f"unknown content flags {flags:#x}", 22)
         kinds = flags & _PROPERTIES
-        if kinds & (kinds - 1):
+        if kinds & (kinds - 1):  # More than one bit is set.
             raise BatchError("bad_batch", "more than one form of properties is flagged", 22)
         codes_bytes = (4 * n + 7) & ~7
         subjects = position = head.head_bytes
@@ -413,6 +417,7 @@ class Content:
             assert column is not None
             blob = bytes(stored)
             maps = [blob[i:j] for i, j in pairwise(column.tolist())]
+            # A row with an empty map has none.
             order = np.arange(len(maps), dtype=np.int32)
             codes = np.where(np.diff(column) == 0, np.int32(-1), order)
         self._check_property(max(map(len, maps), default=0), limits)
@@ -463,6 +468,7 @@ class Content:
                 )  # fmt: skip
             if len(column) and int(column.max()) >= maps:
                 raise BatchError("bad_batch", "a property code is out of range", position)
+            # Some map is at least as large as their mean, of which alone is known without parsing.
             largest = (len(stored) - _ARRAY_BYTES_MAX) // max(1, maps)
         self._check_property(largest, limits)
 
@@ -530,7 +536,8 @@ class Content:
         offsets. Vectorised. empty: a content of no records is allowed (control batches). derived:
         it has offset deltas, as only a broker's extracted batches have. properties: False leaves
         them to properties(), for a consumer, which may never ask for any. Raises BatchError, and
-        nothing else, whatever the bytes are.
+        nothing else, whatever the bytes are; its number is the position of the field at fault
+        (SPEC.md, section 5.2).
         """
         self._limits = limits
         head = self.head

@@ -104,7 +104,8 @@ def encode_bulk(
         )
     except TypeError:
         return encode(bodies, **options)  # The other function says which body is no bytes.
-    if len(content) != HEAD.unpack_from(content)[4]:
+    _, _, _, _, content_bytes, *_ = HEAD.unpack_from(content)
+    if len(content) != content_bytes:
         # Some body is a view of items wider than a byte: its len() is not its size.
         return encode(bodies, **options)
     # An array, because the CRC takes no memoryview.
@@ -143,6 +144,7 @@ def _plain(bodies: Sequence[bytes], subject: Any, limits: Limits, options: Optio
         return None
     get = options.get
     try:
+        # The fields of Head from content_bytes on; 0: such a content has no codec, flags and so on.
         rest = _REST.pack(
             size, count, 0, BLOB, 0,
             get("producer_id", 0), get("producer_epoch", 0), 0, get("first_sequence", 0), 0,
@@ -169,6 +171,7 @@ def plain_content(
         _PADDING[-len(deltas) & 7], _PADDING[-len(body) & 7],
     )  # fmt: skip
     sections = b"".join((subjects, pads[0], subject_codes, pads[1], deltas, pads[2], body, pads[3]))
+    # The fields of Head from content_bytes on; 0: no codec, times, field maps and properties.
     rest = _REST.pack(
         CONTENT_BYTES + len(sections), count, 0, BLOB, flags,
         head.producer_id, head.producer_epoch, head.schema_id, head.first_sequence,
@@ -194,6 +197,7 @@ def gathered_content(
             times, *body, _PADDING[-body_bytes & 7],
         )
     )  # fmt: skip
+    # The fields of Head from content_bytes on; 0: rows of several producers have no common one.
     rest = _REST.pack(
         CONTENT_BYTES + len(sections), count, 0, BLOB, flags, 0, 0, 0, 0, 0, 0, 0, 0,
         len(subjects), 1, 0, 0, 0, body_bytes, body_bytes, 0,
@@ -327,7 +331,10 @@ def _head(
     count: int, body_kind: int, parts_count: int, codec: int, body_bytes: int, raw_bytes: int,
     options: Options,
 ) -> tuple[bytes, list[Any]]:  # fmt: skip
-    """Return (the head after its CRC, the padded sections before the body), all limits checked."""
+    """Return (the head after its CRC, the padded sections before the body), all limits checked.
+
+    body_bytes, raw_bytes: size of the body section as it is stored, and before compression.
+    """
     if not options.keys() <= _OPTIONS:
         unknown = min(options.keys() - _OPTIONS)
         known = ", ".join(sorted(_OPTIONS))

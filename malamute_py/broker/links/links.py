@@ -187,7 +187,8 @@ class Links:
             return
         if older is not None and older is not link:
             shard.counters["links_fenced"] += 1
-            # The number of a replica stays with its session.
+            # Without a template close() does not free the replica's number: it stays with the
+            # session, which this link has now.
             older.template = ""
             self.close(older, "fenced", "replaced", "another link of this session took over")
         link.owner, link.quota_owner, link.template = owner, quota_owner, template
@@ -443,7 +444,8 @@ class Links:
     ) -> None:  # fmt: skip
         """Answer a command with REFUSED; `wait` always says when to try again.
 
-        revision: see Refused.
+        command: its number; 0: no command is meant. reference: its tracker or request, by which the
+        client finds it; 0: it has none. revision: see Refused.
         """
         if link.state is State.CLOSED:
             return

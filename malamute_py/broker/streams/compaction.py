@@ -100,7 +100,8 @@ class Compaction:
     def _found(self, stream: Stream, keys: Keys, may_copy: bool, value: Any) -> None:
         """Give up the oldest segments, or have the newest records of one copied first.
 
-        value: the oldest segments, each with its end and the offsets that follow it, by stream.
+        may_copy: see _look(). value: the oldest segments, each with its end and the offsets that
+        follow it, by stream.
         """
         room = keys.room
         room.asked = False
@@ -116,7 +117,7 @@ class Compaction:
             following, copy = nexts.get(stream.number, 0), nexts.get(MOVED_STREAM, 0)
             if following > stream.pinned:
                 break
-            if keys.before(following, copy, 1, 0):
+            if keys.before(following, copy, most=1, bytes_max=0):  # Some newest record is in it.
                 if may_copy and room.takes_copies(stream.ring.end_lsn):
                     room.asked = True
                     self._copy(stream, keys, following, copy)

@@ -60,8 +60,9 @@ class Starts:
     ) -> None:  # fmt: skip
         """Call `found`, now or later, with the first offset, or with a refusal.
 
-        end: nothing at or after it is wanted. asker: the link that asks. wanted: returns whether
-        the link still waits.
+        durable: only what no power loss can take back counts. pattern: of the records that the
+        reader wants. end: nothing at or after it is wanted. asker: the link that asks. wanted:
+        returns whether the link still waits.
         """
         try:
             kind, arguments = _parse(start)
