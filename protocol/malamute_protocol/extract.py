@@ -251,9 +251,9 @@ def _compact(codes: Array, entries: int) -> tuple[Array, Array]:
 
 
 def _properties(content: Content, chosen: Array, options: Options) -> None:
-    """Add the properties of the chosen rows to the options of the encoder, as bytes.
+    """Give the options of the encoder the properties of the chosen rows, as bytes.
 
-    Nobody has looked into these bytes yet, and cutting rows out does not, either. A dictionary
+    No check has looked into these bytes yet, and cutting rows out does not, either. A dictionary
     stays whole: to tell its maps apart is to parse it.
     """
     column, stored = content.property_section()

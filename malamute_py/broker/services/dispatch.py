@@ -119,7 +119,7 @@ class Filed(Generic[Batch, Worker]):
                 return None
             order, _, queue = heap[0]
             if filed.get(queue) != order:
-                heappop(heap)
+                heappop(heap)  # The queue was filed anew under another order.
             elif not queue.rows:
                 heappop(heap)
                 del filed[queue]
@@ -563,7 +563,8 @@ class Dispatch(Generic[Batch, Worker]):
             if most <= 0:
                 # The offer has no credit for so large a batch. More credit files it again.
                 continue
-            count = min(most, left, max(-(-waiting // ready), self.prefetch))
+            share = -(-waiting // ready)  # Rounded up.
+            count = min(most, left, max(share, self.prefetch))
             rows = mask if count == left else lowest(mask, count)
             mask ^= rows
             left -= count

@@ -93,6 +93,7 @@ class Requests:
         now_ms = self._shard.now_ms
         timeout_ms = command.timeout_ms or service.row.settings.timeout_ms
         digest = digest_of(content) if command.key else 0
+        # The number is -1 until the batch gets one, in its bundle: `based` sets it.
         change = RequestPut(
             service.number, -1, count, size, link.holder, reply_to, now_ms,
             now_ms + delay_ms + timeout_ms if timeout_ms else 0, command.key,
