@@ -13,17 +13,13 @@ import numpy as np
 
 from malamute_protocol.codec import CODECS, decompress
 from malamute_protocol.columns import I4, Array, check_offsets
-from malamute_protocol.content_layout import ARROW, LIST, Head
+from malamute_protocol.content_layout import ARROW, AT, LIST, Head
 from malamute_protocol.errors import BatchError
 from malamute_protocol.limits import Limits
 
 FEW: Final = 8
 """Records up to which plain Python beats numpy's calls."""
 _OFFSETS: Final = tuple(f"<{n + 1}i" for n in range(FEW + 1))
-_CODEC_AT: Final = 20
-"""Position in a content of the head's field codec, which an error names (SPEC.md, section 5.2)."""
-_RAW_BYTES_AT: Final = 104
-"""Position in a content of the head's field body_raw_bytes, which an error names."""
 
 
 class Bodies(NamedTuple):
@@ -45,11 +41,11 @@ def read_bodies(head: Head, view: memoryview, at: int, limits: Limits) -> Bodies
     raw_bytes, most = head.body_raw_bytes, limits.batch_bytes_max
     if raw_bytes > most:
         reason = f"a body of {raw_bytes} bytes, at most {most}"
-        raise BatchError("too_large", reason, _RAW_BYTES_AT)
+        raise BatchError("too_large", reason, AT.body_raw_bytes)
     stored = view[at : at + head.body_bytes]
     if head.codec:
         if head.codec >= len(CODECS):
-            raise BatchError("bad_batch", f"unknown codec {head.codec}", _CODEC_AT)
+            raise BatchError("bad_batch", f"unknown codec {head.codec}", AT.codec)
         section = memoryview(decompress(head.codec, stored, raw_bytes))
     else:
         section = stored
@@ -64,7 +60,7 @@ def _split(head: Head, section: Any, at: int) -> Bodies:
     """
     if head.body_raw_bytes != len(section):
         reason = "the body's sizes before and after differ"
-        raise BatchError("bad_batch", reason, _RAW_BYTES_AT)
+        raise BatchError("bad_batch", reason, AT.body_raw_bytes)
     if head.body_kind == ARROW:
         return Bodies(section, np.zeros(0, I4), None)
     n = head.count

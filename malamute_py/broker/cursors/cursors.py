@@ -284,8 +284,9 @@ class Cursors:
         found = self._links.contained(
             link, "EDIT_CURSOR", partial(self._create, link, command, stream)
         )
+        durable, every_record = False, ["all"]
         self._starts.resolve(
-            stream, start, False, ["all"], found,
+            stream, start, durable, every_record, found,
             end=stream.next, asker=link, wanted=lambda: link.open,
         )  # fmt: skip
 

@@ -177,6 +177,7 @@ class Groups:
         first, end = stream.begin, stream.position_end(row.epoch)
         before, epoch = row.next, self._shard.epoch
         changes: list[Change] = []
+        # The end of the last record that the log has as done, or tried.
         newest = max(row.done[-1][1] if row.done else 0, row.tries[-1][1] if row.tries else 0)
         if max(row.next, newest) > end:
             # A power loss took records back: their offsets will be given again.
@@ -454,9 +455,8 @@ class Groups:
                 low,
                 stream.begin,
                 stream.next,
-                -1,
-                member.lease_ms,
-                list(stream.schemas.items()),
+                lease_ms=member.lease_ms,
+                schemas=list(stream.schemas.items()),
                 begin=int(stream.keys is not None),
             ),
         )
@@ -523,7 +523,7 @@ class Groups:
         now_ms = self._shard.now_ms
         before, held = group.holder, member.held
         released = group.leave(member, now_ms + keep_ms if keep_ms else 0, fault)
-        self._parted(group, member, held, why, 1)
+        self._parted(group, member, held, why, count=1)
         if fault and group.counts:
             self._returns.count(group, released, DIED)
         if group.absent_holder is member:

@@ -206,7 +206,8 @@ class Holdings:
 
         also_waiting: an offset that waits counts as held, as for a holder that came back.
         """
-        if ranges[-1][1] > self.read:
+        _, last_end = ranges[-1]
+        if last_end > self.read:  # No member was given a record that was not read yet.
             return None
         if len(ranges) > FEW_RANGES:
             return self._pick_many(member, ranges, also_waiting)
@@ -246,6 +247,7 @@ class Holdings:
                 int(ends.searchsorted(page.base, "right")),
                 int(firsts.searchsorted(page.base + PAGE, "left")),
             )
+            # 1 where a range begins and -1 where one ends: the running sum is 1 within ranges.
             edges = np.bincount(np.maximum(firsts[here] - page.base, 0), minlength=PAGE + 1)
             edges -= np.bincount(np.minimum(ends[here] - page.base, PAGE), minlength=PAGE + 1)
             mask = bits_of_rows(np.cumsum(edges[:PAGE]) > 0)
@@ -325,7 +327,7 @@ class Holdings:
         self.waiting += mask.bit_count()
 
     def release(self, members: set[Any], *, leaving: bool = False) -> Picked:
-        """Let all offsets that some members held wait again; returns them.
+        """Let all offsets that some members held wait again; returns them, for each page.
 
         leaving: they are put on their way out, and wait once the log has the end of the attempt.
         """
@@ -432,6 +434,7 @@ class Holdings:
         for page, mask in picked:
             after = page.open & ~mask
             limit = min(PAGE, self.read - page.base)
+            # Each run of set bits begins with one whose lower neighbour is not set.
             if (mask & ~(mask << 1)).bit_count() > FEW_RUNS:
                 runs = _closed_runs(after, mask, limit)
             else:

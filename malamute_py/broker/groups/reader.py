@@ -456,6 +456,7 @@ class GroupReader:
             kept = first_within_bounds(stream, answer, self._shard.now_ms)
             self._drop_before(group, kept)
         gaps, began = list(answer.gaps), group.dealt
+        # A gap comes before the batches that follow it: its first offset is `gaps[0][0]`.
         for run in answer.runs:
             data = memoryview(run.data)
             for at, size, base, count in run.spans:

@@ -289,7 +289,8 @@ class Audience:
             groups = self.known_groups(batch.content)
             assert groups is not None
         else:
-            groups = self._group(len(batch.content.headers()[0]), classes)
+            headers, _ = batch.content.headers()
+            groups = self._group(len(headers), classes)
         found: list[SelectionGroup] = []
         for group in groups:
             those = SelectionGroup(group.headers)
@@ -301,7 +302,10 @@ class Audience:
         return found
 
     def _group(self, count: int, classes: list[tuple[BitMap, list[int]]]) -> list[SelectionGroup]:
-        """Return the live subscriptions that get the same rows of a batch, together."""
+        """Return the live subscriptions that get the same rows of a batch, together.
+
+        count: number of the batch's distinct headers. classes: see header_classes().
+        """
         groups: list[SelectionGroup] = []
         all_group: SelectionGroup | None = None
         for numbers, places in partition(classes):
@@ -348,5 +352,6 @@ def header_classes(index: Index, headers: Sequence[Header]) -> list[tuple[BitMap
         if known is None:
             found[value] = (numbers, [place])
         else:
-            known[1].append(place)
+            _, places = known
+            places.append(place)
     return list(found.values())

@@ -290,7 +290,7 @@ class Delivery:
         alive = unexpired(content, self._shard.now_ms)
         if durable or audience.late:
             took_ms = self._shard.now_ms - append_time_of(batch.stamp)
-            self._times.add(1_000_000 * max(0, took_ms))
+            self._times.add(1_000_000 * max(0, took_ms))  # In nanoseconds.
         else:
             self._times.zeros += 1  # It was appended in this turn.
         if (
@@ -327,6 +327,7 @@ class Delivery:
         others: list[SelectionGroup] = []
         partial = [group for group in groups if group.headers is not None]
         count = batch.next - batch.base
+        # A few are up to a 128th of the batch's rows, and less than the share that is extracted.
         rows_most = min(max(FEW_ROWS, count >> 7), self._share * count)
         for group, rows in zip(partial, rows_of_groups(batch.content, partial), strict=True):
             subscriptions = group.durable if durable else group.live
@@ -379,6 +380,7 @@ class Delivery:
                 out = link.out
                 if not out:
                     dirty.append(link)
+                # Two frames: stamp and content.
                 out.append(Deliver(sub.number, sub.covered, next, 2, rows))
                 link.frames += frames
                 sub.covered = next
@@ -448,7 +450,11 @@ class Delivery:
         self, sub: Receiver, next: int, frames: list[object], rows: bytes | None,
         records: int, size: int, attempts: int = 1,
     ) -> None:  # fmt: skip
-        """Put frames that cover up to `next` into the outbox of a receiver's link."""
+        """Put frames that cover up to `next` into the outbox of a receiver's link.
+
+        rows: bitmap of the rows that are meant; None: all. records, size: what is taken off its
+        credit. attempts: hand-outs of the records so far, in a group.
+        """
         link = sub.link
         self._links.say(link, Deliver(sub.number, sub.covered, next, len(frames), rows, attempts))
         link.frames += frames

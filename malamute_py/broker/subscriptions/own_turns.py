@@ -214,6 +214,8 @@ class OwnTurns:
                 if not portion.open or base >= end:
                     portion.flush()
                     return
+                # The head's earliest expiry, at its place: for a batch that leaves as it is, no
+                # content is made.
                 (expiry_ms,) = unpack_from("<q", data, at + EXPIRY_AT)
                 cut = base < sub.position or next > end
                 if not looks and not cut and not 0 < expiry_ms <= now_ms:
