@@ -105,7 +105,7 @@ class Broker:
         self._delivery = Delivery(shard, self._links, self._matching)
         changes = state.rings[MAIN].streams.get(CHANGE_STREAM) if MAIN in state.rings else None
         shard.queues = recover_queues(state)
-        main = RingState(MAIN, False, state.rings.get(MAIN))
+        main = RingState(MAIN, memory=False, facts=state.rings.get(MAIN))
         rings = {MAIN: main}
         self._steps = Steps(
             shard, self._confirms, main,

@@ -62,7 +62,7 @@ def _split(head: Head, section: Any, at: int) -> Bodies:
         reason = "the body's sizes before and after differ"
         raise BatchError("bad_batch", reason, AT.body_raw_bytes)
     if head.body_kind == ARROW:
-        return Bodies(section, np.zeros(0, I4), None)
+        return Bodies(section, np.zeros(0, I4), parts=None)
     n = head.count
     # The section is n+1 offsets of 4 bytes, those of the parts of lists, and the bytes they cut.
     offsets_bytes = 4 * (n + 1)
@@ -77,7 +77,7 @@ def _split(head: Head, section: Any, at: int) -> Bodies:
         check_offsets(parts, len(blob), "part", at + offsets_bytes)
         return Bodies(blob, offsets, parts)
     check_offsets(offsets, len(blob), "body", at)
-    return Bodies(blob, offsets, None)
+    return Bodies(blob, offsets, parts=None)
 
 
 def bounds_of_few(head: Head, view: memoryview, at: int, limits: Limits) -> tuple[int, ...]:

@@ -60,6 +60,7 @@ _LARGE: Final = 4096
 _BULK_BYTES: Final = 64 << 10
 """Size from which on a second copy costs more than numpy's calls."""
 _PADDING: Final = tuple(bytes(n) for n in range(8))
+"""Zeros by their number: _PADDING[-size & 7] brings a section to a multiple of 8 bytes."""
 _OPTIONS: Final = frozenset(Options.__annotations__)
 
 
@@ -166,11 +167,13 @@ def plain_content(
 
     head: of the content that it is derived from. Byte for byte what the general way makes.
     """
-    pads = (
-        _PADDING[-len(subjects) & 7], _PADDING[-len(subject_codes) & 7],
-        _PADDING[-len(deltas) & 7], _PADDING[-len(body) & 7],
+    sections = b"".join(
+        (
+            subjects, _PADDING[-len(subjects) & 7],
+            subject_codes, _PADDING[-len(subject_codes) & 7],
+            deltas, _PADDING[-len(deltas) & 7], body, _PADDING[-len(body) & 7],
+        )
     )  # fmt: skip
-    sections = b"".join((subjects, pads[0], subject_codes, pads[1], deltas, pads[2], body, pads[3]))
     # The fields of Head from content_bytes on; 0: no codec, times, field maps and properties.
     rest = _REST.pack(
         CONTENT_BYTES + len(sections), count, 0, BLOB, flags,
@@ -349,10 +352,11 @@ def _head(
     subjects, subject_codes = subjects_of(count, options)
     fieldmaps, field_codes = fieldmaps_of(count, options)
     check_table(subjects, fieldmaps, subject_codes, field_codes, limits)
+    (packed_subjects, subjects_count), (packed_maps, maps_count) = subjects, fieldmaps
     flags = 0
     sections: list[Any] = []
-    _add(sections, subjects[0])
-    _add(sections, fieldmaps[0])
+    _add(sections, packed_subjects)
+    _add(sections, packed_maps)
     if subject_codes is not None:
         flags |= SUBJECT_CODES
         _add(sections, subject_codes)
@@ -400,10 +404,10 @@ def _head(
             earliest_expiry,
             least_time,
             greatest_time,
-            len(subjects[0]),
-            subjects[1],
-            len(fieldmaps[0]),
-            fieldmaps[1],
+            len(packed_subjects),
+            subjects_count,
+            len(packed_maps),
+            maps_count,
             properties_bytes,
             body_bytes,
             raw_bytes,

@@ -275,7 +275,7 @@ class Groups:
         self._shard.quotas.check(link.quota_owner, "pattern_bytes", size)
         compile_pattern(command.pattern)
         if command.settings:
-            self._administration.settings_of(link, command.settings, None)
+            self._administration.settings_of(link, command.settings, over=None)
 
     def _turn_away(self, member: Member, code: str, reason: str, retry_ms: int = 0) -> None:
         """Refuse a member that is in no group yet."""

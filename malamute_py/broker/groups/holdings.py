@@ -476,6 +476,7 @@ def _few_closed_runs(open_rows: int, mask: int, limit: int) -> list[tuple[int, i
     at = 0
     while mask:
         # Both masks begin where the last run ended: they get shorter as the loop goes on.
+        # The run has the first offset of the mask, and begins after the last open one before it.
         skip = (mask & -mask).bit_length() - 1
         begin = at + (open_rows & ((1 << skip) - 1)).bit_length()
         open_rows >>= skip
@@ -484,6 +485,7 @@ def _few_closed_runs(open_rows: int, mask: int, limit: int) -> list[tuple[int, i
         if not open_rows:
             found.append((begin, max(limit, at + mask.bit_length())))
             break
+        # It ends at the next open one.
         skip = (open_rows & -open_rows).bit_length() - 1
         open_rows >>= skip
         mask >>= skip
@@ -499,9 +501,11 @@ def _closed_runs(open_rows: int, mask: int, limit: int) -> list[tuple[int, int]]
     """
     closed = np.zeros(limit + 2, np.int8)
     closed[1:-1] = ~rows_of_bits(open_rows & ones(limit), limit)
+    # With an open offset on either side, edges alternate: a run begins, a run ends.
     edges = np.flatnonzero(np.diff(closed))
     firsts, ends = edges[::2], edges[1::2]
     wanted = np.zeros(limit + 1, np.int32)
     np.cumsum(rows_of_bits(mask & ones(limit), limit), out=wanted[1:])
+    # wanted: how many offsets of the mask lie before each: more at a run's end, if it meets some.
     chosen = wanted[ends] > wanted[firsts]
     return list(zip(firsts[chosen].tolist(), ends[chosen].tolist(), strict=True))

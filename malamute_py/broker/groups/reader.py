@@ -371,7 +371,7 @@ class GroupReader:
         """Have the journal read on for a group, from the oldest offset that it wants."""
         stream = group.stream
         if not self.turns.may_read:
-            self.turns.starve(group, None)
+            self.turns.starve(group, link=None)
             return
         token = self.turns.begin(group)
         group.reading, group.reading_from = token, offset
@@ -502,7 +502,7 @@ class GroupReader:
             self._close_replaced(group, offset, to)
             self.wake(group)
         elif not self.turns.may_read:
-            self.turns.starve(group, None)
+            self.turns.starve(group, link=None)
         else:
             token = self.turns.begin(group)
             group.reading, group.reading_from = token, offset

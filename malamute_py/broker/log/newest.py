@@ -75,7 +75,7 @@ def newest_rows(content: Content, size: int) -> list[NewestRow]:
         subjects, found, own = _newest_without_fields(content, size)
         names = dict(zip(subjects, range(len(subjects)), strict=True))
         places = names.values() if len(names) < len(subjects) else range(len(subjects))
-        return [NewestRow(subjects[at], found[at], False, own[at]) for at in places]
+        return [NewestRow(subjects[at], found[at], deletion=False, size=own[at]) for at in places]
     headers, codes = content.headers()
     count = content.head.count
     if codes is None:

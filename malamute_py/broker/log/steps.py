@@ -371,7 +371,7 @@ class Steps:
                 if part.key is not None:
                     keys = {} if keys is None else keys
                     keys[part.key] = part
-        step = Step(parts, size, waiter, keys, None, command, first, digest)
+        step = Step(parts, size, waiter, keys, command=command, first=first, digest=digest)
         if keys is not None:
             for one in keys:
                 self._under_way[one] = step
@@ -516,8 +516,8 @@ class Steps:
             crc = int.from_bytes(frame[CRC_AT : CRC_AT + 4], "little")
             batches.append(
                 Append(
-                    CHANGE_STREAM, change_next, len(records), self._shard.now_ms, frame, crc, None,
-                    CHANGE,
+                    CHANGE_STREAM, change_next, len(records), self._shard.now_ms, frame, crc,
+                    keys=None, control_kind=CHANGE,
                 )
             )  # fmt: skip
         token = self._shard.token()
@@ -611,9 +611,9 @@ class Steps:
             for waiter in later:
                 self._confirms.confirm(waiter, SYNCED)
         else:
-            main.unsettled.append(
-                Unsettled(end_lsn, 0, None, tuple(later), partial(self._settled, size))
-            )
+            # 0: Publishing counts off the bytes of an entry; those of steps the call counts off.
+            settled = partial(self._settled, size)
+            main.unsettled.append(Unsettled(end_lsn, 0, waiters=tuple(later), call=settled))
             if later:
                 main.awaited = end_lsn
 

@@ -128,7 +128,7 @@ class Inboxes:
         if known is None and command.settings:
             wanted = queue_settings(
                 MailboxSettings, {**settings.default_of("mailbox", name), **command.settings},
-                settings.settings_bytes_max, None,
+                settings.settings_bytes_max, over=None,
             )  # fmt: skip
             return self._mailboxes.use(name, link.owner, wanted)
         return self._mailboxes.use(name, link.owner)

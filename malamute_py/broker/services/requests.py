@@ -257,7 +257,7 @@ class _Incoming(Effect):
         if service.memory:
             for one in part.changes:
                 apply(NO_TABLES, requests._shard.queues, one)
-            requests._bodies.hold(change.base, None, part.frame, content)
+            requests._bodies.hold(change.base, stamp=None, frame=part.frame, content=content)
         else:
             requests._bodies.keep(change.base, part.stamp, part.frame, content)
             if service.state == DRAFT:

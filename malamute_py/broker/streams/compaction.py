@@ -219,8 +219,9 @@ class Compaction:
             token = self._shard.token()
             self.handed[token] = copies
             append = Append(
-                MOVED_STREAM, copies.base, len(copies.batches), self._shard.now_ms, frame, crc, None
-            )
+                MOVED_STREAM, copies.base, len(copies.batches), self._shard.now_ms, frame, crc,
+                keys=None,
+            )  # fmt: skip
             bundles.append(AppendBundle(ring.name, token, (append,)))
         return bundles
 

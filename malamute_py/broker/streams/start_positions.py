@@ -130,8 +130,8 @@ class Starts:
                 begin = Begin(min(first, tail))
             found(begin)
 
-        oldest_ms = stream.oldest_ms(now_ms)
-        self._by_time(stream, StartKind.TIME, durable, oldest_ms, True, kept, asker, wanted)
+        oldest_ms, inclusive = stream.oldest_ms(now_ms), True
+        self._by_time(stream, StartKind.TIME, durable, oldest_ms, inclusive, kept, asker, wanted)
 
     def _by_time(
         self, stream: Stream, kind: int, durable: bool, time_ms: int, inclusive: bool,

@@ -31,8 +31,9 @@ def _sparse(classes: Sequence[tuple[BitMap, list[int]]]) -> list[tuple[list[int]
     alike: dict[tuple[int, ...], list[int]] = {}
     for number in sorted(selected):
         alike.setdefault(tuple(selected[number]), []).append(number)
+    places_of = [places for _, places in classes]
     return [
-        (numbers, [place for at in chosen for place in classes[at][1]])
+        (numbers, [place for at in chosen for place in places_of[at]])
         for chosen, numbers in alike.items()
     ]
 

@@ -249,7 +249,7 @@ class Audience:
             # No subscription looks at headers, so they need not be looked at here.
             found = self._groups.get(())
             if found is None:
-                group = SelectionGroup(None)
+                group = SelectionGroup(headers=None)
                 _enlist(group, self.everyone)
                 found = self._groups[()] = [group]
             return found
@@ -310,7 +310,7 @@ class Audience:
         all_group: SelectionGroup | None = None
         for numbers, places in partition(classes):
             if len(places) == count:
-                group = all_group = SelectionGroup(None)
+                group = all_group = SelectionGroup(headers=None)  # It selects every header.
             else:
                 group = SelectionGroup(np.array(places, np.int32))
             for number in numbers:
@@ -319,7 +319,7 @@ class Audience:
             groups.append(group)
         if self.everyone:
             if all_group is None:
-                all_group = SelectionGroup(None)
+                all_group = SelectionGroup(headers=None)
                 groups.append(all_group)
             _enlist(all_group, self.everyone)
         return groups

@@ -114,7 +114,7 @@ class Cohorts:
         if len(members) < settings.shared_read_min:
             self._lagging.turns_alone(members)
         elif not self._lagging.turns.may_read:
-            self._lagging.turns.starve(Cohort(stream, cohort.durable, members), None)
+            self._lagging.turns.starve(Cohort(stream, cohort.durable, members), link=None)
             for sub in members:
                 sub.queued = True
         else:
@@ -220,7 +220,7 @@ class Cohorts:
             frames: list[object] = [gathered.stamp, gathered.content]
             for sub in takers:
                 link = sub.link
-                delivery.put(sub, reached, frames, None, gathered.count, size)
+                delivery.put(sub, reached, frames, rows=None, records=gathered.count, size=size)
                 # put() has taken the bytes off the room: a delivery of few rows costs more.
                 cost = cost_of_few(link)
                 link.room -= cost

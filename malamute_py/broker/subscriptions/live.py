@@ -305,7 +305,7 @@ class Delivery:
             if not subscriptions:
                 continue
             if group.headers is None and alive is None:
-                self._give(batch, None, None, subscriptions)
+                self._give(batch, mask=None, encoding=None, subscriptions=subscriptions)
                 continue
             mask = rows_of_group(content, group)
             if alive is not None:
@@ -339,7 +339,7 @@ class Delivery:
                 others.append(group)
         encodings = scattered(batch, [rows for _, rows in few])
         for (subscriptions, _), encoding in zip(few, encodings, strict=True):
-            self._give(batch, None, encoding, subscriptions, few=True)
+            self._give(batch, mask=None, encoding=encoding, subscriptions=subscriptions, few=True)
         others += [group for group in groups if group.headers is None]
         return others
 
@@ -354,7 +354,8 @@ class Delivery:
     ) -> None:
         """Give one encoding (None: the batch as it is) to the live subscriptions of a group.
 
-        few: the encoding has a few rows, which weigh more than their bytes.
+        mask: the rows of the encoding, for subscriptions that thin them out further; None: all, or
+        no subscription does. few: the encoding has a few rows, which weigh more than their bytes.
         """
         next = batch.next
         if encoding is None:
