@@ -153,8 +153,9 @@ class Conjunctions:
                 else:
                     wide.append(node.wide)
             if node.bucket:
+                # By place: only members whose facts hold are to cost more than the comparison.
                 bucket = node.bucket.items()
-                found.extend([number for (number, _), rest in bucket if contained(rest)])
+                found.extend([member[0] for member, rest in bucket if contained(rest)])
             children = node.children
             if children:
                 pending.extend(filter(None, map(children.get, held)))

@@ -340,6 +340,7 @@ class Index:
         kind = kind_of(canonical)
         filing = kind.filing(canonical)
         if filing.conjunctions == (frozenset((Leaf(canonical),)),):
+            # The pattern is a leaf itself: its kind has a table that finds it.
             name = kind.name
             table = self._tables.get(name)
             if table is None:

@@ -128,7 +128,7 @@ def _unzstd(stored: Any, raw_bytes: int) -> bytes:
     import zstandard
 
     # `max_output_size` is no bound when the frame names a size: look at it, then stream.
-    named = zstandard.frame_content_size(stored)
+    named = zstandard.frame_content_size(stored)  # -1: it names none.
     if named not in (-1, raw_bytes):
         raise BatchError("bad_batch", f"the zstd body names {named} bytes, not {raw_bytes}")
     decoder = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_MAX)

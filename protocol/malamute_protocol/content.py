@@ -268,7 +268,7 @@ class Content:
         if self._headers is not None:
             return
         reading = self.reading(self._limits, outlined=False)
-        while reading is not None and not reading.run(_never):
+        while reading is not None and not reading.run(_never):  # One step in each call.
             yield
         table = self.table
         if not table.fieldmaps:

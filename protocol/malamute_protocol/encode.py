@@ -220,6 +220,7 @@ def encode_lists(bodies: Sequence[Sequence[bytes]], **options: Unpack[Options]) 
     part_offsets, pieces = _join(parts, limits, "part")
     offsets = np.zeros(len(bodies) + 1, I4)
     np.cumsum(np.fromiter(map(len, bodies), np.int64, len(bodies)), out=offsets[1:])
+    # Offsets of records count parts, and those of parts count bytes: together they give each size.
     sizes = np.diff(np.frombuffer(part_offsets, I4)[offsets])
     if len(sizes) and int(sizes.max()) > limits.record_bytes_max:
         row = int(sizes.argmax())

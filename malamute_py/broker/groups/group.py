@@ -427,7 +427,7 @@ class Group:
         given: list[Member] = []
         while bits and free.count:
             total = self.holdings.waiting + self.tail - self.holdings.read
-            share, deals = -(-total // free.count), min(total, free.count)
+            share, deals = -(-total // free.count), min(total, free.count)  # share: rounded up.
             while bits:
                 # A member has its next rows when all others have had theirs.
                 member = free.take()

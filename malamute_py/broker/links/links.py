@@ -133,7 +133,8 @@ class Links:
             if len(self.table) > shard.settings.links_max:
                 reason = f"at most {shard.settings.links_max} links"
                 refused = shard.quotas.over_all(credential, "links", reason)
-                self.refuse(link, 0, 0, refused.code, refused.reason)
+                no_command = no_reference = 0
+                self.refuse(link, no_command, no_reference, refused.code, refused.reason)
                 self.close(link, "refused", "limit", "")
                 return None
         link.heard_ms = shard.now_ms
@@ -182,7 +183,7 @@ class Links:
                 refusal, retry_ms = (error.code, error.reason), error.retry_ms
         if version is None or refusal is not None:
             assert refusal is not None
-            self.refuse(link, 1, 0, *refusal, retry_ms)
+            self.refuse(link, NUMBERS[Hello], 0, *refusal, retry_ms)
             self.close(link, "refused", *refusal)
             return
         if older is not None and older is not link:

@@ -167,6 +167,7 @@ class Priorities(Generic[Batch, Worker]):
         """
         if self.overdue is not None:
             queue, place, rows = self.overdue
+            # It keeps its turn as long as its head is the entry that it was given the turn for.
             if queue.rows and queue.head()[:2] == (place, rows):
                 return queue
             self.overdue = None

@@ -114,6 +114,7 @@ class Compaction:
         for end_lsn, nexts in value["oldest"]:
             if stream.ring.end_lsn < room.look_lsn:
                 return  # The ring has room enough again.
+            # The first record, and the first copy, that lie after the segment.
             following, copy = nexts.get(stream.number, 0), nexts.get(MOVED_STREAM, 0)
             if following > stream.pinned:
                 break
