@@ -161,7 +161,11 @@ class Conjunctions:
                 pending.extend(filter(None, map(children.get, held)))
 
     def _insert(self, node: _FactNode, member: Member, depth: int) -> None:
-        """Put a conjunction at its node; a bucket with too many members is split."""
+        """Put a conjunction at its node; a bucket with too many members is split.
+
+        depth: how many of its facts, the rarest first, lie on the way to `node`. One that has no
+        further facts is `done`; the others wait in the bucket for a look at the rest of theirs.
+        """
         number, order = member
         while True:
             if depth == len(order):

@@ -198,7 +198,7 @@ def _claims(message: Any) -> _Claims:
     total = raw = 0
     for offset, length in _PAIR.iter_unpack(data[first : first + _PAIR.size * count]):
         total += max(0, length)
-        # A compressed buffer begins with its size before that; -1: it is stored as it is.
+        # A compressed buffer begins with its size before compression; -1: it is stored as it is.
         if packed and length >= _CLAIM_BYTES:
             raw += max(length, *struct.unpack_from("<q", body, offset))
     return _Claims(nodes, total, raw)

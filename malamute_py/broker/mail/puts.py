@@ -178,6 +178,7 @@ class Puts:
         A notice goes into a full mailbox, too: each stands for a request that was bounded. None:
         the requester has no mailbox any more.
         """
+        # A message without a body for each request; frames of the same count are alike, and kept.
         count = sum(length for _, _, length in about)
         frame = self._notices.get(count)
         if frame is None:

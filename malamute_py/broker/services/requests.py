@@ -225,7 +225,7 @@ class _Incoming(Effect):
         if service.state == DRAFT and not service.memory:
             changes.append(self.requests._registry.creation(service))
         changes.append(change)
-        if service.direct:
+        if service.direct:  # Some offers may be handed requests at once.
             self._share()
             now_ms = self.requests._shard.now_ms
             for offer, (rows, _) in self.shares.items():

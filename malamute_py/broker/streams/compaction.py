@@ -204,7 +204,10 @@ class Compaction:
         )
 
     def take(self) -> list[AppendBundle]:
-        """Return the bundles of copies; each must be answered before the next take."""
+        """Return the bundles of copies; each must be answered before the next take.
+
+        Records that damage took, or that were replaced since they were read, are left out.
+        """
         queue, self.queue = self.queue, []
         bundles: list[AppendBundle] = []
         for copies in queue:
