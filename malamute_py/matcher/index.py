@@ -160,6 +160,7 @@ class Index:
                 pattern = self._take_up(canonical, predicate)
             self._hidden.discard(pattern.number)
             self._added += 1
+            # Headers that the memo knows are compared with the pattern when they come again.
             self._note(pattern.number, predicate)
         pattern.added_by_callers += 1
         return pattern.number

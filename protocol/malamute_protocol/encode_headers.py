@@ -278,9 +278,12 @@ def times_of(count: int, times: object, what: str, none: int) -> Array | None:
 
 
 def properties_of(count: int, options: Options, limits: Limits) -> tuple[int, list[Any]]:
-    """Return (the flag of their form, the pieces of their section)."""
+    """Return (the flag of the properties' form, the pieces of their section); 0: there are none.
+
+    One map for all records, a dictionary with a code for each record, or a column of maps.
+    """
     section = options.get("property_section")
-    if section is not None:
+    if section is not None:  # It was taken from another content, as bytes.
         form, pieces = section
         return form, list(pieces)
     properties: Any = options.get("properties")

@@ -536,7 +536,7 @@ class Groups:
     ) -> None:
         """Remove the members of one link at once, so that what they held is divided once.
 
-        why: for the event. fault: what they held has had an attempt.
+        why: for the event. fault: the end counts as a failed attempt of what they held.
         """
         held = 0
         for member in members:
