@@ -157,7 +157,11 @@ class Administration:
             raise BrokerRefused("wait", refusal)
 
     def list_users(self, link: Link, command: ListUsers) -> None:
-        """Answer with the users and permissions in force, or with what the link's own user may."""
+        """Answer with the users and permissions in force, or with what the link's own user may.
+
+        A `verb` asks of each whether it may do that with the stream, mailbox or service of a
+        `name`; of the own user without a name: with any.
+        """
         settings = self._shard.settings
         if not (command.own or settings.permit(link.owner, "manage_users", "broker")):
             raise BrokerRefused("forbidden", "you may not list users")

@@ -114,6 +114,7 @@ class Intake:
             _spend(link, parts)
         digest = part.digest
         if key is not None and kind in ENDING:
+            # Of other commands the change of the part itself brings key and digest into the log.
             digest = self._digest(command, [(command, frame)])
             if not part.memory:
                 parts.append(self._key_taken(link, command, digest))
@@ -280,7 +281,11 @@ class Intake:
         at: int,
         size: int,
     ) -> None:
-        """Create streams that the step is the first to use, one by one, and take the step."""
+        """Create streams that the step is the first to use, one by one, and take the step.
+
+        missing: their names, of which those before `at` are there by now. size: bytes of the step,
+        which the link's window counts meanwhile.
+        """
         while at < len(missing) and self._catalogue.get(missing[at]) is not None:
             # Another step has created this stream meanwhile: the loop goes on without a call, since
             # a chain of calls would be as deep as the streams are many.
@@ -321,7 +326,11 @@ class Intake:
         )  # fmt: skip
 
     def _take(self, link: Link, command: wire.Atomic, parts: Sequence[tuple[Command, Any]]) -> None:
-        """Prepare every part of a step and hand it on; a part that fails undoes the others."""
+        """Prepare every part of a step and hand it to Steps; a part that fails undoes the others.
+
+        Each part reserves what it needs (a place in a mailbox, an end of work) before the next one
+        is prepared, which so finds it taken.
+        """
         prepared: list[Part] = []
         key = (link.holder, command.key) if command.key else None
         keys = set() if key is None else {key}

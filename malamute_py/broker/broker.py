@@ -105,7 +105,7 @@ class Broker:
         self._delivery = Delivery(shard, self._links, self._matching)
         changes = state.rings[MAIN].streams.get(CHANGE_STREAM) if MAIN in state.rings else None
         shard.queues = recover_queues(state)
-        main = RingState(MAIN, False, state.rings.get(MAIN))
+        main = RingState(MAIN, memory=False, facts=state.rings.get(MAIN))
         rings = {MAIN: main}
         self._steps = Steps(
             shard, self._confirms, main,
@@ -313,6 +313,7 @@ class Broker:
                 reception.receive(peer, commands, frames)
             except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
                 reception.failed(peer, reception.handling, error)
+        # What was read and validated ahead was of the frames of this message.
         if shard.contents:
             shard.was_read(())
         if shard.verdicts:
@@ -562,6 +563,7 @@ class Broker:
             and not self._links.dirty
             and not self._services.runnable
         ):
+            # No client waits for these acknowledgements: they are taken when all else is done.
             self._reception.take_acks()
         if self._links.ended:
             self._forget_ended_links()

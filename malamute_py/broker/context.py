@@ -168,9 +168,10 @@ class Shard:
     def quarantine(
         self, stream: str, base: int, next: int, doing: str, error: Exception, **facts: Any
     ) -> str:
-        """Name a stored batch that cannot be handled; returns the reason that readers are told.
+        """Report a stored batch that cannot be handled; returns the reason that readers are told.
 
-        It is counted and logged once, however many readers it is met for.
+        It is counted and logged once, however many readers it is met for. base, next: its first
+        offset, and the offset after it. doing: what failed. facts: more for the event.
         """
         place = stream, base
         if place not in self._quarantined:
@@ -210,9 +211,10 @@ class Shard:
         self, ring: str, stream: int, kind: str, arguments: dict[str, Any], then: Answered,
         asker: Asker | None = None, wanted: Callable[[], bool] | None = None,
     ) -> None:  # fmt: skip
-        """Ask the journal's index; `then` gets the value, later.
+        """Ask the journal's index; `then` gets the value or an IndexFailure, later.
 
-        asker: None: the broker itself. wanted: see IndexQuery.
+        kind, arguments: the question, as IndexQuery has it. asker: the link for whose quota it
+        counts; None: the broker itself asks. wanted: see IndexQuery.
         """
         if len(self._waiting) >= self.settings.queries_max:
             then(IndexFailure("wait", "too many questions to the journal are under way"))

@@ -201,6 +201,7 @@ class Quotas:
         if usage is None:
             now_ms = self._context.now_ms
             if len(self._owners) >= self._prune_at:
+                # Owners that hold nothing are dropped, at each doubling alone: each costs a look.
                 self._owners = {
                     name: usage for name, usage in self._owners.items() if not usage.idle(now_ms)
                 }

@@ -81,6 +81,8 @@ class Reception:
             )  # fmt: skip
             return
         place = skip = 0
+        # place: of the next frame that no command owns. skip: how many of the commands that follow
+        # are parts of a step, which were taken with their ATOMIC.
         publishing = link.publishing
         allowed = RECEIVES[link.state]
         opened = link.state is State.OPEN
@@ -257,7 +259,7 @@ class Reception:
         use = partial(self._publish_to, link, command, frame, size, self._shard.contents, bound)
         self._catalogue.use(
             name, link.owner,
-            self._links.contained(link, "PUBLISH", use, 10, command.tracker),
+            self._links.contained(link, "PUBLISH", use, NUMBERS[wire.Publish], command.tracker),
             partial(self._not_published, link, command, size),
         )  # fmt: skip
 
@@ -267,7 +269,8 @@ class Reception:
     ) -> None:  # fmt: skip
         """Take a PUBLISH to a stream that stands.
 
-        bound: whether the writer may use a subject; None: the writer may use any.
+        size: what the link's window was counted for it meanwhile. contents: what was read of its
+        frame. bound: whether the writer may use a subject; None: the writer may use any.
         """
         # Counted while the stream was being made; publish() counts it again.
         link.unconfirmed_bytes -= size

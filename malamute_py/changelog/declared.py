@@ -26,7 +26,9 @@ def declared(wanted: StreamSettings) -> StreamSettings:
 
 
 def evolved(old: StreamSettings, wanted: StreamSettings, bytes_max: int) -> StreamSettings:
-    """The settings of a stream that is to be changed; its newest version again is no change.
+    """The settings of a stream whose schema is to be `wanted`'s, with all versions that it had.
+
+    To declare the newest version again is no change.
 
     Raises BrokerRefused: `bad_schema`: it cannot follow, or is an older version; `bad_setting`: the
     settings get too large.
@@ -72,7 +74,7 @@ def is_version(settings: StreamSettings, schema: bytes) -> bool:
 def version_of(settings: StreamSettings, schema: bytes) -> int:
     """Number of the newest version that says the same as a schema, from 1 on; 0: there is none.
 
-    Raises BrokerRefused.
+    Raises BrokerRefused: the schema cannot be read.
     """
     known = list(versions(settings).values())
     if not known:

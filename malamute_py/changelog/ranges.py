@@ -64,9 +64,10 @@ def _within(tries: list[Tries], first: int, end: int) -> tuple[int, int, list[Tr
 def _splice(
     tries: list[Tries], at: int, stop: int, first: int, end: int, found: list[Tries]
 ) -> None:
-    """Put entries into the place of those at [at, stop), of which the ends outside of a range stay.
+    """Put `found` into the place of the entries at [at, stop), for the records first to end.
 
-    Neighbours that say the same become one.
+    What those entries say of records before `first` and from `end` on stays. Neighbours that say
+    the same become one.
     """
     entries = list(found)
     if at < stop:
@@ -80,8 +81,9 @@ def _splice(
     before = max(0, at - 1)
     for entry in (*tries[before:at], *entries, *tries[stop : stop + 1]):
         last = joined[-1] if joined else None
-        if last is not None and last[1] == entry[0] and last[2:] == entry[2:]:
-            joined[-1] = last[0], entry[1], entry[2], entry[3]
+        begin, until, times, why = entry
+        if last is not None and last[1:] == (begin, times, why):  # It ends where this begins.
+            joined[-1] = last[0], until, times, why
         else:
             joined.append(entry)
     tries[before : stop + 1] = joined
@@ -125,6 +127,7 @@ def without_done(next: int, done: list[Range], ranges: list[Range]) -> tuple[int
     ranges: ascending, without overlap, at least one.
     """
     low = min(next, ranges[0][0])
+    # From `low` on, what lay before `next` is a range like the others.
     left: list[Range] = []
     for begin, until in [(low, next), *done] if low < next else done:
         place = begin

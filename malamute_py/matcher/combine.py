@@ -72,7 +72,11 @@ def negate(child: Canonical) -> Canonical:
 
 
 def positive(canonical: Canonical) -> tuple[bool, Canonical]:
-    """Move negation out as far as it goes: (negated, a pattern that is not a negation)."""
+    """Move negation out as far as it goes: (negated, a pattern that is not a negation).
+
+    By De Morgan's laws: `not a or b` is `not (a and not b)`, and `not a and not b` is
+    `not (a or b)`. An `and` with a plain child stays as it is, negations inside.
+    """
     if canonical[0] == "not":
         negated, inner = positive(canonical[1])
         return not negated, inner

@@ -139,7 +139,10 @@ class Conjunctions:
         return classes
 
     def _collect(self, held: frozenset[Code], found: list[int], wide: list[BitMap]) -> None:
-        """Do the work of lookup() for facts given by their codes."""
+        """Do the work of lookup() for facts given by their codes.
+
+        held: those that hold of a header. Every node is visited whose facts from the root on hold.
+        """
         contained = held.issuperset
         pending = [self._root]
         while pending:
@@ -150,13 +153,19 @@ class Conjunctions:
                 else:
                     wide.append(node.wide)
             if node.bucket:
-                found.extend([m[0] for m, rest in node.bucket.items() if contained(rest)])
+                # By place: only members whose facts hold are to cost more than the comparison.
+                bucket = node.bucket.items()
+                found.extend([member[0] for member, rest in bucket if contained(rest)])
             children = node.children
             if children:
                 pending.extend(filter(None, map(children.get, held)))
 
     def _insert(self, node: _FactNode, member: Member, depth: int) -> None:
-        """Put a conjunction at its node; a bucket with too many members is split."""
+        """Put a conjunction at its node; a bucket with too many members is split.
+
+        depth: how many of its facts, the rarest first, lie on the way to `node`. One that has no
+        further facts is `done`; the others wait in the bucket for a look at the rest of theirs.
+        """
         number, order = member
         while True:
             if depth == len(order):

@@ -146,11 +146,11 @@ class _Set:
         self.members: list[tuple[int, str, int] | None] = list(members)
         """(number, expression, weight), None where discarded."""
         self.alive = len(members)
-        self.program = sum(member[2] for member in members)
+        self.program = sum(weight for _, _, weight in members)
         self.singly: list[Any] | None = None
         """Each expression compiled alone, once that was needed."""
         automaton = re2.Set.SearchSet(_options(SET_MEMORY_BYTES))
-        automaton.Add(b"")
+        automaton.Add(b"")  # The witness: its hit is number 0, those of the members follow.
         for _, expression, _ in members:
             automaton.Add(expression.encode())
         try:
@@ -171,7 +171,7 @@ class _Set:
         """
         hits = () if self.automaton is None else self.automaton.Match(key)
         if hits:
-            members = [self.members[hit - 1] for hit in hits if hit]
+            members = [self.members[hit - 1] for hit in hits if hit]  # 0 is the witness.
         else:
             if self.singly is None:
                 self.singly = [each and _compile(each[1]) for each in self.members]
@@ -217,12 +217,14 @@ class RegexTable:
         """Forget an expression; a set is rebuilt when half of it is gone."""
         overlaid = self._overlay.pop(number, None)
         if overlaid is not None:
-            self._program -= overlaid[2]
+            _, _, weight = overlaid
+            self._program -= weight
             return
         group, at = self._where.pop(number)
         member = group.members[at]
         assert member is not None
-        self._program -= member[2]
+        _, _, weight = member
+        self._program -= weight
         group.members[at] = None
         group.alive -= 1
         if group.alive * 2 <= len(group.members):
@@ -270,7 +272,7 @@ class RegexTable:
         """Put expressions into a set, together with those of smaller sets."""
         # Only sets that are not larger are taken in: an expression is compiled anew
         # about log2(SET_COUNT_MAX / OVERLAY_MAX) times in its life.
-        program = sum(member[2] for member in members)
+        program = sum(weight for _, _, weight in members)
         while self._sets and self._sets[-1].alive <= len(members):
             last = self._sets[-1]
             if (
@@ -284,8 +286,8 @@ class RegexTable:
         group = _Set(members)
         self._sets.append(group)
         self._sets.sort(key=lambda each: -each.alive)
-        for at, member in enumerate(members):
-            self._where[member[0]] = (group, at)
+        for at, (number, _, _) in enumerate(members):
+            self._where[number] = (group, at)
 
 
 class RegexKind(PatternKind):

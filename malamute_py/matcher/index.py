@@ -117,6 +117,7 @@ class Index:
         self._checks: dict[int, Predicate] = {}
         """Numbers that are filed more widely than they match -> the predicate that decides."""
         self._checked = BitMap()
+        """Keys of `_checks`."""
         self._check_weights: dict[int, int] = {}
         """Weight of the expressions in a pattern; expressions filed as leaves count in their
         table."""
@@ -124,12 +125,15 @@ class Index:
         self._complements: dict[int, int] = {}
         """Number of a pattern -> the number of its negation."""
         self._negated = BitMap()
+        """Keys of `_complements`."""
         self._negations = BitMap()
+        """Values of `_complements`: a header matches those whose negated pattern it does not."""
         self._hidden = BitMap()
         """Numbers that are only parts of other patterns, and so are left out of results."""
         self._leaving: dict[int, int] = {}
         """Numbers that were discarded, and how many such changes the memo's log holds."""
         self._added = 0
+        """Patterns that callers have added, each counted once."""
 
     def __len__(self) -> int:
         """Return how many different patterns were added and not discarded."""
@@ -156,6 +160,7 @@ class Index:
                 pattern = self._take_up(canonical, predicate)
             self._hidden.discard(pattern.number)
             self._added += 1
+            # Headers that the memo knows are compared with the pattern when they come again.
             self._note(pattern.number, predicate)
         pattern.added_by_callers += 1
         return pattern.number
@@ -199,25 +204,26 @@ class Index:
             for bits, places in self._conjunctions.classes(fields for _, fields in headers):
                 _gather(alike, bits, places)
             return list(alike.values())
+        # Where all patterns are topics, headers of one key, its subject, are matched together.
         topics = self._tables.get("topic")
         others = len(self._tables) - (topics is not None)
-        plain = not (others or len(self._conjunctions) or self._complements)
+        topics_only = not (others or len(self._conjunctions) or self._complements)
         found: dict[tuple[int, ...], list[int]] = {}
-        single = list(range(len(headers)))
-        if plain and isinstance(topics, TopicTable):
-            single = [place for place, header in enumerate(headers) if len(header[0]) > 1]
-            if not single:
+        one_by_one = list(range(len(headers)))
+        if topics_only and isinstance(topics, TopicTable):
+            one_by_one = [place for place, (keys, _) in enumerate(headers) if len(keys) > 1]
+            if not one_by_one:
                 found = topics.classes([keys[0] for keys, _ in headers])
             else:
-                alone = [place for place, header in enumerate(headers) if len(header[0]) == 1]
-                subjects = [headers[place][0][0] for place in alone]
+                together = [place for place, (keys, _) in enumerate(headers) if len(keys) == 1]
+                subjects = [headers[place][0][0] for place in together]
                 for numbers, places in topics.classes(subjects).items():
-                    found[numbers] = [alone[place] for place in places]
+                    found[numbers] = [together[place] for place in places]
         hidden = self._hidden
         for numbers, places in found.items():
             bits = BitMap(numbers) - hidden if hidden else BitMap(numbers)
             _gather(alike, bits, places)
-        for place in single:
+        for place in one_by_one:
             keys, fields = headers[place]
             _gather(alike, self._resolve(keys, fields), [place])
         return list(alike.values())
@@ -265,7 +271,11 @@ class Index:
     def _conclude(
         self, keys: Keys, fields: Fields, found: list[int]
     ) -> Generator[None, None, BitMap]:
-        """Turn the findings of the tables into numbers, in steps where patterns are asked alone."""
+        """Return the numbers of all patterns that match a header; a generator, for steps().
+
+        found: numbers of the leaves that matched, by the tables. Conjunctions, predicates and
+        negations follow from them; each predicate with expressions is a step.
+        """
         if len(self._conjunctions):
             facts: list[HeldFact] = [*fields]
             facts.extend([name for name, _ in fields])
@@ -331,6 +341,7 @@ class Index:
         kind = kind_of(canonical)
         filing = kind.filing(canonical)
         if filing.conjunctions == (frozenset((Leaf(canonical),)),):
+            # The pattern is a leaf itself: its kind has a table that finds it.
             name = kind.name
             table = self._tables.get(name)
             if table is None:
@@ -466,7 +477,10 @@ class Classing:
         first: Iterable[None],
         alike: dict[bytes, tuple[BitMap, list[int]]],
     ) -> Iterator[None]:
-        """Sort the headers into classes with the same matches, some in each step."""
+        """Sort the headers of a batch into `alike`, the classes with the same matches, in steps.
+
+        made: returns the headers, once the steps of `first` are done, which make them.
+        """
         yield from first
         headers = made()
         if index.slow:

@@ -95,7 +95,7 @@ class Memo:
         before = entry.numbers
         numbers = before
         seen: set[int] = set()
-        for generation in range(self._generation - 1, entry.generation - 1, -1):
+        for generation in range(self._generation - 1, entry.generation - 1, -1):  # Newest first.
             change = self._log[generation % LOG_MAX]
             assert change is not None
             number, predicate = change

@@ -75,7 +75,8 @@ class SubjectRows:
         # The table is held beside what is known of it: an id is unique among the living only.
         found = self._known.get(id(table))
         if found is not None:
-            return found[1:]
+            _, chosen, places = found
+            return chosen, places
         keys = table.keys
         verdicts = list(map(self._verdicts.get, keys))
         if None in verdicts:

@@ -73,7 +73,8 @@ class Delivered(Protocol):
 def arrow_schema(*, lists: bool = False, decode: bool = False) -> pa.Schema:
     """Return the columns of to_arrow(); lists: for bodies that are lists of blobs.
 
-    subject is the first key, `keys` has all of them; properties are MessagePack maps.
+    decode: see to_arrow(). subject is the first key, `keys` has all of them; properties are
+    MessagePack maps.
     """
 
     def column(kind: Any) -> Any:
@@ -136,6 +137,7 @@ def to_arrow(
 ) -> pa.RecordBatch:
     """Return the delivered records of a batch as an Arrow record batch.
 
+    decode: repeated values, as subjects, stand in each row; otherwise codes of a dictionary do.
     header, schema: for batches of typed streams, see typed_to_arrow().
     unchanged: for bytes that another process may write over. Offsets and codes are copied then,
     so that no later reader computes with what has changed, and this is called once they are: it
@@ -301,6 +303,7 @@ def _header(
         if content.table.fieldmaps:
             _check_spread(field_codes, n, content.table.map_bytes(), "fields")
     if subject_codes is None and field_codes is None and not decode and _is_small(content.table):
+        # All rows have one header, as in most batches: its columns are kept for the next ones.
         shared = _all_alike(content.table, n)
     else:
         by_subject = _indices(subject_codes, n, subjects)

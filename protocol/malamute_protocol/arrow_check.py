@@ -67,7 +67,7 @@ def checked_rows(blob: Any, count: int, schema: Any) -> Any:
     for field, column in zip(rows.schema, rows.columns, strict=True):
         try:
             column.validate()
-            _check_views(column)
+            _check_views(column)  # The full validation looks at all bytes that the views name.
             column.validate(full=True)
             if len(column) != count:
                 raise ValueError(f"{len(column)} values")
@@ -124,7 +124,8 @@ def _within(column: Any, there: Any) -> Iterator[tuple[Any, Any, Any]]:
     """Yield (field, values, mask of those that count) of what lies in a column's rows.
 
     Of a struct, a map and lists whose values lie in order; of other types nothing. No row is
-    copied: rows of a view may name the same values again and again.
+    copied: rows of a view may name the same values again and again. there: mask of the column's
+    rows that count, since no level above is null there; None: all.
     """
     kind = column.type
     if not len(column):
@@ -197,7 +198,7 @@ def _claims(message: Any) -> _Claims:
     total = raw = 0
     for offset, length in _PAIR.iter_unpack(data[first : first + _PAIR.size * count]):
         total += max(0, length)
-        # -1: this buffer is stored as it is.
+        # A compressed buffer begins with its size before compression; -1: it is stored as it is.
         if packed and length >= _CLAIM_BYTES:
             raw += max(length, *struct.unpack_from("<q", body, offset))
     return _Claims(nodes, total, raw)
@@ -225,7 +226,8 @@ def _check_views(column: Any) -> None:
         if views is None:
             return
         numbers = np.frombuffer(views, np.int32, len(views) // _VIEW_BYTES * _VIEW_NUMBERS)
-        size = int(np.maximum(numbers[::_VIEW_NUMBERS], 0).sum(dtype=np.int64))
+        lengths = numbers[::_VIEW_NUMBERS]
+        size = int(np.maximum(lengths, 0).sum(dtype=np.int64))
         if size > DEFAULT_LIMITS.batch_bytes_max:
             raise BatchError(
                 "too_large",

@@ -13,7 +13,7 @@ import numpy as np
 
 from malamute_protocol.codec import CODECS, decompress
 from malamute_protocol.columns import I4, Array, check_offsets
-from malamute_protocol.content_layout import ARROW, LIST, Head
+from malamute_protocol.content_layout import ARROW, AT, LIST, Head
 from malamute_protocol.errors import BatchError
 from malamute_protocol.limits import Limits
 
@@ -38,47 +38,52 @@ def read_bodies(head: Head, view: memoryview, at: int, limits: Limits) -> Bodies
 
     at: position of the body section in the content, of which `view` is the bytes.
     """
-    most = limits.batch_bytes_max
-    if head.body_raw_bytes > most:
-        raise BatchError("too_large", f"a body of {head.body_raw_bytes} bytes, at most {most}", 104)
+    raw_bytes, most = head.body_raw_bytes, limits.batch_bytes_max
+    if raw_bytes > most:
+        reason = f"a body of {raw_bytes} bytes, at most {most}"
+        raise BatchError("too_large", reason, AT.body_raw_bytes)
     stored = view[at : at + head.body_bytes]
     if head.codec:
         if head.codec >= len(CODECS):
-            raise BatchError("bad_batch", f"unknown codec {head.codec}", 20)
-        section = memoryview(decompress(head.codec, stored, head.body_raw_bytes))
+            raise BatchError("bad_batch", f"unknown codec {head.codec}", AT.codec)
+        section = memoryview(decompress(head.codec, stored, raw_bytes))
     else:
         section = stored
     return _split(head, section, at)
 
 
 def _split(head: Head, section: Any, at: int) -> Bodies:
-    """Divide a body section into offsets and bytes, checked. Raises BatchError.
+    """Divide a decompressed body section into offsets and bytes. Raises BatchError: they disagree.
 
-    at: position of the section in the content, for the error.
+    at: position of the section in the content, for the error. An Arrow body stays one blob: its
+    message has bounds of its own.
     """
     if head.body_raw_bytes != len(section):
-        raise BatchError("bad_batch", "the body's sizes before and after differ", 104)
+        reason = "the body's sizes before and after differ"
+        raise BatchError("bad_batch", reason, AT.body_raw_bytes)
     if head.body_kind == ARROW:
-        return Bodies(section, np.zeros(0, I4), None)
+        return Bodies(section, np.zeros(0, I4), parts=None)
     n = head.count
-    first = 4 * (n + 1)
-    second = 4 * (head.parts_count + 1) if head.body_kind == LIST else 0
-    if first + second > len(section):
+    # The section is n+1 offsets of 4 bytes, those of the parts of lists, and the bytes they cut.
+    offsets_bytes = 4 * (n + 1)
+    parts_bytes = 4 * (head.parts_count + 1) if head.body_kind == LIST else 0
+    if offsets_bytes + parts_bytes > len(section):
         raise BatchError("bad_batch", "the body is too short for its offsets", at)
     offsets = np.frombuffer(section, I4, n + 1)
-    blob = section[first + second :]
+    blob = section[offsets_bytes + parts_bytes :]
     if head.body_kind == LIST:
-        parts = np.frombuffer(section, I4, head.parts_count + 1, first)
+        parts = np.frombuffer(section, I4, head.parts_count + 1, offsets_bytes)
         check_offsets(offsets, head.parts_count, "list", at)
-        check_offsets(parts, len(blob), "part", at + first)
+        check_offsets(parts, len(blob), "part", at + offsets_bytes)
         return Bodies(blob, offsets, parts)
     check_offsets(offsets, len(blob), "body", at)
-    return Bodies(blob, offsets, None)
+    return Bodies(blob, offsets, parts=None)
 
 
 def bounds_of_few(head: Head, view: memoryview, at: int, limits: Limits) -> tuple[int, ...]:
     """Return the body offsets of a few records, checked: one unpack is a tenth of numpy's calls.
 
+    For blobs without a codec, FEW records at most. at: position of the body section in `view`.
     Raises BatchError: they do not span the body section, fall, or a record is over the limit.
     """
     n, size, most = head.count, head.body_bytes, limits.record_bytes_max

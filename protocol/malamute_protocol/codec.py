@@ -38,7 +38,7 @@ def compress(codec: int, raw: bytes) -> bytes:
     """
     try:
         if codec == 1:
-            return zlib.compress(raw, 6, wbits=31)
+            return zlib.compress(raw, 6, wbits=31)  # 31: with gzip's header and checksum.
         if codec == 2:
             import cramjam
 
@@ -97,7 +97,8 @@ def _unsnappy(stored: Any, raw_bytes: int) -> bytes:
     """Decompress snappy's raw form, if it names `raw_bytes` itself. Raises BatchError."""
     import cramjam
 
-    # The raw format starts with the uncompressed length; the output buffer bounds the rest.
+    # The raw format starts with the uncompressed length: 7 bits in each byte, the lowest first,
+    # and the high bit where another byte follows. The output buffer bounds the rest.
     named, shift = 0, 0
     for byte in bytes(stored[:5]):
         named |= (byte & 0x7F) << shift
@@ -127,7 +128,7 @@ def _unzstd(stored: Any, raw_bytes: int) -> bytes:
     import zstandard
 
     # `max_output_size` is no bound when the frame names a size: look at it, then stream.
-    named = zstandard.frame_content_size(stored)
+    named = zstandard.frame_content_size(stored)  # -1: it names none.
     if named not in (-1, raw_bytes):
         raise BatchError("bad_batch", f"the zstd body names {named} bytes, not {raw_bytes}")
     decoder = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_MAX)

@@ -34,6 +34,7 @@ from malamute_protocol.columns import (
 from malamute_protocol.content_layout import (
     APPEND_TIMES,
     ARROW,
+    AT,
     BLOB,
     BODY_KINDS,
     CLIENT_TIME,
@@ -70,6 +71,8 @@ from malamute_protocol.properties import parse_properties, split_maps
 from malamute_protocol.stamp import STAMP_BYTES
 
 _HEAD_BYTES_MAX: Final = 1024
+_CHECKED_FROM: Final = AT.content_bytes
+"""Position in a content from which on its CRC counts."""
 _PROPERTIES: Final = PROPERTIES_CONSTANT | PROPERTIES_DICTIONARY | PROPERTIES_COLUMN
 _KEPT_TIMES: Final = 8
 """Factor of their compressed bytes up to which decompressed bodies are kept from their check to
@@ -117,12 +120,14 @@ class Content:
         if magic != CONTENT_MAGIC:
             raise BatchError("bad_batch", f"no content: the magic is 0x{magic:08X}")
         if version != CONTENT_VERSION:
-            raise BatchError("bad_batch", f"content version {version} is not known", 4)
+            raise BatchError("bad_batch", f"content version {version} is not known", AT.version)
         if head_bytes < CONTENT_BYTES or head_bytes > _HEAD_BYTES_MAX or head_bytes % 8:
-            raise BatchError("bad_batch", f"a content head of {head_bytes} bytes", 6)
+            raise BatchError("bad_batch", f"a content head of {head_bytes} bytes", AT.head_bytes)
         if content_bytes != len(view):
             raise BatchError(
-                "bad_batch", f"{len(view)} bytes where the head says {content_bytes}", 12
+                "bad_batch",
+                f"{len(view)} bytes where the head says {content_bytes}",
+                AT.content_bytes,
             )
 
     def __len__(self) -> int:
@@ -139,14 +144,18 @@ class Content:
         return self._sections
 
     def _locate(self) -> Sections:
-        """Return where each section begins, by the head's flags and sizes. Raises BatchError."""
+        """Return where each section begins, by the head's flags and sizes; -1: it is missing.
+
+        Each section is padded to a multiple of 8 bytes. Raises BatchError: they do not fill the
+        content, or flags are unknown or exclude each other.
+        """
         head = self.head
         flags, n = head.flags, head.count
         if flags & ~CONTENT_FLAGS:
-            raise BatchError("unsupported", f"unknown content flags {flags:#x}", 22)
+            raise BatchError("unsupported", f"unknown content flags {flags:#x}", AT.flags)
         kinds = flags & _PROPERTIES
-        if kinds & (kinds - 1):
-            raise BatchError("bad_batch", "more than one form of properties is flagged", 22)
+        if kinds & (kinds - 1):  # More than one bit is set.
+            raise BatchError("bad_batch", "more than one form of properties is flagged", AT.flags)
         codes_bytes = (4 * n + 7) & ~7
         subjects = position = head.head_bytes
         position += (head.subjects_bytes + 7) & ~7
@@ -169,7 +178,7 @@ class Content:
             properties = position
             position += (head.properties_bytes + 7) & ~7
         elif head.properties_bytes:
-            raise BatchError("bad_batch", "properties without their flag", 96)
+            raise BatchError("bad_batch", "properties without their flag", AT.properties_bytes)
         if flags & OFFSET_DELTAS:
             deltas = position
             position += codes_bytes
@@ -180,7 +189,9 @@ class Content:
         position += (head.body_bytes + 7) & ~7
         if position != head.content_bytes:
             raise BatchError(
-                "bad_batch", f"the sections need {position} bytes, not {head.content_bytes}", 12
+                "bad_batch",
+                f"the sections need {position} bytes, not {head.content_bytes}",
+                AT.content_bytes,
             )
         return Sections._make(
             (
@@ -260,7 +271,7 @@ class Content:
         if self._headers is not None:
             return
         reading = self.reading(self._limits, outlined=False)
-        while reading is not None and not reading.run(_never):
+        while reading is not None and not reading.run(_never):  # One step in each call.
             yield
         table = self.table
         if not table.fieldmaps:
@@ -304,7 +315,7 @@ class Content:
         default_field = 0 if table.fieldmaps else -1
         if subjects is None and (fields is None or not table.fieldmaps):
             if not table.keys:
-                raise BatchError("bad_batch", "the batch has no subject", 84)
+                raise BatchError("bad_batch", "the batch has no subject", AT.subjects_count)
             self.check_codes()
             return (table.header(0, default_field),), None
         if not table.fieldmaps:
@@ -416,6 +427,7 @@ class Content:
             assert column is not None
             blob = bytes(stored)
             maps = [blob[i:j] for i, j in pairwise(column.tolist())]
+            # A row with an empty map has none.
             order = np.arange(len(maps), dtype=np.int32)
             codes = np.where(np.diff(column) == 0, np.int32(-1), order)
         self._check_property(max(map(len, maps), default=0), limits)
@@ -466,6 +478,7 @@ class Content:
                 )  # fmt: skip
             if len(column) and int(column.max()) >= maps:
                 raise BatchError("bad_batch", "a property code is out of range", position)
+            # Some map is at least as large as their mean, of which alone is known without parsing.
             largest = (len(stored) - _ARRAY_BYTES_MAX) // max(1, maps)
         self._check_property(largest, limits)
 
@@ -533,7 +546,8 @@ class Content:
         offsets. Vectorised. empty: a content of no records is allowed (control batches). derived:
         it has offset deltas, as only a broker's extracted batches have. properties: False leaves
         them to properties(), for a consumer, which may never ask for any. Raises BatchError, and
-        nothing else, whatever the bytes are.
+        nothing else, whatever the bytes are; its number is the position of the field at fault
+        (SPEC.md, section 5.2).
         """
         self._limits = limits
         head = self.head
@@ -545,40 +559,48 @@ class Content:
                 12,
             )
         if size % 8:
-            raise BatchError("bad_batch", "the content's size is not a multiple of 8", 12)
+            raise BatchError(
+                "bad_batch", "the content's size is not a multiple of 8", AT.content_bytes
+            )
         # numpy arrays, unlike memoryviews, may be handed to the CRC without a copy.
-        tail: Any = self.view[12:]
+        tail: Any = self.view[_CHECKED_FROM:]
         tail = bytes(tail) if len(tail) < _COPY_BELOW else np.frombuffer(tail, np.uint8)
         if google_crc32c.value(tail) != head.content_crc:
-            raise BatchError("corrupt", "the content's checksum does not fit", 8)
+            raise BatchError("corrupt", "the content's checksum does not fit", AT.content_crc)
         if n > limits.batch_records_max:
             raise BatchError(
-                "too_large", f"{n} records in a batch, at most {limits.batch_records_max}", 16
+                "too_large", f"{n} records in a batch, at most {limits.batch_records_max}", AT.count
             )
         if n == 0 and not empty:
-            raise BatchError("bad_batch", "a batch without records", 16)
+            raise BatchError("bad_batch", "a batch without records", AT.count)
         if head.codec >= len(CODECS):
-            raise BatchError("bad_batch", f"unknown codec {head.codec}", 20)
+            raise BatchError("bad_batch", f"unknown codec {head.codec}", AT.codec)
         if kind >= len(BODY_KINDS):
-            raise BatchError("bad_batch", f"unknown body kind {kind}", 21)
+            raise BatchError("bad_batch", f"unknown body kind {kind}", AT.body_kind)
         if head.body_raw_bytes > limits.batch_bytes_max:
-            raise BatchError("too_large", f"a body of {head.body_raw_bytes} bytes", 104)
+            raise BatchError(
+                "too_large", f"a body of {head.body_raw_bytes} bytes", AT.body_raw_bytes
+            )
         if bool(flags & OFFSET_DELTAS) != derived:
             raise BatchError(
-                "bad_batch", "offset deltas belong to derived batches, only they do", 22
+                "bad_batch", "offset deltas belong to derived batches, only they do", AT.flags
             )
         if flags & APPEND_TIMES and not derived:
-            raise BatchError("bad_batch", "append times belong to derived batches", 22)
+            raise BatchError("bad_batch", "append times belong to derived batches", AT.flags)
         if flags & TRANSACTION_CONTROL:
-            raise BatchError("unsupported", "transaction control is reserved", 22)
+            raise BatchError("unsupported", "transaction control is reserved", AT.flags)
         if head.transaction_id:
-            raise BatchError("unsupported", "a transaction id is reserved", 48)
+            raise BatchError("unsupported", "a transaction id is reserved", AT.transaction_id)
         if head.schema_id and kind != ARROW:
-            raise BatchError("unsupported", "a schema id without an Arrow body is reserved", 36)
+            raise BatchError(
+                "unsupported", "a schema id without an Arrow body is reserved", AT.schema_id
+            )
         if bytes(self.view[_RESERVED]) != _ZEROS:
-            raise BatchError("unsupported", "the last bytes of the head are reserved", 112)
+            raise BatchError(
+                "unsupported", "the last bytes of the head are reserved", _RESERVED.start
+            )
         if kind != LIST and head.parts_count:
-            raise BatchError("bad_batch", "a count of parts without lists", 108)
+            raise BatchError("bad_batch", "a count of parts without lists", AT.parts_count)
         body_at = self.sections.body
         self._check_table(limits)
         self._check_times()
@@ -595,9 +617,13 @@ class Content:
         head = self.head
         fieldmaps, most = head.fieldmaps_count, limits.headers_max
         if head.subjects_count > most or fieldmaps > most:
-            raise BatchError("too_large", f"more than {most} distinct headers in a batch", 84)
+            raise BatchError(
+                "too_large", f"more than {most} distinct headers in a batch", AT.subjects_count
+            )
         if (fieldmaps == 0) != (head.fieldmaps_bytes == 0):
-            raise BatchError("bad_batch", "field maps without count, or the reverse", 88)
+            raise BatchError(
+                "bad_batch", "field maps without count, or the reverse", AT.fieldmaps_bytes
+            )
 
     def _check_table(self, limits: Limits) -> None:
         """Raise BatchError unless the header table is sound and within the limits.
@@ -612,7 +638,7 @@ class Content:
         if table.passed is not limits:
             table.check(limits)
         if head.count and not table.keys:
-            raise BatchError("bad_batch", "the batch has no subject", 84)
+            raise BatchError("bad_batch", "the batch has no subject", AT.subjects_count)
         if head.flags & (SUBJECT_CODES | FIELD_CODES):
             self.check_codes()
 
@@ -643,9 +669,15 @@ class Content:
         times, expiries, deltas = self.client_times, self.expiries, self.offset_deltas
         low, high = time_range(times)
         if (low, high) != (head.client_time_min_ms, head.client_time_max_ms):
-            raise BatchError("bad_batch", "least or greatest client time is not the column's", 64)
+            raise BatchError(
+                "bad_batch",
+                "least or greatest client time is not the column's",
+                AT.client_time_min_ms,
+            )
         if earliest(expiries) != head.earliest_expiry_ms:
-            raise BatchError("bad_batch", "the earliest expiry is not the column's", 56)
+            raise BatchError(
+                "bad_batch", "the earliest expiry is not the column's", AT.earliest_expiry_ms
+            )
         if deltas is not None and len(deltas) > 1 and not bool((deltas[1:] > deltas[:-1]).all()):
             raise BatchError("bad_batch", "offset deltas that do not rise", self.sections.deltas)
 

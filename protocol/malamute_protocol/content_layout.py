@@ -32,7 +32,9 @@ BODY_KINDS: Final[tuple[str, ...]] = ("blob", "list", "arrow")
 """Name of each body kind; its number is its index."""
 BLOB, LIST, ARROW = range(3)
 
-HEAD = struct.Struct("<IHHIIIBBHQIIQQqqqIIIIIIII16x")
+_FORMS: Final = "IHHIIIBBHQIIQQqqqIIIIIIII"
+"""Form of each field of the head, in order, as struct has it."""
+HEAD = struct.Struct(f"<{_FORMS}16x")
 assert HEAD.size == CONTENT_BYTES
 _TABLE_SIZES: Final = struct.Struct("<I4xI")
 """Bytes of the subjects and of the field maps, read from the head alone."""
@@ -69,6 +71,10 @@ class Head(NamedTuple):
     body_bytes: int
     body_raw_bytes: int
     parts_count: int
+
+
+AT: Final = Head._make(struct.calcsize(f"<{_FORMS[:before]}") for before in range(len(_FORMS)))
+"""Position of each field of the head in a content, for errors and for what is set afterwards."""
 
 
 class Sections(NamedTuple):

@@ -60,6 +60,7 @@ _LARGE: Final = 4096
 _BULK_BYTES: Final = 64 << 10
 """Size from which on a second copy costs more than numpy's calls."""
 _PADDING: Final = tuple(bytes(n) for n in range(8))
+"""Zeros by their number: _PADDING[-size & 7] brings a section to a multiple of 8 bytes."""
 _OPTIONS: Final = frozenset(Options.__annotations__)
 
 
@@ -104,7 +105,8 @@ def encode_bulk(
         )
     except TypeError:
         return encode(bodies, **options)  # The other function says which body is no bytes.
-    if len(content) != HEAD.unpack_from(content)[4]:
+    _, _, _, _, content_bytes, *_ = HEAD.unpack_from(content)
+    if len(content) != content_bytes:
         # Some body is a view of items wider than a byte: its len() is not its size.
         return encode(bodies, **options)
     # An array, because the CRC takes no memoryview.
@@ -143,6 +145,7 @@ def _plain(bodies: Sequence[bytes], subject: Any, limits: Limits, options: Optio
         return None
     get = options.get
     try:
+        # The fields of Head from content_bytes on; 0: such a content has no codec, flags and so on.
         rest = _REST.pack(
             size, count, 0, BLOB, 0,
             get("producer_id", 0), get("producer_epoch", 0), 0, get("first_sequence", 0), 0,
@@ -164,11 +167,14 @@ def plain_content(
 
     head: of the content that it is derived from. Byte for byte what the general way makes.
     """
-    pads = (
-        _PADDING[-len(subjects) & 7], _PADDING[-len(subject_codes) & 7],
-        _PADDING[-len(deltas) & 7], _PADDING[-len(body) & 7],
+    sections = b"".join(
+        (
+            subjects, _PADDING[-len(subjects) & 7],
+            subject_codes, _PADDING[-len(subject_codes) & 7],
+            deltas, _PADDING[-len(deltas) & 7], body, _PADDING[-len(body) & 7],
+        )
     )  # fmt: skip
-    sections = b"".join((subjects, pads[0], subject_codes, pads[1], deltas, pads[2], body, pads[3]))
+    # The fields of Head from content_bytes on; 0: no codec, times, field maps and properties.
     rest = _REST.pack(
         CONTENT_BYTES + len(sections), count, 0, BLOB, flags,
         head.producer_id, head.producer_epoch, head.schema_id, head.first_sequence,
@@ -194,6 +200,7 @@ def gathered_content(
             times, *body, _PADDING[-body_bytes & 7],
         )
     )  # fmt: skip
+    # The fields of Head from content_bytes on; 0: rows of several producers have no common one.
     rest = _REST.pack(
         CONTENT_BYTES + len(sections), count, 0, BLOB, flags, 0, 0, 0, 0, 0, 0, 0, 0,
         len(subjects), 1, 0, 0, 0, body_bytes, body_bytes, 0,
@@ -213,6 +220,7 @@ def encode_lists(bodies: Sequence[Sequence[bytes]], **options: Unpack[Options]) 
     part_offsets, pieces = _join(parts, limits, "part")
     offsets = np.zeros(len(bodies) + 1, I4)
     np.cumsum(np.fromiter(map(len, bodies), np.int64, len(bodies)), out=offsets[1:])
+    # Offsets of records count parts, and those of parts count bytes: together they give each size.
     sizes = np.diff(np.frombuffer(part_offsets, I4)[offsets])
     if len(sizes) and int(sizes.max()) > limits.record_bytes_max:
         row = int(sizes.argmax())
@@ -327,7 +335,10 @@ def _head(
     count: int, body_kind: int, parts_count: int, codec: int, body_bytes: int, raw_bytes: int,
     options: Options,
 ) -> tuple[bytes, list[Any]]:  # fmt: skip
-    """Return (the head after its CRC, the padded sections before the body), all limits checked."""
+    """Return (the head after its CRC, the padded sections before the body), all limits checked.
+
+    body_bytes, raw_bytes: size of the body section as it is stored, and before compression.
+    """
     if not options.keys() <= _OPTIONS:
         unknown = min(options.keys() - _OPTIONS)
         known = ", ".join(sorted(_OPTIONS))
@@ -342,10 +353,11 @@ def _head(
     subjects, subject_codes = subjects_of(count, options)
     fieldmaps, field_codes = fieldmaps_of(count, options)
     check_table(subjects, fieldmaps, subject_codes, field_codes, limits)
+    (packed_subjects, subjects_count), (packed_maps, maps_count) = subjects, fieldmaps
     flags = 0
     sections: list[Any] = []
-    _add(sections, subjects[0])
-    _add(sections, fieldmaps[0])
+    _add(sections, packed_subjects)
+    _add(sections, packed_maps)
     if subject_codes is not None:
         flags |= SUBJECT_CODES
         _add(sections, subject_codes)
@@ -393,10 +405,10 @@ def _head(
             earliest_expiry,
             least_time,
             greatest_time,
-            len(subjects[0]),
-            subjects[1],
-            len(fieldmaps[0]),
-            fieldmaps[1],
+            len(packed_subjects),
+            subjects_count,
+            len(packed_maps),
+            maps_count,
             properties_bytes,
             body_bytes,
             raw_bytes,

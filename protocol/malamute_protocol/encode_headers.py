@@ -112,7 +112,10 @@ def subjects_of(count: int, options: Options) -> tuple[tuple[bytes, int], Array 
 
 
 def _distinct(count: int, subjects: Any) -> tuple[list[Any], Array | None]:
-    """Dictionary-encode the subjects of the records."""
+    """Return the distinct subjects of the records, and each record's place among them.
+
+    None for the places: all have the same subject.
+    """
     if len(subjects) != count:
         raise LocalProtocolError("bad_batch", f"{len(subjects)} subjects for {count} records")
     try:
@@ -208,13 +211,18 @@ def check_table(
     field_codes: Array | None,
     limits: Limits,
 ) -> None:
-    """Check the header table with its reader's rules, by reading it."""
+    """Check the header table with its reader's rules, by reading it. Raises LocalProtocolError.
+
+    subjects, fieldmaps: (packed, number of entries) of each. The codes are for the reason, which
+    names a record.
+    """
     if limits is UNBOUNDED:
         return
-    if max(subjects[1], fieldmaps[1]) > limits.headers_max:
+    (packed_subjects, subjects_count), (packed_maps, maps_count) = subjects, fieldmaps
+    if max(subjects_count, maps_count) > limits.headers_max:
         raise BatchTooLarge(f"more than {limits.headers_max} distinct headers")
     try:
-        table = MEMO.table(subjects[0], fieldmaps[0], UNCHECKED)
+        table = MEMO.table(packed_subjects, packed_maps, UNCHECKED)
         if table.entries > limits.header_entries_max:
             most = limits.header_entries_max
             raise BatchTooLarge(f"{table.entries} keys and fields of all headers, at most {most}")
@@ -270,10 +278,14 @@ def times_of(count: int, times: object, what: str, none: int) -> Array | None:
 
 
 def properties_of(count: int, options: Options, limits: Limits) -> tuple[int, list[Any]]:
-    """Return (the flag of their form, the pieces of their section)."""
+    """Return (the flag of the properties' form, the pieces of their section); 0: there are none.
+
+    One map for all records, a dictionary with a code for each record, or a column of maps.
+    """
     section = options.get("property_section")
-    if section is not None:
-        return section[0], list(section[1])
+    if section is not None:  # It was taken from another content, as bytes.
+        form, pieces = section
+        return form, list(pieces)
     properties: Any = options.get("properties")
     if not properties:
         return 0, []
@@ -291,7 +303,7 @@ def properties_of(count: int, options: Options, limits: Limits) -> tuple[int, li
     distinct.pop(b"", None)
     if not distinct:
         return 0, []
-    if len(distinct) <= count // 2:
+    if len(distinct) <= count // 2:  # Where maps repeat, each is written once.
         places = dict(zip(distinct, range(len(distinct)), strict=True))
         places[b""] = -1
         codes = np.fromiter(map(places.__getitem__, pieces), I4, count)

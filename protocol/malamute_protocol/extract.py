@@ -233,7 +233,7 @@ def _headers(content: Content, chosen: Array, options: Options) -> None:
     if fields is None:
         options["field_table"] = table.fieldmaps[:1]
         return
-    # Shifted by one, so that "no fields" is code 0 while compacting.
+    # Shifted by one, so that "no fields" is code 0 while compacting. bare: some row has none.
     used, codes = _compact(fields[chosen] + 1, len(table.fieldmaps) + 1)
     bare = int(used[0]) == 0
     maps = [table.fieldmaps[i - 1] for i in used.tolist() if i]
@@ -251,9 +251,10 @@ def _compact(codes: Array, entries: int) -> tuple[Array, Array]:
 
 
 def _properties(content: Content, chosen: Array, options: Options) -> None:
-    """Return properties as bytes: cutting rows out does not look into unchecked bytes.
+    """Give the options of the encoder the properties of the chosen rows, as bytes.
 
-    A dictionary stays whole: to tell its maps apart is to parse it.
+    No check has looked into these bytes yet, and cutting rows out does not, either. A dictionary
+    stays whole: to tell its maps apart is to parse it.
     """
     column, stored = content.property_section()
     if stored is None:
@@ -281,7 +282,11 @@ def _bodies(bodies: Bodies, chosen: Array) -> tuple[list[Any], int]:
 
 
 def gather(offsets: Array, blob: Any, chosen: Array) -> tuple[Array, Any]:
-    """Return the chosen entries of an Arrow-like binary column, as such a column."""
+    """Return the chosen entries of an Arrow-like binary column, as such a column.
+
+    chosen: their places. Entries of one width are taken as numpy items, small ones byte by byte, of
+    all others each run of neighbours as a slice.
+    """
     sizes = np.diff(offsets)
     count = len(sizes)
     new_offsets = np.zeros(len(chosen) + 1, np.dtype("<i4"))

@@ -132,6 +132,7 @@ def decode_message(
             "too_large", f"{len(frames)} frames in a message, at most {limits.message_frames_max}"
         )
     # Before they are parsed: bytes that a peer claims to send must cost no more than it may send.
+    # A MessagePack array of up to 15 has its length in its first byte.
     small = first and first[0] & 0xF0 == SHORT_ARRAY
     claimed = first[0] & 0x0F if small else claimed_length(first)
     if claimed > limits.message_commands_max:
@@ -173,7 +174,11 @@ def decode_message(
 
 
 def _check_nesting(value: Any, most: int, place: int, command: Command, name: str) -> None:
-    """Check nesting level by level, so that no peer chooses how deep this code recurses."""
+    """Raise RemoteProtocolError where the value of a command's field nests deeper than `most`.
+
+    place: of the command in its message. name: of the field, which may have any value by its type.
+    The walk is level by level, so that no peer chooses how deep this code recurses.
+    """
     level: list[Any] = [value]
     elements = 0
     for _ in range(most + 1):

@@ -146,12 +146,14 @@ def rows_of(stamp: Stamp, content: Content, places: Any) -> list[Row]:
     begins, ends = bodies.offsets[places].tolist(), bodies.offsets[places + 1].tolist()
     told = [NO_TIME] * len(places) if times is None else times[places].tolist()
     subjects, fields = content.subject_codes, content.field_codes
-    of = [0] * len(places) if subjects is None else subjects[places].tolist()
+    by_subject = [0] * len(places) if subjects is None else subjects[places].tolist()
     default = 0 if table.fieldmaps else -1
-    having = [default] * len(places) if fields is None else fields[places].tolist()
+    by_fields = [default] * len(places) if fields is None else fields[places].tolist()
     wide = len(table.fieldmaps) + 1
-    # The headers of these rows only: those of all rows would cost by the batch's rows.
-    headers = table.headers([s * wide + f + 1 for s, f in zip(of, having, strict=True)])
+    # The headers of these rows only: those of all rows would cost by the batch's rows. Each pair
+    # of codes is one number, as HeaderTable.headers() takes it.
+    codes = zip(by_subject, by_fields, strict=True)
+    headers = table.headers([subject * wide + field + 1 for subject, field in codes])
     base, appended, view = stamp.base_offset, stamp.append_time_ms, bodies.blob
     return [
         Row(header, base + place, appended, time, bytes(view[begin:end]))
@@ -296,7 +298,8 @@ class SharedGathering:
         bounds, blob = gather(np.concatenate(self._bounds), b"".join(self._blobs), rows)
         blob, ends = memoryview(blob).cast("B"), np.cumsum(counts)
         firsts: Array = ends - np.array(counts, np.int64)
-        # The header is compared as a whole: its texts have other numbers in another batch.
+        # The header is compared as a whole: its texts have other numbers in another batch. Equal
+        # headers get one number, and a reader is `lone` whose rows all have the same.
         names: dict[Header, int] = {}
         present = np.zeros(len(self._headers), np.bool_)
         present[codes] = True
@@ -328,6 +331,7 @@ class SharedGathering:
             options = _options(headers, deltas[first:end], appended[first:end], told)
             contents.append(_assemble(end - first, BLOB, 0, [widths, bytes(body)], options))
         bases, lasts = offsets[firsts].tolist(), offsets[ends - 1].tolist()
+        # The batch of a reader's first row is the first that ends after it.
         lsns = np.array(self._lsns)[np.searchsorted(self._ends, rows[firsts], "right")].tolist()
         stamps = pack_stamps(
             (

@@ -91,12 +91,18 @@ class Outline:
         """Names of the fields; None: there are more than LEADS_MAX."""
 
     def add_subjects(self, keys: list[tuple[str, ...]]) -> Iterator[None]:
-        """Note subjects, in steps."""
+        """Note subjects, in steps: all keys for `items`, and their first parts for `leads`.
+
+        keys: of the next subjects of the table. A depth whose set gets too large is dropped with
+        all deeper ones.
+        """
         texts = list(chain.from_iterable(keys))
         self.items += items_of(texts)
         leads, counts = self.leads, self._counts
         parts = min(LEAD_PARTS_MAX, 1 + max(text.count(".") for text in texts))
         for depth in range(self._parts + 1, min(parts, len(leads)) + 1):
+            # No key had so many parts before: its own set and those below were that of the depth
+            # above.
             leads[depth - 1 :] = [set(leads[depth - 2])] * (len(leads) - depth + 1)
             counts[depth - 1] = counts[depth - 2]
         self._parts = max(self._parts, parts)
@@ -472,7 +478,9 @@ def _portions(data: bytes, decoder: Any, what: str) -> Iterator[tuple[bytes, int
     """Yield a table as arrays of few of its entries each, with how many keys or fields each claims.
 
     Only lengths are read: whatever is no string, array or map ends up in a portion that its decoder
-    refuses.
+    refuses. In MessagePack the bytes 0xA0 to 0xBF begin a string of 0 to 31 bytes; 0x80 to 0x8F,
+    0xDE and 0xDF a map, each member of which is two strings; 0xDC an array, with its length in two
+    bytes.
     """
     left = claimed_length(data)
     if left < 0:

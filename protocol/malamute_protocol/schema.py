@@ -219,10 +219,12 @@ class _Reading:
     def _type(self, number: int, table: int, column: str) -> str:
         """Return a column's type as text, by the number of its type in Arrow's schema.
 
-        table: position of the type's own table; 0: there is none.
+        table: position of the type's own table; 0: there is none. The numbers of types, those of
+        the fields that of() reads, and their defaults are Schema.fbs's.
         """
 
         def of(field: int, default: int = 0, form: str = "<i") -> int:
+            """Return a field of the type's table. form: as struct has it."""
             return self._scalar(form, table, field, default) if table else default
 
         if number in _PLAIN:

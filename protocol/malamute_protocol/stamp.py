@@ -190,6 +190,8 @@ def stamp_here(data: Any, position: int, lsn: int) -> Stamp | None:
     """
     if len(data) - position < STAMP_BYTES:
         return None
+    # In the order of the layout: 0 _BEGINNING, 1 CRC, 2 flags, 3 LSN, up to 13 control kind; 14 is
+    # unused, 15 the content's CRC. A name for each would cost as much as the rest.
     fields = _QUICK.unpack_from(data, position)
     if (
         fields[0] != _BEGINNING

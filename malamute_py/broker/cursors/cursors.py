@@ -105,8 +105,8 @@ class Cursors:
                 row.next = within
                 changes.append(
                     CursorSet(
-                        number, name, within, row.moved_ms, None, "clamped", row.by,
-                        self._shard.epoch,
+                        number, name, within, row.moved_ms, why="clamped", by=row.by,
+                        epoch=self._shard.epoch,
                     )
                 )  # fmt: skip
             self._take_up(stream, row)
@@ -213,8 +213,8 @@ class Cursors:
                 raise BrokerRefused("conflict", f"cursor '{name}' stands at {stands} already")
         why = "created" if stands is None else "reset" if command.force else "moved"
         change = CursorSet(
-            stream.number, name, next, self._shard.now_ms, None, why, link.owner,
-            self._shard.epoch,
+            stream.number, name, next, self._shard.now_ms, why=why, by=link.owner,
+            epoch=self._shard.epoch,
         )  # fmt: skip
         memory = self._shard.queues if stream.ring.memory else None
         reset = link.number if command.force else 0
@@ -284,8 +284,9 @@ class Cursors:
         found = self._links.contained(
             link, "EDIT_CURSOR", partial(self._create, link, command, stream)
         )
+        durable, every_record = False, ["all"]
         self._starts.resolve(
-            stream, start, False, ["all"], found,
+            stream, start, durable, every_record, found,
             end=stream.next, asker=link, wanted=lambda: link.open,
         )  # fmt: skip
 

@@ -174,7 +174,7 @@ class Pins:
                 self._pin(cursor)
         if self._turn:
             # The ticks of a round are spread over MARK_MS.
-            ticks = -(-len(self._pinning) // LOOKS_MAX)
+            ticks = -(-len(self._pinning) // LOOKS_MAX)  # Rounded up.
             self._due_ms = now_ms + max(1, MARK_MS // (ticks + 1))
         else:
             self._due_ms = max(self._begun_ms + MARK_MS, now_ms + 1)

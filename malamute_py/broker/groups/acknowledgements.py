@@ -54,6 +54,7 @@ class Acknowledgements:
     def prepare(self, link: Link, command: AckRecords, frame: Any = None) -> Part:
         """Prepare an ACK_RECORDS that is a command of its own. Raises BrokerRefused.
 
+        With a state, or an `again_ms` from 0 on, the records are not done: see AckRecords.
         An acknowledgement without a tracker is logged a little later, with others that have come by
         then: a restart before that brings the records again.
         """
@@ -64,7 +65,7 @@ class Acknowledgements:
             if command.state == WorkState.FAILED:
                 reason = command.reason[:REASON_MAX]
                 why = f"{FAILED}: {reason}" if reason else FAILED
-                return self._logged_return_part(group, member, picked, 0, why)
+                return self._logged_return_part(group, member, picked, after_ms=0, why=why)
             if command.state == WorkState.RENEWED:
                 renewing = Then(partial(self._leases.renew, group, member, picked))
                 return Part(effects=[renewing], memory=True, level=group.stream.level)
@@ -259,10 +260,11 @@ class _Finishing(_Acknowledging):
         """Let the records be held or wait as before, since the log did not take their end."""
         group, member = self.group, self.member
         holdings, now_ms = group.holdings, self.acknowledgements.shard.now_ms
+        # A member that has left holds nothing, unless its place in an exclusive group is kept.
         there = not member.ended or group.absent_holder is member
         for page, held, waited in self.withheld:
             if waited:
-                holdings.stay(page, waited, None, now_ms)
+                holdings.stay(page, waited, member=None, now_ms=now_ms)
             if not held:
                 continue
             holdings.stay(page, held, member if there else None, now_ms)

@@ -49,7 +49,10 @@ class DeadLetters:
         return bits
 
     def _bury(self, group: Group, batch: StampedBatch, entry: Tries, rows: int, back: Back) -> None:
-        """Move rows of one batch into the dead-letter mailbox, in halves if they do not fit."""
+        """Move rows of one batch into the dead-letter mailbox, in halves if they do not fit.
+
+        entry: what the log has of their attempts, the same for all of them.
+        """
         picked, count = group.withhold(batch.base, rows), rows.bit_count()
         burying = _Burying(self, group, picked, back, count, batch.base + low_bit(rows), entry)
         try:
@@ -75,6 +78,7 @@ class DeadLetters:
 
     def _part(self, group: Group, batch: StampedBatch, entry: Tries, rows: int) -> Part:
         """Return the part that puts copies of rows into the mailbox. Raises BrokerRefused."""
+        _, _, attempts, why = entry
         settings = self.shard.settings
         if self._steps.pressed:
             raise BrokerRefused("wait", "the log waits for its checkpoint")
@@ -93,7 +97,7 @@ class DeadLetters:
         expiries = content.expiries
         places = [offset - batch.base for offset in offsets]
         origin = Origin(
-            stream.number, stream.name, group.name, self.shard.epoch, entry[2], offsets,
+            stream.number, stream.name, group.name, self.shard.epoch, attempts, offsets,
             group.slots_at(offsets), append_time_of(batch.stamp),
             [] if expiries is None else expiries[places].tolist(),
         )  # fmt: skip
@@ -101,7 +105,7 @@ class DeadLetters:
         for name in names:
             try:
                 part = self._puts.put(
-                    name, sender="", content=Content(frame), frame=frame, why=entry[3],
+                    name, sender="", content=Content(frame), frame=frame, why=why,
                     asked_by=group.row.by, origin=origin, rows=rows,
                 )  # fmt: skip
             except BrokerRefused as error:

@@ -151,8 +151,7 @@ class Group:
         """Token of the one read of history that is under way; 0: none."""
         self.reading_from = 0
         self.reads_all = False
-        """Whether the reader takes all batches of the journal, since a selective read has
-        failed."""
+        """Whether the reader takes all batches of the journal: a selective read has failed."""
         self.idle_reads = 0
         self.queued = False
         self.flushing = False
@@ -428,7 +427,7 @@ class Group:
         given: list[Member] = []
         while bits and free.count:
             total = self.holdings.waiting + self.tail - self.holdings.read
-            share, deals = -(-total // free.count), min(total, free.count)
+            share, deals = -(-total // free.count), min(total, free.count)  # share: rounded up.
             while bits:
                 # A member has its next rows when all others have had theirs.
                 member = free.take()
@@ -468,7 +467,8 @@ class Group:
         The slots come from the pages: thousands of distinct first keys are hashed once.
         """
         base, end = batch.base, batch.next
-        if self._slots_of[0] != base or len(self._slots_of[1]) != end - base:
+        known, found = self._slots_of
+        if known != base or len(found) != end - base:
             found = np.zeros(end - base, np.uint16)
             for page, _ in self.holdings.within(base, end):
                 if page.slots is not None:
@@ -477,7 +477,7 @@ class Group:
                         first - page.base : stop - page.base
                     ]
             self._slots_of = base, found
-        return self._slots_of[1]
+        return found
 
     def hand(self, batch: StampedBatch, member: Member, bits: int, now_ms: int) -> int:
         """Put rows into a member's hands; returns how many."""
@@ -545,15 +545,15 @@ class Group:
         """Rows of a batch in their order, as (attempts so far, rows)."""
         found: list[tuple[int, int]] = []
         rest = bits
-        for entry, rows in self._tries_of(base, bits):
-            before = rest & ones(low_bit(rows))
+        for (_, _, attempts, _), rows in self._tries_of(base, bits):
+            before = rest & ones(low_bit(rows))  # Rows without an entry had no attempt.
             rest ^= before | rows
             if before:
                 found.append((0, before))
-            if found and found[-1][0] == entry[2]:
-                found[-1] = entry[2], found[-1][1] | rows
+            if found and found[-1][0] == attempts:
+                found[-1] = attempts, found[-1][1] | rows
             else:
-                found.append((entry[2], rows))
+                found.append((attempts, rows))
         if rest:
             found.append((0, rest))
         return found

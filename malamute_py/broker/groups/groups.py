@@ -177,6 +177,7 @@ class Groups:
         first, end = stream.begin, stream.position_end(row.epoch)
         before, epoch = row.next, self._shard.epoch
         changes: list[Change] = []
+        # The end of the last record that the log has as done, or tried.
         newest = max(row.done[-1][1] if row.done else 0, row.tries[-1][1] if row.tries else 0)
         if max(row.next, newest) > end:
             # A power loss took records back: their offsets will be given again.
@@ -274,7 +275,7 @@ class Groups:
         self._shard.quotas.check(link.quota_owner, "pattern_bytes", size)
         compile_pattern(command.pattern)
         if command.settings:
-            self._administration.settings_of(link, command.settings, None)
+            self._administration.settings_of(link, command.settings, over=None)
 
     def _turn_away(self, member: Member, code: str, reason: str, retry_ms: int = 0) -> None:
         """Refuse a member that is in no group yet."""
@@ -454,9 +455,8 @@ class Groups:
                 low,
                 stream.begin,
                 stream.next,
-                -1,
-                member.lease_ms,
-                list(stream.schemas.items()),
+                lease_ms=member.lease_ms,
+                schemas=list(stream.schemas.items()),
                 begin=int(stream.keys is not None),
             ),
         )
@@ -523,7 +523,7 @@ class Groups:
         now_ms = self._shard.now_ms
         before, held = group.holder, member.held
         released = group.leave(member, now_ms + keep_ms if keep_ms else 0, fault)
-        self._parted(group, member, held, why, 1)
+        self._parted(group, member, held, why, count=1)
         if fault and group.counts:
             self._returns.count(group, released, DIED)
         if group.absent_holder is member:
@@ -536,7 +536,7 @@ class Groups:
     ) -> None:
         """Remove the members of one link at once, so that what they held is divided once.
 
-        why: for the event. fault: what they held has had an attempt.
+        why: for the event. fault: the end counts as a failed attempt of what they held.
         """
         held = 0
         for member in members:

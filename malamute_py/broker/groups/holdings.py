@@ -206,7 +206,8 @@ class Holdings:
 
         also_waiting: an offset that waits counts as held, as for a holder that came back.
         """
-        if ranges[-1][1] > self.read:
+        _, last_end = ranges[-1]
+        if last_end > self.read:  # No member was given a record that was not read yet.
             return None
         if len(ranges) > FEW_RANGES:
             return self._pick_many(member, ranges, also_waiting)
@@ -246,6 +247,7 @@ class Holdings:
                 int(ends.searchsorted(page.base, "right")),
                 int(firsts.searchsorted(page.base + PAGE, "left")),
             )
+            # 1 where a range begins and -1 where one ends: the running sum is 1 within ranges.
             edges = np.bincount(np.maximum(firsts[here] - page.base, 0), minlength=PAGE + 1)
             edges -= np.bincount(np.minimum(ends[here] - page.base, PAGE), minlength=PAGE + 1)
             mask = bits_of_rows(np.cumsum(edges[:PAGE]) > 0)
@@ -325,7 +327,7 @@ class Holdings:
         self.waiting += mask.bit_count()
 
     def release(self, members: set[Any], *, leaving: bool = False) -> Picked:
-        """Let all offsets that some members held wait again; returns them.
+        """Let all offsets that some members held wait again; returns them, for each page.
 
         leaving: they are put on their way out, and wait once the log has the end of the attempt.
         """
@@ -432,6 +434,7 @@ class Holdings:
         for page, mask in picked:
             after = page.open & ~mask
             limit = min(PAGE, self.read - page.base)
+            # Each run of set bits begins with one whose lower neighbour is not set.
             if (mask & ~(mask << 1)).bit_count() > FEW_RUNS:
                 runs = _closed_runs(after, mask, limit)
             else:
@@ -473,6 +476,7 @@ def _few_closed_runs(open_rows: int, mask: int, limit: int) -> list[tuple[int, i
     at = 0
     while mask:
         # Both masks begin where the last run ended: they get shorter as the loop goes on.
+        # The run has the first offset of the mask, and begins after the last open one before it.
         skip = (mask & -mask).bit_length() - 1
         begin = at + (open_rows & ((1 << skip) - 1)).bit_length()
         open_rows >>= skip
@@ -481,6 +485,7 @@ def _few_closed_runs(open_rows: int, mask: int, limit: int) -> list[tuple[int, i
         if not open_rows:
             found.append((begin, max(limit, at + mask.bit_length())))
             break
+        # It ends at the next open one.
         skip = (open_rows & -open_rows).bit_length() - 1
         open_rows >>= skip
         mask >>= skip
@@ -496,9 +501,11 @@ def _closed_runs(open_rows: int, mask: int, limit: int) -> list[tuple[int, int]]
     """
     closed = np.zeros(limit + 2, np.int8)
     closed[1:-1] = ~rows_of_bits(open_rows & ones(limit), limit)
+    # With an open offset on either side, edges alternate: a run begins, a run ends.
     edges = np.flatnonzero(np.diff(closed))
     firsts, ends = edges[::2], edges[1::2]
     wanted = np.zeros(limit + 1, np.int32)
     np.cumsum(rows_of_bits(mask & ones(limit), limit), out=wanted[1:])
+    # wanted: how many offsets of the mask lie before each: more at a run's end, if it meets some.
     chosen = wanted[ends] > wanted[firsts]
     return list(zip(firsts[chosen].tolist(), ends[chosen].tolist(), strict=True))

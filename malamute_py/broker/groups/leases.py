@@ -120,7 +120,7 @@ class Leases:
         if group.counts:
             self._returns.count(group, picked, LEASE)
         else:
-            self._reader.back(group, picked, 0)
+            self._reader.back(group, picked, after_ms=0)
         if group.holder is not before:
             self._holders.settle(group)
 

@@ -41,7 +41,7 @@ class Progress:
         if group.gone or group.flushing:
             return
         holdings = group.holdings
-        low = holdings.low
+        low = holdings.low  # All records before it are done.
         ranges: list[Range] = []
         if low > group.row.next:
             ranges.append((group.row.next, low))

@@ -371,7 +371,7 @@ class GroupReader:
         """Have the journal read on for a group, from the oldest offset that it wants."""
         stream = group.stream
         if not self.turns.may_read:
-            self.turns.starve(group, None)
+            self.turns.starve(group, link=None)
             return
         token = self.turns.begin(group)
         group.reading, group.reading_from = token, offset
@@ -456,6 +456,7 @@ class GroupReader:
             kept = first_within_bounds(stream, answer, self._shard.now_ms)
             self._drop_before(group, kept)
         gaps, began = list(answer.gaps), group.dealt
+        # A gap comes before the batches that follow it: its first offset is `gaps[0][0]`.
         for run in answer.runs:
             data = memoryview(run.data)
             for at, size, base, count in run.spans:
@@ -501,7 +502,7 @@ class GroupReader:
             self._close_replaced(group, offset, to)
             self.wake(group)
         elif not self.turns.may_read:
-            self.turns.starve(group, None)
+            self.turns.starve(group, link=None)
         else:
             token = self.turns.begin(group)
             group.reading, group.reading_from = token, offset

@@ -91,7 +91,8 @@ class Requeueing:
             return
         found = self._puts.next_letters(job.search, job.is_mine)
         if found is not None:
-            self._sort(job, _Portion(found[0], lsn), found[1])
+            mailbox, letters = found
+            self._sort(job, _Portion(mailbox, lsn), letters)
         elif job.count:
             job.answer.value = partial(dict, count=job.count, gone=job.gone)
             job.answer.after(lsn)

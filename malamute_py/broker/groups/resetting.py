@@ -110,7 +110,7 @@ class Resetting:
         changes: list[Change] = [change]
         if row.kind == "exclusive":
             # The place is free: its holder has to join again as everyone has.
-            changes.append(GroupHeld(stream.number, group.name, None))
+            changes.append(GroupHeld(stream.number, group.name, holder=None))
         self._steps.put(changes, renewing, answer, memory=stream.ring.memory)
 
     def _stays(self, group: Group, code: str, reason: str, retry_ms: int) -> None:

@@ -59,7 +59,8 @@ class GroupSelection:
     def of_table(self, content: Content, base: int) -> tuple[Any, Any]:
         """Return the selection of a batch: (headers chosen or None for all, slots when keyed).
 
-        base: where the batch begins.
+        base: where the batch begins. `prepared` has the answer where the headers of this batch were
+        matched in slices before; `_seen` those of recent header tables.
         """
         if self.everything and not self._keyed:
             return None, None

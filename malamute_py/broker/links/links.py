@@ -133,7 +133,8 @@ class Links:
             if len(self.table) > shard.settings.links_max:
                 reason = f"at most {shard.settings.links_max} links"
                 refused = shard.quotas.over_all(credential, "links", reason)
-                self.refuse(link, 0, 0, refused.code, refused.reason)
+                no_command = no_reference = 0
+                self.refuse(link, no_command, no_reference, refused.code, refused.reason)
                 self.close(link, "refused", "limit", "")
                 return None
         link.heard_ms = shard.now_ms
@@ -182,12 +183,13 @@ class Links:
                 refusal, retry_ms = (error.code, error.reason), error.retry_ms
         if version is None or refusal is not None:
             assert refusal is not None
-            self.refuse(link, 1, 0, *refusal, retry_ms)
+            self.refuse(link, NUMBERS[Hello], 0, *refusal, retry_ms)
             self.close(link, "refused", *refusal)
             return
         if older is not None and older is not link:
             shard.counters["links_fenced"] += 1
-            # The number of a replica stays with its session.
+            # Without a template close() does not free the replica's number: it stays with the
+            # session, which this link has now.
             older.template = ""
             self.close(older, "fenced", "replaced", "another link of this session took over")
         link.owner, link.quota_owner, link.template = owner, quota_owner, template
@@ -443,7 +445,8 @@ class Links:
     ) -> None:  # fmt: skip
         """Answer a command with REFUSED; `wait` always says when to try again.
 
-        revision: see Refused.
+        command: its number; 0: no command is meant. reference: its tracker or request, by which the
+        client finds it; 0: it has none. revision: see Refused.
         """
         if link.state is State.CLOSED:
             return

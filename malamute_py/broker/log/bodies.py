@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 from malamute_protocol.content import Content
 from malamute_protocol.errors import BatchError
 from malamute_protocol.extract import extract, extractable
-from malamute_protocol.stamp import STAMP_BYTES, Stamp
+from malamute_protocol.stamp import LAST_OF_BUNDLE, STAMP_BYTES, Stamp
 from malamute_py.broker.context import Shard
 from malamute_py.broker.ready import MAIL_STREAM, BodiesFound, BodiesRead
 from malamute_py.broker.structures.bitmaps import rows_of_bits
@@ -158,9 +158,12 @@ class Bodies:
             return self._kept[base]
         if stamp is None:
             shard, head = self._shard, content.head
+            # The batch is in no ring: its LSNs are 0, and it is a bundle of its own.
             stamp = Stamp(
-                1, 0, 0, 0, shard.epoch, base, shard.now_ms, MAIL_STREAM, 0,
-                STAMP_BYTES + head.content_bytes, head.count, 0, head.content_crc,
+                flags=LAST_OF_BUNDLE, lsn=0, bundle_lsn=0, synced_lsn=0, epoch=shard.epoch,
+                base_offset=base, append_time_ms=shard.now_ms, stream=MAIL_STREAM, origin=0,
+                size=STAMP_BYTES + head.content_bytes, count=head.count, control_kind=0,
+                content_crc=head.content_crc,
             ).pack()  # fmt: skip
         body = self._kept[base] = Body(self._shard, stamp, frame, content)
         self.kept_bytes += body.size

@@ -25,7 +25,10 @@ class Ledger:
 
     def __init__(self, first: int, next: int, size: int) -> None:
         self._pieces: deque[list[int]] = deque()
+        """[offset after the piece, its bytes, time of its newest record or 0: not known]."""
         self._piece_bytes = 1 << 16
+        """Bytes from which on a piece is full, and records go into another; grows with the
+        stream."""
         self.bytes = size
         self.begin = first
         """Offset at which the first piece begins: that of the stream, or before where a trim left
@@ -82,13 +85,13 @@ class Ledger:
             return
         self.unsplit = False
         self.begin = first
-        old = self._pieces.popleft()
+        recovered_end, recovered_bytes, _ = self._pieces.popleft()
         size = 0
         for next, part in reversed(splits):
-            if next <= old[0]:
+            if next <= recovered_end:
                 self._pieces.appendleft([next, part, 0])  # 0: when it came is not known
                 size += part
-        self.bytes += size - old[1]
+        self.bytes += size - recovered_bytes
 
     def trimmed(self, first: int) -> None:
         """Uncount the pieces before `first`, which were trimmed."""

@@ -75,7 +75,7 @@ def newest_rows(content: Content, size: int) -> list[NewestRow]:
         subjects, found, own = _newest_without_fields(content, size)
         names = dict(zip(subjects, range(len(subjects)), strict=True))
         places = names.values() if len(names) < len(subjects) else range(len(subjects))
-        return [NewestRow(subjects[at], found[at], False, own[at]) for at in places]
+        return [NewestRow(subjects[at], found[at], deletion=False, size=own[at]) for at in places]
     headers, codes = content.headers()
     count = content.head.count
     if codes is None:
@@ -315,7 +315,8 @@ class Keys:
     def before(self, offset: int, copy: int, most: int, bytes_max: int) -> list[tuple[str, int]]:
         """Return (subject, offset) of newest records before an offset, or copied before a place.
 
-        most, bytes_max: so many at once, and one at least if there is one.
+        For the compaction, which copies them: the segment up to there is to be given up. most,
+        bytes_max: so many at once, and one at least if there is one.
         """
         found: list[tuple[str, int]] = []
         size = 0
@@ -377,7 +378,7 @@ class Keys:
         for subject, row, deletion, own in rows:
             known = coming.get(subject)
             if known is not None:
-                before = known[1]
+                _, before = known
             elif (value := self._value(subject)) is not None:
                 before = _size(value)
             else:
@@ -455,14 +456,15 @@ class Keys:
         rows: of each subject one, in the order of the copies.
         """
         newest, moved = self._newest, self._moved
-        if any(row[0] in moved or row[0] in newest for row in rows):
+        if any(subject in moved or subject in newest for subject, *_ in rows):
             rows = [row for row in rows if self._is_newer(row[0], row[1])]
-            for row in rows:
-                self._leave(row[0])
+            for subject, *_ in rows:
+                self._leave(subject)
         if not rows:
             return
         subjects, offsets, sizes, deleted, copies = zip(*rows, strict=True)
         units = _units(sizes)
+        # The last bit is _DELETED.
         values = [
             offset << _SHIFT | size | (time_ms is not None)
             for offset, size, time_ms in zip(offsets, units.tolist(), deleted, strict=True)
@@ -470,7 +472,8 @@ class Keys:
         moved.update(zip(subjects, map(Place, values, copies), strict=True))
         self._moved_offsets.add_many(offsets)
         self._at.update(zip(offsets, subjects, strict=True))
-        self.deleted.update((row[0], row[3]) for row in rows if row[3] is not None)
+        markers = zip(subjects, deleted, strict=True)
+        self.deleted.update((subject, time) for subject, time in markers if time is not None)
         self.names.add_many(subjects)
         self.memory += KEY_OVERHEAD * len(subjects) + sum(map(len, subjects))
         self.bytes += int(units.sum()) << _UNIT_SHIFT

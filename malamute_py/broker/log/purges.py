@@ -49,6 +49,7 @@ class Purges:
         if base >= self.before:
             return None
         headers, codes = content.headers()
+        # For each header of the batch: the offset before which its records are purged.
         ends = np.fromiter(map(self._purged_before, headers), np.int64, len(headers))
         if not (ends > base).any():
             return None

@@ -337,8 +337,8 @@ class Steps:
     ) -> None:
         """Queue a step: all its parts happen, or none.
 
-        reserved: whether `taken` was called. command: the one that the key names. digest: of the
-        contents that the key names.
+        reserved: whether the effects of the parts were called (`taken`) as each was prepared.
+        command: the one that the key names. digest: of the contents that the key names.
         """
         # Plain loops: generators were a third of the time of this method.
         for part in parts:
@@ -371,7 +371,7 @@ class Steps:
                 if part.key is not None:
                     keys = {} if keys is None else keys
                     keys[part.key] = part
-        step = Step(parts, size, waiter, keys, None, command, first, digest)
+        step = Step(parts, size, waiter, keys, command=command, first=first, digest=digest)
         if keys is not None:
             for one in keys:
                 self._under_way[one] = step
@@ -471,7 +471,10 @@ class Steps:
     def _bundles(
         self, queue: list[Step], places: tuple[int, int]
     ) -> tuple[list[AppendBundle], tuple[int, int]]:
-        """Lay queued steps into bundles of bounded size; returns these and the next places."""
+        """Lay queued steps into bundles of bounded size; returns these and the next places.
+
+        places: the next offset of the change log, and the next number of the mail stream.
+        """
         bundles: list[AppendBundle] = []
         change_next, mail_next = places
         steps: list[Step] = []
@@ -513,8 +516,8 @@ class Steps:
             crc = int.from_bytes(frame[CRC_AT : CRC_AT + 4], "little")
             batches.append(
                 Append(
-                    CHANGE_STREAM, change_next, len(records), self._shard.now_ms, frame, crc, None,
-                    CHANGE,
+                    CHANGE_STREAM, change_next, len(records), self._shard.now_ms, frame, crc,
+                    keys=None, control_kind=CHANGE,
                 )
             )  # fmt: skip
         token = self._shard.token()
@@ -522,7 +525,11 @@ class Steps:
         return AppendBundle(self._main.name, token, tuple(batches))
 
     def _lay(self, step: Step, mail_next: int) -> tuple[list[Append], list[bytes], int]:
-        """Return the contents and changes of a step, and the next number of the mail stream."""
+        """Return the contents and encoded changes of a step, and the mail stream's next number.
+
+        Each content gets its number or offset here, and the effects of its part are told it
+        (`based`): some make their changes by it.
+        """
         now_ms = self._shard.now_ms
         batches: list[Append] = []
         records: list[bytes] = []
@@ -604,9 +611,9 @@ class Steps:
             for waiter in later:
                 self._confirms.confirm(waiter, SYNCED)
         else:
-            main.unsettled.append(
-                Unsettled(end_lsn, 0, None, tuple(later), partial(self._settled, size))
-            )
+            # 0: Publishing counts off the bytes of an entry; those of steps the call counts off.
+            settled = partial(self._settled, size)
+            main.unsettled.append(Unsettled(end_lsn, 0, waiters=tuple(later), call=settled))
             if later:
                 main.awaited = end_lsn
 

@@ -160,6 +160,7 @@ class MailboxAdmin:
         page = listing.page
         names = self._mailboxes.names.after(listing.after)
         looked = 0
+        # after() leaves the name itself out: at first the prefix may be one.
         for name in chain((prefix,) if listing.first else (), names):
             if not link.open:
                 break
@@ -382,7 +383,11 @@ class MailboxAdmin:
         self._steps.take([self._messages.part(mailbox, change, leaving, piece)])
 
     def _piece(self, job: Emptying) -> list[RowsOfPut]:
-        """Return rows of the next puts that no reader holds; the job goes on after these puts."""
+        """Return rows of the next puts that no reader holds; the job goes on after these puts.
+
+        A piece has PIECE_PUTS puts at most, and ends with the first that makes it more than
+        PIECE_ROWS rows.
+        """
         mailbox = job.mailbox
         rows: list[RowsOfPut] = []
         table, number, progress = mailbox.rows, mailbox.number, mailbox.progress

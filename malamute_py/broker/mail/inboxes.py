@@ -94,7 +94,7 @@ class Inboxes:
         link.receivers[inbox.number] = inbox
         self.count += 1
         self._shard.quotas.add(link.quota_owner, "subscriptions")
-        if mailbox.able is NO_READERS:
+        if mailbox.able is NO_READERS:  # One object that all mailboxes without readers share.
             mailbox.able = OrderedDict()
         mailbox.readers[inbox] = None
         self._shard.counters["inboxes_opened"] += 1
@@ -128,7 +128,7 @@ class Inboxes:
         if known is None and command.settings:
             wanted = queue_settings(
                 MailboxSettings, {**settings.default_of("mailbox", name), **command.settings},
-                settings.settings_bytes_max, None,
+                settings.settings_bytes_max, over=None,
             )  # fmt: skip
             return self._mailboxes.use(name, link.owner, wanted)
         return self._mailboxes.use(name, link.owner)
@@ -256,10 +256,12 @@ class Inboxes:
     def _give(self, mailbox: Mailbox, inbox: Inbox, row: MessageRow) -> bool:
         """Hand a reader rows of the first put, or pass over a put that has no free ones.
 
-        False: the reader may be given none of it now.
+        False: the reader may be given none of it now. While bodies of earlier hand-outs are read
+        back, further ones wait behind them in the reader's `pipe`, which is bounded.
         """
         base = row.base
         progress = mailbox.progress.get(base)
+        # `free` loses the rows that have expired; `every` tells whether all rows are given.
         free = every = (
             row.left if progress is None else row.left & ~(progress.held | progress.delayed)
         )
@@ -369,7 +371,8 @@ class Inboxes:
                 self._unreadable(inbox, handout)
                 continue
             if row.expires_at_ms and row.expires_at_ms <= now_ms:
-                over = expired(mailbox, row, now_ms)[0] & mask
+                over, _ = expired(mailbox, row, now_ms)
+                over &= mask
                 if over:
                     self._forget_unsent(inbox, row, over)
                     self._messages.release(mailbox, row, over)
@@ -417,6 +420,8 @@ class Inboxes:
         frames, size = body.frames, body.size
         if count != row.count:
             frames, marked, size = body.rows(mask, self._bytes_min, self._share)
+            # marked: the whole batch leaves, with a bitmap of the rows. Where the credit does not
+            # take that, the rows are extracted after all.
             cut = body.extracted(mask) if marked and size > inbox.left_bytes else None
             if cut is not None:
                 frames, marked, size = cut, False, sum(map(len, cut))
@@ -450,7 +455,10 @@ class Inboxes:
     # --- acknowledgement ------------------------------------------------------------------------
 
     def prepare_ack(self, link: Link, command: AckMail, frame: Any = None) -> Part:
-        """Return the part that an ACK_MAIL becomes. Raises BrokerRefused: nothing was done."""
+        """Return the part that an ACK_MAIL becomes. Raises BrokerRefused: nothing was done.
+
+        With an `again_ms` below 0 the messages are done; with any other they come again after it.
+        """
         inbox = link.receivers.get(command.subscription)
         if not isinstance(inbox, Inbox):
             raise BrokerRefused(
@@ -466,7 +474,11 @@ class Inboxes:
         return self._messages.part(mailbox, change, _Again(self, inbox, rows, not_before_ms))
 
     def _held_rows(self, inbox: Inbox, command: AckMail) -> list[RowsOfPut]:
-        """Return the rows that an ACK_MAIL names. Raises BrokerRefused `not_held`."""
+        """Return the rows that an ACK_MAIL names. Raises BrokerRefused `not_held`.
+
+        The walk goes from put to put: `place` is the range at hand, `at` the number in it from
+        which on rows are still to be found. Rows that were not sent yet cannot be acknowledged.
+        """
         held, mailbox = inbox.held, inbox.mailbox
         rows, number = mailbox.rows, mailbox.number
         unsent: dict[int, int] = {}
@@ -620,8 +632,9 @@ def about_of(about: list[Run], mask: int, count: int) -> list[Run]:
     for key, first, length in about:
         for place in range(length):
             if mask >> (at + place) & 1:
-                if runs and runs[-1][0] == key and runs[-1][1] + runs[-1][2] == first + place:
-                    runs[-1] = key, runs[-1][1], runs[-1][2] + 1
+                of, begin, so_far = runs[-1] if runs else (None, 0, 0)
+                if of == key and begin + so_far == first + place:
+                    runs[-1] = key, begin, so_far + 1
                 else:
                     runs.append((key, first + place, 1))
         at += length

@@ -48,12 +48,13 @@ class PutProgress(msgspec.Struct, eq=False, gc=False):
 
     def attempt(self, free: int) -> tuple[int, int]:
         """Return the number of the next attempt at the first free rows, and which rows have it."""
-        low = free & -free
+        low = free & -free  # The first free row.
         times = 0
         if not self.once & low:
             same = free & ~self.once
         else:
             times, same = 1, free & self.once
+            # Rows that are in `once` and not in `often` were delivered one time.
             for count, rows in (self.often or {}).items():
                 if rows & low:
                     times, same = count, free & rows

@@ -134,11 +134,11 @@ class Mailboxes:
             return self.draft(name, by, wanted)
         default = settings.default_of("mailbox", name)
         if default is not settings.default_mailbox:
-            made = queue_settings(MailboxSettings, default, settings.settings_bytes_max, None)
+            made = queue_settings(MailboxSettings, default, settings.settings_bytes_max, over=None)
             return self.draft(name, by, made)
         if self._default is None:
             self._default = queue_settings(
-                MailboxSettings, settings.default_mailbox, settings.settings_bytes_max, None
+                MailboxSettings, settings.default_mailbox, settings.settings_bytes_max, over=None
             )
         return self.draft(name, by, self._default)
 

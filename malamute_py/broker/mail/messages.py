@@ -70,7 +70,7 @@ class Messages:
             mailbox.messages += count
             mailbox.bytes += message.size
             mailboxes.messages += count
-            mailboxes.stored_bytes[False] += message.size
+            mailboxes.stored_bytes[mailbox.memory] += message.size
             self.quotas.weigh(message.weighs_on, mailbox.resource, message.size)
             if message.expires_at_ms:
                 self._shorten(message, mailbox.settings.ttl_ms)
@@ -289,12 +289,13 @@ class Messages:
             self._remove_expired(self.mailboxes.by_number[number], rows)
 
     def _due(self, place: Pair) -> None:
-        """Let rows wait whose delay is over."""
-        mailbox = self.mailboxes.by_number.get(place[0])
+        """Let rows wait whose delay is over. place: (number of the mailbox, number of the put)."""
+        number, base = place
+        mailbox = self.mailboxes.by_number.get(number)
         if mailbox is None:
             return
         row = mailbox.rows.get(place)
-        progress = mailbox.progress.get(place[1])
+        progress = mailbox.progress.get(base)
         if row is None or progress is None or progress.times is None:
             return
         now_ms = self._shard.now_ms
@@ -304,25 +305,29 @@ class Messages:
                 mask |= rows
         self._undelay(mailbox, row, progress, mask)
         if mask & row.left & ~progress.held:
-            mailbox.push(place[1], row.priority)
+            mailbox.push(base, row.priority)
             self.wake(mailbox)
 
     def _expire(self, place: Pair, over: dict[int, list[RowsOfPut]]) -> None:
-        """Collect the rows of one batch that are past their expiry, and are not held."""
-        mailbox = self.mailboxes.by_number.get(place[0])
+        """Collect the rows of one put that are past their expiry, and are not held.
+
+        place: (number of the mailbox, number of the put). over: gets the rows, by mailbox.
+        """
+        number, base = place
+        mailbox = self.mailboxes.by_number.get(number)
         row = None if mailbox is None else mailbox.rows.get(place)
         if mailbox is None or row is None:
             return
         mask, following = expired(mailbox, row, self._shard.now_ms)
         if following:
             self.expiries.set(place, following)
-        progress = mailbox.progress.get(place[1])
+        progress = mailbox.progress.get(base)
         if progress is not None:
             # A reader keeps the rows that it holds; `_expire_if_due` looks at rows that come back.
             mask &= ~progress.held
         if mask:
             self.leaving(mailbox, row, mask)
-            over.setdefault(place[0], []).append((place[1], mask, row))
+            over.setdefault(number, []).append((base, mask, row))
 
     def _remove_expired(self, mailbox: Mailbox, rows: list[RowsOfPut]) -> None:
         """Log the end of expired messages of a mailbox; if the log refuses, look at them later."""

@@ -64,7 +64,7 @@ class Putting(_OfMailbox):
         assert part.content is not None
         if mailbox.memory:
             apply(NO_TABLES, mailboxes.in_memory, put)
-            messages.bodies.hold(base, None, part.frame, part.content)
+            messages.bodies.hold(base, stamp=None, frame=part.frame, content=part.content)
         else:
             if mailbox.state != STANDING:
                 mailboxes.stands(mailbox)

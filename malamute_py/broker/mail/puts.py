@@ -129,6 +129,7 @@ class Puts:
             self._check_room(mailbox, rows.bit_count() if rows else count, size)
             self._quotas.check_sent(asked_by or sender, mailbox.resource, size)
         now_ms = self._shard.now_ms
+        # The number is -1 until the put gets one, in its bundle: `based` sets it.
         put = MailPut(
             mailbox.number, -1, count, size, sender, now_ms, key, priority,
             deliver_at_ms if deliver_at_ms > now_ms else 0,
@@ -177,7 +178,8 @@ class Puts:
         A notice goes into a full mailbox, too: each stands for a request that was bounded. None:
         the requester has no mailbox any more.
         """
-        count = sum(run[2] for run in about)
+        # A message without a body for each request; frames of the same count are alike, and kept.
+        count = sum(length for _, _, length in about)
         frame = self._notices.get(count)
         if frame is None:
             frame = encode([b""] * count, subject="notice")
@@ -240,8 +242,8 @@ class Puts:
             puts = {} if mailbox is None or mailbox.memory else search.next_puts(mailbox)
             if mailbox is not None and puts:
                 return mailbox, [
-                    found for found in _free(mailbox, puts)
-                    if found[2].rare is not None and is_wanted(found[2].rare)
+                    (base, mask, row) for base, mask, row in _free(mailbox, puts)
+                    if row.rare is not None and is_wanted(row.rare)
                 ]  # fmt: skip
             search.end_place()
         return None

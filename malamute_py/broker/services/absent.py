@@ -58,7 +58,8 @@ class AbsentHolders:
         if known is None:
             known = self.by_holder[holder] = AbsentHolder()
         bases, rows = known.bases, known.rows
-        ordered = not bases or bases[-1] < had[0][0]
+        first_base, _, _ = had[0]
+        ordered = not bases or bases[-1] < first_base
         for base, some, _ in had:
             if base not in rows:
                 bases.append(base)

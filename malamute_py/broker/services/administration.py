@@ -305,7 +305,7 @@ class ServiceAdmin:
         if not held:
             self._revive(job, 0)
             return
-        part = self._returns.returned(service, held, "requeued", 0)
+        part = self._returns.returned(service, held, "requeued", again_ms=0)
         part.effects.append(Then(partial(self._revive, job), answer.refuse))
         self._steps.take([part])
 
@@ -342,6 +342,7 @@ class ServiceAdmin:
             self._registry.next_turn.append(partial(self._revive, job, lsn))
             return
         part = self._puts.revive(mailbox, rows, number)
+        # A service in memory holds the bodies of its requests itself: see _go_on().
         kept = {
             base: self._bodies.get(base)
             for change in part.changes if isinstance(change, RequestRevived)

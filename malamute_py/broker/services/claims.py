@@ -47,10 +47,11 @@ class Claims:
                     raise BrokerRefused("not_held", _named([number]))
                 last = min(end, batch.base + batch.row.put.count)
                 wanted = ones(last - number) << (number - batch.base)
-                absent = wanted & ~held
-                if absent:
-                    numbers = [batch.base + row for row in places_of(lowest(absent, NAMED_MAX + 1))]
-                    raise BrokerRefused("not_held", _named(numbers))
+                missing = wanted & ~held
+                if missing:
+                    # One more than is named: the refusal shows that there are more.
+                    some = places_of(lowest(missing, NAMED_MAX + 1))
+                    raise BrokerRefused("not_held", _named([batch.base + row for row in some]))
                 claimed[batch] = claimed.get(batch, 0) | wanted
                 number = last
         return list(claimed.items())
@@ -90,8 +91,9 @@ class Claims:
             twice = twice or bool(before & bit)
             claimed[batch] = before | bit
             key = batch.row.put.key
-            if runs and runs[-1][0] is key and runs[-1][1] + runs[-1][2] == row:
-                runs[-1] = key, runs[-1][1], runs[-1][2] + 1
+            of, begin, length = runs[-1] if runs else (None, 0, 0)
+            if of is key and begin + length == row:  # The row prolongs the run before it.
+                runs[-1] = key, begin, length + 1
             else:
                 runs.append((key, row, 1))
         if missing:

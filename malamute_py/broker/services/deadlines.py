@@ -68,7 +68,7 @@ class Deadlines:
         over: dict[Service, list[BatchRows]] = {}
         for thing in self._registry.timers.take(now_ms, shard.settings.timers_max):
             if type(thing) is Lease:
-                if thing.due_ms > now_ms:
+                if thing.due_ms > now_ms:  # The worker has renewed it since.
                     thing.slot = self._registry.timers.add(thing.due_ms, thing)
                 elif thing.rows:
                     place = thing.batch.service, thing.in_flight.holder
@@ -127,7 +127,10 @@ class Deadlines:
         self._shard.event("request_expired", "warning", service=service.name, count=count)
 
     def _settle(self) -> None:
-        """Expire, give back or bury requests again where the log has refused it a while ago."""
+        """Expire, give back or bury requests again where the log has refused it a while ago.
+
+        What is to be done with each is decided anew, by what the tables say of it now.
+        """
         batches = list(islice(self._ends.unsettled, self._shard.settings.timers_max))
         now_ms = self._shard.now_ms
         for batch in batches:
@@ -138,6 +141,7 @@ class Deadlines:
             if deadline_ms and deadline_ms <= now_ms and batch.alive:
                 self._expire(batch.service, [(batch, batch.alive)])
                 continue
+            # Rows that a worker holds by the tables, and no lease has: their offer has ended.
             lost = batch.alive & ~batch.row.waiting & ~batch.moving & ~batch.leased
             if lost:
                 self._returns.give_back(batch.service, [(batch, lost)], "died")

@@ -136,5 +136,5 @@ class WorkDelivery:
         self._shard.counters["work_bytes_out"] += spent
         if link.room < link.ask_below:
             self._links.ask_if_little_room(link)
-        if offer.bucket < 0:
+        if offer.bucket < 0:  # It is not filed as ready; the credit that came back may change it.
             offer.owner.resume(offer)

@@ -119,7 +119,7 @@ class Filed(Generic[Batch, Worker]):
                 return None
             order, _, queue = heap[0]
             if filed.get(queue) != order:
-                heappop(heap)
+                heappop(heap)  # The queue was filed anew under another order.
             elif not queue.rows:
                 heappop(heap)
                 del filed[queue]
@@ -167,6 +167,7 @@ class Priorities(Generic[Batch, Worker]):
         """
         if self.overdue is not None:
             queue, place, rows = self.overdue
+            # It keeps its turn as long as its head is the entry that it was given the turn for.
             if queue.rows and queue.head()[:2] == (place, rows):
                 return queue
             self.overdue = None
@@ -563,7 +564,8 @@ class Dispatch(Generic[Batch, Worker]):
             if most <= 0:
                 # The offer has no credit for so large a batch. More credit files it again.
                 continue
-            count = min(most, left, max(-(-waiting // ready), self.prefetch))
+            share = -(-waiting // ready)  # Rounded up.
+            count = min(most, left, max(share, self.prefetch))
             rows = mask if count == left else lowest(mask, count)
             mask ^= rows
             left -= count

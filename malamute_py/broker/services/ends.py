@@ -125,7 +125,7 @@ class Ends:
                 runs += [(change.key, first, count) for first, count in runs_of(rows)]
         parts: list[Part] = []
         for (reply_to, asked_by), runs in places.items():
-            count = sum(run[2] for run in runs)
+            count = sum(length for _, _, length in runs)
             part = self._puts.notice(reply_to, asked_by=asked_by, about=runs, why=why)
             if part is None:
                 self.undeliverable(reply_to, count)

@@ -131,7 +131,10 @@ class HandOuts:
         return budget
 
     def _hand_out(self, service: Service, shares: Sequence[Share]) -> None:
-        """Put the hand-out of rows that are moving on its way into the log."""
+        """Put the hand-out of rows that are moving on its way into the log.
+
+        shares: (offer, batch, its rows for that offer, bytes of credit that were taken for them).
+        """
         # Rows of one batch that waited in several queues leave as one WORK.
         together: dict[tuple[Offer, RequestBatch], tuple[int, int]] = {}
         for offer, batch, rows, cost in shares:
@@ -178,7 +181,7 @@ class HandOuts:
         if offer.ended:
             # The offer ended before the log had the hand-out: nothing was sent, so that was no
             # attempt.
-            self._returns.give_back(batch.service, [(batch, alive)], WITHDRAWN, 0)
+            self._returns.give_back(batch.service, [(batch, alive)], WITHDRAWN, again_ms=0)
             return
         self._count += 1
         lease = Lease(

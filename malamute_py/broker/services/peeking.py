@@ -89,6 +89,7 @@ def _entry(batch: RequestBatch, row: int) -> dict[str, Any]:
     """Return what an answer shows of one request: its subject, sender, times, state and holder."""
     put, bit = batch.row.put, 1 << row
     subjects = put.subjects
+    ((attempts, _),) = batch.attempts(bit)
     entry: dict[str, Any] = {
         "number": batch.base + row,
         "subject": subjects[row if len(subjects) > 1 else 0] if subjects else "",
@@ -96,7 +97,7 @@ def _entry(batch: RequestBatch, row: int) -> dict[str, Any]:
         "at_ms": put.at_ms,
         "deadline_ms": batch.deadline_ms,
         "priority": put.priority,
-        "attempts": batch.attempts(bit)[0][0],
+        "attempts": attempts,
         "state": "delayed" if batch.delayed & bit else "waiting",
         "not_before_ms": 0,
         "holder": "",

@@ -73,9 +73,9 @@ class Recovery:
         for hold in row.holds:
             in_flight = service.orphans.get(hold.holder)
             if in_flight is None:
-                in_flight = service.orphans[hold.holder] = InFlight(hold.holder, None)
+                in_flight = service.orphans[hold.holder] = InFlight(hold.holder, offer=None)
             lease_ms = hold.lease_ms or self._shard.settings.lease_ms
-            lease = Lease(batch, hold.rows, in_flight, hold.at_ms, lease_ms, 0)
+            lease = Lease(batch, hold.rows, in_flight, hold.at_ms, lease_ms, hand_out=0)
             in_flight.add(lease)
             service.held += hold.rows.bit_count()
             self._deadlines.recovered.append(lease)

@@ -92,7 +92,7 @@ class Registry:
             ServiceSettings,
             {**limits.default_of("service", name), **(settings or {})},
             limits.settings_bytes_max,
-            None,
+            over=None,
         )
         number = self._mailboxes.number()
         service = Service(ServiceRow(number, name, made, by, self._shard.now_ms))

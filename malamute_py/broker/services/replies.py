@@ -74,7 +74,8 @@ class Replies:
         offer.late = False
         if command.last and twice:
             raise BrokerRefused("bad_batch", "two last replies to one request")
-        asked = items[0][0].row.put
+        first_batch, _ = items[0]
+        asked = first_batch.row.put
         reply_to = asked.reply_to
         if any(batch.row.put.reply_to != reply_to for batch, _ in items):
             raise BrokerRefused("bad_batch", "the requests have more than one reply_to")
@@ -98,7 +99,8 @@ class Replies:
         try:
             return self._puts.put(
                 asked.reply_to, sender=link.holder, content=content, frame=frame,
-                about=runs if any(run[0] for run in runs) else (), last=last,
+                # Requests without a key cannot be named to their sender.
+                about=runs if any(key for key, _, _ in runs) else (), last=last,
                 asked_by=asked.sender,
             )  # fmt: skip
         except BrokerRefused as error:
@@ -169,7 +171,7 @@ class Replies:
                 service, items, "returned", max(0, min(command.again_ms, TIME_MAX)), reason
             )
         if state == WorkState.RELEASED:
-            return self._returns.returned(service, items, RELEASED, 0)
+            return self._returns.returned(service, items, RELEASED, again_ms=0)
         raise BrokerRefused("unsupported", f"no state {state} of work")
 
     def _renew(self, items: list[BatchRows], _: int) -> None:

@@ -93,6 +93,7 @@ class Requests:
         now_ms = self._shard.now_ms
         timeout_ms = command.timeout_ms or service.row.settings.timeout_ms
         digest = digest_of(content) if command.key else 0
+        # The number is -1 until the batch gets one, in its bundle: `based` sets it.
         change = RequestPut(
             service.number, -1, count, size, link.holder, reply_to, now_ms,
             now_ms + delay_ms + timeout_ms if timeout_ms else 0, command.key,
@@ -224,7 +225,7 @@ class _Incoming(Effect):
         if service.state == DRAFT and not service.memory:
             changes.append(self.requests._registry.creation(service))
         changes.append(change)
-        if service.direct:
+        if service.direct:  # Some offers may be handed requests at once.
             self._share()
             now_ms = self.requests._shard.now_ms
             for offer, (rows, _) in self.shares.items():
@@ -256,7 +257,7 @@ class _Incoming(Effect):
         if service.memory:
             for one in part.changes:
                 apply(NO_TABLES, requests._shard.queues, one)
-            requests._bodies.hold(change.base, None, part.frame, content)
+            requests._bodies.hold(change.base, stamp=None, frame=part.frame, content=content)
         else:
             requests._bodies.keep(change.base, part.stamp, part.frame, content)
             if service.state == DRAFT:

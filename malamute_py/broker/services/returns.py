@@ -43,8 +43,8 @@ class Returns:
     ) -> Part:  # fmt: skip
         """Return a part of a step by which rows that are held wait again, or become dead letters.
 
-        again_ms: pause before they may be handed out; None: the service's back-off. said: the
-        worker's reason, which dead letters repeat.
+        why: how the attempt ended. again_ms: pause before they may be handed out; None: the
+        service's back-off. said: the worker's reason, which dead letters repeat.
         """
         now_ms = self._shard.now_ms
         by_pause: dict[int, list[BatchRows]] = {}
@@ -154,7 +154,7 @@ class Returns:
             if not leases:
                 self._leaving.popleft()
             if items:
-                self.give_back(service, merged(items), why, 0)
+                self.give_back(service, merged(items), why, again_ms=0)
         if self._leaving:
             self._registry.next_turn.append(self._give_back_some)
 

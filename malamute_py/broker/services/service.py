@@ -331,7 +331,8 @@ class Service(Dispatch[RequestBatch, Offer]):
         """Settings that are on their way into the log: the next edit begins from them."""
         self.state = DRAFT
         self.making = 0
-        """Changes that make it and are on their way by themselves, without requests."""
+        """Changes on their way into the log that make the service and bring no requests, as of
+        CREATE_SERVICE."""
         self.batches: dict[int, RequestBatch] = {}
         self.rows = 0
         """Requests that wait or are held."""
@@ -346,10 +347,13 @@ class Service(Dispatch[RequestBatch, Offer]):
         self.reserved_size = 0
         """Bytes of the batches of requests on their way into the log."""
         self.orphans: dict[str, InFlight] = {}
-        """Holder -> the requests that it held when the broker ended."""
+        """Holder -> the requests that it held when the broker ended, and still holds: no other
+        worker gets them while their leases last."""
         self.absent = AbsentHolders()
+        """Holders that lost a link: their requests wait for any worker again, but an answer that
+        was on its way may still end them."""
         self.dead = 0
-        """Dead letters since the broker began."""
+        """Number of dead letters since the broker began."""
         self.refusing = False
         """Whether the mailbox of its dead letters has refused one, and taken none since."""
 
@@ -374,9 +378,10 @@ class Service(Dispatch[RequestBatch, Offer]):
         return self.name[: NAME_BYTES_MAX - len(DEAD)] + DEAD
 
     def wait(self, batch: RequestBatch, mask: int, *, again: bool) -> None:
-        """Let rows wait. again: they came back, and go before rows that were never handed out.
+        """Put rows into the queues of their subjects, from which workers are handed them.
 
-        Others take their place by number, also where rows of later numbers wait already.
+        again: they came back, and go before rows that were never handed out. Others take their
+        place by number, also where rows of later numbers wait already.
         """
         priority = batch.row.put.priority
         order = batch.base if again else batch.base + FRESH
@@ -391,6 +396,7 @@ class Service(Dispatch[RequestBatch, Offer]):
             if priority:
                 self.wait_before(queue)
             if self.is_slow(queue):
+                # The patterns of workers are compared with this subject in steps, later.
                 self.new_subjects[queue] = None
                 continue
             for workers in self.takers_of(queue):

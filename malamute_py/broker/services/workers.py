@@ -172,7 +172,7 @@ class Offers:
     def _leave_orphans(self, offer: Offer, why: str) -> int:
         """Let requests wait again that a holder held before a restart, if it has no offer left.
 
-        Returns their number.
+        offer: its last one, which has ended. why: how. Returns their number.
         """
         service, holder = offer.service, offer.in_flight.holder
         in_flight = service.orphans.get(holder)

@@ -46,6 +46,8 @@ from malamute_py.broker.streams.start_positions import Begin, Starts, may_match
 from malamute_py.changelog.records import ProducerOpened
 from malamute_py.matcher import compile_pattern
 
+EPOCHS_TOLD: Final = 64
+"""Epochs of a stream that STREAM_INFO tells, the newest."""
 PIECE_NAMES: Final = 2_000
 """Streams that one turn looks at for a page. For a caller that may see few of them the broker looks
 at all."""
@@ -171,7 +173,7 @@ class StreamAdmin:
         return {
             **_short(stream, self._shard.now_ms),
             "epoch": self._shard.epoch,
-            "epochs": [list(pair) for pair in stream.epochs[-64:]],
+            "epochs": [list(pair) for pair in stream.epochs[-EPOCHS_TOLD:]],
             "ring": stream.ring.name,
             "visible": stream.visible_next,
             "last_time_ms": stream.newest_ms,
@@ -198,7 +200,10 @@ class StreamAdmin:
     def _list(
         self, link: Link, command: ListStreams, after: str, page: list[dict[str, Any]]
     ) -> None:
-        """Look at some of the names after one for a page, and answer when the page is whole."""
+        """Put together a page of LIST_STREAMS: of PIECE_NAMES names, the rest in a later turn.
+
+        after: the name from which to go on. page: what earlier turns have found.
+        """
         catalogue = self._catalogue
         limit = max(1, min(command.limit, self._shard.settings.page_max))
         more = False
@@ -225,7 +230,7 @@ class StreamAdmin:
     # --- positions --------------------------------------------------------------------------
 
     def find_offset(self, link: Link, command: FindOffset) -> None:
-        """Resolve a start to an offset."""
+        """Answer FIND_OFFSET: the offset at which a reader with this start would begin."""
         # Positions that say nothing of what records hold are among the facts of a stream.
         plain = command.start and command.start[0] in _PLAIN_STARTS
         action = self._catalogue.telling(link.owner, command.stream) if plain else "read"
@@ -247,8 +252,9 @@ class StreamAdmin:
                 },
             )  # fmt: skip
 
+        durable, every_record = False, ["all"]
         self._starts.resolve(
-            stream, command.start, False, ["all"],
+            stream, command.start, durable, every_record,
             self._links.contained(link, "FIND_OFFSET", found),
             end=stream.next, asker=link, wanted=lambda: link.open,
         )  # fmt: skip
@@ -347,7 +353,7 @@ class StreamAdmin:
     def open_producer(self, link: Link, command: OpenProducer) -> None:
         """Give a producer id, or resume one; the answer follows when its change is durable."""
         producers = self._producers
-        if command.id == 0:
+        if command.id == 0:  # A new producer is asked for.
             publishing = self._publishing
             # Producers that are being forgotten still count in `producers`.
             most = self._shard.settings.producers_max + publishing.forgetting

@@ -100,7 +100,8 @@ class Compaction:
     def _found(self, stream: Stream, keys: Keys, may_copy: bool, value: Any) -> None:
         """Give up the oldest segments, or have the newest records of one copied first.
 
-        value: the oldest segments, each with its end and the offsets that follow it, by stream.
+        may_copy: see _look(). value: the oldest segments, each with its end and the offsets that
+        follow it, by stream.
         """
         room = keys.room
         room.asked = False
@@ -113,10 +114,11 @@ class Compaction:
         for end_lsn, nexts in value["oldest"]:
             if stream.ring.end_lsn < room.look_lsn:
                 return  # The ring has room enough again.
+            # The first record, and the first copy, that lie after the segment.
             following, copy = nexts.get(stream.number, 0), nexts.get(MOVED_STREAM, 0)
             if following > stream.pinned:
                 break
-            if keys.before(following, copy, 1, 0):
+            if keys.before(following, copy, most=1, bytes_max=0):  # Some newest record is in it.
                 if may_copy and room.takes_copies(stream.ring.end_lsn):
                     room.asked = True
                     self._copy(stream, keys, following, copy)
@@ -202,7 +204,10 @@ class Compaction:
         )
 
     def take(self) -> list[AppendBundle]:
-        """Return the bundles of copies; each must be answered before the next take."""
+        """Return the bundles of copies; each must be answered before the next take.
+
+        Records that damage took, or that were replaced since they were read, are left out.
+        """
         queue, self.queue = self.queue, []
         bundles: list[AppendBundle] = []
         for copies in queue:
@@ -218,8 +223,9 @@ class Compaction:
             token = self._shard.token()
             self.handed[token] = copies
             append = Append(
-                MOVED_STREAM, copies.base, len(copies.batches), self._shard.now_ms, frame, crc, None
-            )
+                MOVED_STREAM, copies.base, len(copies.batches), self._shard.now_ms, frame, crc,
+                keys=None,
+            )  # fmt: skip
             bundles.append(AppendBundle(ring.name, token, (append,)))
         return bundles
 

@@ -94,7 +94,7 @@ class Conditions:
         end_lsn = stream.ring.end_lsn + keys.taken_bytes + size
         most = keys.bytes + keys.coming_bytes + size
         # `most` counts the batch as if it replaced no record: most batches need no closer look.
-        if most <= room.newest_max and room.allows(end_lsn, False):
+        if most <= room.newest_max and room.allows(end_lsn, deletion=False):
             return
         deletion = all(row.deletion for row in rows)
         if most > room.newest_max and not deletion:

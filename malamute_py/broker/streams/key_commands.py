@@ -85,7 +85,9 @@ class KeyCommands:
             bound = None
             if not self._shard.settings.permit(link.owner, "write", command.stream):
                 bound = self._shard.settings.subjects(link.owner, command.stream)
-            stream, _ = self._stream(link, command, *(["write"] if bound is None else []))
+            # A writer that is bound to subjects has no permission for the stream as a whole.
+            actions = ["write"] if bound is None else []
+            stream, _ = self._stream(link, command, *actions)
         except BrokerRefused as error:
             self._publishing.refuse(link, command, error.code, error.reason, error.retry_ms)
             return
@@ -101,7 +103,10 @@ class KeyCommands:
         self._get(link, command, TRIES_MAX)
 
     def _get(self, link: Link, command: GetKey, tries: int) -> None:
-        """Answer with a key's newest value, from memory if it is there, once it is durable."""
+        """Answer with a key's newest value, from memory if it is there, once it is durable.
+
+        tries: how often the key may be looked up: its record may move while the journal reads it.
+        """
         try:
             stream, keys = self._stream(link, command, "read", "replay")
             _check_room(link)
@@ -289,7 +294,9 @@ class KeyCommands:
     ) -> None:
         """Enter a page of keys that the journal found, and ask for the next one.
 
-        offset, end: the part that was asked for. One that cannot be read is asked for again.
+        kind: `moved_keys`, the hidden stream of copies, which is read first; `keys`, the stream's
+        own records. offset, end: the part that was asked for. One that cannot be read is asked for
+        again.
         """
         if stream.removed:
             self._unread.discard(stream)

@@ -109,7 +109,10 @@ def _take_all(keys: Keys, start: int, end: int, command: PlanRead, cutter: _Cutt
 
 
 def _take_selected(keys: Keys, start: int, end: int, command: PlanRead, cutter: _Cutter) -> bool:
-    """Add records whose subject a pattern selects to the plan; False: a bound ended that early."""
+    """Add records of which there are copies and that a pattern may select to the plan.
+
+    False: a bound of the command, or of the subjects that are looked at, ended that early.
+    """
     compiled = compile_pattern(command.pattern)
     decisive = asks_subjects_only(command.pattern)
     left = LOOKED_AT_SLOWLY if compiled.slow else LOOKED_AT

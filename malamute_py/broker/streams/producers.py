@@ -38,7 +38,8 @@ class Original(NamedTuple):
 
 
 FORGOTTEN = Original(-1, 0)
-"""Stands for a batch that is in the log and whose position is no longer remembered."""
+"""Stands for a batch that is in the log and whose position is no longer remembered: its producer is
+told that it is a duplicate, with offset -1."""
 FORGET_AT_ONCE = 100
 """Producers that are forgotten together, at most, when there are too many."""
 LOOKED_AT = 1_000
@@ -76,7 +77,10 @@ class ProducerStream:
     def appended(
         self, sequence: int, count: int, offset: int, time_ms: int, crc: int, runs_max: int
     ) -> None:
-        """A batch is in the log. crc: of its content."""
+        """Note that the log has a batch. crc: of its content. runs_max: runs that are remembered.
+
+        A batch of the same time, next in sequence and offset, prolongs the last run.
+        """
         self.under_way.pop(sequence, None)
         self.packed = None
         self.next = sequence + count
@@ -326,7 +330,10 @@ class Producers:
         self._put(producer, sequence.stream, place)
 
     def witness(self, fact: ProducerFact, runs_max: int) -> None:
-        """Take up a batch of the journal, unless it is known."""
+        """Take up a batch that a start found in the journal after the snapshot, unless it is known.
+
+        runs_max: see appended().
+        """
         producer = self._table.get(fact.producer_id)
         if producer is None:
             return
@@ -336,9 +343,10 @@ class Producers:
             self._put(producer, fact.stream, place)
         if place.epoch == fact.producer_epoch and fact.first_sequence >= place.next:
             if fact.first_sequence > place.next and not place.runs:
-                # Damage took the first batches: an empty run means that all batches since are
-                # remembered.
-                place.runs.append((place.next, -1, 0, 0))
+                # Damage took the first batches. An empty run at the sequence at which they began
+                # shows that nothing older was forgotten, so that a gap after it is damage.
+                offset, time_ms, count = -1, 0, 0
+                place.runs.append((place.next, offset, time_ms, count))
             place.appended(
                 fact.first_sequence, fact.count, fact.base_offset, fact.append_time_ms,
                 fact.content_crc, runs_max,

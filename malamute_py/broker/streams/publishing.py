@@ -137,8 +137,7 @@ class Publishing:
         if tracker:
             waiter = Waiter(link, tracker, level, size)
         elif command.tracker:
-            # A publish of level none is answered by a refusal only, and takes nothing of the
-            # window.
+            # A publish of level none is answered by a refusal only; the window does not count it.
             waiter = Waiter(link, command.tracker, NONE, 0)
         pending = Pending(ring, frame, content, size, stream, waiter)
         if head.producer_id and not self._in_sequence(link, command, stream, pending):
@@ -312,7 +311,7 @@ class Publishing:
         self, link: Link, command: Publish | UpdateKey, stream: Stream, place: ProducerStream,
         again: Pending,
     ) -> None:  # fmt: skip
-        """Confirm a batch that came again when its original is confirmed.
+        """Confirm a batch that came again, once its original is in the log at the level asked for.
 
         place: the producer's position in the stream. again: the batch that came again.
         """
@@ -331,6 +330,7 @@ class Publishing:
             return
         found = place.original(sequence)
         waiter.offset, waiter.append_time_ms = found
+        # Offset -1 of a forgotten position lies in no epoch: the present one says whose log it is.
         waiter.epoch = self._shard.epoch if found is FORGOTTEN else stream.epoch_at(found.offset)
         # The original's end LSN is not remembered: the ring's end covers it.
         self._confirms.settle_by(stream.ring, waiter, stream.ring.end_lsn)
@@ -510,15 +510,15 @@ class Publishing:
         if ring.memory or ring.visible >= end_lsn:
             stream.visible_next = next
             self.unsettled_bytes -= pending.size
-            self._fan_out(batch, False)
-            self._fan_out(batch, True)
+            for durable in (False, True):
+                self._fan_out(batch, durable)
             for waiter in waiters:
                 self._confirms.confirm(waiter, SYNCED)
             return
         ring.unsettled.append(Unsettled(end_lsn, pending.size, batch, waiters))
         if waiters or stream.audience.durable:
             ring.awaited = end_lsn
-        self._fan_out(batch, False)
+        self._fan_out(batch, False)  # Readers that want what is durable get it in visible().
 
     def _confirm_stored(self, pending: Pending, ring: RingState) -> tuple[Waiter, ...]:
         """Confirm publishers that asked for `stored`; return those that asked for more."""

@@ -50,7 +50,7 @@ class Retention:
             if not stream.removed:
                 self._retain(stream)
         if self._turn:
-            ticks = -(-len(streams) // LOOKS_MAX)
+            ticks = -(-len(streams) // LOOKS_MAX)  # Rounded up.
             self.due_ms = now_ms + max(1, settings.retention_ms // (ticks + 1))
         else:
             self.due_ms = max(self._begun_ms + settings.retention_ms, now_ms + 1)
@@ -134,7 +134,9 @@ class Retention:
                 return
             self._shard.ask(
                 stream.ring.name, stream.number, "plan",
-                _every_byte(stream.first, young, 1 << 62), partial(measured, young), asker, wanted,
+                # One split has it all: only the sum is wanted.
+                _every_byte(stream.first, young, split_bytes=1 << 62),
+                partial(measured, young), asker, wanted,
             )  # fmt: skip
 
         def measured(young: int, value: Any) -> None:
@@ -167,6 +169,7 @@ class Retention:
                 begin = min(first, value["begin"])
                 ledger.split([(to, size) for _, to, size in value["splits"]], begin)
 
+        # About 32 pieces within the bound are fine enough to drop by, none under 4 KiB.
         split_bytes = max(1 << 12, (stream.settings.max_bytes or ledger.bytes) // 32)
         self._shard.ask(
             stream.ring.name, stream.number, "plan",
@@ -217,5 +220,6 @@ def _first_of_newest_batch(stream: Stream) -> int:
         return 0
     bodies = content.bodies()
     ends = bodies.offsets if bodies.parts is None else bodies.parts[bodies.offsets]
+    # The first row whose body begins so late that no more than `most` bytes follow.
     rows = int(np.searchsorted(ends, int(ends[-1]) - most))
     return hot[-1].base + min(rows, len(content) - 1)

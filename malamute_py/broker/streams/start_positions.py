@@ -60,8 +60,9 @@ class Starts:
     ) -> None:  # fmt: skip
         """Call `found`, now or later, with the first offset, or with a refusal.
 
-        end: nothing at or after it is wanted. asker: the link that asks. wanted: returns whether
-        the link still waits.
+        durable: only what no power loss can take back counts. pattern: of the records that the
+        reader wants. end: nothing at or after it is wanted. asker: the link that asks. wanted:
+        returns whether the link still waits.
         """
         try:
             kind, arguments = _parse(start)
@@ -129,8 +130,8 @@ class Starts:
                 begin = Begin(min(first, tail))
             found(begin)
 
-        oldest_ms = stream.oldest_ms(now_ms)
-        self._by_time(stream, StartKind.TIME, durable, oldest_ms, True, kept, asker, wanted)
+        oldest_ms, inclusive = stream.oldest_ms(now_ms), True
+        self._by_time(stream, StartKind.TIME, durable, oldest_ms, inclusive, kept, asker, wanted)
 
     def _by_time(
         self, stream: Stream, kind: int, durable: bool, time_ms: int, inclusive: bool,

@@ -32,10 +32,12 @@ def lowest(mask: int, count: int) -> int:
     """
     if mask.bit_count() <= count:
         return mask
+    # Most masks are one run of set bits: the answer is its beginning, without a search.
     low = (mask & -mask).bit_length() - 1
     run = ((1 << count) - 1) << low
     if mask & run == run:
         return run
+    # The least position with `count` set bits below it is sought between `low` and `high`.
     low += count
     high = mask.bit_length()
     while low < high:

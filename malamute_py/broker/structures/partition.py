@@ -18,8 +18,9 @@ _SPARSE = 4
 
 
 def _sparse(classes: Sequence[tuple[BitMap, list[int]]]) -> list[tuple[list[int], list[int]]]:
-    """Partition by comparing the classes that each pattern selects."""
+    """Partition by comparing, for each pattern, the list of classes that it is in."""
     selected: dict[int, list[int]] = {}
+    """Number of a pattern -> places of the classes that it is in, ascending."""
     for at, (numbers, _) in enumerate(classes):
         for number in numbers:
             chosen = selected.get(number)
@@ -30,8 +31,9 @@ def _sparse(classes: Sequence[tuple[BitMap, list[int]]]) -> list[tuple[list[int]
     alike: dict[tuple[int, ...], list[int]] = {}
     for number in sorted(selected):
         alike.setdefault(tuple(selected[number]), []).append(number)
+    places_of = [places for _, places in classes]
     return [
-        (numbers, [place for at in chosen for place in classes[at][1]])
+        (numbers, [place for at in chosen for place in places_of[at]])
         for chosen, numbers in alike.items()
     ]
 
@@ -40,7 +42,10 @@ def partition(classes: Sequence[tuple[BitMap, list[int]]]) -> list[tuple[list[in
     """Return every part: (numbers of patterns, places of the headers that exactly these select).
 
     classes: (numbers of patterns, places of the headers that all of these patterns and no others
-    select); no place is in two classes.
+    select); no place is in two classes. A header's place is its index in the batch's header table.
+
+    Each pattern has a label, the same for all at first; each class in turn gives those of its
+    patterns that share a label a new one. Patterns that share a label in the end are a part.
     """
     if not classes:
         return []
@@ -49,16 +54,20 @@ def partition(classes: Sequence[tuple[BitMap, list[int]]]) -> list[tuple[list[in
     patterns = np.array(BitMap.union(*(numbers for numbers, _ in classes)).to_array())
     count = len(patterns)
     labels = np.zeros(int(patterns[-1]) + 1, np.int64)
-    # For each label: the place of one of its members in the class at hand.
+    # For each label: the place of one of its members in the class at hand. A class takes up to
+    # `count` new labels: with room for several times that, they are seldom numbered anew.
     scratch = np.zeros(4 * count + 2, np.int64)
     unused = 1
+    """The least label that no pattern ever had."""
     for numbers, _ in classes:
         members = np.array(numbers.to_array())
         size = len(members)
         if unused + size > len(scratch):
+            # The labels in use are numbered anew from 0: the inverse is their rank.
             _, labels[patterns] = np.unique(labels[patterns], return_inverse=True)
             unused = count
-        # Numbers with the same old label get the same new one, so they stay together.
+        # Numbers with the same old label get the same new one, so they stay together: of several
+        # places written under one label, all of them read the last.
         old = labels[members]
         scratch[old] = np.arange(size)
         labels[members] = unused + scratch[old]
@@ -67,13 +76,14 @@ def partition(classes: Sequence[tuple[BitMap, list[int]]]) -> list[tuple[list[in
     order = patterns[np.argsort(labels[patterns], kind="stable")]
     parts: list[tuple[list[int], list[int]]] = []
     by_first: dict[int, list[int]] = {}
+    """The first pattern of each part, which stands for all of it -> the part's places."""
     end = 0
     for first, size in zip(patterns[firsts].tolist(), sizes.tolist(), strict=True):
         places = by_first[first] = []
         parts.append((order[end : end + size].tolist(), places))
         end += size
-    of_parts = BitMap(by_first)
+    firsts_of_all = BitMap(by_first)
     for numbers, places in classes:
-        for first in numbers & of_parts:
+        for first in numbers & firsts_of_all:
             by_first[first].extend(places)
     return parts

@@ -75,6 +75,7 @@ class Ordered(Generic[T]):
         for value in sorted(values):
             place = bisect_left(tops, value, place)
             if place == len(tops):
+                # The value comes after all others; so do those that follow it.
                 add(value)
                 place = len(tops) - 1
                 continue
@@ -97,7 +98,7 @@ class Ordered(Generic[T]):
         if not chunks:
             return
         chunk = chunks[0]
-        if chunk[0] == value:
+        if chunk[0] == value:  # Values mostly leave in their order: no search is needed then.
             place = at = 0
         else:
             place = bisect_left(tops, value)

@@ -249,7 +249,7 @@ class Audience:
             # No subscription looks at headers, so they need not be looked at here.
             found = self._groups.get(())
             if found is None:
-                group = SelectionGroup(None)
+                group = SelectionGroup(headers=None)
                 _enlist(group, self.everyone)
                 found = self._groups[()] = [group]
             return found
@@ -289,7 +289,8 @@ class Audience:
             groups = self.known_groups(batch.content)
             assert groups is not None
         else:
-            groups = self._group(len(batch.content.headers()[0]), classes)
+            headers, _ = batch.content.headers()
+            groups = self._group(len(headers), classes)
         found: list[SelectionGroup] = []
         for group in groups:
             those = SelectionGroup(group.headers)
@@ -301,12 +302,15 @@ class Audience:
         return found
 
     def _group(self, count: int, classes: list[tuple[BitMap, list[int]]]) -> list[SelectionGroup]:
-        """Return the live subscriptions that get the same rows of a batch, together."""
+        """Return the live subscriptions that get the same rows of a batch, together.
+
+        count: number of the batch's distinct headers. classes: see header_classes().
+        """
         groups: list[SelectionGroup] = []
         all_group: SelectionGroup | None = None
         for numbers, places in partition(classes):
             if len(places) == count:
-                group = all_group = SelectionGroup(None)
+                group = all_group = SelectionGroup(headers=None)  # It selects every header.
             else:
                 group = SelectionGroup(np.array(places, np.int32))
             for number in numbers:
@@ -315,7 +319,7 @@ class Audience:
             groups.append(group)
         if self.everyone:
             if all_group is None:
-                all_group = SelectionGroup(None)
+                all_group = SelectionGroup(headers=None)
                 groups.append(all_group)
             _enlist(all_group, self.everyone)
         return groups
@@ -348,5 +352,6 @@ def header_classes(index: Index, headers: Sequence[Header]) -> list[tuple[BitMap
         if known is None:
             found[value] = (numbers, [place])
         else:
-            known[1].append(place)
+            _, places = known
+            places.append(place)
     return list(found.values())

@@ -83,6 +83,7 @@ class Cohorts:
         if len(behind) < settings.shared_window_min:
             self._lagging.turns_alone(behind)
             return 0
+        # One member decides where the cohort reads, from memory or the journal.
         first, hot_first = behind[0].position, stream.hot_first
         if first >= hot_first:
             members = [sub for sub in behind if sub.position >= hot_first]
@@ -113,7 +114,7 @@ class Cohorts:
         if len(members) < settings.shared_read_min:
             self._lagging.turns_alone(members)
         elif not self._lagging.turns.may_read:
-            self._lagging.turns.starve(Cohort(stream, cohort.durable, members), None)
+            self._lagging.turns.starve(Cohort(stream, cohort.durable, members), link=None)
             for sub in members:
                 sub.queued = True
         else:
@@ -219,7 +220,7 @@ class Cohorts:
             frames: list[object] = [gathered.stamp, gathered.content]
             for sub in takers:
                 link = sub.link
-                delivery.put(sub, reached, frames, None, gathered.count, size)
+                delivery.put(sub, reached, frames, rows=None, records=gathered.count, size=size)
                 # put() has taken the bytes off the room: a delivery of few rows costs more.
                 cost = cost_of_few(link)
                 link.room -= cost
@@ -277,7 +278,8 @@ class Cohorts:
         before = [(sub, sub.position) for sub in members]
         end = min(answer.next, members[0].tail)
         lowest = min(sub.position for sub in members)
-        gap = next((gap for gap in answer.gaps if gap[1] > lowest), None)
+        # (from, to, code, reason) of the first gap that some member has still before it.
+        gap = next((each for each in answer.gaps if each[1] > lowest), None)
         if cohort.stream.bounded or lowest < cohort.stream.first:
             kept = min(first_within_bounds(cohort.stream, answer, self._shard.now_ms), end)
             if lowest < kept:
@@ -307,9 +309,11 @@ class Cohorts:
         sliced = self._matching.sliced
         if sliced:
             found = next(iter(batches), None)
-            if found is not None and not is_quick(found[1]) and gatherable(found[1]):
-                self._survey(cohort.stream, inside, *found)
-                return
+            if found is not None:
+                stamp, content = found
+                if not is_quick(content) and gatherable(content):
+                    self._survey(cohort.stream, inside, stamp, content)
+                    return
             # The look at the first batch has taken it out of the iterator.
             batches = stored_batches(answer.runs, end)
         window = SharedWindow(cohort.stream, inside)

@@ -290,7 +290,7 @@ class Delivery:
         alive = unexpired(content, self._shard.now_ms)
         if durable or audience.late:
             took_ms = self._shard.now_ms - append_time_of(batch.stamp)
-            self._times.add(1_000_000 * max(0, took_ms))
+            self._times.add(1_000_000 * max(0, took_ms))  # In nanoseconds.
         else:
             self._times.zeros += 1  # It was appended in this turn.
         if (
@@ -305,7 +305,7 @@ class Delivery:
             if not subscriptions:
                 continue
             if group.headers is None and alive is None:
-                self._give(batch, None, None, subscriptions)
+                self._give(batch, mask=None, encoding=None, subscriptions=subscriptions)
                 continue
             mask = rows_of_group(content, group)
             if alive is not None:
@@ -327,6 +327,7 @@ class Delivery:
         others: list[SelectionGroup] = []
         partial = [group for group in groups if group.headers is not None]
         count = batch.next - batch.base
+        # A few are up to a 128th of the batch's rows, and less than the share that is extracted.
         rows_most = min(max(FEW_ROWS, count >> 7), self._share * count)
         for group, rows in zip(partial, rows_of_groups(batch.content, partial), strict=True):
             subscriptions = group.durable if durable else group.live
@@ -338,7 +339,7 @@ class Delivery:
                 others.append(group)
         encodings = scattered(batch, [rows for _, rows in few])
         for (subscriptions, _), encoding in zip(few, encodings, strict=True):
-            self._give(batch, None, encoding, subscriptions, few=True)
+            self._give(batch, mask=None, encoding=encoding, subscriptions=subscriptions, few=True)
         others += [group for group in groups if group.headers is None]
         return others
 
@@ -353,7 +354,8 @@ class Delivery:
     ) -> None:
         """Give one encoding (None: the batch as it is) to the live subscriptions of a group.
 
-        few: the encoding has a few rows, which weigh more than their bytes.
+        mask: the rows of the encoding, for subscriptions that thin them out further; None: all, or
+        no subscription does. few: the encoding has a few rows, which weigh more than their bytes.
         """
         next = batch.next
         if encoding is None:
@@ -379,6 +381,7 @@ class Delivery:
                 out = link.out
                 if not out:
                     dirty.append(link)
+                # Two frames: stamp and content.
                 out.append(Deliver(sub.number, sub.covered, next, 2, rows))
                 link.frames += frames
                 sub.covered = next
@@ -448,7 +451,11 @@ class Delivery:
         self, sub: Receiver, next: int, frames: list[object], rows: bytes | None,
         records: int, size: int, attempts: int = 1,
     ) -> None:  # fmt: skip
-        """Put frames that cover up to `next` into the outbox of a receiver's link."""
+        """Put frames that cover up to `next` into the outbox of a receiver's link.
+
+        rows: bitmap of the rows that are meant; None: all. records, size: what is taken off its
+        credit. attempts: hand-outs of the records so far, in a group.
+        """
         link = sub.link
         self._links.say(link, Deliver(sub.number, sub.covered, next, len(frames), rows, attempts))
         link.frames += frames

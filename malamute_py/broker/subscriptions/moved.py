@@ -119,7 +119,7 @@ class Moved:
         # 0 and 2.0: rows are extracted however small the batch is, and however many they are.
         encoding = encoding_of(batch, mask, 0, 2.0)
         if encoding is not None:
-            encoding = encoding.for_(False)
+            encoding = encoding.for_(whole=False)
             if encoding.rows is None:
                 portion.whole(encoding.frames, next, encoding.count, encoding.bytes)
             else:

@@ -107,7 +107,11 @@ class OwnTurns:
             sub.wanted = None
 
     def _from_memory(self, sub: Subscription) -> int:
-        """Serve a quantum from the hot window."""
+        """Give a subscription up to a quantum of bytes from the hot window; returns the bytes.
+
+        After an error the subscription is `careful`: each batch leaves by itself, and one that
+        raises again is passed over as damaged.
+        """
         stream = sub.stream
         end = min(sub.tail, sub.stop)
         quantum = self._shard.settings.quantum_bytes
@@ -214,6 +218,8 @@ class OwnTurns:
                 if not portion.open or base >= end:
                     portion.flush()
                     return
+                # The head's earliest expiry, at its place: for a batch that leaves as it is, no
+                # content is made.
                 (expiry_ms,) = unpack_from("<q", data, at + EXPIRY_AT)
                 cut = base < sub.position or next > end
                 if not looks and not cut and not 0 < expiry_ms <= now_ms:

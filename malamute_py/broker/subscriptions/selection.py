@@ -40,6 +40,8 @@ def rows_of_groups(content: Content, groups: Sequence[SelectionGroup]) -> list[l
     if codes is None:  # All rows have the one header.
         everything = list(range(content.head.count))
         return [everything if 0 in group.headers else [] for group in groups]
+    # The rows by header: those of the header at a place end at ends[place], and begin where those
+    # of the header before it end.
     order = np.argsort(codes, kind="stable").tolist()
     ends = np.cumsum(np.bincount(codes, minlength=len(headers))).tolist()
     found: list[list[int]] = []

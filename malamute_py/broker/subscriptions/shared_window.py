@@ -73,7 +73,7 @@ class Survey:
         return all(more() for _ in self._steps)
 
     @property
-    def full(self) -> bool:
+    def too_many(self) -> bool:
         """Whether there are more than SURVEYED_MAX pairs: subscriptions are to be served alone."""
         return len(self._places) > SURVEYED_MAX
 
@@ -97,16 +97,20 @@ class Survey:
         stream: Stream, wanted: BitMap, content: Content, texts: array[int], found: array[int],
         numbers: array[int],
     ) -> Iterator[None]:  # fmt: skip
-        """Match a batch's headers in steps; note the place and number of each match."""
+        """Match a batch's headers in steps.
+
+        texts: gets the bytes of each header's texts. found, numbers: get the place of a header and
+        the number of a pattern of `wanted`, for each pair that matches.
+        """
         classing = audience_of(stream).classing(content)
         yield from classing.steps
-        headers = content.headers()[0]
+        headers, _ = content.headers()
         for first in range(0, len(headers), STEP_ENTRIES):
             texts.extend(map(weight_of, headers[first : first + STEP_ENTRIES]))
             yield
         for bits, places in classing.classes:
             mine = np.array((bits & wanted).to_array(), np.int64)
-            # Pairs beyond SURVEYED_MAX are found only so far that `full` shows it.
+            # Pairs beyond SURVEYED_MAX are found only so far that `too_many` shows it.
             those = np.array(places[: SURVEYED_MAX // max(1, len(mine)) + 1], np.int64)
             found.frombytes(np.repeat(those, len(mine)).tobytes())
             numbers.frombytes(np.tile(mine, len(those)).tobytes())
@@ -235,12 +239,14 @@ class SharedWindow:
         by_number = sorted(self._selectors_of_pattern.items())
         selectors = np.array([selector for _, found in by_number for selector in found], np.int64)
         numbers = np.repeat([number for number, _ in by_number], [len(f) for _, f in by_number])
+        # The selectors of a match's pattern are `counts` entries of `selectors` from `first` on.
         first = np.searchsorted(numbers, survey.numbers)
         counts = np.searchsorted(numbers, survey.numbers, "right") - first
         total = int(counts.sum())
-        if survey.full or total > KEYS_MAX:
-            self._full(content.head.count)
+        if survey.too_many or total > KEYS_MAX:
+            self._stop(content.head.count)
             return
+        # All these ranges one after the other: 0, 1, 2 ... shifted to where each range begins.
         shifts = np.repeat(first - (np.cumsum(counts) - counts), counts)
         takers = selectors[np.arange(total) + shifts]
         if self._enter(stamp, content, np.repeat(survey.places, counts), takers, survey.texts):
@@ -286,7 +292,7 @@ class SharedWindow:
                         chosen.append(place)
                         selectors.append(selector)
             if len(chosen) > KEYS_MAX:
-                return self._full(count)
+                return self._stop(count)
         takes, takers = np.array(chosen, np.int64), np.array(selectors, np.int64)
         return self._enter(stamp, content, takes, takers, np.array(texts, np.int64))
 
@@ -298,7 +304,7 @@ class SharedWindow:
         takes, takers: a header and a selector that takes its rows, for each such pair. weights:
         bytes of each header's texts.
         """
-        codes, count = content.headers()[1], content.head.count
+        (_, codes), count = content.headers(), content.head.count
         first = self._gathering.rows
         sizes = np.array([count]) if codes is None else np.bincount(codes, minlength=len(weights))
         kept = self._count(stamp.base_offset, sizes[takes], takers)
@@ -308,12 +314,13 @@ class SharedWindow:
         if self._held + many > KEYS_MAX and self._dead > KEYS_MAX // 2:
             self._drop_rows_of_over()
         if self._held + many > KEYS_MAX:
-            return self._full(count)
+            return self._stop(count)
         self._gathering.add(stamp, content)
         self._texts.append(np.repeat(weights, count) if codes is None else weights[codes])
         if not many:
             return True
         # Rows are sorted by header: each pair takes the `counts` rows from its header's begin on.
+        # These ranges are laid one after the other as in take().
         order = np.arange(count) if codes is None else np.argsort(codes, kind="stable")
         begins = np.cumsum(sizes) - sizes
         ends = np.cumsum(counts)
@@ -351,7 +358,7 @@ class SharedWindow:
         keys = keys[~self._over[keys >> _PLACE_BITS]]
         self._keys, self._held, self._dead = [keys], len(keys), 0
 
-    def _full(self, count: int) -> bool:
+    def _stop(self, count: int) -> bool:
         """Take no more; if not even a first batch of `count` rows fits, some selectors are over."""
         if not self._gathering.rows:
             broad = self._taken > TAKEN_SHARE * count
@@ -370,7 +377,7 @@ class SharedWindow:
         if not self._keys:
             return Outcome([], self.reached, alone, later)
         keys = np.concatenate(self._keys)
-        keys.sort()
+        keys.sort()  # By selector, then by row.
         selectors, rows = keys >> _PLACE_BITS, keys & _PLACE_MASK
         counts = np.bincount(selectors, minlength=len(self._takers))
         counts[self._over] = 0

@@ -153,7 +153,9 @@ class Moving:
         lane.busy = True
         transaction = lane.queue.popleft()
         if lane.ring in transaction.giving_up:
-            self._drop_apart(_Bundle(lane, transaction, transaction.in_order(lane.ring), [], 1))
+            # Batches that an operator gives up are not read: the bundle needs no bodies.
+            every = transaction.in_order(lane.ring)
+            self._drop_apart(_Bundle(lane, transaction, every, bodies=[], missing=1))
             return
         batches: list[Staged] = []
         size, most = 0, self._shard.settings.commit_bytes
@@ -246,7 +248,10 @@ class Moving:
         )  # fmt: skip
 
     def moved(self, bundle: _Bundle, whole: bool, end_lsn: int) -> None:
-        """Take the news that the log has a bundle; whole: it was all that was still staged."""
+        """Take the batches of a bundle that the log has out of what is staged, and go on.
+
+        whole: the bundle was all that was still staged.
+        """
         transaction, lane = bundle.transaction, bundle.lane
         if bundle.given_up:
             self._gave_up(transaction, lane.ring, bundle.given_up)

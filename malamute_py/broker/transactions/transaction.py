@@ -54,7 +54,8 @@ class Transaction:
         """Time at which the broker rolls it back, unless it was committed."""
         self.state = State.COMMITTED if row.committed_ms else State.OPEN
         self.staged: dict[int, StagedRow | TransactionStaged] = {}
-        """Place -> batch that is not in its stream."""
+        """Place, by which the client numbers its batches in STAGE -> batch that is not in its
+        stream yet."""
         self.apart: dict[int, str] = {}
         """Place -> ring of a batch whose stream has a ring of its own; mostly empty."""
         self.ending: list[int] | None = None

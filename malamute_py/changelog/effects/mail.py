@@ -104,7 +104,10 @@ def _mail_again(tables: Tables, queues: Queues, change: MailAgain) -> None:
 def _moved(
     kept: list[tuple[int, bytes]], mask: int, to: Callable[[int], int]
 ) -> list[tuple[int, bytes]]:
-    """Move the rows of `mask` among rows by a number; rows without an entry have number 0."""
+    """Return `kept`, the rows that each number holds for, with `to` applied to those of `mask`.
+
+    Rows without an entry have number 0.
+    """
     found: dict[int, int] = {}
     rest = mask
     for number, rows in kept:

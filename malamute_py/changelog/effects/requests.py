@@ -151,6 +151,7 @@ def _work_returned(tables: Tables, queues: Queues, change: WorkReturned) -> None
         if row is None:
             continue
         mask = mask_of(rows, row.left & ~row.waiting)
+        # A request that its worker never saw, or gave back untried, was not attempted.
         if change.why == WITHDRAWN:
             _uncount(row, mask & ~_received(row))
         elif change.why == RELEASED:
@@ -190,10 +191,12 @@ def _request_dead(tables: Tables, queues: Queues, change: RequestDead) -> None:
     """Move requests into the row of a dead letter."""
     for base, rows in change.rows:
         left = _leave(queues, base, rows)
-        if left is None or not left[1]:
+        if left is None:
             continue
-        put, mask = left[0].put, left[1]
-        place = change.mailbox, base
+        request, mask = left
+        if not mask:
+            continue
+        put, place = request.put, (change.mailbox, base)
         row = queues.messages.get(place)
         if row is None:
             row = MessageRow(

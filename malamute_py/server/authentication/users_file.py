@@ -261,17 +261,20 @@ def _with_tables(config: Config, reading: _Reading) -> Config:
     """Return the configuration with what a users file has; a name in both is a fault of it."""
     file, authentication = reading.users(), config.authentication
 
-    def disjoint(
+    def joined(
         kind: str, own: Mapping[str, Any], more: Mapping[str, Any], *inner: str
     ) -> dict[str, Any]:
-        """Return both together, and note each name of the file that the configuration has."""
+        """Return both as one, the configuration's `own` first; note each name that both have.
+
+        kind, inner: the keys before and after that name in the users file, for the fault.
+        """
         for name in more:
             if name in own:
                 reading.note((kind, name, *inner), "stands in the configuration as well")
         return {**more, **own}
 
-    # For its notes only.
-    disjoint("users", {**authentication.users, **authentication.clients}, file.users)
+    # For the faults alone: what is joined of users is taken apart by what each user has.
+    joined("users", {**authentication.users, **authentication.clients}, file.users)
     passwords = {name: user.password for name, user in file.users.items() if user.password}
     keys = {name: user.public_key for name, user in file.users.items() if user.public_key}
     templates = {name: user.identities for name, user in file.users.items() if user.identities}
@@ -281,14 +284,14 @@ def _with_tables(config: Config, reading: _Reading) -> Config:
             authentication,
             users={**passwords, **authentication.users},
             clients={**keys, **authentication.clients},
-            identities=disjoint("users", authentication.identities, templates, "identities"),
+            identities=joined("users", authentication.identities, templates, "identities"),
         ),
         permissions={
             _ANYBODY: Grant(),
-            **disjoint("permissions", config.permissions, file.permissions),
+            **joined("permissions", config.permissions, file.permissions),
         },
         quotas=msgspec.structs.replace(
-            config.quotas, identities=disjoint("quotas", config.quotas.identities, file.quotas)
+            config.quotas, identities=joined("quotas", config.quotas.identities, file.quotas)
         ),
     )
 
