@@ -79,7 +79,7 @@ class PublishVerbs(AsyncVerbs):
             self._publisher.add(stream, level, row)
             link.leave()
         if timeout_ms is DEFAULT_WAIT:  # asyncio only
-            # As limit() does it, without its call for each record.
+            # As limit() does it for the default wait (-1), without a call for each record.
             link.fresh.append((future, -1, PUBLISHED, stream))
             return await future
         return await link.limit(future, timeout_ms, PUBLISHED, stream)

@@ -104,6 +104,7 @@ class MailboxView:
         for low, high in ranges:
             if low >= end or high <= first:
                 continue
+            # Of each range stays what lies before, and what lies after, the numbers that go.
             self._given = [
                 piece
                 for first, end in self._given
@@ -384,14 +385,16 @@ class OpenedMailbox(Opened):
         """Take in one delivery: replies go to their calls, the rest waits to be read."""
         batch = one_taken_in(command, frames, limits)
         count = batch.records if isinstance(batch, Unreadable) else len(batch)
-        if command.about and sum(run[2] for run in command.about) != count:
+        if command.about and sum(replies for _, _, replies in command.about) != count:
             raise RemoteProtocolError(
                 "malformed", f"{count} replies about another number of requests"
             )
-        if command.origin is not None and len(command.origin[3]) != count:
-            raise RemoteProtocolError(
-                "malformed", f"{count} dead letters of another number of records"
-            )
+        if command.origin is not None:
+            *_, offsets = command.origin
+            if len(offsets) != count:
+                raise RemoteProtocolError(
+                    "malformed", f"{count} dead letters of another number of records"
+                )
         self._received_records += count
         self._received_bytes += batch.stamp.size
         if isinstance(batch, Unreadable):

@@ -576,9 +576,8 @@ class Offering(Opened):
         self.in_hand[request.number] = request
         self.unfinished += 1
         request.begun = True
-        self.offerings.reply(
-            request, msgspec.structs.replace(late, token=ReplyToken(request)), True
-        )
+        again = msgspec.structs.replace(late, token=ReplyToken(request))
+        self.offerings.reply(request, again, last=True)
         return True
 
     def next_renewal_ms(self) -> int:

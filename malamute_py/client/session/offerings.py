@@ -85,10 +85,10 @@ class Offerings(Acknowledging):
         return offering
 
     def reply(self, request: RequestBase, row: OutgoingRow, last: bool) -> bool:
-        """Answer a request; row: its token is a ReplyToken.
+        """Answer a request; row: its token is a ReplyToken. last: the reply ends the request.
 
-        Who waits gets a Confirmation, or None when it was too late. Returns False when the
-        request has had its end already: nothing was done.
+        A caller that waits gets a Confirmation, or None when it was too late. Returns False when
+        the request has had its end already: nothing was done.
         Raises LocalProtocolError `too_large`, or what ended the session.
         """
         outbox, offering = self._outbox, request.offering
@@ -208,8 +208,8 @@ class Offerings(Acknowledging):
             return
         if request.finished and request.end is None:
             self._take_back_last(request, error)
-        if request.end is not None and request.end[0].state == COMPLETED:
-            token = request.end[1]
+        form, token = request.end or (None, None)
+        if form is not None and form.state == COMPLETED:
             request.end = AckForm(FAILED, 0, reason_of(reason)), None
             if token is not None:
                 self.emit(Settled([(token, error)]))
@@ -271,7 +271,7 @@ class Offerings(Acknowledging):
     def close(self, offering: Offering) -> None:
         """End the offer once every answer is confirmed; the broker takes back what has none.
 
-        What was begun is released: that the worker stops is no attempt.
+        What was begun is released, so that the stop of a worker counts as no attempt.
         """
         if offering.ended:
             return

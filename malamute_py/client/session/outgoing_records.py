@@ -106,6 +106,7 @@ class OutgoingRecords(OutgoingBatch):
         """
         lane, rows = self.lane, self.rows
         if self.parted and len(rows) > 1:
+            # The lane divides what is too large, down to single records.
             raise BatchTooLarge("the broker refused these records together")
         producer = lane.owner.stamp_of(lane) if self.numbered else (0, 0, 0)
         try:

@@ -122,7 +122,7 @@ class Publisher(Lanes[OutgoingRecords]):
         queue = lane.queue
         last = queue[-1] if queue else None
         size = row.size
-        # As join() does it, without its call for each record.
+        # As Outbox.join() does it for mail, without a call for each record.
         if (
             last is None
             or last.level != level

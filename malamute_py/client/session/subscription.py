@@ -352,6 +352,7 @@ class SubscriptionState(Opened):
             return
         gaps = bool(unreadable)
         if not gaps:
+            # Records between the last batch and the end of the cover were not selected.
             ends[-1] = command.next
         before = command.from_
         for place, (batch, end) in enumerate(zip(batches, ends, strict=True)):

@@ -97,6 +97,7 @@ def subject_options(column: Any, name: str) -> dict[str, Any]:
     # A slice of a dictionary column has all values of the column: those in use are few.
     used = np.flatnonzero(np.bincount(codes, minlength=len(values)))
     if len(used) < len(values):
+        # Code -> its code among the values in use.
         places = np.zeros(len(values), np.int32)
         places[used] = np.arange(len(used), dtype=np.int32)
         values, codes = values.take(pa.array(used)), places[codes]
