@@ -133,7 +133,7 @@ class Listing:
             except NotAFile:
                 continue  # named already; what stands there is not ours to remove
             except OSError:
-                data = b""
+                data = b""  # no good index: an orphan, as one that is damaged
             if data is None or segment.number in self.headless | self.stale:
                 continue
             index = read_index(data, self._ring, segment.number)

@@ -482,7 +482,8 @@ class Scan:
             assert segment.live is not None
             total = segment.live.add_sparse(stream, places)
             segment.expires_at_ms = segment.live.expires_at_ms
-            self.streams.note_batch(stream, places[0][2], places[-1][3], segment.last_epoch, total)
+            (_, _, base, _, _), (_, _, _, after, _) = places[0], places[-1]
+            self.streams.note_batch(stream, base, after, segment.last_epoch, total)
 
     # --- damage or tail -------------------------------------------------------------
 
@@ -512,6 +513,7 @@ class Scan:
                 if segment.number in self._indexed:
                     continue
                 data = self.bytes_of(segment)
+                # candidates() begins 8 bytes after the position that it is given.
                 begin = max(lsn - segment.base_lsn, SEGMENT_HEADER_BYTES - 8)
                 after = 0
                 for position in candidates(data, segment.base_lsn, begin):
@@ -575,9 +577,9 @@ class Scan:
             if batch.lsn > lsn and batch.epoch >= self.epoch:
                 to_lsn = max(to_lsn, batch.lsn)
         if self._pending:
-            first = self._pending[0][1].stamp.bundle_lsn
+            _, first, _ = self._pending[0]
             reason = f"a bundle without its end ({fault})"
-            self.dropped.append(Dropped(first, max(lsn, to_lsn), reason))
+            self.dropped.append(Dropped(first.stamp.bundle_lsn, max(lsn, to_lsn), reason))
         elif to_lsn or self._is_torn(found, lsn, at):
             self.dropped.append(Dropped(self._complete_lsn, max(lsn, to_lsn), f"torn: {fault}"))
 
@@ -602,10 +604,9 @@ class Scan:
         if self._pending:
             # The files ended amid a bundle, with nothing to fail a check on.
             if not self.dropped:
-                first = self._pending[0][1].stamp.bundle_lsn
-                self.dropped.append(
-                    Dropped(first, self._pending[-1][1].end, "a bundle without its end")
-                )
+                (_, begun, _), (_, final, _) = self._pending[0], self._pending[-1]
+                half = Dropped(begun.stamp.bundle_lsn, final.end, "a bundle without its end")
+                self.dropped.append(half)
             self._pending.clear()
         self.end_lsn = self._complete_lsn
         self.safe_lsn = min(max(self.safe_lsn, self._proven_lsn), self.end_lsn)
@@ -614,8 +615,7 @@ class Scan:
         for segment in self._listed:
             # A dropped tail may have begun a segment: that one is a spare again.
             if segment.number > last and segment.base_lsn >= self.end_lsn:
-                segment.live, segment.damaged = None, False
-                segment.spans = {}
+                segment.live, segment.spans, segment.damaged = None, {}, False
                 self.spares.append(segment)
                 if segment.number in self._headless | self._stale:
                     self.unfinished.append(segment)

@@ -195,7 +195,7 @@ class Ring:
         space.segments = tuple(scan.segments)
         space.unknown = {unknown.file for unknown in scan.unknown}
         end = scan.end_lsn
-        space.next_number = -(-end // size)
+        space.next_number = -(-end // size)  # rounded up
         oldest = space.segments[0].number if space.segments else space.next_number
         space.missing_from = scan.first_number if scan.first_number < oldest else None
         if scan.state.snapshot is not None:
@@ -484,6 +484,7 @@ class Ring:
 
     def streams(self) -> dict[int, StreamFacts]:
         """Facts of every stream that the ring has ever held."""
+        # Copies: the loop thread may add streams meanwhile.
         states = self._streams.states.copy()
         spans: dict[int, list[Span]] = {number: [] for number in states}
         # By segment: looking into each segment for each stream would take streams x segments.

@@ -491,6 +491,8 @@ def file_system_of(path: Path, mountinfo: str | None = None) -> str:
     real = os.path.realpath(path)
     for line in mountinfo.splitlines():
         left, separator, right = line.partition(" - ")
+        # As proc(5) has it: the fifth field is the mount point, with \ooo in place of a space; the
+        # kind follows the " - ".
         fields = left.split()
         if not separator or len(fields) < 5 or not right:
             continue

@@ -68,7 +68,7 @@ def _compare(segments: Segments, expected: Expected, end_lsn: int) -> Missing:
     if not segments.is_there(first - 1):
         while _is_missing(segments, expected, oldest):
             oldest += 1
-    end = place(end_lsn, segments.segment_bytes)[0]
+    end, _ = place(end_lsn, segments.segment_bytes)
     if end_lsn <= oldest * segments.segment_bytes:
         # Nothing was read after those: the log may have ended in them.
         oldest, end = first, max(first, end)

@@ -48,7 +48,7 @@ class Selection:
         self._rare_rows: WantedRows | None = None
         """Finds wanted rows in batches that were searched before; None: not by subjects alone."""
         if self._by_subject is not None:
-            self._rare_rows = WantedRows(self._by_subject, client_time, 0, 1 << 63)
+            self._rare_rows = WantedRows(self._by_subject, client_time, 0, 1 << 63)  # no bound
         self._client_time = client_time
         self._matched: dict[Header, bool] = {}
         """Headers that were asked about, and whether the pattern selects each."""
@@ -87,6 +87,7 @@ class Selection:
         )  # fmt: skip
         if found is None:
             return None
+        # A row with a purged header counts only from the purge's offset on.
         kept = np.ones(len(found.spots), np.bool_)
         for before, matches in self._purgers:
             hit = np.array([matches(*header) for header in found.headers], np.bool_)

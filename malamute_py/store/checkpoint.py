@@ -182,6 +182,7 @@ class Checkpoint:
         for _, record in changes.read(spans):
             count += 1
             if count % 64 == 0:
+                # Both looks cost more than a change does.
                 if count % 1024 == 0 and not going_on():
                     raise Abandoned
                 if sum(each.held for each in self._maps) > _ROWS_MAX:
@@ -248,6 +249,7 @@ class Checkpoint:
         self, places: list[BodySpan], wanted: set[int], going_on: Callable[[], bool]
     ) -> Iterator[tuple[int, bytes]]:
         """Yield (number, batch) of those wanted; bodies that were found leave `wanted`."""
+        # A wanted body lies in the last place that begins at its number or before.
         starts = [place.base for place in places]
 
         def asked(stamp: Stamp) -> bool:

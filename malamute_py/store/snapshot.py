@@ -362,7 +362,7 @@ class _RingCopy:
                     " broker's log"
                 )
             time.sleep(0.05)
-            synced = self._ends()[1]
+            _, synced = self._ends()
         return synced
 
     def _ends(self) -> tuple[int, int]:
@@ -496,6 +496,7 @@ def verify(snapshot: Path, *, progress: Progress = _nobody) -> tuple[Manifest, l
         done += size
         progress(done, "files")
     if not wrong:
+        # What was wrong with the original already is no fault of its snapshot.
         known = set(manifest.findings)
         wrong += [finding for finding in _findings(content, progress) if finding not in known]
     return manifest, wrong
