@@ -96,6 +96,7 @@ class Appender:
             raise ValueError("a bundle has at least one batch")
         begin = self.end
         bundle: Sequence[AppendLike] = batches
+        # The first bundle of an epoch begins with a batch that says so.
         if self.last_epoch != self._epoch:
             if self.last_epoch > self._epoch:
                 raise ValueError(f"this ring follows epoch {self.last_epoch}: open it anew to lead")
@@ -107,6 +108,7 @@ class Appender:
         self._write(rows, stamps, new_segments)
         self._commit(rows, begin, new_segments)
         if len(rows) != len(batches):
+            # The caller gets the stamps of its own batches alone.
             pairs = zip(stamps, rows, strict=True)
             stamps = [stamp for stamp, row in pairs if row[_KIND] not in _OWN]
         return Appended(tuple(stamps), rows[0][_LSN], self.end)

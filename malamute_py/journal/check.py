@@ -195,6 +195,7 @@ def content_facts(content: Buffer) -> Facts:
             column = Content(content).expiries
         except BatchError:
             column = None
+        # 0 stands for a record that does not expire: then the batch does not either.
         if column is not None and len(column) and int(column.min()) > 0:
             expires = int(column.max())
     return Facts(client, expires, head[_EARLIEST_EXPIRY])

@@ -441,7 +441,7 @@ def find_epoch(storage: Storage, identity: Identity, *, given: bool = False) -> 
 
     Every opening writes its epoch into the manifest of each ring that it opens, and ring main is
     among them: the highest of these is the last one that was used. given: as of read_epoch().
-    Raises JournalCorrupt.
+    Raises JournalCorrupt: no manifest tells it.
     """
     try:
         return read_epoch(storage, identity, given=given), ""
@@ -483,7 +483,7 @@ def _moved(storage: Storage, identity: Identity) -> tuple[str, ...]:
 
 
 def read_epoch(storage: Storage, identity: Identity, *, given: bool = False) -> Epoch:
-    """The last epoch and count of openings. Raises JournalCorrupt.
+    """The last epoch and count of openings. Raises JournalCorrupt: they are missing or damaged.
 
     A lost epoch is not guessed: one too low would make positions of two lives look alike.
     given: the caller knows a higher one, which each ring holds against its batches.

@@ -208,6 +208,7 @@ class HeaderTable:
         resolved = _note(table, subjects, fieldmaps, outline)
         self._distinct += len(table) - before
         if self._distinct > self._distinct_max and self.depth != 0:
+            # Of a large table without an outline, too much after _make_room(), no part is kept.
             self._coarsen(ordinal, to=0 if large and outline is None else None)
             # The coarser table has its leading parts already, counted.
             resolved = _note(self.streams[stream], subjects, fieldmaps, outline)

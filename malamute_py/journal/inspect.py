@@ -99,7 +99,10 @@ class Dumped(NamedTuple):
 
 
 def stat(directory: str | Path) -> JournalStat:
-    """Return the facts about a data directory. Raises FileNotFoundError, JournalCorrupt."""
+    """Return the facts about a data directory.
+
+    Raises FileNotFoundError: there is nothing; JournalCorrupt: it is no data directory, or damaged.
+    """
     storage = FileStorage(directory, read_only=True)
     identity, _ = find_identity(storage)
     if identity is None:
@@ -345,7 +348,8 @@ def dump(
 ) -> Iterator[Dumped]:
     """Every batch between two positions, damaged and missing places named and stepped over.
 
-    It ends where the last segment's batches end. Raises FileNotFoundError, JournalCorrupt.
+    It ends where the last segment's batches end. Raises FileNotFoundError: there is no directory;
+    JournalCorrupt: it has no such ring.
     """
     storage = FileStorage(directory, read_only=True)
     if ring not in all_names(storage):

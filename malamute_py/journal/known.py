@@ -96,7 +96,7 @@ class KnownBatch:
         """Return the chosen rows; None: the batch is to be read whole.
 
         at: position of the batch in its segment. remember: is given these rows, each as _FOUND.
-        Raises OSError.
+        Raises OSError: a page cannot be read.
         """
         stamp, count = self.stamp, self.stamp.count
         if read(at, len(self._lead)) != self._lead:

@@ -108,7 +108,8 @@ class Manifest:
 
         first, last, end_lsn: the segments, and where the log ends. streams: their offsets, left
         out if the slot has no room: the snapshots have them. beyond: offsets that are not given
-        again; None keeps those of the slot before. Raises DiskFull, OSError.
+        again; None keeps those of the slot before. Raises DiskFull, also where a slot has no room
+        for them; OSError.
         """
         rows = None if streams is None else dict(streams)
         if beyond is None:

@@ -69,6 +69,7 @@ class Planner:
             end = min(end, position + records_max)
         asked_from = position
         cutter = _Cutter(position, bytes_max)
+        # Entries to be read whole: a few of them are looked at, for _one_in().
         whole: list[tuple[Segment, Any]] = []
         unbroken: list[tuple[int, int]] = []
         begin = -1
@@ -100,6 +101,7 @@ class Planner:
                     chosen = np.asarray(rare.whole, np.bool_)
             if chosen.any():
                 whole.append((segment, listed[chosen]))
+            # Each entry counts, those with nothing selected as 0: a part may end after any.
             weights = weighed.tolist()
             for weight, after in zip(weights, listed["next"].tolist(), strict=True):
                 cutter.add(weight, min(after, end))

@@ -59,8 +59,8 @@ from malamute_py.journal.types import (
     Unknown,
 )
 
-_ANY_BUNDLE = -1
-_CLOSED_BUNDLE = -2
+_ANY_BUNDLE = -1  # the next batch may belong to any bundle: what is before it is not known
+_CLOSED_BUNDLE = -2  # the last bundle is whole: the next batch begins one
 MISSING = "the segment's file is missing"
 
 
@@ -194,12 +194,9 @@ class Scan:
         for at, segment in enumerate(self._listed):
             if segment.number != expected:
                 missing = expected * size
-                if not (
-                    self._is_missing(expected)
-                    or self._proven(missing, at)
-                    or self._any_later(missing)
-                ):
-                    break
+                known = self._is_missing(expected) or self._proven(missing, at)
+                if not (known or self._any_later(missing)):
+                    break  # Nothing says that the log went on beyond the hole: it ends here.
                 self._damage(missing, segment.base_lsn, MISSING, doubtful=True)
             expected = segment.number + 1
             if segment.number in self._indexed:
@@ -572,10 +569,8 @@ class Scan:
 
         found, fault: the batch at which the log ends, and why it does not belong to the ring.
         """
-        to_lsn = 0
-        for batch in self._later or ():
-            if batch.lsn > lsn and batch.epoch >= self.epoch:
-                to_lsn = max(to_lsn, batch.lsn)
+        later = (each.lsn for each in self._later or () if each.epoch >= self.epoch)
+        to_lsn = max((each for each in later if each > lsn), default=0)
         if self._pending:
             _, first, _ = self._pending[0]
             reason = f"a bundle without its end ({fault})"
@@ -651,18 +646,20 @@ class Scan:
         known = self._expected
         for number, after in (known.beyond if known is not None else {}).items():
             self.streams.note_next(number, after)
-        begun = {} if known is None or known.streams is None else known.streams
-        for number in self.streams.states.keys() | begun.keys():
+        rows = None if known is None else known.streams
+        told = rows or {}  # stream -> (next offset, first offset), by the ring's manifest
+        for number in self.streams.states.keys() | told.keys():
             if self._doubts.before(number):
                 # What is lost of its beginning was not retired, and so is not called that.
-                self.streams.note_lost_beginning(number, begun.get(number, (0, 0))[1])
+                _, first = told.get(number, (0, 0))
+                self.streams.note_lost_beginning(number, first)
         as_of = 0 if self.state.snapshot is None else self.state.snapshot.facts.as_of_lsn
-        rows = None if known is None else known.streams
-        for number in self.streams.states.keys() | (rows or {}).keys():
+        for number in self.streams.states.keys() | told.keys():
             lost = self._doubts.bytes_after(number, as_of)
             if lost and known is not None and rows is not None:
                 # Only here: they may tell of records that a power loss took back in order.
-                self.streams.note_next(number, rows.get(number, (0, 0))[0])
+                after, _ = told.get(number, (0, 0))
+                self.streams.note_next(number, after)
                 lost = self._doubts.bytes_after(number, max(as_of, known.end_lsn))
             if lost:
                 state = self.streams.state(number)

@@ -155,7 +155,8 @@ class Ring:
         is written down under the same name. entropy: makes a new ring's uuid.
         held: nothing at all is retired until hold() says from where on, or that nothing is.
         mappings: those of the journal, if sealed segments are to be read through mappings.
-        Raises JournalCorrupt, DiskFull, OSError, ValueError.
+        Raises JournalCorrupt: nothing tells the ring's facts; ValueError: the epoch is not above
+        the ring's last one, or a setting cannot be; DiskFull, OSError.
         """
         if manifests is None:
             manifest = Manifest(storage, MANIFEST_FILE)

@@ -190,6 +190,7 @@ class Searches:
                 continue
             keys, codes = content.table.keys, content.subject_codes
             if codes is None:
+                # All rows have one subject.
                 latest[keys[0]] = batch.base + high - 1
                 continue
             part = codes[low:high]

@@ -99,7 +99,9 @@ class Space:
         self.prepared_in_append = 0
         """Segments that append() had to prepare itself."""
         self.preparing = threading.Lock()
+        """Held while spares are prepared and segments retired, which takes its time."""
         self.turn = threading.Lock()
+        """Held for moments: while segments, spares or pins change, or are looked at together."""
         self._ring = ring
         self._epoch = epoch
         self._streams = streams
@@ -157,7 +159,7 @@ class Space:
         with self.preparing:
             while len(self.spares) < count:
                 held = len(self.spares)
-                while self._prepare(None):
+                while self._prepare(budget_bytes=None):
                     pass
                 if len(self.spares) > held:
                     self.prepared_in_append += 1
@@ -331,6 +333,7 @@ class Space:
             return False
         over = len(segments) + len(self.spares) > self.capacity
         if not self._free_of_state(oldest):
+            # The newest durable snapshot needs it; once a newer one is durable, none does.
             return over and self._make_state_durable()
         surplus = over and self.settings.full == "overwrite"
         if not surplus and not self._empty(oldest, now_ms):
@@ -456,7 +459,7 @@ class Space:
     def _fresh(self, number: int, budget_bytes: int | None) -> bool:
         """Do a share of preparing a new segment file; returns whether more is to do.
 
-        budget_bytes: how many bytes may be zeroed now; None: all, at once.
+        budget_bytes: how many bytes may be zeroed now; None: append waits, nothing is zeroed.
         """
         size = self.settings.segment_bytes
         work, self._work = self._work, None

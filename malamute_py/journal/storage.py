@@ -192,7 +192,7 @@ def open_regular(path: str | Path, flags: int) -> int:
     """Open a regular file, and nothing else; returns the descriptor.
 
     A link is not followed, and a FIFO or a device does not hold up the caller.
-    Raises NotAFile, OSError.
+    Raises NotAFile: something else has the name; OSError.
     """
     # Without O_NONBLOCK the open of a FIFO waits for a writer; on a file it means nothing.
     flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

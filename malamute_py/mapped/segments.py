@@ -202,9 +202,9 @@ class Indexes:
         if found is None:
             return None
         with self._lock:
-            old = self._held.pop(key, None)
+            old, _ = self._held.pop(key, (b"", None))
             self._held[key] = data, found
-            self._bytes += len(data) - (0 if old is None else len(old[0]))
+            self._bytes += len(data) - len(old)
             while self._bytes > self._bytes_max:
                 _, (forgotten, _) = self._held.popitem(last=False)
                 self._bytes -= len(forgotten)

@@ -38,7 +38,7 @@ class Selection:
     """Records that one reading wants, as a choice of index entries and of rows."""
 
     def __init__(self, stream: int, pattern: Pattern, client_time: tuple[int, int] | None) -> None:
-        """client_time: [from, to) of a record's own time. Raises PatternError."""
+        """client_time: [from, to) of a record's own time. Raises PatternError: it is no pattern."""
         compiled = compile_pattern(pattern)
         self.everything = compiled.canonical in (("all",), ("topic", "#"))
         self._stream = stream
@@ -139,7 +139,7 @@ class Selection:
                 masks.append((expiries == 0) | (expiries > now))
         if self._client_time is not None:
             masks.append(self._within(content))
-        masks += self._left(content, base)
+        masks += self._left(content, base)  # by the purges
         if not inside:
             numbers = np.arange(base, base + count)
             masks.append((numbers >= low) & (numbers < high))

@@ -149,6 +149,7 @@ class Walk:
         rare = None if self._spots is None else self._spots(index, entries, self.next)
         if rare is not None:
             chosen = rare.whole
+            # For each entry how many of the spots lie before its end.
             ends = np.searchsorted(rare.spots["offset"], rows["next"]).tolist()
         elif self._choose is not None and chosen:
             chosen = list(self._choose(index, entries))

@@ -24,7 +24,7 @@ _NEXT = (
 
 
 def findings(directory: Path) -> Iterator[Finding]:
-    """List what is wrong with the tables of a data directory."""
+    """Yield what is wrong with a data directory's tables, their bodies and indexes included."""
     path = directory / DATABASE
     if not os.path.lexists(path):
         if os.path.lexists(directory / MARK):

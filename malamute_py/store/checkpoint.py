@@ -91,7 +91,7 @@ class Checkpoint:
         make_room: called, before anything is committed, with the size that the file is to have.
         Committed pages lie in the WAL first. On a full disk they would never come out of it, and so
         no row could ever be deleted either.
-        Raises StoreDamaged.
+        Raises StoreDamaged: the tables do not say how far they came.
         """
         self.position = position_of(connection)
         self.before_commit: Callable[[], None] = lambda: None
@@ -232,7 +232,8 @@ class Checkpoint:
         if not places:
             return 0, 0
         copied = missing = 0
-        # The cursor stays open while other tables are written, which SQLite allows.
+        # Batches of which some row is left. The cursor stays open while other tables are written,
+        # which SQLite allows.
         survivors = self._connection.execute(_SURVIVORS, (places[0].base,))
         while found := survivors.fetchmany(_BODIES_AT_ONCE):
             wanted = {base for (base,) in found}
@@ -287,6 +288,7 @@ class Checkpoint:
         try:
             free = execute("PRAGMA freelist_count").fetchone()[0]
             pages = execute("PRAGMA page_count").fetchone()[0]
+            # Only where more than half of the file is free: the rest is soon written to again.
             if free <= _VACUUM_PAGES or free * 2 <= pages:
                 return False
             execute(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()

@@ -115,7 +115,8 @@ def following(
     """Open the checkpoint of a data directory, with the right to write it.
 
     accept_lost: go on where changes are gone from the log. make_room: see Checkpoint.
-    Raises StoreError, JournalError, OSError.
+    Raises StoreError: another process writes it, or it does not belong to the log; JournalError,
+    OSError: there is no log to follow.
     """
     with lock(directory, wait_s):
         rings = FileStorage(directory, read_only=True).child(RINGS)
@@ -227,7 +228,7 @@ def _run(directory: Path, parent_pid: int, *, accept_lost: bool) -> None:
                 with writeback.advancing():
                     done = checkpoint.advance(request.to_lsn, request.ranges, going_on=going_on)
             except Abandoned:
-                return
+                return  # the broker went amid the advance
             except (MalamuteError, OSError) as error:
                 write_frame(answers, failed(error))
                 continue

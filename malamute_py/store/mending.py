@@ -160,6 +160,7 @@ def _mend(source: FileStorage, made: Path, progress: Progress) -> Mended:
     epoch, why = find_epoch(source, identity)
     restored += [f"{EPOCH_FILE}: {why}"] if why else []
     storage = FileStorage(made)
+    # One epoch is left above it, so that the copy can be started at all.
     check_epoch(epoch.epoch + _EPOCHS + 1, "a repaired copy")
     raised = Epoch(identity.uuid, epoch.epoch + _EPOCHS, epoch.openings)
     replace_file(storage, IDENTITY_FILE, pack_file(identity))
@@ -334,6 +335,7 @@ class _RingRepair:
         ends = bool(stamp.flags & LAST_OF_BUNDLE)
         self._last = None if ends else _PendingStamp(stamp.lsn, stamp)
         if stamp.control_kind == DATA:
+            # -1: any hole, and a missing beginning, may have had records of a new stream.
             before, holes = self._seen.get(
                 stamp.stream, (self._scan.streams.state(stamp.stream).first, -1)
             )

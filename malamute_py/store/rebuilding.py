@@ -67,6 +67,7 @@ def accept(
     position = position_of(connection)
     begin = max(position.lsn, log.start_lsn)
     changes = Changes(follow, position.change_next)
+    # First the log is read for nothing but what it lacks, which raises.
     try:
         for _ in changes.read([(begin, log.end_lsn)]):
             pass

@@ -370,7 +370,8 @@ class LoopLink:
     ) -> asyncio.Future[Value]:
         """Have a future fail with Timeout once `wait` is over, and return it to be awaited.
 
-        what, name: of the words of the Timeout, see waits.py. Raises LocalProtocolError.
+        what, name: of the words of the Timeout, see waits.py. Raises LocalProtocolError: `wait` is
+        no time.
         """
         if wait is DEFAULT_WAIT:
             # -1 for what most calls ask for: how long that is need be known of few of them.
@@ -451,7 +452,7 @@ class LoopLink:
 
         A caller that finds the room taken again, by a call that came in between, waits again, and
         no longer than `wait` in all. name: of what room is wanted for. Returns what is left of
-        `wait` for what the caller waits for next. Raises Timeout.
+        `wait` for what the caller waits for next. Raises Timeout: there was no room in time.
         """
         wait_ms = self.engine.settings.wait_ms(wait)
         until_ms = None if wait_ms is None else clock_ms() + wait_ms

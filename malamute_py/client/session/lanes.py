@@ -257,7 +257,7 @@ class Lanes(ABC, Generic[Kind]):
     def check_content(self, content: Any, count: int) -> int:
         """Return the bytes that an encoded content takes of the window.
 
-        Raises LocalProtocolError.
+        Raises LocalProtocolError `too_large`: the broker would not take it.
         """
         size = len(content) + STAMP_BYTES
         if size > self.limits.batch_bytes_max:

@@ -216,7 +216,7 @@ class OpenedMailbox(Opened):
             form = DONE if again_ms < 0 else AckForm(0, again_ms)
             self._mailboxes.acks.add(self, form, mine, token if whole else None)
         if token is not None and not (mine and whole):
-            self._mailboxes.told(token, None)
+            self._mailboxes.told(token, None)  # False: too late for some
 
     def _held_on_this_link(self, ranges: list[Range], again_ms: int) -> list[Range]:
         """Return ranges without numbers of an earlier link that have not come again on this one.
@@ -511,7 +511,10 @@ class OpenedMailboxes(Acknowledging):
         end: Callable[[Opened], None],
         arrived: Callable[[Any], None],
     ) -> None:
-        """The session's own calls of these names; arrived: the reader looks again."""
+        """begin, end: open a mailbox under a number of the session, and end what was opened.
+
+        emit, arrived: have an event told, and have a reader look at what has come for it.
+        """
         super().__init__(Acks(trackers, self.told), emit)
         self.own: frozenset[str] = frozenset()
         """Names of the client's own mailbox, which is opened without a name."""

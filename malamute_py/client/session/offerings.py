@@ -53,8 +53,9 @@ class Offerings(Acknowledging):
         arrived: Callable[[Any], None],
         broker_ms: Callable[[], int],
     ) -> None:
-        """The session's own calls; finished: there may be credit to be given.
+        """begin: opens an offer under a number of the session. finished: has its credit looked at.
 
+        emit, arrived: have an event told, and have a worker look at what has come for it.
         broker_ms: the broker's clock, about.
         """
         super().__init__(Acks(trackers, self.told, outbox.new_key), emit)
@@ -116,10 +117,10 @@ class Offerings(Acknowledging):
         if (
             type(batch) is not OutgoingReplies
             or batch.last is not last
-            or not outbox.join(batch, row, 0)
+            or not outbox.join(batch, row, until_ms=0)
         ):
             batch = OutgoingReplies(lane, offering.asked.level, offering, last)
-            outbox.start(batch, row, b"", 0)
+            outbox.start(batch, row, key=b"", until_ms=0)
         if row.token.caller is not None:
             batch.awaited = True
         request.replying += 1

@@ -100,7 +100,7 @@ class OutgoingRecords(OutgoingBatch):
             row.token = token
 
     def encode(self) -> None:
-        """Make the content, under the next sequences. Raises LocalProtocolError.
+        """Make the content, under the next sequences. Raises LocalProtocolError: it cannot be made.
 
         Of several records BatchTooLarge also where their stream takes smaller batches than others.
         """

@@ -371,7 +371,8 @@ class Publisher(Lanes[OutgoingRecords]):
         """
         if batch.since_ms < 0:
             batch.since_ms = now_ms
-            # What has left may be in the log, as far as is known here: see _settle().
+            # What is too large is divided, unless it has left, and so may be in the log: then
+            # see _settle().
             if (
                 batch.content
                 and batch.bytes > batch.lane.limits.batch_bytes_max
@@ -423,6 +424,7 @@ class Publisher(Lanes[OutgoingRecords]):
         # Producer and sequence are this client's; else the caller's, who alone can mend them.
         own = self.idempotent
         if code == "fenced" and own:
+            # Another session has taken the producer over: nothing of this one is taken any more.
             self._end(batch, error)
             self.fail_all(error)
             return

@@ -258,6 +258,7 @@ class AwaitedReplies:
         mine, others = [], []
         known = self.asked
         for row in rows_of(left):
+            # Of an answered request (`_ended`) a reply may come again: _hand_over() drops it.
             key, _ = delivered.about_of(row) or (None, 0)
             if key is not None and (key in known or key in self._ended):
                 mine.append(row)
@@ -412,6 +413,7 @@ class AwaitedReplies:
             f"{self._outbox.standing()}"
         )
         if not batch.tokens:
+            # It has not left yet, or is over: there is nothing to cancel.
             if batch.state == QUEUED:
                 self.failed(batch, error)
             return
@@ -541,7 +543,7 @@ class PendingRequests:
             inbox.for_replies = True
             self._awaited.batches[row.token] = last
             if key:
-                last.named()
+                last.named()  # its reply may come before the batch leaves
             if inbox.queue:
                 if key:
                     # Its reply may be among the mail that waits, of an earlier process's call.

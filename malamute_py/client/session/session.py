@@ -298,8 +298,7 @@ class Session:
             return
         was_linked = self.state is LinkState.LINKED
         if final:
-            ended = code == "closed"
-            self._close(ConnectionLost(reason) if ended else BrokerRefused(code, reason))
+            self._close(ConnectionLost(reason) if code == "closed" else BrokerRefused(code, reason))
             return
         line = self.attempts.failed(
             f"{code}: {reason}",

@@ -269,7 +269,7 @@ class Step:
         self.check_open()
         place = CONTENT, stream, len(self.parts)  # by the number it is a part of its own
         self.parts[place] = [content]
-        self.turns[PUBLISH, stream] = place, place
+        self.turns[PUBLISH, stream] = place, place  # rows that follow begin a part after it
         self.size += len(content) + STAMP_BYTES
         self.count += count
         self.merge_limited = True

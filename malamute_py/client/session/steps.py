@@ -484,6 +484,7 @@ class Steps(Lanes[OutgoingSteps]):
         # A lone step that its caller has given up is not sent again.
         again = error.code in RETRYABLE and (batch.count > 1 or batch.rows[0].token is not None)
         if again:
+            # A lane of its own: the steps that follow need not wait for it.
             self._serial += 1
             batch.lane = self.lane(self._put_off, self._serial)
             self._block(batch.lane, now_ms + (error.retry_ms or RETRY_MS))

@@ -275,7 +275,11 @@ class SubscriptionState(Opened):
     # --- commands from the broker ------------------------------------------------------------
 
     def receive(self, command: Any, frames: Sequence[Any], limits: Limits) -> None:
-        """Take any command of the subscription but ENDED. Raises RemoteProtocolError."""
+        """Take any command of the subscription but ENDED.
+
+        Raises RemoteProtocolError: the command is not one for a subscription, or does not go on
+        where the last one ended.
+        """
         kind = type(command)
         if kind is Deliver:
             self.deliver(command, frames, limits)

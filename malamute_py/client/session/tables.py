@@ -189,10 +189,11 @@ class TableRows:
         properties: Mapping[str, Any] | None = None,
         content_bytes_max: int = 0,
     ) -> Iterator[tuple[bytes, int]]:
-        """(content, count) of each batch, of about so many bytes. Raises LocalProtocolError.
+        """(content, count) of each batch, of about so many bytes.
 
         properties: of each row. content_bytes_max: most bytes of a content of several rows, where
-        the stream takes less than the limits say; 0: it does not.
+        the stream takes less than the limits say; 0: it does not. Raises LocalProtocolError: a row
+        is too large, or cannot be encoded.
         """
         self._content_bytes_max = content_bytes_max or limits.batch_bytes_max
         self._properties = None if properties is None else properties_of(properties)

@@ -167,6 +167,7 @@ async def _publish_bulk(
     async with client.publisher(asked.subject, confirm=asked.confirm) as window:
         for number, chunk in enumerate(chunks):
             if halves and number == halves:
+                # All of the first half has its append time before, all of the second after it.
                 await window.wait()
                 await asyncio.sleep(PAUSE_S)
                 middle = {"middle": number * CHUNK, "middle_ns": time.time_ns()}

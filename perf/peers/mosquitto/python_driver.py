@@ -74,6 +74,7 @@ class Mqtt:
     async def connect(
         cls, options: Options, take: Callable[[bytes, dict[str, Any]], object] | None = None
     ) -> Mqtt:
+        """Connect; take: is given each message's body and properties."""
         place = urllib.parse.urlsplit(options.url)
         store = Unacknowledged()
         client = gmqtt.Client(

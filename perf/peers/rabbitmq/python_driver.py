@@ -39,6 +39,7 @@ class Amqp:
 
     @classmethod
     async def connect(cls, options: Options) -> Amqp:
+        """Open a connection with one channel, whose end fails the run."""
         place = urllib.parse.urlsplit(options.url)
         opened: asyncio.Future[Channel] = asyncio.get_running_loop().create_future()
         parameters = pika.ConnectionParameters(

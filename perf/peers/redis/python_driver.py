@@ -228,6 +228,7 @@ class _Reader:
         self.count = b"%d" % READ_RECORDS
 
     def ask(self) -> None:
+        """Ask for the next entries after those that came, and for as many as `count`."""
         self.wire.send(
             [
                 (
@@ -297,7 +298,7 @@ def _drive(parts: Sequence[_Reader | _Listener], idle_s: float) -> None:
     if len(parts) == 1:
         part = parts[0]
         while not part.heard():
-            part.wire.socket.settimeout(idle_s)
+            part.wire.socket.settimeout(idle_s)  # not before the first record, which may be late
         return
     left = len(parts)
     begun = False
