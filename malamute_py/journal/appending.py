@@ -198,6 +198,7 @@ class Appender:
                 f" snapshot of {snapshot_bytes}: use larger segments or smaller batches"
             )
         if rest >= STAMP_BYTES:
+            # A padding has a place, a size and its kind, and nothing else.
             rows.append((lsn, rest, PADDING, 0, 0, 0, 0, b"", 0, None))
         lsn += rest + SEGMENT_HEADER_BYTES
         content, crc = snapshot.content, snapshot.content_crc

@@ -335,6 +335,7 @@ def _note(
         bitmaps += [_bitmap(table.names, name) for name in names]
     else:
         bitmaps += [_bitmap(table.tops, top) for top in _ANYTHING]
+    # The filters get what the table has given up: all keys, and all pairs.
     if outline is not None:
         return tuple(bitmaps), outline.items
     texts = [key for top in subjects for key in top]

@@ -568,7 +568,7 @@ class Ring:
 
         Returns True when there is more to do. now_ms: retires segments whose every record
         has expired. Raises DiskFull, JournalCorrupt, OSError: try again later;
-        JournalFailed.
+        JournalFailed: the ring takes nothing more.
         """
         if self._failure is not None or self._closed:
             return False

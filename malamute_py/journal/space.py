@@ -256,7 +256,7 @@ class Space:
         """One small piece of work (housekeeping thread); True when there is more.
 
         now_ms: retires finished segments whose every record has expired; None: none.
-        Raises DiskFull, JournalCorrupt, JournalFailed, OSError.
+        Raises as Ring.prepare_step().
         """
         with self.preparing:
             self._note_begun(now_ms)

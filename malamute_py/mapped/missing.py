@@ -64,7 +64,8 @@ def _compare(segments: Segments, expected: Expected, end_lsn: int) -> Missing:
     expected: what the manifest says. end_lsn: how far the log was read.
     """
     first = oldest = expected.first
-    # A lower one was about to be used again, and is as good as ever.
+    # If the one before it is there, its file is about to be used again and as good as ever: then
+    # none is missing in front.
     if not segments.is_there(first - 1):
         while _is_missing(segments, expected, oldest):
             oldest += 1

@@ -264,6 +264,7 @@ class Reading:
         lsn, first = begin_of(self._segments, self._entry.number, offset)
         choose = None if self._plain else self._selection.choose
         self._steps: Iterator[Step] = iter(())
+        # Rows come without their batch as copies alone.
         spots, known = self._selection.alone if choose and self._request.copy else (None, None)
         self._at = Walk(
             self._segments, self._entry.number, lsn, offset, choose=choose, spots=spots, known=known

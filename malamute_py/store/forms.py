@@ -131,7 +131,8 @@ def _request(data: Any) -> tuple[int, RequestRow]:
     form = _REQUEST(data)
     put = form.put
     put.sender, put.reply_to = intern(put.sender), intern(put.reply_to)
-    left = (1 << put.count) - 1 if form.left is None else _int(form.left)
+    every = (1 << put.count) - 1  # a bit for each request of the batch
+    left = every if form.left is None else _int(form.left)
     row = RequestRow(
         put,
         left,

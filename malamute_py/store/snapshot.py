@@ -163,7 +163,7 @@ def take(
         except JournalLocked:
             running = True
         except FileNotFoundError:
-            running = False
+            running = False  # A lock without a file is held by no process.
         copy = _Copy(directory, made / CONTENT, progress, running=running)
         rings, lsn = copy.run()
         manifest = Manifest(

@@ -163,8 +163,9 @@ class Acks:
             ack = self._gathered[id(owner), form] = Ack(self, owner, form)
         mine = ack.ranges
         for first, end in ranges:
-            if mine and mine[-1][1] == first:
-                mine[-1] = (mine[-1][0], end)
+            begin, after = mine[-1] if mine else (0, -1)
+            if after == first:
+                mine[-1] = (begin, end)
             else:
                 mine.append((first, end))
         if token is not None:

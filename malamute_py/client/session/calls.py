@@ -496,7 +496,10 @@ def make_plan(
     visibility: ReadVisibility,
     client_time: tuple[Time, Time] | None,
 ) -> Callable[[int], PlanRead]:
-    """PLAN_READ by its request number. Raises PatternError or LocalProtocolError."""
+    """Return the maker of PLAN_READ, which is given the number of the request.
+
+    Raises PatternError, or LocalProtocolError: an argument is wrong.
+    """
     one_of("visibility", visibility, _VISIBILITIES)
     selected, wire, times = make_pattern(pattern), start_on_wire(start), _times(client_time)
     return lambda number: PlanRead(

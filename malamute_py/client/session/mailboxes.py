@@ -100,9 +100,9 @@ class MailboxView:
         if not given:
             return
         # Mostly there is nothing to forget: numbers that come are new.
-        first, end = min(run[0] for run in given), max(run[1] for run in given)
+        least, after = min(first for first, _ in given), max(end for _, end in given)
         for low, high in ranges:
-            if low >= end or high <= first:
+            if low >= after or high <= least:
                 continue
             # Of each range stays what lies before, and what lies after, the numbers that go.
             self._given = [

@@ -455,6 +455,7 @@ class Offering(Opened):
         if form.state not in (RENEWED, RECEIVED):
             self.too_late(request, error, None)
             return
+        # A renewal, or the question after a reconnect: another worker has the request, or none.
         request.doubtful = False
         if not request.finished:
             request.lost = True

@@ -167,6 +167,7 @@ class Publisher(Lanes[OutgoingRecords]):
         batch.bytes = size
         batch.sealed = True
         if not fits:
+            # The broker takes such a batch, and its stream does not: it leaves in parts.
             self._reopen(batch)
         self.queue(batch)
 

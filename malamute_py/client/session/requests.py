@@ -556,6 +556,7 @@ class PendingRequests:
         if batch is None:
             return
         if batch.tokens:
+            # The batch has left: the broker may have the request.
             row = batch.tokens.index(token)
             batch.tokens[row] = _GIVEN_UP
             batch.thin = True

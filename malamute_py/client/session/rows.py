@@ -121,6 +121,7 @@ def rows_of_content(content: Any) -> list[OutgoingRow]:
     No caller waits for a row.
     """
     parsed = Content(memoryview(content))
+    # A batch has a stamp; this one has no place in any log.
     stamp = Stamp(
         flags=0, lsn=0, bundle_lsn=0, synced_lsn=0, epoch=0, base_offset=0, append_time_ms=0,
         stream=0, origin=0, size=STAMP_BYTES + len(content), count=parsed.head.count,

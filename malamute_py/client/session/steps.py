@@ -239,6 +239,7 @@ class OutgoingSteps(OutgoingBatch):
                     gathered[place] = rows.copy()
                 else:
                     known += rows
+        # A part has no tracker and no level of its own (0): ATOMIC has those of the step.
         commands: list[Command] = []
         contents: list[bytes] = []
         for place, rows in gathered.items():
@@ -260,8 +261,9 @@ class OutgoingSteps(OutgoingBatch):
                     for at in range(0, len(ranges), RANGES_MAX)
                 ]
             elif kind == CONTENT:
+                _, stream, _ = place
                 contents += rows
-                commands.append(Publish(place[1], 0))
+                commands.append(Publish(stream, 0))
             elif kind == COMMAND:
                 commands += rows
             elif kind == STAGE_CONTENT:
