@@ -55,7 +55,9 @@ class Listing:
         self.indexed: set[int] = set()
         """Numbers of segments with a good index file."""
         self.unknown: list[Unknown] = []
+        """Entries that are left alone, and why."""
         self.temporaries: list[str] = []
+        """Files that an interrupted write has left."""
         self.orphans: list[str] = []
         """Index files without their segment, or unreadable."""
         self._storage = storage

@@ -89,6 +89,7 @@ class Ring:
         self._snapshot: SnapshotSource = _no_state
         self._storage = storage
         self._marks = storage
+        """Where a failed sync is written down; see open()."""
         self._manifest = manifest
         self._mappings = mappings
         self._failed_name = FAILED_FILE
@@ -102,6 +103,7 @@ class Ring:
         """Position that the newest mark of syncs names."""
         self._syncing = threading.Lock()
         self._synced_before = -1
+        """Position that was synced when housekeeping looked last."""
         self._set_up(scan)
 
     def _set_up(self, scan: Scan) -> None:

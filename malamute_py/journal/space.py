@@ -82,10 +82,13 @@ class Space:
         self.storage = storage
         self.settings = settings
         self.segments: tuple[Segment, ...] = ()
+        """Segments with batches, oldest first; swapped whole."""
         self.spares: deque[Segment] = deque()
+        """Prepared segments, which append() begins in this order."""
         self.strays: dict[int, Segment] = {}
         """Empty segments of ours further ahead than the next one, by number."""
         self.unknown: set[str] = set()
+        """Names of files that are left alone."""
         self.missing_from: int | None = None
         """Segments from this number to the oldest were missing at the opening: they are named so
         at each one, until the ring gives up what lay after them."""

@@ -288,7 +288,7 @@ class Checkpoint:
         try:
             free = execute("PRAGMA freelist_count").fetchone()[0]
             pages = execute("PRAGMA page_count").fetchone()[0]
-            # Only where more than half of the file is free: the rest is soon written to again.
+            # Only where more than half of the file is free.
             if free <= _VACUUM_PAGES or free * 2 <= pages:
                 return False
             execute(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()

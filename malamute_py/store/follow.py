@@ -2,7 +2,7 @@
 
 Usage: `python -m malamute_py.store.follow DIRECTORY PARENT [--accept-lost]`. DIRECTORY: the data
 directory. PARENT: the broker's process id. --accept-lost: go on where changes are gone from the
-log, as the broker's setting `lost_changes = "accept"` asks; otherwise such an advance fails.
+log, as the setting `checkpoint.lost_changes = "accept"` asks; otherwise such an advance fails.
 
 Owns the way from requests on standard input to advances of the checkpoint and answers on standard
 output. The rules: the process never asks the broker for anything and holds nothing that the broker

@@ -192,7 +192,7 @@ class Membership(Opened):
             ranges = merged([(offset, offset + 1) for offset in mine])
             self._memberships.acks.add(self, form, ranges, token if whole else None)
         if token is not None and not (mine and whole):
-            # False: too late for some; nothing at all was acknowledged, and that is done.
+            # False: it came too late for some. Of no records at all it is done.
             self._memberships.told(token, None if offsets else True)
         self._memberships.give_credit(self)
 
