@@ -233,13 +233,13 @@ def verify(
 
     Exit codes: 0 all is well; 1 something is missing, damaged or not ours.
     """
-    from malamute_py.journal.inspect import verify as read
-    from malamute_py.store.checking import findings
+    from malamute_py.journal.inspect import verify as verify_rings
+    from malamute_py.store.checking import findings as findings_of_tables
 
     _stopped(directory)
     found = []
     with Progress("verifying", total=1) as progress:
-        for finding in read(directory, ring):
+        for finding in verify_rings(directory, ring):
             if finding.kind == "progress":
                 progress.title(f"verifying {finding.ring}")
                 progress.update(
@@ -249,7 +249,7 @@ def verify(
             else:
                 found.append(finding)
         if ring is None:
-            found += findings(directory)
+            found += findings_of_tables(directory)
     if ring is not None and not any(finding.ring == ring for finding in found):
         raise CommandFailed(f"{directory}: there is no ring {ring}; see: malamute journal stat", 1)
     bad = [finding for finding in found if finding.kind in _BAD]

@@ -376,6 +376,7 @@ def _in_words(command: Command, error: LocalProtocolError) -> LocalProtocolError
         code = "bad_setting" if error.code == "malformed" else error.code
         return LocalProtocolError(code, error.reason)
     name, inner = found["field"] or found["name"], found["inner"] or ""
+    # What is `from` on the wire is the field `from_`: a keyword of Python cannot name one.
     field = name if name in command.__struct_fields__ else f"{name}_"
     value = getattr(command, field)
     # A compiled module sets no cause.

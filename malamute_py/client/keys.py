@@ -81,7 +81,7 @@ def entry_of_answer(key: str, answer: Mapping[str, Any]) -> KeyEntry | None:
 
 
 def _entry_of_batch(key: str, content: Content, row: int, revision: int, time_ms: int) -> KeyEntry:
-    """Return one row of a batch as an entry. Raises BatchError."""
+    """Return one row of a batch as an entry. Raises BatchError: the batch cannot be read."""
     content.check()
     content.check_bodies()
     headers, codes = content.headers()
@@ -90,6 +90,7 @@ def _entry_of_batch(key: str, content: Content, row: int, revision: int, time_ms
     value: bytes | list[bytes]
     if content.head.body_kind == LIST:
         assert bodies.parts is not None
+        # The offsets of a list are those of its parts, and these have the bounds in the blob.
         bounds = bodies.parts[begin : end + 1].tolist()
         value = [bytes(bodies.blob[low:high]) for low, high in pairwise(bounds)]
     else:

@@ -47,6 +47,8 @@ _Row: TypeAlias = tuple[int, int, int, int, int, int, int, Buffer, int, Any]
 """(LSN, size, control kind, stream, base offset, count, append time as given, content, its CRC,
 keys) of everything that a bundle writes, the journal's own included. A tuple: constructing an
 object for each cost more than the write."""
+_LSN: Final = 0
+_SIZE: Final = 1
 _KIND: Final = 2
 _CONTENT: Final = 7
 
@@ -94,6 +96,7 @@ class Appender:
             raise ValueError("a bundle has at least one batch")
         begin = self.end
         bundle: Sequence[AppendLike] = batches
+        # The first bundle of an epoch begins with a batch that says so.
         if self.last_epoch != self._epoch:
             if self.last_epoch > self._epoch:
                 raise ValueError(f"this ring follows epoch {self.last_epoch}: open it anew to lead")
@@ -105,9 +108,10 @@ class Appender:
         self._write(rows, stamps, new_segments)
         self._commit(rows, begin, new_segments)
         if len(rows) != len(batches):
+            # The caller gets the stamps of its own batches alone.
             pairs = zip(stamps, rows, strict=True)
             stamps = [stamp for stamp, row in pairs if row[_KIND] not in _OWN]
-        return Appended(tuple(stamps), rows[0][0], self.end)
+        return Appended(tuple(stamps), rows[0][_LSN], self.end)
 
     def _lay_out(
         self, bundle: Sequence[AppendLike], begin: int, source: SnapshotSource
@@ -122,7 +126,7 @@ class Appender:
         states, segment_bytes = self._streams.states, self._segment_bytes
         snapshot: Append | None = None
         lsn, new_segments = begin, 0
-        # Where the ring's last segment ends; at its end nothing fits, and another one is begun.
+        # Rounded up: where the ring's last segment ends. There nothing fits, and another is begun.
         limit = lsn + -lsn % segment_bytes
         for batch in bundle:
             content, kind, stream = batch.content, batch.control_kind, batch.stream
@@ -194,6 +198,7 @@ class Appender:
                 f" snapshot of {snapshot_bytes}: use larger segments or smaller batches"
             )
         if rest >= STAMP_BYTES:
+            # A padding has a place, a size and its kind, and nothing else.
             rows.append((lsn, rest, PADDING, 0, 0, 0, 0, b"", 0, None))
         lsn += rest + SEGMENT_HEADER_BYTES
         content, crc = snapshot.content, snapshot.content_crc
@@ -209,18 +214,20 @@ class Appender:
 
     def _stamps(self, rows: list[_Row], synced: int) -> list[bytes]:
         """Return the packed stamps of a bundle's batches; append time never goes back."""
-        bundle_lsn = rows[0][0]
+        bundle_lsn = rows[0][_LSN]
         epoch, last_time = self._epoch, self.last_time_ms
         fields = []
         for lsn, size, kind, stream, base, count, time_ms, _, crc, _ in rows:
             if time_ms > last_time:
                 last_time = time_ms
+            # In the order of a stamp's fields, with 0 for those that the journal leaves out.
             fields.append(
                 (
                     CONTROL if kind else 0, lsn, bundle_lsn, synced, epoch, base, last_time,
                     stream, 0, size, count, kind, 0, crc, 0,
                 )
             )  # fmt: skip
+        # The first field is the flags.
         fields[-1] = (fields[-1][0] | LAST_OF_BUNDLE, *fields[-1][1:])
         return pack_stamps(fields)
 
@@ -246,7 +253,7 @@ class Appender:
                     buffers.append(row[_CONTENT])
                 if rows[stop - 1][_KIND] == PADDING:
                     buffers.pop()  # Of a padding the stamp alone is written.
-                number, position = divmod(rows[first][0], self._segment_bytes)
+                number, position = divmod(rows[first][_LSN], self._segment_bytes)
                 self._write_run(files, number, position, buffers)
         except OSError as error:
             raise self._explained(error) from error
@@ -293,8 +300,8 @@ class Appender:
         self._close_part(segment, sparse, time_ms)
         self.last_time_ms = time_ms
         self.last_epoch = epoch
-        self.last_lsn = rows[-1][0]
-        self._set_end(self.last_lsn + rows[-1][1])
+        self.last_lsn = rows[-1][_LSN]
+        self._set_end(self.last_lsn + rows[-1][_SIZE])
         if new_segments:
             space.note_snapshot(self.end, begin)
 

@@ -146,6 +146,7 @@ def is_begun(data: memoryview, base_lsn: int, position: int) -> bool:
 
 def candidates(data: memoryview, base_lsn: int, position: int) -> Iterator[int]:
     """Positions after this one whose eight bytes at +16 are their own LSN: maybe batches."""
+    # Batches begin at multiples of 8: all words of 8 bytes are compared at once.
     first = (position + 8) & ~7
     words = np.frombuffer(data, "<u8", len(data) // 8)
     lag = _LSN_AT // 8
@@ -174,6 +175,7 @@ class Facts(NamedTuple):
 
 _FLAGS: Final = Head._fields.index("flags")
 _CLIENT_MIN: Final = Head._fields.index("client_time_min_ms")
+_CLIENT_MAX: Final = Head._fields.index("client_time_max_ms")
 _PRODUCER: Final = Head._fields.index("producer_id")
 _EARLIEST_EXPIRY: Final = Head._fields.index("earliest_expiry_ms")
 _PLAIN = Facts(NO_CLIENT_TIME, NEVER, 0)
@@ -187,12 +189,13 @@ def content_facts(content: Buffer) -> Facts:
         return _PLAIN
     client, expires = NO_CLIENT_TIME, NEVER
     if flags & CLIENT_TIME:
-        client = (head[_CLIENT_MIN], head[_CLIENT_MIN + 1])
+        client = (head[_CLIENT_MIN], head[_CLIENT_MAX])
     if flags & EXPIRY:
         try:
             column = Content(content).expiries
         except BatchError:
             column = None
+        # 0 stands for a record that does not expire: then the batch does not either.
         if column is not None and len(column) and int(column.min()) > 0:
             expires = int(column.max())
     return Facts(client, expires, head[_EARLIEST_EXPIRY])

@@ -52,6 +52,7 @@ def wanted_spots(
     chosen = choose(index, stream, entries, search, client_time, unspotted)
     found = spots.by_header(matches)
     wanted = np.concatenate([part for _, part in found]) if found else np.empty(0, SPOT)
+    # For each spot the place of its header in `found`.
     codes = np.repeat(np.arange(len(found)), [len(part) for _, part in found])
     offsets = wanted["offset"]
     kept = (offsets >= position) & (offsets < min(end, int(rows["next"][-1])))
@@ -62,7 +63,8 @@ def wanted_spots(
     if True in chosen:
         # Whole entries bring these rows, too.
         whole = np.asarray(chosen, np.bool_)
-        kept &= ~whole[np.minimum(np.searchsorted(rows["next"], offsets, "right"), len(rows) - 1)]
+        entry_of = np.searchsorted(rows["next"], offsets, "right")
+        kept &= ~whole[np.minimum(entry_of, len(rows) - 1)]
     order = np.argsort(offsets[kept], kind="stable")
     return WantedSpots(
         chosen, wanted[kept][order], codes[kept][order], [header for header, _ in found]

@@ -76,11 +76,11 @@ class Runs:
 
 
 def group_entries(wanted: list[tuple[int, int, int, int]]) -> Iterator[Part]:
-    """Group entries into few reads."""
+    """Group entries of (position, size, base offset, next offset) into few reads."""
     group: list[tuple[int, int, int, int]] = []
     begin = stop = 0
     for entry in wanted:
-        position, size = entry[0], entry[1]
+        position, size, _, _ = entry
         if group and (position - stop > _HOLE_BYTES or position + size - begin > _READ_BYTES):
             yield Part(begin, stop - begin, group)
             group = []

@@ -153,7 +153,7 @@ class Journal:
         epoch: None for one more than the last; else above it. entropy: makes the uuids.
         mapped: read sealed segments through mappings, if the system can (see `unmapped`).
         Raises JournalLocked, StorageRefused, NewerFormat, JournalCorrupt, EpochsSpent, DiskFull,
-        OSError, ValueError.
+        OSError; ValueError: the epoch that was given is not above the last one.
         """
         storage = FileStorage(where) if isinstance(where, (str, Path)) else where
         lock = storage.lock(LOCK_FILE)
@@ -178,6 +178,7 @@ class Journal:
             if why:
                 restored.append(Unknown(EPOCH_FILE, why))
             moved = _moved(storage, identity)
+            # By a random number, so that two copies of one directory come to different epochs.
             leap = 1 + int.from_bytes(entropy(4), "little") % _LEAP_MAX if moved else 1
             new = last.epoch + leap if epoch is None else epoch
             if new <= last.epoch:
@@ -439,7 +440,8 @@ def find_epoch(storage: Storage, identity: Identity, *, given: bool = False) -> 
     """The last epoch, and why its file had to be found out otherwise ("": it is good).
 
     Every opening writes its epoch into the manifest of each ring that it opens, and ring main is
-    among them: the highest of these is the last one that was used. Raises JournalCorrupt.
+    among them: the highest of these is the last one that was used. given: as of read_epoch().
+    Raises JournalCorrupt: no manifest tells it.
     """
     try:
         return read_epoch(storage, identity, given=given), ""
@@ -481,7 +483,7 @@ def _moved(storage: Storage, identity: Identity) -> tuple[str, ...]:
 
 
 def read_epoch(storage: Storage, identity: Identity, *, given: bool = False) -> Epoch:
-    """The last epoch and count of openings. Raises JournalCorrupt.
+    """The last epoch and count of openings. Raises JournalCorrupt: they are missing or damaged.
 
     A lost epoch is not guessed: one too low would make positions of two lives look alike.
     given: the caller knows a higher one, which each ring holds against its batches.

@@ -119,9 +119,10 @@ class EntryFilters:
             self.close(stop)
             return
         numbers = np.frombuffer(b"".join(bitmap.to_array() for _, bitmap in known), np.uint32)
-        # Numbers of 16 bits are sorted by their digits, in a tenth of the time.
+        # Sorted by entry. Numbers of 16 bits are sorted by their digits, in a tenth of the time.
         small = numbers.astype(np.uint16) if stop < 1 << 16 else numbers
         order = np.argsort(small, kind="stable")
+        # An item stands as often as there are entries with it, beside their numbers.
         items = np.array(items_of(text for text, _ in known), np.int64).repeat(counts)
         self._extend(numbers[order].astype(np.int64) << 32 | items[order], stop)
 
@@ -190,10 +191,12 @@ def _extended(view: _View, pairs: _Ints, stop: int) -> _View:
         # Whole entries, as many as come to a slice, and at least one.
         after = int(pairs[at + _SLICE] >> 32) + 1 if at + _SLICE < len(pairs) else stop
         end = int(np.searchsorted(pairs, after << 32))
+        # A pair is entry << 32 | item.
         entries, items = (pairs[at:end] >> 32) - first, pairs[at:end] & 0xFFFFFFFF
         counts = np.bincount(entries, minlength=after - first)
         size = np.minimum((counts * _BITS_AN_ITEM + 7) // 8, _FILTER_BYTES_MAX).astype("<u2")
         begins = _begins(size)
+        # One byte for each bit of these filters, packed to bits once all are marked.
         marks = np.zeros(int(size.sum(dtype=np.int64)) << 3, np.bool_)
         for places in _places(items, begins[entries], size[entries]):
             marks[places] = True

@@ -133,7 +133,7 @@ class SegmentState(FoundState):
     """
 
     def __init__(self, segment: Segment, data: memoryview, end_lsn: int, epochs_max: int) -> None:
-        """end_lsn: end of the log."""
+        """Read of a segment's batches what its index does not keep. end_lsn: end of the log."""
         super().__init__(StreamTable(epochs_max))
         self.begun: dict[tuple[int, int], tuple[int, int]] = {}
         """(stream, epoch) -> (LSN, base offset) of its first batch here."""

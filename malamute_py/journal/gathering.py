@@ -101,6 +101,7 @@ class WantedRows:
         """
 
         def few(table: HeaderTable, codes: Any, times: Any) -> Any:
+            """Choose rows by their headers, offsets and client times; None: too many."""
             return self._few(batch.stamp, self._chosen.of(table, codes), times)
 
         stamp, selection = batch.stamp, self._selection

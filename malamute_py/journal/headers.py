@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from pyroaring import BitMap
@@ -91,6 +91,7 @@ class StreamHeaders:
         An index that keeps less than whole subjects and values (`exact`) returns further entries,
         which hold one like it.
         """
+        # depth 0: no header is kept; None: all are, whole; else names of fields without values.
         if self.depth == 0:
             found = self._all
         elif value is None or self.depth is not None:
@@ -114,6 +115,8 @@ _Resolved: TypeAlias = "tuple[tuple[BitMap, ...], Items | None]"
 """Where the entries of a header table are noted: (bitmaps, what the filters keep of it).
 
 None: nothing is kept, or the headers cannot be known."""
+_NO_LAST: Final[tuple[Any, int, _Resolved]] = (None, -1, ((), None))
+_NO_MEMO: Final[tuple[Any, _Resolved]] = (None, ((), None))
 
 
 class HeaderTable:
@@ -166,16 +169,13 @@ class HeaderTable:
             if self.depth != 0:
                 self._coarsen(ordinal, to=0)
             keys = _UNKNOWN
-        last = self._last.get(stream)
-        if last is not None and last[0] is keys:
-            if last[1] == ordinal:
+        last_keys, last_ordinal, resolved = self._last.get(stream, _NO_LAST)
+        if last_keys is keys:
+            if last_ordinal == ordinal:
                 return
-            resolved = last[2]
         else:
-            found = self._memo.get((stream, id(keys)))
-            if found is not None and found[0] is keys:
-                resolved = found[1]
-            else:
+            known_keys, resolved = self._memo.get((stream, id(keys)), _NO_MEMO)
+            if known_keys is not keys:
                 resolved = self._resolve(stream, ordinal, keys)
         bitmaps, items = resolved
         for bitmap in bitmaps:
@@ -208,11 +208,13 @@ class HeaderTable:
         resolved = _note(table, subjects, fieldmaps, outline)
         self._distinct += len(table) - before
         if self._distinct > self._distinct_max and self.depth != 0:
+            # Of a large table without an outline, too much after _make_room(), no part is kept.
             self._coarsen(ordinal, to=0 if large and outline is None else None)
             # The coarser table has its leading parts already, counted.
             resolved = _note(self.streams[stream], subjects, fieldmaps, outline)
         if keys is _UNKNOWN:
-            resolved = resolved[0], None
+            bitmaps, _ = resolved
+            resolved = bitmaps, None
         if size <= _MEMO_TABLE_MAX:
             if len(self._memo) >= _MEMO_MAX or self._memo_headers > _MEMO_HEADERS_MAX:
                 self._memo.clear()
@@ -316,14 +318,14 @@ def _note(
     if depth is None:
         bitmaps += [_bitmap(table.tops, top) for top in subjects]
         for fields in fieldmaps:
-            for pair in fields.items():
-                bitmaps.append(_bitmap(table.names, pair[0]))
-                bitmaps.append(_bitmap(table.pairs, pair))
+            for name, value in fields.items():
+                bitmaps.append(_bitmap(table.names, name))
+                bitmaps.append(_bitmap(table.pairs, (name, value)))
         return tuple(bitmaps), None
     if depth:
         leads = outline.leads if outline is not None else ()
         if depth <= len(leads):
-            tops = leads[depth - 1]
+            tops = leads[depth - 1]  # the sets are of the first part, of the first two, and so on
         else:
             tops = {leading_parts(top, depth) for top in subjects}
         bitmaps += [_bitmap(table.tops, top) for top in tops]
@@ -333,6 +335,7 @@ def _note(
         bitmaps += [_bitmap(table.names, name) for name in names]
     else:
         bitmaps += [_bitmap(table.tops, top) for top in _ANYTHING]
+    # The filters get what the table has given up: all keys, and all pairs.
     if outline is not None:
         return tuple(bitmaps), outline.items
     texts = [key for top in subjects for key in top]

@@ -55,6 +55,8 @@ _CHUNK = 1024
 Rows: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Ordinals: TypeAlias = np.ndarray[Any, np.dtype[np.uint32]]
 Entry: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int]
+_NO_ENTRY: Final[Entry] = (-1, -1, -1, -1, -1, -1, -1, -1, -1, -1)
+"""Stands for the last entry where there is none: it is of no stream."""
 
 
 class Entries(NamedTuple):
@@ -189,6 +191,7 @@ class LiveIndex:
                 for at in range(0, len(closed), step)
             ]
             self._view = (count - 1, ENTRY.unpack_from(table, (count - 1) * ENTRY.size))
+        # Entries by stream, those of one stream in their order.
         order = np.argsort(streams, kind="stable")
         numbers, begins = np.unique(streams[order], return_index=True)
         ends = [*begins[1:].tolist(), len(order)]
@@ -228,26 +231,27 @@ class LiveIndex:
 
         content: whose checksum is good; looked at for rare rows, given the epoch.
         """
-        count, entry = self._view  # The entry's fields are in the order of ENTRY_DTYPE.
+        count, entry = self._view
         (least, most), expires_at_ms, earliest_expiry_ms = facts
+        # The fields of the last entry, in the order of ENTRY_DTYPE.
+        begin, held, of, batches, first, following, first_ms, _, low, high = entry or _NO_ENTRY
         if (
-            entry is not None
-            and entry[2] == stream
-            and entry[0] + entry[1] == position
-            and entry[5] == base
-            and entry[1] + size <= self._interval
+            of == stream
+            and begin + held == position
+            and following == base
+            and held + size <= self._interval
         ):
             entry = (
-                entry[0],
-                entry[1] + size,
+                begin,
+                held + size,
                 stream,
-                entry[3] + 1,
-                entry[4],
+                batches + 1,
+                first,
                 next_offset,
-                entry[6],
+                first_ms,
                 time_ms,
-                min(entry[8], least),
-                max(entry[9], most),
+                min(low, least),
+                max(high, most),
             )
         else:
             if entry is not None:
@@ -343,12 +347,8 @@ class LiveIndex:
         for number in np.unique(chosen // _CHUNK).tolist():
             table = np.frombuffer(chunks[number], ENTRY_DTYPE)
             parts.append(table[chosen[chosen // _CHUNK == number] % _CHUNK])
-        if (
-            entry is not None
-            and entry[2] == stream
-            and entry[5] > from_offset
-            and entry[4] < end_offset
-        ):
+        _, _, of, _, base, following, *_ = entry or _NO_ENTRY
+        if entry is not None and of == stream and following > from_offset and base < end_offset:
             chosen = np.append(chosen, np.uint32(count))
             parts.append(np.array([entry], ENTRY_DTYPE))
         rows = np.concatenate(parts) if parts else np.empty(0, ENTRY_DTYPE)

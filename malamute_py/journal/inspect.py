@@ -99,7 +99,10 @@ class Dumped(NamedTuple):
 
 
 def stat(directory: str | Path) -> JournalStat:
-    """Return the facts about a data directory. Raises FileNotFoundError, JournalCorrupt."""
+    """Return the facts about a data directory.
+
+    Raises FileNotFoundError: there is nothing; JournalCorrupt: it is no data directory, or damaged.
+    """
     storage = FileStorage(directory, read_only=True)
     identity, _ = find_identity(storage)
     if identity is None:
@@ -184,9 +187,11 @@ def in_use(storage: Storage) -> bool:
 
 
 def verify(directory: str | Path, ring: str | None = None) -> Iterator[Finding]:
-    """Read every batch of every ring (or one) and tell what is wrong, progress in between.
+    """Read every batch of every ring (or one) and yield what is wrong with the data directory.
 
-    The last finding of each ring is `ok` when nothing is. Raises FileNotFoundError.
+    First come findings of the directory's own files, with an empty ring; then those of each ring,
+    with its progress before them. The last finding of each ring is `ok` when nothing is wrong.
+    Raises FileNotFoundError: there is no such directory.
     """
     storage = FileStorage(directory, read_only=True)
     if in_use(storage):
@@ -287,7 +292,10 @@ def _agree(index: StoredIndex, spans: object, table: bytes) -> bool:
 
 
 def _covered(table: bytes) -> dict[int, list[int]]:
-    """Return what the entries of each stream cover together; empty where entries overlap."""
+    """Return what the entries of each stream cover together; empty where entries overlap.
+
+    That is: positions, offsets, batches and bytes, which do not depend on where entries are cut.
+    """
     rows = np.frombuffer(table, ENTRY_DTYPE)
     covered = {}
     for stream in np.unique(rows["stream"]).tolist():
@@ -340,7 +348,8 @@ def dump(
 ) -> Iterator[Dumped]:
     """Every batch between two positions, damaged and missing places named and stepped over.
 
-    It ends where the last segment's batches end. Raises FileNotFoundError, JournalCorrupt.
+    It ends where the last segment's batches end. Raises FileNotFoundError: there is no directory;
+    JournalCorrupt: it has no such ring.
     """
     storage = FileStorage(directory, read_only=True)
     if ring not in all_names(storage):
@@ -366,7 +375,7 @@ def _dump_found(
     numbers |= {low // size for low, _, _ in lost}
     for number in sorted(numbers):
         base = number * size
-        here = [each for each in lost if base <= each[0] < base + size]
+        here = [(low, high, why) for low, high, why in lost if base <= low < base + size]
         named: list[int] = []
         if segment_name(number) in place.names():
             for dumped in _dump_segment(place, meta, number):
@@ -395,7 +404,8 @@ def _dump_segment(place: Storage, meta: RingMeta, number: int) -> Iterator[Dumpe
         found = check(data, base, position)
         if isinstance(found, Found):
             stamp = found.stamp
-            kind = CONTROL_KINDS[stamp.control_kind] if stamp.control_kind < 8 else "unknown"
+            known = stamp.control_kind < len(CONTROL_KINDS)
+            kind = CONTROL_KINDS[stamp.control_kind] if known else "unknown"
             begin = position + stamp.stamp_bytes
             content = b""
             if found.content_good and stamp.control_kind != PADDING:

@@ -79,6 +79,7 @@ class KnownBatch:
         self._lead = lead
         self._codes, self._fields, self._times = at.subject_codes, at.field_codes, at.client_time
         self._body = at.body
+        # The body is the offsets of all bodies and of their end, then the blob.
         self._blob = at.body + I4.itemsize * (content.head.count + 1)
         widths = np.diff(content.bodies().offsets)
         self._width = int(widths[0]) if bool((widths == widths[0]).all()) else -1
@@ -95,7 +96,7 @@ class KnownBatch:
         """Return the chosen rows; None: the batch is to be read whole.
 
         at: position of the batch in its segment. remember: is given these rows, each as _FOUND.
-        Raises OSError.
+        Raises OSError: a page cannot be read.
         """
         stamp, count = self.stamp, self.stamp.count
         if read(at, len(self._lead)) != self._lead:
@@ -120,6 +121,7 @@ class KnownBatch:
             ends = [begin + self._width for begin in begins]
         # One number for subject and field map together, as HeaderTable.headers() takes it.
         wide = len(self.table.fieldmaps) + 1
+        # Without a column of field codes all rows have the only field map (1), or none (0).
         fields: Any = int(wide > 1)
         if self._fields >= 0:
             fields = np.frombuffer(columns, I4, count, self._fields - first)[places] + 1
@@ -150,7 +152,7 @@ class KnownBatch:
         if packed is None or read(at, len(self._lead)) != self._lead:
             return None
         places = list(_FOUND.iter_unpack(packed))
-        headers = self.table.headers([place[1] for place in places])
+        headers = self.table.headers([header for _, header, *_ in places])
         blob = at + self.stamp.stamp_bytes + self._blob
         rows: list[Row] = []
         crc_of = google_crc32c.value

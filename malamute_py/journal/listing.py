@@ -55,7 +55,9 @@ class Listing:
         self.indexed: set[int] = set()
         """Numbers of segments with a good index file."""
         self.unknown: list[Unknown] = []
+        """Entries that are left alone, and why."""
         self.temporaries: list[str] = []
+        """Files that an interrupted write has left."""
         self.orphans: list[str] = []
         """Index files without their segment, or unreadable."""
         self._storage = storage
@@ -133,7 +135,7 @@ class Listing:
             except NotAFile:
                 continue  # named already; what stands there is not ours to remove
             except OSError:
-                data = b""
+                data = b""  # no good index: an orphan, as one that is damaged
             if data is None or segment.number in self.headless | self.stale:
                 continue
             index = read_index(data, self._ring, segment.number)

@@ -69,6 +69,7 @@ class Planner:
             end = min(end, position + records_max)
         asked_from = position
         cutter = _Cutter(position, bytes_max)
+        # Entries to be read whole: a few of them are looked at, for _one_in().
         whole: list[tuple[Segment, Any]] = []
         unbroken: list[tuple[int, int]] = []
         begin = -1
@@ -100,6 +101,7 @@ class Planner:
                     chosen = np.asarray(rare.whole, np.bool_)
             if chosen.any():
                 whole.append((segment, listed[chosen]))
+            # Each entry counts, those with nothing selected as 0: a part may end after any.
             weights = weighed.tolist()
             for weight, after in zip(weights, listed["next"].tolist(), strict=True):
                 cutter.add(weight, min(after, end))
@@ -121,7 +123,8 @@ class Planner:
         A few batches are looked at, and the one of which most is wanted counts.
         """
         share = 1 / _FEWEST
-        for segment, rows in entries[:: -(-len(entries) // _SAMPLES) or 1]:
+        step = -(-len(entries) // _SAMPLES) or 1  # rounded up
+        for segment, rows in entries[::step]:
             row = rows[len(rows) // 2]
             if row["bytes"] > _SAMPLE_BYTES_MAX:
                 return 1
@@ -201,13 +204,13 @@ class _Cutter:
 
         one_in: of so many bytes of entries about one is wanted.
         """
-        most = split_bytes * one_in if split_bytes > 0 else 1 << 62
+        most = split_bytes * one_in if split_bytes > 0 else 1 << 62  # more than any read has
         found: list[Split] = []
         begin, size = self._start, 0
         for weight, after in self._entries:
             size += weight
             if size >= most:
-                found.append(Split(begin, after, -(-size // one_in)))
+                found.append(Split(begin, after, -(-size // one_in)))  # rounded up
                 begin, size = after, 0
         if stop > begin:
             found.append(Split(begin, stop, -(-size // one_in)))

@@ -99,7 +99,7 @@ class Reader:
         if rows is not None:
             wanted = WantedRows(rows, client_time, position, end)
         out = Out(self._files.ring, runs, gaps, gathering, wanted)
-        told = 0
+        told = 0  # Gaps that the gathering was flushed for.
         for segment in self._files.segments():
             span = segment.spans.get(stream)
             if span is None or span.next <= position:
@@ -219,6 +219,7 @@ class Reader:
                     cut = after < end
                     break
         read = None
+        # A known batch gives its few wanted rows alone; every other part is read whole.
         for known, part in parts(wanted):
             if left <= 0:
                 return position, left
@@ -299,6 +300,7 @@ class Reader:
         """
         gathering = out.gathering
         spots = rare.spots[first:last]
+        # Bytes of the result after each row, so that the first rows that fit are found.
         costs = spots["bytes"].astype(np.int64) + BYTES_A_ROW
         if len(costs):
             # The texts of a header where it comes first.
@@ -317,7 +319,7 @@ class Reader:
         headers, crc_of = rare.headers, google_crc32c.value
         file = self._files.opened(segment) if len(spots) else None
         read = self._files.storage.read
-        for (offset, appended, client, of, batch, at, size, crc), code in zip(
+        for (offset, appended, client, of_epoch, batch_at, at, size, crc), code in zip(
             spots.tolist(), rare.codes[first:last].tolist(), strict=False
         ):
             try:
@@ -327,11 +329,11 @@ class Reader:
             if len(body) != size or crc_of(body) != crc:
                 reason = f"{segment.name} at byte {at}: a record's checksum does not fit"
                 lost.append(Gap(offset, offset + 1, "damaged", reason))
-                epoch = -1
+                epoch = -1  # The next row begins a list of its own.
                 continue
-            if of != epoch:
+            if of_epoch != epoch:
                 rows = []
-                epoch, lsn = of, segment.base_lsn + batch
+                epoch, lsn = of_epoch, segment.base_lsn + batch_at
                 held.append((rows, epoch, lsn))
             rows.append(Row(headers[code], offset, appended, client, body))
         if segment.retired:
@@ -453,6 +455,7 @@ class Reader:
             raise JournalCorrupt(segment_name(number), "the segment is not in the ring", position)
         left = min(end_lsn, segment.base_lsn + size) - lsn
         data = b""
+        # Once more with all that is left: a single batch may be larger than bytes_max.
         for want in (min(max(bytes_max, STAMP_BYTES), left), left):
             data = self._files.storage.read(self._files.file(segment), position, want)
             stop, padding = self._whole_batches(data, lsn, size - position)

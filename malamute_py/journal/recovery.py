@@ -59,8 +59,8 @@ from malamute_py.journal.types import (
     Unknown,
 )
 
-_ANY_BUNDLE = -1
-_CLOSED_BUNDLE = -2
+_ANY_BUNDLE = -1  # the next batch may belong to any bundle: what is before it is not known
+_CLOSED_BUNDLE = -2  # the last bundle is whole: the next batch begins one
 MISSING = "the segment's file is missing"
 
 
@@ -194,12 +194,9 @@ class Scan:
         for at, segment in enumerate(self._listed):
             if segment.number != expected:
                 missing = expected * size
-                if not (
-                    self._is_missing(expected)
-                    or self._proven(missing, at)
-                    or self._any_later(missing)
-                ):
-                    break
+                known = self._is_missing(expected) or self._proven(missing, at)
+                if not (known or self._any_later(missing)):
+                    break  # Nothing says that the log went on beyond the hole: it ends here.
                 self._damage(missing, segment.base_lsn, MISSING, doubtful=True)
             expected = segment.number + 1
             if segment.number in self._indexed:
@@ -482,7 +479,8 @@ class Scan:
             assert segment.live is not None
             total = segment.live.add_sparse(stream, places)
             segment.expires_at_ms = segment.live.expires_at_ms
-            self.streams.note_batch(stream, places[0][2], places[-1][3], segment.last_epoch, total)
+            (_, _, base, _, _), (_, _, _, after, _) = places[0], places[-1]
+            self.streams.note_batch(stream, base, after, segment.last_epoch, total)
 
     # --- damage or tail -------------------------------------------------------------
 
@@ -512,6 +510,7 @@ class Scan:
                 if segment.number in self._indexed:
                     continue
                 data = self.bytes_of(segment)
+                # candidates() begins 8 bytes after the position that it is given.
                 begin = max(lsn - segment.base_lsn, SEGMENT_HEADER_BYTES - 8)
                 after = 0
                 for position in candidates(data, segment.base_lsn, begin):
@@ -570,14 +569,12 @@ class Scan:
 
         found, fault: the batch at which the log ends, and why it does not belong to the ring.
         """
-        to_lsn = 0
-        for batch in self._later or ():
-            if batch.lsn > lsn and batch.epoch >= self.epoch:
-                to_lsn = max(to_lsn, batch.lsn)
+        later = (each.lsn for each in self._later or () if each.epoch >= self.epoch)
+        to_lsn = max((each for each in later if each > lsn), default=0)
         if self._pending:
-            first = self._pending[0][1].stamp.bundle_lsn
+            _, first, _ = self._pending[0]
             reason = f"a bundle without its end ({fault})"
-            self.dropped.append(Dropped(first, max(lsn, to_lsn), reason))
+            self.dropped.append(Dropped(first.stamp.bundle_lsn, max(lsn, to_lsn), reason))
         elif to_lsn or self._is_torn(found, lsn, at):
             self.dropped.append(Dropped(self._complete_lsn, max(lsn, to_lsn), f"torn: {fault}"))
 
@@ -602,10 +599,9 @@ class Scan:
         if self._pending:
             # The files ended amid a bundle, with nothing to fail a check on.
             if not self.dropped:
-                first = self._pending[0][1].stamp.bundle_lsn
-                self.dropped.append(
-                    Dropped(first, self._pending[-1][1].end, "a bundle without its end")
-                )
+                (_, begun, _), (_, final, _) = self._pending[0], self._pending[-1]
+                half = Dropped(begun.stamp.bundle_lsn, final.end, "a bundle without its end")
+                self.dropped.append(half)
             self._pending.clear()
         self.end_lsn = self._complete_lsn
         self.safe_lsn = min(max(self.safe_lsn, self._proven_lsn), self.end_lsn)
@@ -614,8 +610,7 @@ class Scan:
         for segment in self._listed:
             # A dropped tail may have begun a segment: that one is a spare again.
             if segment.number > last and segment.base_lsn >= self.end_lsn:
-                segment.live, segment.damaged = None, False
-                segment.spans = {}
+                segment.live, segment.spans, segment.damaged = None, {}, False
                 self.spares.append(segment)
                 if segment.number in self._headless | self._stale:
                     self.unfinished.append(segment)
@@ -651,18 +646,20 @@ class Scan:
         known = self._expected
         for number, after in (known.beyond if known is not None else {}).items():
             self.streams.note_next(number, after)
-        begun = {} if known is None or known.streams is None else known.streams
-        for number in self.streams.states.keys() | begun.keys():
+        rows = None if known is None else known.streams
+        told = rows or {}  # stream -> (next offset, first offset), by the ring's manifest
+        for number in self.streams.states.keys() | told.keys():
             if self._doubts.before(number):
                 # What is lost of its beginning was not retired, and so is not called that.
-                self.streams.note_lost_beginning(number, begun.get(number, (0, 0))[1])
+                _, first = told.get(number, (0, 0))
+                self.streams.note_lost_beginning(number, first)
         as_of = 0 if self.state.snapshot is None else self.state.snapshot.facts.as_of_lsn
-        rows = None if known is None else known.streams
-        for number in self.streams.states.keys() | (rows or {}).keys():
+        for number in self.streams.states.keys() | told.keys():
             lost = self._doubts.bytes_after(number, as_of)
             if lost and known is not None and rows is not None:
                 # Only here: they may tell of records that a power loss took back in order.
-                self.streams.note_next(number, rows.get(number, (0, 0))[0])
+                after, _ = told.get(number, (0, 0))
+                self.streams.note_next(number, after)
                 lost = self._doubts.bytes_after(number, max(as_of, known.end_lsn))
             if lost:
                 state = self.streams.state(number)

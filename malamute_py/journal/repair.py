@@ -129,6 +129,7 @@ def finish_truncation(
     storage.sync_directory()
     known = manifest.expected
     if known is not None:
+        # The last segment that has bytes before the cut.
         last = min(known.last, -(-lsn // size) - 1)
         manifest.write(meta.uuid, size, epoch, known.first, last, min(known.end_lsn, lsn), None)
     storage.remove(TRUNCATING_FILE)

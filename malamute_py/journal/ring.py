@@ -89,6 +89,7 @@ class Ring:
         self._snapshot: SnapshotSource = _no_state
         self._storage = storage
         self._marks = storage
+        """Where a failed sync is written down; see open()."""
         self._manifest = manifest
         self._mappings = mappings
         self._failed_name = FAILED_FILE
@@ -102,6 +103,7 @@ class Ring:
         """Position that the newest mark of syncs names."""
         self._syncing = threading.Lock()
         self._synced_before = -1
+        """Position that was synced when housekeeping looked last."""
         self._set_up(scan)
 
     def _set_up(self, scan: Scan) -> None:
@@ -155,7 +157,8 @@ class Ring:
         is written down under the same name. entropy: makes a new ring's uuid.
         held: nothing at all is retired until hold() says from where on, or that nothing is.
         mappings: those of the journal, if sealed segments are to be read through mappings.
-        Raises JournalCorrupt, DiskFull, OSError, ValueError.
+        Raises JournalCorrupt: nothing tells the ring's facts; ValueError: the epoch is not above
+        the ring's last one, or a setting cannot be; DiskFull, OSError.
         """
         if manifests is None:
             manifest = Manifest(storage, MANIFEST_FILE)
@@ -195,7 +198,7 @@ class Ring:
         space.segments = tuple(scan.segments)
         space.unknown = {unknown.file for unknown in scan.unknown}
         end = scan.end_lsn
-        space.next_number = -(-end // size)
+        space.next_number = -(-end // size)  # rounded up
         oldest = space.segments[0].number if space.segments else space.next_number
         space.missing_from = scan.first_number if scan.first_number < oldest else None
         if scan.state.snapshot is not None:
@@ -484,6 +487,7 @@ class Ring:
 
     def streams(self) -> dict[int, StreamFacts]:
         """Facts of every stream that the ring has ever held."""
+        # Copies: the loop thread may add streams meanwhile.
         states = self._streams.states.copy()
         spans: dict[int, list[Span]] = {number: [] for number in states}
         # By segment: looking into each segment for each stream would take streams x segments.

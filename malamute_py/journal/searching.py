@@ -149,7 +149,7 @@ class Searches:
         headers = index.headers(stream)
         allowed = BitMap(rows)
         waiting: dict[int, list[tuple[tuple[str, ...] | None, BitMap]]] = {}
-        heap: list[int] = []
+        heap: list[int] = []  # Numbers of entries, negated: the newest one comes out first.
 
         def wait(keys: tuple[str, ...] | None, bitmap: BitMap) -> None:
             """Queue keys whose newest record lies in one of these entries, under the last of them.
@@ -190,9 +190,11 @@ class Searches:
                 continue
             keys, codes = content.table.keys, content.subject_codes
             if codes is None:
+                # All rows have one subject.
                 latest[keys[0]] = batch.base + high - 1
                 continue
             part = codes[low:high]
+            # Backwards, so that the first place of each code is that of its newest row.
             used, from_end = np.unique(part[::-1], return_index=True)
             for code, distance in zip(used.tolist(), from_end.tolist(), strict=True):
                 latest[keys[code]] = batch.base + high - 1 - distance
@@ -217,6 +219,7 @@ class Searches:
                 newest = False
                 continue
             rows = self._files.index(segment).entries(stream, state.first, state.next).rows
+            # Bytes of the newest entry, of the newest two, and so on.
             held = np.cumsum(rows["bytes"][::-1].astype(np.int64))
             fitting = int(np.searchsorted(held, left, side="right"))
             if fitting == 0 and newest:

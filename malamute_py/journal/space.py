@@ -82,10 +82,13 @@ class Space:
         self.storage = storage
         self.settings = settings
         self.segments: tuple[Segment, ...] = ()
+        """Segments with batches, oldest first; swapped whole."""
         self.spares: deque[Segment] = deque()
+        """Prepared segments, which append() begins in this order."""
         self.strays: dict[int, Segment] = {}
         """Empty segments of ours further ahead than the next one, by number."""
         self.unknown: set[str] = set()
+        """Names of files that are left alone."""
         self.missing_from: int | None = None
         """Segments from this number to the oldest were missing at the opening: they are named so
         at each one, until the ring gives up what lay after them."""
@@ -99,7 +102,9 @@ class Space:
         self.prepared_in_append = 0
         """Segments that append() had to prepare itself."""
         self.preparing = threading.Lock()
+        """Held while spares are prepared and segments retired, which takes its time."""
         self.turn = threading.Lock()
+        """Held for moments: while segments, spares or pins change, or are looked at together."""
         self._ring = ring
         self._epoch = epoch
         self._streams = streams
@@ -157,7 +162,7 @@ class Space:
         with self.preparing:
             while len(self.spares) < count:
                 held = len(self.spares)
-                while self._prepare(None):
+                while self._prepare(budget_bytes=None):
                     pass
                 if len(self.spares) > held:
                     self.prepared_in_append += 1
@@ -254,7 +259,7 @@ class Space:
         """One small piece of work (housekeeping thread); True when there is more.
 
         now_ms: retires finished segments whose every record has expired; None: none.
-        Raises DiskFull, JournalCorrupt, JournalFailed, OSError.
+        Raises as Ring.prepare_step().
         """
         with self.preparing:
             self._note_begun(now_ms)
@@ -331,6 +336,7 @@ class Space:
             return False
         over = len(segments) + len(self.spares) > self.capacity
         if not self._free_of_state(oldest):
+            # The newest durable snapshot needs it; once a newer one is durable, none does.
             return over and self._make_state_durable()
         surplus = over and self.settings.full == "overwrite"
         if not surplus and not self._empty(oldest, now_ms):
@@ -456,7 +462,7 @@ class Space:
     def _fresh(self, number: int, budget_bytes: int | None) -> bool:
         """Do a share of preparing a new segment file; returns whether more is to do.
 
-        budget_bytes: how many bytes may be zeroed now; None: all, at once.
+        budget_bytes: how many bytes may be zeroed now; None: append waits, nothing is zeroed.
         """
         size = self.settings.segment_bytes
         work, self._work = self._work, None

@@ -83,10 +83,11 @@ class StreamSpots:
             if header.keys not in keys:
                 spotted.tops.setdefault(header.keys, BitMap()).add(ordinal)
             for pair in header.fields:
+                name, _ = pair
                 if pair not in pairs:
                     spotted.pairs.setdefault(pair, BitMap()).add(ordinal)
-                if pair[0] not in names:
-                    spotted.names.setdefault(pair[0], BitMap()).add(ordinal)
+                if name not in names:
+                    spotted.names.setdefault(name, BitMap()).add(ordinal)
 
     def by_header(self, matches: Matches) -> list[tuple[Header, Spots]]:
         """The spots of each header that matches."""

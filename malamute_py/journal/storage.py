@@ -192,7 +192,7 @@ def open_regular(path: str | Path, flags: int) -> int:
     """Open a regular file, and nothing else; returns the descriptor.
 
     A link is not followed, and a FIFO or a device does not hold up the caller.
-    Raises NotAFile, OSError.
+    Raises NotAFile: something else has the name; OSError.
     """
     # Without O_NONBLOCK the open of a FIFO waits for a writer; on a file it means nothing.
     flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -491,6 +491,8 @@ def file_system_of(path: Path, mountinfo: str | None = None) -> str:
     real = os.path.realpath(path)
     for line in mountinfo.splitlines():
         left, separator, right = line.partition(" - ")
+        # As proc(5) has it: the fifth field is the mount point, with \ooo in place of a space; the
+        # kind follows the " - ".
         fields = left.split()
         if not separator or len(fields) < 5 or not right:
             continue

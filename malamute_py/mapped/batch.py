@@ -107,7 +107,7 @@ class MappedBatch(Batch):
         """The delivered rows, to be gathered, with bytes of their own.
 
         For rows of a content that gathers() allows. The batch is known to later searches. Raises
-        Overwritten, BatchError.
+        Overwritten: the ring has come round; BatchError: the batch is damaged.
         """
         try:
             rows = rows_of(self.stamp, self.content, self.indices)

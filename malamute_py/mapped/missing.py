@@ -64,11 +64,12 @@ def _compare(segments: Segments, expected: Expected, end_lsn: int) -> Missing:
     expected: what the manifest says. end_lsn: how far the log was read.
     """
     first = oldest = expected.first
-    # A lower one was about to be used again, and is as good as ever.
+    # If the one before it is there, its file is about to be used again and as good as ever: then
+    # none is missing in front.
     if not segments.is_there(first - 1):
         while _is_missing(segments, expected, oldest):
             oldest += 1
-    end = place(end_lsn, segments.segment_bytes)[0]
+    end, _ = place(end_lsn, segments.segment_bytes)
     if end_lsn <= oldest * segments.segment_bytes:
         # Nothing was read after those: the log may have ended in them.
         oldest, end = first, max(first, end)

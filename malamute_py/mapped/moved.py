@@ -92,8 +92,9 @@ class MovedRecords:
                 copy = _Copy(step, row)
                 read = copy.read()
                 if read is not None:
+                    _, _, offsets = read
                     newest.update(
-                        (offset, copy) for offset in read[2] if self.next <= offset < self._end
+                        (offset, copy) for offset in offsets if self.next <= offset < self._end
                     )
         by_copy = groupby(sorted(newest.items(), key=itemgetter(0)), key=itemgetter(1))
         return deque(([offset for offset, _ in records], copy) for copy, records in by_copy)

@@ -126,7 +126,7 @@ class LogReader:
         self.close()
 
     def _entry(self, name: str) -> StreamEntry:
-        """Return a stream by its name, as of now. Raises UnknownStream."""
+        """Return a stream by its name, as of now. Raises UnknownStream, also if it has no files."""
         self._catalogue.refresh()
         self._forget_rings()
         entry = self._catalogue.find(name)

@@ -110,6 +110,7 @@ class Reading:
         self._idle = 0
         """Looks at the end of the log that found nothing since the caller asked."""
         self._why: Lost | None = None
+        """Newest loss of the walk, until a batch is found after it."""
         self._last: MappedBatch | None = None
         self._schemas: Schemas | None = None
         """Versions of a typed stream's schema, once a batch needed one."""
@@ -129,9 +130,10 @@ class Reading:
         self._floor = self._read_floor()
         """Offset below which no record is handed out: retention or a trim has removed it."""
         self._missing = missing(tail.stopped_lsn)
-        stop = 0
+        stop = 0  # found out only where it matters
         bounded = request.until or entry.settings.max_records
-        if bounded or request.start[0] != StartKind.EARLIEST or self._missing.newest:
+        kind, *_ = request.start
+        if bounded or kind != StartKind.EARLIEST or self._missing.newest:
             stop = self._next_offset(self._bound)
         self._missing_to = 0
         """Offset up to which records are known to have been in missing segments at the end."""
@@ -168,10 +170,14 @@ class Reading:
         return next_offset(self._segments, number, bound_lsn)
 
     def _begin(self, start: Start, stop: int) -> int:
-        """Return the offset to begin with. Raises LocalProtocolError."""
+        """Return the offset to begin with; stop: that after the last record there is.
+
+        Raises LocalProtocolError `bad_start`: the start is of a kind that files do not tell.
+        """
         kind, *arguments = start
         if kind == StartKind.EARLIEST:
             first = self._earliest()
+            # With keep nothing is lost: what is missing from offset 1 on was replaced.
             if first > 0 and not self._entry.settings.keep:
                 self._note(BegunNotice(first))
             return first
@@ -180,18 +186,20 @@ class Reading:
         if kind == StartKind.OFFSET:
             return self._from_position(stop, *arguments)
         if kind == StartKind.AFTER_ID:
-            (time_ms, offset), inclusive = parse_message_id(arguments[0]), any(arguments[1:])
-            following = offset if inclusive else offset + 1
+            message_id, *inclusive = arguments
+            time_ms, offset = parse_message_id(message_id)
+            following = offset if any(inclusive) else offset + 1
             if 0 < time_ms < self._entry.created_ms:
                 return self._from_earlier_stream(following)
             return self._no_later_than(following, stop)
         if kind == StartKind.TIME:
             time_ms, inclusive = arguments
-            return self._or_moved(self._at_time(at_append_time, time_ms, inclusive, stop))
+            return self._begin_of_moved(self._at_time(at_append_time, time_ms, inclusive, stop))
         if kind == StartKind.CLIENT_TIME:
             time_ms, inclusive = arguments
             found = self._at_time(at_client_time, time_ms, inclusive, stop)
-            return self._or_moved(found, always=True)
+            # Records that moved keep their client times: any of them may be of that time.
+            return self._begin_of_moved(found, moved_may_fit=True)
         raise LocalProtocolError(
             "bad_start",
             "a reader of the files knows no cursors, and no last record of each subject: ask the"
@@ -207,11 +215,14 @@ class Reading:
             first = min(first, self._missing.first(self._entry.number))
         return self._skip_aged(lsn, max(first, self._floor))
 
-    def _or_moved(self, found: int, *, always: bool = False) -> int:
-        """Return 1 for an offset found by time, if records that have moved may be of that time."""
+    def _begin_of_moved(self, found: int, *, moved_may_fit: bool = False) -> int:
+        """Return 1 for an offset found by time, if records that have moved may be of that time.
+
+        moved_may_fit: they may, whatever was found; otherwise only where that is the oldest offset.
+        """
         first = max(begin_of(self._segments, self._entry.number, self._floor)[1], self._floor)
         moved = self._entry.settings.keep and first > 1
-        return 1 if moved and (always or found <= first) else found
+        return 1 if moved and (moved_may_fit or found <= first) else found
 
     def _from_position(self, stop: int, offset: int, epoch: int = 0, uuid: bytes = b"") -> int:
         """Return the offset to begin with, for a reader that stood at `offset`.
@@ -253,6 +264,7 @@ class Reading:
         lsn, first = begin_of(self._segments, self._entry.number, offset)
         choose = None if self._plain else self._selection.choose
         self._steps: Iterator[Step] = iter(())
+        # Rows come without their batch as copies alone.
         spots, known = self._selection.alone if choose and self._request.copy else (None, None)
         self._at = Walk(
             self._segments, self._entry.number, lsn, offset, choose=choose, spots=spots, known=known

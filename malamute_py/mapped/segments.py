@@ -74,6 +74,7 @@ class SegmentMap:
         self._map = mmap.mmap(fd, self.size, mmap.MAP_SHARED, mmap.PROT_READ)
         self.view = memoryview(self._map)
         self._present = bytearray(-(-self.size // _PIECE_BYTES))
+        """For each piece of the file 1 once it was brought in."""
         self._ready = self._ready_end = 0
         """Part of the file that was brought in, without a page that cannot be read."""
         self._unreadable: set[int] = set()
@@ -193,17 +194,17 @@ class Indexes:
         """Return the index of a segment in the bytes of its file; None: they are not good."""
         key = ring, number
         with self._lock:
-            held = self._held.get(key)
-            if held is not None and held[0] == data:
+            unpacked_from, known = self._held.get(key, (None, None))
+            if unpacked_from == data:
                 self._held.move_to_end(key)
-                return held[1]
+                return known
         found = read_index(data, ring, number)
         if found is None:
             return None
         with self._lock:
-            old = self._held.pop(key, None)
+            old, _ = self._held.pop(key, (b"", None))
             self._held[key] = data, found
-            self._bytes += len(data) - (0 if old is None else len(old[0]))
+            self._bytes += len(data) - len(old)
             while self._bytes > self._bytes_max:
                 _, (forgotten, _) = self._held.popitem(last=False)
                 self._bytes -= len(forgotten)

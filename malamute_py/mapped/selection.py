@@ -38,7 +38,7 @@ class Selection:
     """Records that one reading wants, as a choice of index entries and of rows."""
 
     def __init__(self, stream: int, pattern: Pattern, client_time: tuple[int, int] | None) -> None:
-        """client_time: [from, to) of a record's own time. Raises PatternError."""
+        """client_time: [from, to) of a record's own time. Raises PatternError: it is no pattern."""
         compiled = compile_pattern(pattern)
         self.everything = compiled.canonical in (("all",), ("topic", "#"))
         self._stream = stream
@@ -48,7 +48,7 @@ class Selection:
         self._rare_rows: WantedRows | None = None
         """Finds wanted rows in batches that were searched before; None: not by subjects alone."""
         if self._by_subject is not None:
-            self._rare_rows = WantedRows(self._by_subject, client_time, 0, 1 << 63)
+            self._rare_rows = WantedRows(self._by_subject, client_time, 0, 1 << 63)  # no bound
         self._client_time = client_time
         self._matched: dict[Header, bool] = {}
         """Headers that were asked about, and whether the pattern selects each."""
@@ -87,6 +87,7 @@ class Selection:
         )  # fmt: skip
         if found is None:
             return None
+        # A row with a purged header counts only from the purge's offset on.
         kept = np.ones(len(found.spots), np.bool_)
         for before, matches in self._purgers:
             hit = np.array([matches(*header) for header in found.headers], np.bool_)
@@ -138,7 +139,7 @@ class Selection:
                 masks.append((expiries == 0) | (expiries > now))
         if self._client_time is not None:
             masks.append(self._within(content))
-        masks += self._left(content, base)
+        masks += self._left(content, base)  # by the purges
         if not inside:
             numbers = np.arange(base, base + count)
             masks.append((numbers >= low) & (numbers < high))

@@ -69,8 +69,9 @@ class Catalogue:
                     self._load()  # the changes in between are in a newer snapshot
                     self._lsn = max(lost.to_lsn, self._lsn)
                 else:
-                    self._lsn = max(lost.to_lsn, self._lsn + 1)
+                    self._lsn = max(lost.to_lsn, self._lsn + 1)  # past the damage
             except NotAFile:
+                # Something else has the segment's name: go on with the next segment.
                 size = self._segments.segment_bytes
                 self._lsn = (self._lsn // size + 1) * size
 

@@ -29,7 +29,7 @@ class ArrowTables:
     def table(
         self, batches: Iterable[Batch], decode: bool, declared: Callable[[], Schemas | None]
     ) -> pa.Table:
-        """Return all batches as one table. Raises Overwritten.
+        """Return all batches as one table. Raises Overwritten: the ring came round meanwhile.
 
         declared: asked for the schema of a table of no batches.
         """

@@ -134,7 +134,7 @@ class RingTail:
         if stamp.epoch < epoch or end > self._segments.segment_bytes:
             return True
         if stamp.lsn < self.synced_lsn:
-            return False
+            return False  # what was synced belongs to the log, damaged or not
         if bundle == _NO_BUNDLE and stamp.bundle_lsn != stamp.lsn:
             return True
         if bundle >= 0 and (stamp.bundle_lsn, stamp.epoch) != (bundle, epoch):

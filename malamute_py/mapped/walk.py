@@ -149,6 +149,7 @@ class Walk:
         rare = None if self._spots is None else self._spots(index, entries, self.next)
         if rare is not None:
             chosen = rare.whole
+            # For each entry how many of the spots lie before its end.
             ends = np.searchsorted(rare.spots["offset"], rows["next"]).tolist()
         elif self._choose is not None and chosen:
             chosen = list(self._choose(index, entries))
@@ -192,10 +193,10 @@ class Walk:
         """Rare rows of one entry, which is one batch, each with its checksum good."""
         rows: list[Row] = []
         epoch = lsn = 0
-        for (offset, appended, client, epoch, batch, at, size, crc), code in zip(
+        for (offset, appended, client, epoch, batch_at, at, size, crc), code in zip(
             rare.spots[begin:end].tolist(), rare.codes[begin:end].tolist(), strict=True
         ):
-            lsn = segment.base_lsn + batch
+            lsn = segment.base_lsn + batch_at
             if offset < self.next:
                 continue
             fault = segment.unreadable_alone(at, at + size)
@@ -319,6 +320,7 @@ def begin_of(segments: Segments, stream: int, offset: int) -> tuple[int, int]:
 
     The second is the offset that was asked for, or the first one in the segments that are left.
     """
+    # The snapshot at a segment's beginning says how far the stream had come: segments are halved.
     numbers = segments.numbers()
     before: int | None = None
     later = 0, offset

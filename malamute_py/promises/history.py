@@ -175,6 +175,7 @@ def _check_places(name: str, of: _Kind, faults: list[str]) -> None:
             _say(faults, f"{name}s {where} at another offset than was confirmed", renumbered)
             _say(faults, f"{name}s {where} after a later one of their producer", _out_of_order(ids))
             numbered = {number: id for id, number in found}
+            # What a durable reader saw must be in the log, at the same offset.
             other = [
                 id
                 for id, seen in of.seen.items()

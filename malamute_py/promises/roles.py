@@ -89,6 +89,7 @@ class Roles:
             self._read_once(await client(), self._audit, self._audited),
         )
         self._reading = [asyncio.create_task(self._kept(each)) for each in readers]
+        # The letter begins the ids of a writer's elements.
         writers = (
             self._keep_going(await client(), "record", "a", self._publish),
             self._keep_going(await client(), "record", "b", self._publish_many),
@@ -351,7 +352,7 @@ class Roles:
         try:
             async for record in records:
                 self._book.note(FOUND, kind, record.body.decode(), record.offset)
-                if kind == "step/left":
+                if kind == "step/left":  # the stream that the group reads
                     self._book.note(ASKED, "group", record.body.decode())
                     self._owed["step"].add(record.body.decode())
         except MalamuteError as error:

@@ -70,7 +70,7 @@ class Run:
         self._chance = random.Random(seed)
         self._seed = seed
         self._until = time.monotonic() + minutes * 60 if minutes else float("inf")
-        self._most = disturbances or 1 << 62
+        self._most = disturbances or 1 << 62  # without end
         self._pause_s = pause_s
         self._level = level
         self._options = options or {}

@@ -46,11 +46,12 @@ class StoredBodies:
                 ).fetchone()
                 if row is None:
                     continue
-                fault = _fault(number, row[0])
+                (batch,) = row
+                fault = _fault(number, batch)
                 if fault:
                     failed = f"the body of message {number} is damaged: {fault}"
                 else:
-                    found[number] = row[0]
+                    found[number] = batch
         except StoreError as error:
             failed = str(error)
         except sqlite3.Error as error:

@@ -24,7 +24,7 @@ _NEXT = (
 
 
 def findings(directory: Path) -> Iterator[Finding]:
-    """List what is wrong with the tables of a data directory."""
+    """Yield what is wrong with a data directory's tables, their bodies and indexes included."""
     path = directory / DATABASE
     if not os.path.lexists(path):
         if os.path.lexists(directory / MARK):
@@ -33,7 +33,7 @@ def findings(directory: Path) -> Iterator[Finding]:
     try:
         with contextlib.closing(connect(path, read_only=True)) as connection:
             check(connection, whole=True)
-            load(connection)
+            load(connection)  # raises for a row that cannot be read
     except (StoreError, sqlite3.Error, OSError) as error:
         yield Finding("", "damaged", f"{DATABASE}: {error}; {_NEXT}")
     if kind_of(directory / MARK):

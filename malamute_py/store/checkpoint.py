@@ -91,7 +91,7 @@ class Checkpoint:
         make_room: called, before anything is committed, with the size that the file is to have.
         Committed pages lie in the WAL first. On a full disk they would never come out of it, and so
         no row could ever be deleted either.
-        Raises StoreDamaged.
+        Raises StoreDamaged: the tables do not say how far they came.
         """
         self.position = position_of(connection)
         self.before_commit: Callable[[], None] = lambda: None
@@ -182,6 +182,7 @@ class Checkpoint:
         for _, record in changes.read(spans):
             count += 1
             if count % 64 == 0:
+                # Both looks cost more than a change does.
                 if count % 1024 == 0 and not going_on():
                     raise Abandoned
                 if sum(each.held for each in self._maps) > _ROWS_MAX:
@@ -231,7 +232,8 @@ class Checkpoint:
         if not places:
             return 0, 0
         copied = missing = 0
-        # The cursor stays open while other tables are written, which SQLite allows.
+        # Batches of which some row is left. The cursor stays open while other tables are written,
+        # which SQLite allows.
         survivors = self._connection.execute(_SURVIVORS, (places[0].base,))
         while found := survivors.fetchmany(_BODIES_AT_ONCE):
             wanted = {base for (base,) in found}
@@ -248,6 +250,7 @@ class Checkpoint:
         self, places: list[BodySpan], wanted: set[int], going_on: Callable[[], bool]
     ) -> Iterator[tuple[int, bytes]]:
         """Yield (number, batch) of those wanted; bodies that were found leave `wanted`."""
+        # A wanted body lies in the last place that begins at its number or before.
         starts = [place.base for place in places]
 
         def asked(stamp: Stamp) -> bool:
@@ -285,6 +288,7 @@ class Checkpoint:
         try:
             free = execute("PRAGMA freelist_count").fetchone()[0]
             pages = execute("PRAGMA page_count").fetchone()[0]
+            # Only where more than half of the file is free.
             if free <= _VACUUM_PAGES or free * 2 <= pages:
                 return False
             execute(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()

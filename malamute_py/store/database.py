@@ -193,7 +193,10 @@ def sync_directory(directory: Path) -> None:
 
 
 def open_database(path: str | Path) -> sqlite3.Connection:
-    """Open the database for writing. Raises StoreDamaged, StoreError."""
+    """Open the database for writing.
+
+    Raises StoreDamaged: it is none, or of another version; StoreError: SQLite cannot open it now.
+    """
     try:
         connection = connect(path)
     except sqlite3.Error as error:

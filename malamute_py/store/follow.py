@@ -1,4 +1,8 @@
-"""The process that keeps the checkpoint: `python -m malamute_py.store.follow DIRECTORY PARENT`.
+"""The process that keeps the checkpoint of the broker that started it.
+
+Usage: `python -m malamute_py.store.follow DIRECTORY PARENT [--accept-lost]`. DIRECTORY: the data
+directory. PARENT: the broker's process id. --accept-lost: go on where changes are gone from the
+log, as the setting `checkpoint.lost_changes = "accept"` asks; otherwise such an advance fails.
 
 Owns the way from requests on standard input to advances of the checkpoint and answers on standard
 output. The rules: the process never asks the broker for anything and holds nothing that the broker
@@ -110,8 +114,9 @@ def following(
 ) -> Iterator[Checkpoint]:
     """Open the checkpoint of a data directory, with the right to write it.
 
-    make_room: see Checkpoint.
-    Raises StoreError, JournalError, OSError.
+    accept_lost: go on where changes are gone from the log. make_room: see Checkpoint.
+    Raises StoreError: another process writes it, or it does not belong to the log; JournalError,
+    OSError: there is no log to follow.
     """
     with lock(directory, wait_s):
         rings = FileStorage(directory, read_only=True).child(RINGS)
@@ -138,9 +143,9 @@ def failed(error: Exception) -> Failed:
 class _Input:
     """Standard input, read so that its end is seen at any time."""
 
-    def __init__(self, parent: int) -> None:
+    def __init__(self, parent_pid: int) -> None:
         self._fd = sys.stdin.fileno()
-        self._parent = parent
+        self._parent_pid = parent_pid
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
         self._data = bytearray()
@@ -186,7 +191,7 @@ class _Input:
             data = os.read(self._fd, 1 << 20)
             self._data += data
             self._ended = not data
-        elif os.getppid() != self._parent:
+        elif os.getppid() != self._parent_pid:
             self._ended = True
 
 
@@ -206,12 +211,9 @@ def _room(path: Path) -> Callable[[int], None]:
     return make
 
 
-def _run(directory: Path, parent: int, *, accept_lost: bool) -> None:
-    """Follow the log as the broker asks, until the broker is gone; tidy the file in between.
-
-    parent: number of the broker's process.
-    """
-    requests = _Input(parent)
+def _run(directory: Path, parent_pid: int, *, accept_lost: bool) -> None:
+    """Follow the log as the broker asks, until the broker is gone; tidy the file in between."""
+    requests = _Input(parent_pid)
     answers: Any = sys.stdout.buffer
     room = _room(directory / DATABASE)
     with following(
@@ -226,7 +228,7 @@ def _run(directory: Path, parent: int, *, accept_lost: bool) -> None:
                 with writeback.advancing():
                     done = checkpoint.advance(request.to_lsn, request.ranges, going_on=going_on)
             except Abandoned:
-                return
+                return  # the broker went amid the advance
             except (MalamuteError, OSError) as error:
                 write_frame(answers, failed(error))
                 continue
@@ -237,15 +239,15 @@ def _run(directory: Path, parent: int, *, accept_lost: bool) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Serve until the broker is gone; returns the exit code."""
-    directory, parent, *options = arguments
+    """Serve until the broker is gone; returns the exit code. arguments: see the module's usage."""
+    directory, parent_pid, *options = arguments
     # The broker answers SIGINT and ends this process in order, by the end of its input.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         os.nice(_NICE)
     try:
-        _run(Path(directory), int(parent), accept_lost="--accept-lost" in options)
+        _run(Path(directory), int(parent_pid), accept_lost="--accept-lost" in options)
     except BrokenPipeError:
         pass
     except (MalamuteError, OSError) as error:

@@ -111,7 +111,7 @@ def _message(data: Any) -> tuple[tuple[int, int], MessageRow]:
 
 def _pack_request(key: int, row: RequestRow) -> bytes:
     """Encode a batch of requests with its holds, attempts and delays; usual values are left out."""
-    every = (1 << row.put.count) - 1
+    every = (1 << row.put.count) - 1  # a bit for each request of the batch
     return _ENCODE((
         row.put,
         None if row.left == every else rows_of(row.left),
@@ -131,7 +131,8 @@ def _request(data: Any) -> tuple[int, RequestRow]:
     form = _REQUEST(data)
     put = form.put
     put.sender, put.reply_to = intern(put.sender), intern(put.reply_to)
-    left = (1 << put.count) - 1 if form.left is None else _int(form.left)
+    every = (1 << put.count) - 1  # a bit for each request of the batch
+    left = every if form.left is None else _int(form.left)
     row = RequestRow(
         put,
         left,
@@ -177,8 +178,8 @@ class Form(NamedTuple, Generic[K, V]):
         if type(data) is not bytes or len(data) < _CRC.size:
             # A damaged page may hold any of SQLite's types in its place.
             raise StoreDamaged(f"a row of the table {self.table} is cut short")
-        body = data[4:]
-        if google_crc32c.value(body) != _CRC.unpack_from(data)[0]:
+        (crc,), body = _CRC.unpack_from(data), data[_CRC.size :]
+        if google_crc32c.value(body) != crc:
             raise StoreDamaged(f"a row of the table {self.table} does not bear its checksum")
         try:
             return self.read(body)

@@ -32,7 +32,11 @@ from malamute_py.store.forms import (
 
 
 def load(connection: sqlite3.Connection) -> Queues:
-    """Load all rows, without bodies. Raises StoreDamaged, StoreError."""
+    """Load all rows, without bodies.
+
+    Raises StoreDamaged: a row cannot be read, or the database is of another version; StoreError:
+    SQLite cannot read it now.
+    """
     collecting = gc.isenabled()
     # Python's collector would look at each of a million new objects again and again, for nothing.
     gc.disable()
@@ -84,7 +88,7 @@ def _has(connection: sqlite3.Connection, form: Form[Any, Any]) -> bool:
 def check(connection: sqlite3.Connection, *, whole: bool = False) -> None:
     """Look for damage in the file's structure; whole: also in its bodies and every index.
 
-    Raises StoreDamaged, StoreError.
+    Raises StoreDamaged: there is some; StoreError: SQLite cannot look for it now.
     """
     try:
         present = [form for form in FORMS if _has(connection, form)]

@@ -26,6 +26,7 @@ class TableMap(MutableMapping[K, V]):
         """connection: in autocommit; the caller begins and ends transactions."""
         self._connection = connection
         self._form = form
+        # A column is a name, then its type.
         names = [column.split()[0] for column in form.columns]
         table = form.table
         where = " AND ".join(f"{name} = ?" for name in names)

@@ -160,6 +160,7 @@ def _mend(source: FileStorage, made: Path, progress: Progress) -> Mended:
     epoch, why = find_epoch(source, identity)
     restored += [f"{EPOCH_FILE}: {why}"] if why else []
     storage = FileStorage(made)
+    # One epoch is left above it, so that the copy can be started at all.
     check_epoch(epoch.epoch + _EPOCHS + 1, "a repaired copy")
     raised = Epoch(identity.uuid, epoch.epoch + _EPOCHS, epoch.openings)
     replace_file(storage, IDENTITY_FILE, pack_file(identity))
@@ -247,7 +248,7 @@ class _RingRepair:
         if trims is not None and trims.ring == scan.ring:
             replace_file(storage, TRIMS_FILE, pack_file(trims))
         there = {segment.number: segment for segment in scan.segments}
-        last = -(-scan.end_lsn // size) - 1
+        last = -(-scan.end_lsn // size) - 1  # the last one that has bytes before the end
         # Segments missing in front are not filled: the ring begins later.
         first = min([*there, last]) if last >= 0 else 0
         self._holes = int(scan.first_number < first)
@@ -269,10 +270,11 @@ class _RingRepair:
         mark = Closed(scan.ring, scan.end_lsn, scan.epoch, clean=True)
         replace_file(storage, CLOSED_FILE, pack_file(mark))
         states = scan.streams.states
+        copied = {number: after for number, (after, _) in self._seen.items()}
         beyond = {
             number: state.next
             for number, state in states.items()
-            if state.next > self._seen.get(number, (0, 0))[0]
+            if state.next > copied.get(number, 0)
         }
         Manifest(self._manifests, directory_name(self._name)).write(
             scan.ring, size, self._epoch, first, last, scan.end_lsn,
@@ -289,8 +291,9 @@ class _RingRepair:
         lsn = base + SEGMENT_HEADER_BYTES
         holes = _within(self._scan.damages, lsn, end) if source is not None else [(lsn, end)]
         while end - lsn >= STAMP_BYTES:
-            if holes and holes[0][0] <= lsn:
-                high = holes.pop(0)[1]
+            low, high = holes[0] if holes else (end, end)
+            if low <= lsn:
+                del holes[0]
                 if high - lsn >= STAMP_BYTES:
                     self._pad(lsn, high)
                 lsn = max(lsn, high)
@@ -332,6 +335,7 @@ class _RingRepair:
         ends = bool(stamp.flags & LAST_OF_BUNDLE)
         self._last = None if ends else _PendingStamp(stamp.lsn, stamp)
         if stamp.control_kind == DATA:
+            # -1: any hole, and a missing beginning, may have had records of a new stream.
             before, holes = self._seen.get(
                 stamp.stream, (self._scan.streams.state(stamp.stream).first, -1)
             )
@@ -339,8 +343,9 @@ class _RingRepair:
                 self._lost.append(Lost(self._name, stamp.stream, before, stamp.base_offset))
             self._seen[stamp.stream] = (stamp.next_offset, self._holes)
         elif stamp.control_kind == CHANGE and stamp.stream == CHANGE_STREAM:
-            if self._change_next is not None and self._change_next[1] < self._holes:
-                self.changes_lost += max(stamp.base_offset - self._change_next[0], 0)
+            before, holes = self._change_next or (stamp.base_offset, self._holes)
+            if holes < self._holes:
+                self.changes_lost += max(stamp.base_offset - before, 0)
             self._change_next = stamp.next_offset, self._holes
 
     def _pad(self, lsn: int, high: int) -> None:
@@ -355,9 +360,10 @@ class _RingRepair:
             stamp = self._last.stamp
             self._put(stamp._replace(flags=stamp.flags | LAST_OF_BUNDLE))
             self._last = None
+        epoch, time_ms = self._newest
         padding = Stamp(
-            flags=CONTROL, lsn=lsn, bundle_lsn=lsn, synced_lsn=0, epoch=self._newest[0],
-            base_offset=0, append_time_ms=self._newest[1], stream=0, origin=0, size=high - lsn,
+            flags=CONTROL, lsn=lsn, bundle_lsn=lsn, synced_lsn=0, epoch=epoch,
+            base_offset=0, append_time_ms=time_ms, stream=0, origin=0, size=high - lsn,
             count=0, control_kind=PADDING, content_crc=0,
         )  # fmt: skip
         self._hole = _PendingStamp(lsn, padding)
@@ -422,6 +428,7 @@ def _open(
     try:
         for name in names:
             progress(mended.bytes, f"indexing ring {name}")
+            # Held, and larger than any ring: nothing is retired.
             ring, recovery = journal.ring(name, RingSettings(ring_bytes=1 << 50), held=True)
             wrong = [each.reason for each in recovery.damages]
             wrong += [each.reason for each in recovery.dropped]
@@ -476,7 +483,9 @@ def _rebuild(
         mended.queues_lost = f"{fault}; of the log: {error}"
         number = epoch << _NUMBERS_SHIFT  # Above all that earlier epochs gave.
         rebuild(made, log, follow, change_next, accept_lost=True, number_next=number)
-    open_store(made, log)[0].close()
+    # As the broker will: the tables go with the log, and get the mark that says so.
+    connection, _ = open_store(made, log)
+    connection.close()
 
 
 def _copy_tables(directory: Path, made: Path) -> str:
@@ -498,6 +507,7 @@ def _copy_tables(directory: Path, made: Path) -> str:
             check_tables(tables, whole=True)
             position_of(tables)
     except (sqlite3.Error, StoreError, OSError) as error:
+        # What the disk cannot read, and what is no file, is damage; nothing else is.
         if isinstance(error, OSError) and not (
             error.errno == errno.EIO or isinstance(error, NotAFile)
         ):

@@ -70,6 +70,7 @@ class Changes:
         self._accept_lost = accept_lost
         self._relevant = relevant
         self._unproven = ""
+        """Damage that may have held changes; "": later changes prove that none did."""
 
     def read(self, ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
         """Yield (offset, record) of the changes in these ranges of positions, in order.

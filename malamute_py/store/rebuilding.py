@@ -37,7 +37,7 @@ def rebuild(
     """
     if log.start_lsn and not accept_lost:
         raise ChangesLost(f"the log begins at position {log.start_lsn}")
-    first = -1 if log.start_lsn else 0
+    first = -1 if log.start_lsn else 0  # as of Changes: -1 for the first change that there is
     position = Position(
         log.start_lsn, first, number_next if accept_lost else 1, log.directory, log.ring
     )
@@ -67,6 +67,7 @@ def accept(
     position = position_of(connection)
     begin = max(position.lsn, log.start_lsn)
     changes = Changes(follow, position.change_next)
+    # First the log is read for nothing but what it lacks, which raises.
     try:
         for _ in changes.read([(begin, log.end_lsn)]):
             pass

@@ -147,8 +147,8 @@ def take(
 ) -> Manifest:
     """Copy a data directory, of a running broker or a stopped one, to a new directory.
 
-    The copy has everything that was confirmed as synced before the call. Raises SnapshotFailed,
-    JournalError, StoreError, OSError.
+    The copy has everything that was confirmed as synced before the call. Raises SnapshotFailed: no
+    whole copy can be had now; JournalError, StoreError, OSError: rings or tables cannot be read.
     """
     source = FileStorage(directory, read_only=True)
     identity = read_identity(source)
@@ -163,7 +163,7 @@ def take(
         except JournalLocked:
             running = True
         except FileNotFoundError:
-            running = False
+            running = False  # A lock without a file is held by no process.
         copy = _Copy(directory, made / CONTENT, progress, running=running)
         rings, lsn = copy.run()
         manifest = Manifest(
@@ -348,7 +348,7 @@ class _RingCopy:
     def proven(self) -> int:
         """Return up to where the ring is synced: at least to where it ends now.
 
-        The ring of a stopped broker is synced to its end. Raises SnapshotFailed.
+        The ring of a stopped broker is synced to its end. Raises SnapshotFailed: not in time.
         """
         end, synced = self._ends()
         if not self._running:
@@ -362,7 +362,7 @@ class _RingCopy:
                     " broker's log"
                 )
             time.sleep(0.05)
-            synced = self._ends()[1]
+            _, synced = self._ends()
         return synced
 
     def _ends(self) -> tuple[int, int]:
@@ -441,6 +441,7 @@ class _RingCopy:
     def cut(self, asked: Asked, main: Callable[[], Decided]) -> None:
         """Take back the end of the copy that ring main's copy does not fit to: see cuts.py."""
         size = self._size
+        # From the segment in which the ring ended when the snapshot was asked for.
         first = max(self._first, (asked.end - 1) // size * size)
         follower = Follower(FileStorage(self._to, read_only=True), self._meta)
         end = Cut(follower, asked.end, main).find(first, self._at)
@@ -474,7 +475,7 @@ class _RingCopy:
 
 
 def verify(snapshot: Path, *, progress: Progress = _nobody) -> tuple[Manifest, list[str]]:
-    """List what is wrong with a snapshot: with its files, its rings, its tables.
+    """Return a snapshot's manifest, and what is wrong with its files, its rings and its tables.
 
     Raises SnapshotFailed: it is none; OSError.
     """
@@ -496,6 +497,7 @@ def verify(snapshot: Path, *, progress: Progress = _nobody) -> tuple[Manifest, l
         done += size
         progress(done, "files")
     if not wrong:
+        # What was wrong with the original already is no fault of its snapshot.
         known = set(manifest.findings)
         wrong += [finding for finding in _findings(content, progress) if finding not in known]
     return manifest, wrong
@@ -594,6 +596,7 @@ def _tables_against_log(path: Path, content: Path) -> Iterator[str]:
             apply(Tables(), queues, change)
 
     def note(stamp: Stamp) -> bool:
+        """Note the bodies that the log has; no content is to be read."""
         if stamp.stream == MAIL_STREAM and stamp.control_kind == DATA:
             kept.add(stamp.base_offset)
         return False

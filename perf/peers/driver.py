@@ -5,6 +5,11 @@ JSON lines on stdout, obeys lines on stdin: says `ready`, waits for a word, does
 result, waits for a word or the end of its input, and ends with status 0. Any failure is a message
 on stderr and another status, never a figure.
 
+The roles: `publish` sends all records at once, `fill` with a pause at the middle; `subscribe` takes
+them as they come, `replay` when they are stored; `pace` sends one at each tick of a clock, `listen`
+measures how late it comes; `request` asks, `respond` answers; `send` and `read` fill and empty a
+mailbox; `steps` makes atomic steps.
+
 Every record is checked by the consumer, in one way on all sides: its size, and the number in its
 first eight bytes against the one that is due. Bodies are collected and checked by thousands with
 numpy, so that the check costs a client tens of nanoseconds for each record.
@@ -274,10 +279,12 @@ class Check:
     """
 
     def __init__(self, options: Options, expected: Numbers | None = None) -> None:
+        """expected: numbers of the records that are due, in order; None: all of all producers."""
         self.size = options.size
         self.count = options.count
         self.producers = options.producers
         self.lanes = options.subjects
+        """Subjects of a producer, each with an order of its own."""
         self.total = options.count * options.producers
         self.received = self.duplicates = self.misordered = 0
         self.begun_ns = self.ended_ns = 0
@@ -287,6 +294,7 @@ class Check:
         # Producer and subject -> the number that is due next.
         self._due = np.tile(np.arange(self.lanes, dtype=np.int64), self.producers)
         self._seen: npt.NDArray[np.bool_] | None = None
+        """For each record whether it came; None: all so far came in order."""
         self._waiting: list[bytes] = []
         self._heard = 0
 
@@ -350,6 +358,7 @@ class Check:
         """Check bodies, a row each."""
         self.ended_ns = time.monotonic_ns()
         self._heard += len(blob)
+        # The first eight bytes of each body are its number.
         numbers = np.ascontiguousarray(blob[:, :8]).view("<i8").ravel()
         if self._expected is not None:
             self._look_at_selected(numbers)
@@ -376,6 +385,8 @@ class Check:
         numbers_of, lanes_of = self._split(numbers)
         order = np.argsort(lanes_of, kind="stable")
         lane, number = lanes_of[order], numbers_of[order]
+        # Within a lane each number is due `lanes` after the one before; the first one of this burst
+        # as self._due says.
         first = np.ones(len(lane), bool)
         first[1:] = lane[1:] != lane[:-1]
         due = np.empty_like(number)
@@ -404,6 +415,7 @@ class Check:
     def _look_closely(self, numbers: Numbers) -> None:
         """Count what is wrong, body by body."""
         if self._seen is None:
+            # Until now all came in order: of each lane all that was due before.
             self._seen = np.zeros(self.count * self.producers, bool)
             for lane, due in enumerate(self._due.tolist()):
                 at = lane // self.lanes * self.count

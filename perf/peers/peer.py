@@ -135,6 +135,7 @@ class Server:
         settings: Sequence[str] = (),
         log: Path | None = None,
     ) -> None:
+        """settings: lines of its configuration, for the report. log: what tail() shows."""
         self.url = url
         self.process = process
         self.folder = folder
@@ -340,6 +341,7 @@ def running(
 def _start(
     argv: Sequence[str], folder: Path, out: IO[bytes], environment: Mapping[str, str] | None
 ) -> subprocess.Popen[bytes]:
+    """Start a program in a session of its own, and note it, lest it outlive the suite."""
     process = subprocess.Popen(
         list(argv),
         cwd=folder,

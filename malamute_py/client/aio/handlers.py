@@ -210,7 +210,7 @@ async def together(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 def within_span(scope: Callable[[Any], Any], handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Make a handler of the same kind that runs in `with scope(request)`."""
-    called = (handler, type(handler).__call__)
+    called = (handler, type(handler).__call__)  # a function, or an object that is called
     if any(map(inspect.isasyncgenfunction, called)):
 
         async def replies(request: Any) -> AsyncGenerator[Any, None]:

@@ -284,10 +284,8 @@ class LoopLink:
     def _set_timer(self) -> None:
         """Have a step made when the engine, or the earliest wait of a caller, is due."""
         at_ms = self.engine.next_wake()
-        for limit_ms in (
-            self._stamped_ms + _STAMP_MS if self.fresh else None,
-            self._limits[0][0] if self._limits else None,
-        ):
+        earliest_ms, *_ = self._limits[0] if self._limits else (None,)
+        for limit_ms in (self._stamped_ms + _STAMP_MS if self.fresh else None, earliest_ms):
             if limit_ms is not None and (at_ms is None or limit_ms < at_ms):
                 at_ms = limit_ms
         if self._timer is not None:
@@ -298,6 +296,7 @@ class LoopLink:
             self._timer = None
         if at_ms is not None:
             self._timer_ms = at_ms
+            # A millisecond later: a timer of the loop that fires early finds nothing due.
             delay_s = max(0, at_ms - clock_ms()) / 1000 + 0.001
             self._timer = self.loop.call_later(delay_s, self._on_timer)
 
@@ -371,10 +370,11 @@ class LoopLink:
     ) -> asyncio.Future[Value]:
         """Have a future fail with Timeout once `wait` is over, and return it to be awaited.
 
-        what, name: of the words of the Timeout, see waits.py. Raises LocalProtocolError.
+        what, name: of the words of the Timeout, see waits.py. Raises LocalProtocolError: `wait` is
+        no time.
         """
         if wait is DEFAULT_WAIT:
-            # What most calls ask for: how long that is need be known of few of them.
+            # -1 for what most calls ask for: how long that is need be known of few of them.
             self.fresh.append((future, -1, what, name))
             return future
         wait_ms = self.engine.settings.wait_ms(wait)
@@ -452,7 +452,7 @@ class LoopLink:
 
         A caller that finds the room taken again, by a call that came in between, waits again, and
         no longer than `wait` in all. name: of what room is wanted for. Returns what is left of
-        `wait` for what the caller waits for next. Raises Timeout.
+        `wait` for what the caller waits for next. Raises Timeout: there was no room in time.
         """
         wait_ms = self.engine.settings.wait_ms(wait)
         until_ms = None if wait_ms is None else clock_ms() + wait_ms

@@ -79,7 +79,7 @@ class PublishVerbs(AsyncVerbs):
             self._publisher.add(stream, level, row)
             link.leave()
         if timeout_ms is DEFAULT_WAIT:  # asyncio only
-            # As limit() does it, without its call for each record.
+            # As limit() does it for the default wait (-1), without a call for each record.
             link.fresh.append((future, -1, PUBLISHED, stream))
             return await future
         return await link.limit(future, timeout_ms, PUBLISHED, stream)
@@ -316,9 +316,10 @@ class BulkPublisher:
             if not link.has_room():  # asyncio only
                 await link.room(link.session.batch_bytes, self._timeout_ms, self._stream)
             if True:  # sync: with link.lock:
-                expected = self._publisher.expected(self._stream, self._level)
+                # Encoded with the sequence that it will have, as a rule, it need not be restamped.
+                producer = self._publisher.expected(self._stream, self._level)
             # sync: # Encoded outside the lock: the link's thread goes on sending meanwhile.
-            content = bulk.encode(first, end, expected)
+            content = bulk.encode(first, end, producer)
             if content is not None:
                 await self._add(content, end - first)
             # The link sends this batch while the next one is encoded.

@@ -131,7 +131,7 @@ class Transport:
         each of them would keep, and bytes are read at less cost than a view of a frame.
         """
         socket = self.socket
-        receive = socket.recv
+        receive = socket.recv  # (flags, copy)
         for _ in range(most):
             # Asked first: the exception that an empty socket raises costs three times as much.
             if not _events(socket) & _POLLIN:
@@ -206,22 +206,22 @@ class Transport:
         """Return what an event of the socket means to the session; None: no failure."""
         match event:
             case zmq.Event.CLOSED:
-                return Failure("closed", f"nothing answers at {self.endpoint}", False)
+                return Failure("closed", f"nothing answers at {self.endpoint}", final=False)
             case zmq.Event.CONNECT_RETRIED:
                 # Behind each other failure, which was returned before; alone where no connection
                 # could be begun.
                 reason = f"the host name in {self.endpoint} has no address here; is it spelt right?"
-                return Failure("unknown_host", reason, False)
+                return Failure("unknown_host", reason, final=False)
             case zmq.Event.DISCONNECTED:
-                return Failure("closed", f"{self.endpoint} closed the connection", False)
+                return Failure("closed", f"{self.endpoint} closed the connection", final=False)
             case zmq.Event.HANDSHAKE_FAILED_AUTH:
                 reason = f"{self.endpoint} refused the credential"
-                return Failure("unauthenticated", reason, value != _TRY_AGAIN)
+                return Failure("unauthenticated", reason, final=value != _TRY_AGAIN)
             case zmq.Event.HANDSHAKE_FAILED_PROTOCOL if value == _MECHANISM_MISMATCH:
                 reason = (
                     f"{self.endpoint} asks for another kind of credential than {self._credential}"
                 )
-                return Failure("unauthenticated", reason, True)
+                return Failure("unauthenticated", reason, final=True)
             case zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL:
                 # A wrong server key shows as this, a broker that dies just then, and mostly another
                 # kind of credential: libzmq closes before it has sent which one it wants.
@@ -231,8 +231,8 @@ class Transport:
                 )
                 if time.monotonic() >= self._silent_at_s:
                     reason = f"{self.endpoint} took the connection and is silent"
-                    return Failure("silent", reason, False)
-                return Failure("handshake", reason, False)
+                    return Failure("silent", reason, final=False)
+                return Failure("handshake", reason, final=False)
             case _:
                 return None
 

@@ -119,13 +119,13 @@ class Acks:
         self,
         trackers: Trackers,
         settle: Callable[[Any, Any], None],
-        name: Callable[[], bytes] | None = None,
+        new_key: Callable[[], bytes] | None = None,
     ) -> None:
         """settle: called with a token and its outcome: a Confirm, an error, or None.
 
-        name: draws keys for ends of work; None: there are none here.
+        new_key: draws a random key for an acknowledgement that ends work; None: none here does.
         """
-        self._name = name
+        self._new_key = new_key
         self._trackers = trackers
         self._settle = settle
         self._gathered: Final[dict[tuple[int, AckForm], Ack]] = {}
@@ -163,8 +163,9 @@ class Acks:
             ack = self._gathered[id(owner), form] = Ack(self, owner, form)
         mine = ack.ranges
         for first, end in ranges:
-            if mine and mine[-1][1] == first:
-                mine[-1] = (mine[-1][0], end)
+            begin, after = mine[-1] if mine else (0, -1)
+            if after == first:
+                mine[-1] = (begin, end)
             else:
                 mine.append((first, end))
         if token is not None:
@@ -183,7 +184,10 @@ class Acks:
                 self._send(ack, out)
 
     def _send(self, ack: Ack, out: CommandSink) -> None:
-        """Send one gathered acknowledgement, in halves while it names too many ranges."""
+        """Send one gathered acknowledgement, in halves while it names too many ranges.
+
+        One that ends requests of a worker leaves under a key of its own, if a caller waits for it.
+        """
         ack.ranges = merged(ack.ranges)
         if len(ack.ranges) > RANGES_MAX:
             for part in self._halves(ack):
@@ -194,9 +198,11 @@ class Acks:
             return
         self._sent[ack] = None
         command = ack.owner.ack_command(ack.form, ack.ranges, self._trackers.give(ack))
-        if ack.tokens and self._name is not None and ack.form.state >= WorkState.COMPLETED:
+        callers_wait = bool(ack.tokens)
+        ends_work = ack.form.state >= WorkState.COMPLETED
+        if callers_wait and ends_work and self._new_key is not None:
             # By its key the broker knows again an end that is sent once more after a reconnect.
-            ack.key = ack.key or self._name()
+            ack.key = ack.key or self._new_key()
             command = msgspec.structs.replace(command, key=ack.key)
         out.put(command, None)
 
@@ -233,7 +239,8 @@ class Acks:
             ack.without_level = True
             self._put_off[ack] = now_ms
         elif _count(ack.ranges) > 1:
-            # A single number may be at fault: in halves the others are taken.
+            # A single number may be at fault: in halves the others are taken. A question, which the
+            # broker confirms of numbers that are held and does no more, may come before the halves.
             question = ack.owner.question if error.code == "not_held" else None
             if question is not None and ack.then is None and ack.form != question:
                 # The refusal may have the broker deliver the numbers again to this owner, and the
@@ -272,7 +279,7 @@ class Acks:
         for token, ranges in tokens:
             mine, rest = _parted(ranges, again)
             if mine and rest:
-                token = _Both(token)
+                token = _Both(token)  # the caller is told once both parts have their outcomes
             if rest:
                 ack.tokens.append((token, rest))
             if mine:
@@ -291,10 +298,11 @@ class Acks:
             part = Ack(self, ack.owner, ack.form)
             part.ranges, part.then = ranges, ack.then
             parts.append(part)
-        border = halves[0][-1][1]
+        _, border = halves[0][-1]
         for token, ranges in ack.tokens:
-            if ranges[-1][1] <= border or ranges[0][0] >= border:
-                parts[0 if ranges[0][0] < border else 1].tokens.append((token, ranges))
+            (first, _), (_, end) = ranges[0], ranges[-1]
+            if end <= border or first >= border:
+                parts[0 if first < border else 1].tokens.append((token, ranges))
             else:
                 self._spread(parts, token, ranges, border)
         return parts

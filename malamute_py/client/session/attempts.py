@@ -86,11 +86,12 @@ class Attempts:
             self._failures = 0 if lasted else min(self._failures, _SHORT_LIVED)
         else:
             self._failed_since_link += 1
+        # Doubled with each failure; a bound on the shift keeps the number small.
         pause_ms = min(
             self._settings.retry_max_ms, self._settings.retry_min_ms << min(20, self._failures)
         )
         self._failures += 1
-        fraction = int.from_bytes(self._random(2), "little") / 65536
+        fraction = int.from_bytes(self._random(2), "little") / 65536  # random, in [0, 1)
         pause_ms = max(int(pause_ms * (1 - _JITTER * fraction)), retry_ms)
         self.retry_at_ms = now_ms + pause_ms
         if was_linked:

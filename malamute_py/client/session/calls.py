@@ -242,6 +242,7 @@ class Bulk:
     ) -> bytes | bytearray | None:
         """The content of the cut that was made last; None: it is too large, and cut in halves next.
 
+        producer: its id and epoch, and the sequence of the first record; zeros: none.
         Bodies alone decide about the cuts: what else records have may be more than a batch holds.
         Raises LocalProtocolError: it cannot be encoded.
         """
@@ -319,8 +320,9 @@ def arrow_contents(
     no_near_column(subject, whole.column_names)
     used = whole.select([name for name in whole.column_names if name in (body, subject)])
     for column, subjects in _pieces(used, body, subject, batch_bytes, limits.batch_records_max):
+        # Arrow has the bytes of all values of a column in its third buffer.
         bounds, blob = _bounds(column), column.buffers()[2]
-        cuts = list(_cuts(bounds, batch_bytes))[::-1]
+        cuts = list(_cuts(bounds, batch_bytes))[::-1]  # the first one last, for pop()
         while cuts:
             first, end = cuts.pop()
             options: dict[str, Any] = {"subject": subject}
@@ -494,7 +496,10 @@ def make_plan(
     visibility: ReadVisibility,
     client_time: tuple[Time, Time] | None,
 ) -> Callable[[int], PlanRead]:
-    """PLAN_READ by its request number. Raises PatternError or LocalProtocolError."""
+    """Return the maker of PLAN_READ, which is given the number of the request.
+
+    Raises PatternError, or LocalProtocolError: an argument is wrong.
+    """
     one_of("visibility", visibility, _VISIBILITIES)
     selected, wire, times = make_pattern(pattern), start_on_wire(start), _times(client_time)
     return lambda number: PlanRead(

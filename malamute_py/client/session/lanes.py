@@ -59,6 +59,7 @@ class OutgoingBatch(ABC):
         self.sealed = False
         """Whether no row may join: the batch has a key, a content, or a tally of its rows."""
         self.serial = 0
+        """Place in the order of the calls, which the batch keeps when it comes back."""
         self.state = QUEUED
         self.thin = False
         """Whether callers have given up some of its rows."""
@@ -256,7 +257,7 @@ class Lanes(ABC, Generic[Kind]):
     def check_content(self, content: Any, count: int) -> int:
         """Return the bytes that an encoded content takes of the window.
 
-        Raises LocalProtocolError.
+        Raises LocalProtocolError `too_large`: the broker would not take it.
         """
         size = len(content) + STAMP_BYTES
         if size > self.limits.batch_bytes_max:
@@ -364,7 +365,7 @@ class Lanes(ABC, Generic[Kind]):
             return True
         for lane in list(self._active):
             if lane.gate is not None and not lane.gate.active:
-                continue
+                continue  # the broker would not understand replies before it knows their offer
             if lane.blocked_until_ms >= 0 and not self._release(lane, now_ms):
                 continue
             before = self._trackers.last
@@ -444,6 +445,7 @@ class Lanes(ABC, Generic[Kind]):
         if level == NONE:
             self.window.passes(batch.bytes)
             if not batch.answered_otherwise:
+                # Nothing will tell what became of it: it is over as it leaves.
                 batch.send(out, 0)
                 self._end(batch, Confirm(0, level, 0, -1, 0))
                 return

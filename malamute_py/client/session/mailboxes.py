@@ -100,10 +100,11 @@ class MailboxView:
         if not given:
             return
         # Mostly there is nothing to forget: numbers that come are new.
-        first, end = min(run[0] for run in given), max(run[1] for run in given)
+        least, after = min(first for first, _ in given), max(end for _, end in given)
         for low, high in ranges:
-            if low >= end or high <= first:
+            if low >= after or high <= least:
                 continue
+            # Of each range stays what lies before, and what lies after, the numbers that go.
             self._given = [
                 piece
                 for first, end in self._given
@@ -215,7 +216,7 @@ class OpenedMailbox(Opened):
             form = DONE if again_ms < 0 else AckForm(0, again_ms)
             self._mailboxes.acks.add(self, form, mine, token if whole else None)
         if token is not None and not (mine and whole):
-            self._mailboxes.told(token, None)
+            self._mailboxes.told(token, None)  # False: too late for some
 
     def _held_on_this_link(self, ranges: list[Range], again_ms: int) -> list[Range]:
         """Return ranges without numbers of an earlier link that have not come again on this one.
@@ -384,14 +385,16 @@ class OpenedMailbox(Opened):
         """Take in one delivery: replies go to their calls, the rest waits to be read."""
         batch = one_taken_in(command, frames, limits)
         count = batch.records if isinstance(batch, Unreadable) else len(batch)
-        if command.about and sum(run[2] for run in command.about) != count:
+        if command.about and sum(replies for _, _, replies in command.about) != count:
             raise RemoteProtocolError(
                 "malformed", f"{count} replies about another number of requests"
             )
-        if command.origin is not None and len(command.origin[3]) != count:
-            raise RemoteProtocolError(
-                "malformed", f"{count} dead letters of another number of records"
-            )
+        if command.origin is not None:
+            *_, offsets = command.origin
+            if len(offsets) != count:
+                raise RemoteProtocolError(
+                    "malformed", f"{count} dead letters of another number of records"
+                )
         self._received_records += count
         self._received_bytes += batch.stamp.size
         if isinstance(batch, Unreadable):
@@ -508,7 +511,10 @@ class OpenedMailboxes(Acknowledging):
         end: Callable[[Opened], None],
         arrived: Callable[[Any], None],
     ) -> None:
-        """The session's own calls of these names; arrived: the reader looks again."""
+        """begin, end: open a mailbox under a number of the session, and end what was opened.
+
+        emit, arrived: have an event told, and have a reader look at what has come for it.
+        """
         super().__init__(Acks(trackers, self.told), emit)
         self.own: frozenset[str] = frozenset()
         """Names of the client's own mailbox, which is opened without a name."""

@@ -125,9 +125,11 @@ class Membership(Opened):
         self._unplanned |= not self.progressed
         self.progressed, self.lost_lease = True, False
         if self._doubts and not self._doubts.asked and self.active:
+            # A renewal tells which of them are ours still: acked() hands those over.
             self._doubts.asked = True
             self._memberships.acks.add(self, RENEWED, self._doubts.ranges())
         if self._dropped is not None and self.passed_over and self.active:
+            # A word of this member, for which the broker gives it records again.
             self._memberships.acks.add(self, RENEWED, [self._dropped])
             self._dropped = None
             self._asks = True
@@ -190,6 +192,7 @@ class Membership(Opened):
             ranges = merged([(offset, offset + 1) for offset in mine])
             self._memberships.acks.add(self, form, ranges, token if whole else None)
         if token is not None and not (mine and whole):
+            # False: it came too late for some. Of no records at all it is done.
             self._memberships.told(token, None if offsets else True)
         self._memberships.give_credit(self)
 
@@ -410,7 +413,10 @@ class Membership(Opened):
     # --- commands from the broker ------------------------------------------------------------
 
     def receive(self, command: Any, frames: Sequence[Any], limits: Limits) -> None:
-        """Take any command of the membership but ENDED. Raises RemoteProtocolError."""
+        """Take any command of the membership but ENDED.
+
+        Raises RemoteProtocolError: the command is not one for a member, or its content is wrong.
+        """
         kind = type(command)
         if kind is Deliver:
             self._deliver(command, frames, limits)

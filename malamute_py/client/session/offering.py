@@ -455,6 +455,7 @@ class Offering(Opened):
         if form.state not in (RENEWED, RECEIVED):
             self.too_late(request, error, None)
             return
+        # A renewal, or the question after a reconnect: another worker has the request, or none.
         request.doubtful = False
         if not request.finished:
             request.lost = True
@@ -576,9 +577,8 @@ class Offering(Opened):
         self.in_hand[request.number] = request
         self.unfinished += 1
         request.begun = True
-        self.offerings.reply(
-            request, msgspec.structs.replace(late, token=ReplyToken(request)), True
-        )
+        again = msgspec.structs.replace(late, token=ReplyToken(request))
+        self.offerings.reply(request, again, last=True)
         return True
 
     def next_renewal_ms(self) -> int:

@@ -53,8 +53,9 @@ class Offerings(Acknowledging):
         arrived: Callable[[Any], None],
         broker_ms: Callable[[], int],
     ) -> None:
-        """The session's own calls; finished: there may be credit to be given.
+        """begin: opens an offer under a number of the session. finished: has its credit looked at.
 
+        emit, arrived: have an event told, and have a worker look at what has come for it.
         broker_ms: the broker's clock, about.
         """
         super().__init__(Acks(trackers, self.told, outbox.new_key), emit)
@@ -85,10 +86,10 @@ class Offerings(Acknowledging):
         return offering
 
     def reply(self, request: RequestBase, row: OutgoingRow, last: bool) -> bool:
-        """Answer a request; row: its token is a ReplyToken.
+        """Answer a request; row: its token is a ReplyToken. last: the reply ends the request.
 
-        Who waits gets a Confirmation, or None when it was too late. Returns False when the
-        request has had its end already: nothing was done.
+        A caller that waits gets a Confirmation, or None when it was too late. Returns False when
+        the request has had its end already: nothing was done.
         Raises LocalProtocolError `too_large`, or what ended the session.
         """
         outbox, offering = self._outbox, request.offering
@@ -116,10 +117,10 @@ class Offerings(Acknowledging):
         if (
             type(batch) is not OutgoingReplies
             or batch.last is not last
-            or not outbox.join(batch, row, 0)
+            or not outbox.join(batch, row, until_ms=0)
         ):
             batch = OutgoingReplies(lane, offering.asked.level, offering, last)
-            outbox.start(batch, row, b"", 0)
+            outbox.start(batch, row, key=b"", until_ms=0)
         if row.token.caller is not None:
             batch.awaited = True
         request.replying += 1
@@ -208,8 +209,8 @@ class Offerings(Acknowledging):
             return
         if request.finished and request.end is None:
             self._take_back_last(request, error)
-        if request.end is not None and request.end[0].state == COMPLETED:
-            token = request.end[1]
+        form, token = request.end or (None, None)
+        if form is not None and form.state == COMPLETED:
             request.end = AckForm(FAILED, 0, reason_of(reason)), None
             if token is not None:
                 self.emit(Settled([(token, error)]))
@@ -271,7 +272,7 @@ class Offerings(Acknowledging):
     def close(self, offering: Offering) -> None:
         """End the offer once every answer is confirmed; the broker takes back what has none.
 
-        What was begun is released: that the worker stops is no attempt.
+        What was begun is released, so that the stop of a worker counts as no attempt.
         """
         if offering.ended:
             return

@@ -115,6 +115,7 @@ class KeyedBatch(OutgoingBatch):
             f"taken yet; {owner.standing()}"
         )
         if self.tally is not None:
+            # One caller waits for many batches, and the tally counts their outcomes for it.
             event = self.tally.settled(self.count, error)
             self.tally = None
             # Its rows have no callers of their own: refused, or without a link, none leaves again.
@@ -230,8 +231,9 @@ class Outbox(Lanes[KeyedBatch]):
     def send_content(
         self, mailbox: str, content: Any, level: int, tally: Tally, count: int, **options: int
     ) -> None:
-        """Put an encoded content of messages on its way.
+        """Put an encoded content of messages on its way; the tally counts its outcome.
 
+        options: priority, deliver_at_ms and until_ms, as of send().
         Raises LocalProtocolError `too_large`, or what ended the session: nothing was taken.
         """
         size = self.check_content(content, count)
@@ -350,6 +352,7 @@ class Outbox(Lanes[KeyedBatch]):
                 self._put_back(batch)
                 self._block(lane, now_ms + (error.retry_ms or RETRY_MS))
         elif error.code in _DIVIDED and batch.count > 1:
+            # Some rows may be at fault alone: in parts the others are taken.
             if batch.rows[0] is _UNREAD:
                 batch.rows = rows_of_content(batch.content)
                 batch.packing = batch.rows[0].packing

@@ -100,12 +100,13 @@ class OutgoingRecords(OutgoingBatch):
             row.token = token
 
     def encode(self) -> None:
-        """Make the content, under the next sequences. Raises LocalProtocolError.
+        """Make the content, under the next sequences. Raises LocalProtocolError: it cannot be made.
 
         Of several records BatchTooLarge also where their stream takes smaller batches than others.
         """
         lane, rows = self.lane, self.rows
         if self.parted and len(rows) > 1:
+            # The lane divides what is too large, down to single records.
             raise BatchTooLarge("the broker refused these records together")
         producer = lane.owner.stamp_of(lane) if self.numbered else (0, 0, 0)
         try:

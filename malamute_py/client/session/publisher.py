@@ -122,7 +122,7 @@ class Publisher(Lanes[OutgoingRecords]):
         queue = lane.queue
         last = queue[-1] if queue else None
         size = row.size
-        # As join() does it, without its call for each record.
+        # As Outbox.join() does it for mail, without a call for each record.
         if (
             last is None
             or last.level != level
@@ -167,6 +167,7 @@ class Publisher(Lanes[OutgoingRecords]):
         batch.bytes = size
         batch.sealed = True
         if not fits:
+            # The broker takes such a batch, and its stream does not: it leaves in parts.
             self._reopen(batch)
         self.queue(batch)
 
@@ -371,7 +372,8 @@ class Publisher(Lanes[OutgoingRecords]):
         """
         if batch.since_ms < 0:
             batch.since_ms = now_ms
-            # What has left may be in the log, as far as is known here: see _settle().
+            # What is too large is divided, unless it has left, and so may be in the log: then
+            # see _settle().
             if (
                 batch.content
                 and batch.bytes > batch.lane.limits.batch_bytes_max
@@ -423,6 +425,7 @@ class Publisher(Lanes[OutgoingRecords]):
         # Producer and sequence are this client's; else the caller's, who alone can mend them.
         own = self.idempotent
         if code == "fenced" and own:
+            # Another session has taken the producer over: nothing of this one is taken any more.
             self._end(batch, error)
             self.fail_all(error)
             return

@@ -52,6 +52,7 @@ class OutgoingReplies(KeyedBatch):
         numbers = [row.token.request.number for row in self.rows]
         self.as_step = not (self.last or offering.plain or not tracker)
         if not self.as_step:
+            # With room in the window, a confirm that no caller waits for may come with later ones.
             patient = not self.awaited and self.lane.owner.is_roomy
             # A caller that waits gets the outcome also when the reply has to be sent again; for all
             # others the broker need not remember it.

@@ -110,6 +110,7 @@ class OutgoingRequests(KeyedBatch):
         self.tokens: list[Any] = []
         """Callers by row, from when the batch leaves; None: the row was answered."""
         self.left = 0
+        """Requests that left and are not answered."""
         self.epoch = -1
         """Epoch of the journal that has the requests, as their CONFIRM says; -1: none came."""
 
@@ -257,16 +258,17 @@ class AwaitedReplies:
         mine, others = [], []
         known = self.asked
         for row in rows_of(left):
-            about = delivered.about_of(row)
-            if about is not None and (about[0] in known or about[0] in self._ended):
+            # Of an answered request (`_ended`) a reply may come again: _hand_over() drops it.
+            key, _ = delivered.about_of(row) or (None, 0)
+            if key is not None and (key in known or key in self._ended):
                 mine.append(row)
             else:
                 others.append(row)
         if not mine:
             return left
         taken = chosen(left, mine)
-        runs = [delivered.about_of(row) for row in mine]
-        self._hand_over(delivered, taken, [(run[0], run[1], 1) for run in runs if run is not None])
+        named = [delivered.about_of(row) for row in mine]
+        self._hand_over(delivered, taken, [(*request, 1) for request in named if request])
         inbox.reply_taken(ranges_of(taken), delivered.command.last)
         return chosen(left, others) if others else None
 
@@ -298,8 +300,12 @@ class AwaitedReplies:
                 yield _failure(why, service)
 
     def _settle_replies(self, command: Any, replies: Iterator[Any], about: Any) -> None:
-        """Give each request that is awaited its reply, or the error in its place."""
+        """Give each request that is awaited its reply, or the error in its place.
+
+        about: the requests, as runs of (key of their batch, row of the first, how many).
+        """
         pairs: list[tuple[Any, Any]] = []
+        # A notice that says why there will be no reply ends the request as a last reply does.
         last, why = command.last or command.why, command.why
         batches = self.batches
         for key, first, count in about:
@@ -407,6 +413,7 @@ class AwaitedReplies:
             f"{self._outbox.standing()}"
         )
         if not batch.tokens:
+            # It has not left yet, or is over: there is nothing to cancel.
             if batch.state == QUEUED:
                 self.failed(batch, error)
             return
@@ -536,7 +543,7 @@ class PendingRequests:
             inbox.for_replies = True
             self._awaited.batches[row.token] = last
             if key:
-                last.named()
+                last.named()  # its reply may come before the batch leaves
             if inbox.queue:
                 if key:
                     # Its reply may be among the mail that waits, of an earlier process's call.
@@ -549,6 +556,7 @@ class PendingRequests:
         if batch is None:
             return
         if batch.tokens:
+            # The batch has left: the broker may have the request.
             row = batch.tokens.index(token)
             batch.tokens[row] = _GIVEN_UP
             batch.thin = True

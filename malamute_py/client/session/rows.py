@@ -78,6 +78,7 @@ def content_of(
     producer: its id and epoch, and the sequence of the first row. All rows have the packing (codec,
     and whether bodies are lists) of the first one.
     """
+    producer_id, producer_epoch, first_sequence = producer
     first = rows[0].subject
     if len(rows) == 1:
         # Three comprehensions for one row would cost more than the rest.
@@ -90,9 +91,9 @@ def content_of(
     same = isinstance(first, str) and subjects.count(first) == len(subjects)
     options: Options = {
         "subject": first if same else subjects,
-        "producer_id": producer[0],
-        "producer_epoch": producer[1],
-        "first_sequence": producer[2],
+        "producer_id": producer_id,
+        "producer_epoch": producer_epoch,
+        "first_sequence": first_sequence,
         "limits": limits,
     }
     if more.count(None) != len(more):
@@ -120,6 +121,7 @@ def rows_of_content(content: Any) -> list[OutgoingRow]:
     No caller waits for a row.
     """
     parsed = Content(memoryview(content))
+    # A batch has a stamp; this one has no place in any log.
     stamp = Stamp(
         flags=0, lsn=0, bundle_lsn=0, synced_lsn=0, epoch=0, base_offset=0, append_time_ms=0,
         stream=0, origin=0, size=STAMP_BYTES + len(content), count=parsed.head.count,

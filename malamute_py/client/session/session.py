@@ -298,8 +298,7 @@ class Session:
             return
         was_linked = self.state is LinkState.LINKED
         if final:
-            ended = code == "closed"
-            self._close(ConnectionLost(reason) if ended else BrokerRefused(code, reason))
+            self._close(ConnectionLost(reason) if code == "closed" else BrokerRefused(code, reason))
             return
         line = self.attempts.failed(
             f"{code}: {reason}",
@@ -522,6 +521,7 @@ class Session:
                     self.outgoing.insert(0, outgoing)
                     held_back = True
             if self.window.unmarked_bytes and self.window.wants_mark(held_back=held_back):
+                # The PONG to it says that the broker has read what was sent before: room again.
                 probe = self._suspects.probe()
                 self.window.mark(probe)
                 message.put(Ping(probe), None)
@@ -627,9 +627,8 @@ class Session:
             return code != "internal"
         commands = self._suspects.find()
         if commands is not None:
-            self._blame(
-                commands, BrokerRefused(code, f"{reason}; the broker ended the link for it")
-            )
+            error = BrokerRefused(code, f"{reason}; the broker ended the link for it")
+            self._blame(commands, error)
         return False
 
     def _on_bye(self, command: Bye, _: Sequence[Any]) -> None:

@@ -263,12 +263,13 @@ class Step:
         """
         name_of("stream", stream)
         count = content_count(content)
-        if stamped_as(content)[0]:
+        producer_id, _, _ = stamped_as(content)
+        if producer_id:
             raise LocalProtocolError("bad_batch", "a content in a step has no producer")
         self.check_open()
-        place = CONTENT, stream, len(self.parts)
+        place = CONTENT, stream, len(self.parts)  # by the number it is a part of its own
         self.parts[place] = [content]
-        self.turns[PUBLISH, stream] = place, place
+        self.turns[PUBLISH, stream] = place, place  # rows that follow begin a part after it
         self.size += len(content) + STAMP_BYTES
         self.count += count
         self.merge_limited = True
@@ -369,8 +370,9 @@ class Step:
         if not last and len(self.parts) > known:
             # What ends a request, in whatever part, comes after the replies that others follow.
             self.mixed = True
+            # The place of replies is (REPLY, opened, last, mailbox).
             for place in [each for each in self.parts if each[0] != REPLY or each[2]]:
-                self.parts[place] = self.parts.pop(place)
+                self.parts[place] = self.parts.pop(place)  # now it is the last one
 
     # --- acknowledgements -----------------------------------------------------------------------
 

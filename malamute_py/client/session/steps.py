@@ -82,6 +82,7 @@ ROWS_MAX: Final = 4096
 _DONE_BEFORE: Final = frozenset({"conflict", "not_held"})
 """Refusals of a move and of an acknowledgement that have been done already."""
 _OWNING: Final = (PUBLISH, SEND, REQUEST, REPLY, CONTENT)
+"""Kinds of parts that have a content."""
 
 
 class OutgoingSteps(OutgoingBatch):
@@ -137,13 +138,18 @@ class OutgoingSteps(OutgoingBatch):
         if step.mixed or ((step.turns or self.turns) and self._turns_over(step)):
             return False
         for place in step.parts if step.merge_limited else ():
-            if place[0] == MOVE:
+            kind = place[0]
+            if kind == MOVE:
+                (move,) = step.parts[place]
                 before = self.moves.get(place)
-                if before is not None and not _follows(step.parts[place][0], before):
+                if before is not None and not _follows(move, before):
                     return False
-            elif place[0] == CONTENT or (place[0] == REQUEST and place[4]):
-                # A request with a name of its own is alone in its content.
+            elif kind == CONTENT:
                 return False
+            elif kind == REQUEST:
+                _, _service, _reply_to, _timeout_ms, key, *_ = place
+                if key:  # A request with a name of its own is alone in its content.
+                    return False
         return True
 
     def _turns_over(self, step: Step) -> bool:
@@ -229,9 +235,11 @@ class OutgoingSteps(OutgoingBatch):
                 if place == first:
                     step.first = 0 if known is None else len(known)
                 if known is None:
+                    # The step keeps its own rows: what is refused is divided into its steps again.
                     gathered[place] = rows.copy()
                 else:
                     known += rows
+        # A part has no tracker and no level of its own (0): ATOMIC has those of the step.
         commands: list[Command] = []
         contents: list[bytes] = []
         for place, rows in gathered.items():
@@ -253,8 +261,9 @@ class OutgoingSteps(OutgoingBatch):
                     for at in range(0, len(ranges), RANGES_MAX)
                 ]
             elif kind == CONTENT:
+                _, stream, _ = place
                 contents += rows
-                commands.append(Publish(place[1], 0))
+                commands.append(Publish(stream, 0))
             elif kind == COMMAND:
                 commands += rows
             elif kind == STAGE_CONTENT:
@@ -337,7 +346,10 @@ def _alone(part: Command, tracker: int, level: int) -> Command:
 
 
 def _owning(place: Place, rows: list[OutgoingRow], random: Callable[[int], bytes]) -> Command:
-    """Return the command that owns the content of these rows."""
+    """Return the command that owns the content of these rows.
+
+    It has no tracker and no level: ATOMIC, which it is a part of, has them.
+    """
     kind = place[0]
     if kind == PUBLISH:
         return Publish(place[1], 0)
@@ -474,6 +486,7 @@ class Steps(Lanes[OutgoingSteps]):
         # A lone step that its caller has given up is not sent again.
         again = error.code in RETRYABLE and (batch.count > 1 or batch.rows[0].token is not None)
         if again:
+            # A lane of its own: the steps that follow need not wait for it.
             self._serial += 1
             batch.lane = self.lane(self._put_off, self._serial)
             self._block(batch.lane, now_ms + (error.retry_ms or RETRY_MS))

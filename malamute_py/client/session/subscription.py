@@ -275,7 +275,11 @@ class SubscriptionState(Opened):
     # --- commands from the broker ------------------------------------------------------------
 
     def receive(self, command: Any, frames: Sequence[Any], limits: Limits) -> None:
-        """Take any command of the subscription but ENDED. Raises RemoteProtocolError."""
+        """Take any command of the subscription but ENDED.
+
+        Raises RemoteProtocolError: the command is not one for a subscription, or does not go on
+        where the last one ended.
+        """
         kind = type(command)
         if kind is Deliver:
             self.deliver(command, frames, limits)
@@ -352,6 +356,7 @@ class SubscriptionState(Opened):
             return
         gaps = bool(unreadable)
         if not gaps:
+            # Records between the last batch and the end of the cover were not selected.
             ends[-1] = command.next
         before = command.from_
         for place, (batch, end) in enumerate(zip(batches, ends, strict=True)):

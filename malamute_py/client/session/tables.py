@@ -97,6 +97,7 @@ def subject_options(column: Any, name: str) -> dict[str, Any]:
     # A slice of a dictionary column has all values of the column: those in use are few.
     used = np.flatnonzero(np.bincount(codes, minlength=len(values)))
     if len(used) < len(values):
+        # Code -> its code among the values in use.
         places = np.zeros(len(values), np.int32)
         places[used] = np.arange(len(used), dtype=np.int32)
         values, codes = values.take(pa.array(used)), places[codes]
@@ -188,10 +189,11 @@ class TableRows:
         properties: Mapping[str, Any] | None = None,
         content_bytes_max: int = 0,
     ) -> Iterator[tuple[bytes, int]]:
-        """(content, count) of each batch, of about so many bytes. Raises LocalProtocolError.
+        """(content, count) of each batch, of about so many bytes.
 
         properties: of each row. content_bytes_max: most bytes of a content of several rows, where
-        the stream takes less than the limits say; 0: it does not.
+        the stream takes less than the limits say; 0: it does not. Raises LocalProtocolError: a row
+        is too large, or cannot be encoded.
         """
         self._content_bytes_max = content_bytes_max or limits.batch_bytes_max
         self._properties = None if properties is None else properties_of(properties)

@@ -89,7 +89,10 @@ class SyncKeyView:
         return self._newest(key) if is_elsewhere(answer) else entry_of_answer(key, answer)
 
     def _newest(self, key: str) -> KeyEntry | None:
-        """Read a key's newest record, whose value is too large for an answer. Raises Timeout."""
+        """Read a key's newest record, whose value is too large for an answer; None: it is deleted.
+
+        Raises Timeout; GapError: the record is gone or damaged.
+        """
         notices: list[Notice] = []
         subscription = self._subscribe(
             pattern_of_key(key), start=LastPerSubject(), until="tail", on_notice=notices.append
@@ -199,7 +202,8 @@ class SyncKeyView:
     def _known(self) -> bytes | list[bytes]:
         """Return the body of a deletion marker, once it is known that the stream has keys.
 
-        A first put would otherwise make a stream that keeps no keys. Raises BrokerRefused.
+        A first put would otherwise make a stream that keeps no keys. Raises BrokerRefused
+        `unsupported`: the stream was made without them.
         """
         if self._empty is None:
             stream = self._stream

@@ -307,9 +307,10 @@ class SyncBulkPublisher:
         link = self._link
         for first, end in bulk.cuts():
             with link.lock:
-                expected = self._publisher.expected(self._stream, self._level)
+                # Encoded with the sequence that it will have, as a rule, it need not be restamped.
+                producer = self._publisher.expected(self._stream, self._level)
             # Encoded outside the lock: the link's thread goes on sending meanwhile.
-            content = bulk.encode(first, end, expected)
+            content = bulk.encode(first, end, producer)
             if content is not None:
                 self._add(content, end - first)
 

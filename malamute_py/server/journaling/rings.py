@@ -229,7 +229,11 @@ class Rings:
                 self._remove_file(name)
 
     def facts(self) -> dict[str, dict[str, Any]]:
-        """Return facts for BROKER_INFO and metrics."""
+        """Return the facts of each ring for BROKER_INFO and metrics, by its name.
+
+        `full`: what a full ring does by its settings (overwrite or refuse). `unprepared`: why no
+        new segment could be prepared; "": one could.
+        """
         return {
             name: {
                 "end_lsn": ring.end_lsn,
@@ -243,6 +247,7 @@ class Rings:
                 "prepared_in_append_total": ring.prepared_in_append,
                 "damaged_bytes": self._damaged.get(name, 0),
             }
+            # A copy: the opener's thread may add and remove rings meanwhile.
             for name, ring in self._rings.copy().items()
         }
 

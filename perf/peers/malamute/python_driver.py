@@ -111,6 +111,7 @@ def unbroken(*clients: malamute.Client) -> None:
 
 
 async def publish(asked: Asked) -> None:
+    """Send all records, and report once each is confirmed at the level that was asked for."""
     chunks = made(asked)
     names = None
     if asked.subjects > 1 or asked.rare:
@@ -166,6 +167,7 @@ async def _publish_bulk(
     async with client.publisher(asked.subject, confirm=asked.confirm) as window:
         for number, chunk in enumerate(chunks):
             if halves and number == halves:
+                # All of the first half has its append time before, all of the second after it.
                 await window.wait()
                 await asyncio.sleep(PAUSE_S)
                 middle = {"middle": number * CHUNK, "middle_ns": time.time_ns()}
@@ -195,6 +197,7 @@ async def _publish_single(
 
 
 async def pace(asked: Asked) -> None:
+    """Send a record at each tick, whose body says when it left."""
     levels = Levels(asked)
     async with malamute.connect(asked.url) as client:
         await client.publish(f"{asked.subject}.before", b"-")
@@ -258,6 +261,7 @@ async def clients(asked: Asked, count: int) -> Any:
 
 
 async def subscribe(asked: Asked) -> None:
+    """Take all records as they come, with each of `subscribers` clients; then remove the stream."""
     if asked.subjects > 1:
         await subscribe_to_patterns(asked)
         return
@@ -338,6 +342,7 @@ async def subscribe_to_patterns(asked: Asked) -> None:
 
 
 async def listen(asked: Asked) -> None:
+    """Take the records of `pace`, and report how late each came."""
     listening = driver.Listen(asked)
     async with malamute.connect(asked.url) as client:
         subscription = client.subscribe(asked.subject, start="earliest", strict=True, create=True)
@@ -355,6 +360,7 @@ async def listen(asked: Asked) -> None:
 
 
 async def replay(asked: Asked) -> None:
+    """Read what is stored: all, a rare subject, from a time on, or the first records one by one."""
     start: Any = "earliest"
     pattern, expected = "#", None
     if asked.select == "rare":
@@ -400,6 +406,8 @@ async def replay_records(asked: Asked) -> None:
 
 
 async def respond(asked: Asked) -> None:
+    """Answer requests by `workers` clients, until the parent says that it is over."""
+
     async def echo(request: Any) -> bytes:
         return b"re:" + bytes(request.body)
 
@@ -426,6 +434,7 @@ async def respond(asked: Asked) -> None:
 
 
 async def request(asked: Asked) -> None:
+    """Ask by `flight` callers, each of which waits for its reply; none may be left in the queue."""
     requests = driver.Requests(asked)
     async with malamute.connect(asked.url) as client:
         ready()
@@ -453,6 +462,7 @@ async def request(asked: Asked) -> None:
 
 
 async def send(asked: Asked) -> None:
+    """Put all messages into a mailbox, and report once each is confirmed."""
     bodies = [body for chunk in made(asked) for body in chunk]
     levels = Levels(asked)
     async with malamute.connect(asked.url) as client:
@@ -550,6 +560,7 @@ async def steps(asked: Asked) -> None:
 async def _four_places(
     client: malamute.Client, first: str, second: str, box: str, service: str, count: int
 ) -> list[list[bytes]]:
+    """Return the bodies of two streams, a mailbox and a service's queue, each in its order."""
     orders: list[list[bytes]] = []
     for stream in (first, second):
         records = client.subscribe(stream, start="earliest", until="tail")

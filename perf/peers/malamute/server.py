@@ -90,6 +90,7 @@ class Malamute:
             version=version,
             settings=("defaults",),
         ) as server:
+            # A broker that runs in another form than it was asked for would give another figure.
             runs = _form_of(server.process.pid)
             if wrong := another_than_asked(runs):
                 raise ServerFailed(f"the broker: {wrong}")

@@ -74,6 +74,7 @@ class Mqtt:
     async def connect(
         cls, options: Options, take: Callable[[bytes, dict[str, Any]], object] | None = None
     ) -> Mqtt:
+        """Connect; take: is given each message's body and properties."""
         place = urllib.parse.urlsplit(options.url)
         store = Unacknowledged()
         client = gmqtt.Client(
@@ -93,7 +94,7 @@ class Mqtt:
             return 0
 
         def granted(_: object, __: int, qos: Any, ___: object) -> None:
-            if any(level >= 128 for level in qos):
+            if any(level >= 128 for level in qos):  # MQTT's codes of failure
                 driver.fail("a subscription was refused:", qos)
             made._granted += len(qos)
             made._moved.set()
@@ -128,6 +129,7 @@ def _subjects(options: Options) -> Subjects:
 
 
 async def publish(options: Options) -> None:
+    """Send all records; over at QoS 1 with the last acknowledgement, at QoS 0 by a round trip."""
     mqtt = await Mqtt.connect(options)
     given = driver.bodies(options)
     subjects, qos, sent = _subjects(options), _qos(options), 0
@@ -190,7 +192,7 @@ async def request(options: Options) -> None:
             requests.at_its_turn(loop, send, number)
 
     def take(body: bytes, _: object) -> None:
-        number = int.from_bytes(body[3:11], "little")
+        number = int.from_bytes(body[3:11], "little")  # behind the "re:" of a reply
         if not body.startswith(b"re:") or number >= options.count:
             raise DriverFailed(f"a reply that is wrong: {body[:40]!r}")
         requests.answered(number, body, sent_ns[number])

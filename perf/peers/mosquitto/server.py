@@ -104,6 +104,7 @@ class Mosquitto:
         return columns
 
     def _column(self, mode: str, client: str, command: tuple[str, ...]) -> Column:
+        """Return the column of a mode and a client; command: starts the client's driver."""
         python = client == "python"
         return Column(
             peer=self.name,

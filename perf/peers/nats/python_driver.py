@@ -108,6 +108,7 @@ async def subscribe_to(client: Client, options: Options, subject: str, callback:
 
 
 async def _send_core(client: Client, options: Options, given: Iterator[list[bytes]]) -> int:
+    """Send all bodies, which core NATS does not acknowledge; returns how many."""
     subjects, sent = Subjects(options), 0
     publish = client.publish
     for burst in given:
@@ -150,6 +151,7 @@ async def _send_stream(
     acks: _Acks,
     middle: driver.Middle,
 ) -> int:
+    """Send all bodies to JetStream, with room for more acknowledgements; returns the confirmed."""
     subjects = Subjects(options)
     publish, inbox = client.publish, acks.inbox
     for burst in given:
@@ -167,6 +169,7 @@ async def _send_stream(
 
 
 async def publish(options: Options) -> None:
+    """Send all records, and report how many were confirmed; also the role `fill`."""
     client = await connect(options)
     await make_stream(client, options)
     acks = _Acks(client, options)
@@ -185,6 +188,7 @@ async def publish(options: Options) -> None:
 
 
 async def subscribe(options: Options) -> None:
+    """Take all records as they come, with each of `subscribers` clients; then remove the stream."""
     checks = driver.checks_of(options)
     clients = []
     for check in checks:
@@ -227,6 +231,7 @@ async def replay(options: Options) -> None:
 
 
 async def request(options: Options) -> None:
+    """Ask by `flight` callers, each of which waits for its reply."""
     client = await connect(options)
     requests = driver.Requests(options)
     clock = await driver.begin(CLIENT)
@@ -246,6 +251,7 @@ async def request(options: Options) -> None:
 
 
 async def respond(options: Options) -> None:
+    """Answer requests by `workers` clients, until the parent says that it is over."""
     clients = []
     for _ in range(options.workers):
         client = await connect(options)
@@ -268,6 +274,7 @@ async def respond(options: Options) -> None:
 
 
 async def pace(options: Options) -> None:
+    """Send a record at each tick, whose body says when it left."""
     client = await connect(options)
     await make_stream(client, options)
     acks = _Acks(client, options)
@@ -289,6 +296,7 @@ async def pace(options: Options) -> None:
 
 
 async def listen(options: Options) -> None:
+    """Take the records of `pace`, and report how late each came."""
     client = await connect(options)
     await make_stream(client, options)
     heard = driver.Listen(options)

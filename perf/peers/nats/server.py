@@ -101,6 +101,7 @@ class Nats:
         return (major, minor) >= (2, 10)
 
     def _column(self, mode: str, client: str, label: str, command: tuple[str, ...]) -> Column:
+        """Return the column of a mode and a client; command: starts the client's driver."""
         python = client == "python"
         if mode == "core":
             rates = CORE_PYTHON if python else CORE_NATIVE

@@ -39,6 +39,7 @@ class Amqp:
 
     @classmethod
     async def connect(cls, options: Options) -> Amqp:
+        """Open a connection with one channel, whose end fails the run."""
         place = urllib.parse.urlsplit(options.url)
         opened: asyncio.Future[Channel] = asyncio.get_running_loop().create_future()
         parameters = pika.ConnectionParameters(
@@ -135,7 +136,7 @@ async def consume(
         if unacked >= every:
             ack()
         elif waking is None:
-            waking = loop.call_later(0.05, ack)
+            waking = loop.call_later(0.05, ack)  # should no full ACK_EVERY come soon
 
     await amqp.call(channel.basic_consume, queue, hear_and_ack)
 
@@ -161,6 +162,7 @@ def _properties(options: Options) -> pika.BasicProperties:
 
 
 async def publish(options: Options) -> None:
+    """Send all records: confirmed in a quorum queue, else over by a round trip."""
     amqp = await Amqp.connect(options)
     await declare_exchange(amqp, options)
     confirms = _Confirms(options.window)
@@ -232,7 +234,7 @@ async def request(options: Options) -> None:
             requests.at_its_turn(loop, send, number)
 
     def hear(_: Channel, __: Basic.Deliver, ___: object, body: bytes) -> None:
-        number = int.from_bytes(body[3:11], "little")
+        number = int.from_bytes(body[3:11], "little")  # behind the "re:" of a reply
         try:
             requests.answered(number, body, sent_ns[number])
         except (DriverFailed, IndexError) as error:
@@ -265,6 +267,7 @@ async def respond(options: Options) -> None:
 
 
 async def pace(options: Options) -> None:
+    """Send a record at each tick, whose body says when it left."""
     amqp = await Amqp.connect(options)
     await declare_exchange(amqp, options)
     confirms = _Confirms(options.window)

@@ -51,6 +51,7 @@ class _Confirms(driver.Window):
 
 
 async def publish(options: Options) -> None:
+    """Send all records, and report once each is confirmed; also the role `fill`."""
     producer = rstream.Producer(**_place(options))
     await producer.start()
     await producer.create_stream(options.subject, exists_ok=True)
@@ -126,9 +127,11 @@ async def _available(options: Options) -> None:
 
 
 async def replay(options: Options) -> None:
+    """Read the stream from its start, or from a time on."""
     check = Check(options, driver.selected(options))
     take = driver.taking(check)
     if options.select == "time":
+        # The chunk in which the time lies begins with earlier records: they are passed over.
         everything, begun = take, False
 
         def take(body: bytes) -> None:

@@ -107,6 +107,7 @@ class RabbitMQ:
         return columns
 
     def _column(self, mode: str, client: str, command: tuple[str, ...], label: str = "") -> Column:
+        """Return the column of a mode and a client; command: starts the client's driver."""
         label = label or {"python": "Python client", "native": "C client"}[client]
         return Column(
             peer=self.name,

@@ -167,6 +167,7 @@ def _publish_answered(
 
 
 def publish(options: Options) -> None:
+    """Send all records in the form that mode and window ask for; also the role `fill`."""
     if options.form == "single" and options.window > 1:
         driver.run(_publish_single(options))
         return
@@ -188,6 +189,7 @@ def publish(options: Options) -> None:
 
 
 async def _publish_single(options: Options) -> None:
+    """Send all records as a user of redis.asyncio writes it, a pipeline of `flight` at a time."""
     import redis.asyncio
 
     client = redis.asyncio.Redis.from_url(
@@ -226,6 +228,7 @@ class _Reader:
         self.count = b"%d" % READ_RECORDS
 
     def ask(self) -> None:
+        """Ask for the next entries after those that came, and for as many as `count`."""
         self.wire.send(
             [
                 (
@@ -295,7 +298,7 @@ def _drive(parts: Sequence[_Reader | _Listener], idle_s: float) -> None:
     if len(parts) == 1:
         part = parts[0]
         while not part.heard():
-            part.wire.socket.settimeout(idle_s)
+            part.wire.socket.settimeout(idle_s)  # not before the first record, which may be late
         return
     left = len(parts)
     begun = False
@@ -314,6 +317,7 @@ def _drive(parts: Sequence[_Reader | _Listener], idle_s: float) -> None:
 
 
 def subscribe(options: Options) -> None:
+    """Take all records as they come, over `subscribers` connections."""
     checks = driver.checks_of(options)
     parts: list[_Reader | _Listener] = []
     for check in checks:
@@ -361,6 +365,7 @@ def replay(options: Options) -> None:
         def take(entries: list[Any]) -> bool:
             nonlocal left
             left -= len(entries)
+            # The fields of an entry: b"b", the body, b"s", the subject.
             check.burst([fields[1] for _, fields in entries if fields[3] == rare])
             return left <= 0
 
@@ -490,6 +495,7 @@ class _Worker:
 
 
 def respond(options: Options) -> None:
+    """Answer requests over `workers` connections, until the parent says that it is over."""
     clock = Clock()
     workers = [_Worker(options) for _ in range(options.workers)]
     say(ready=True, client=CLIENT)
@@ -513,6 +519,7 @@ def respond(options: Options) -> None:
 
 
 def pace(options: Options) -> None:
+    """Send a record at each tick, whose body says when it left."""
     wire = Wire(options.url)
     key = key_of(options)
     clock = driver.begin_in_thread(CLIENT)
@@ -533,6 +540,7 @@ def pace(options: Options) -> None:
 
 
 def listen(options: Options) -> None:
+    """Take the records of `pace`, and report how late each came."""
     wire = Wire(options.url)
     heard = driver.Listen(options)
     part: _Reader | _Listener
@@ -540,16 +548,16 @@ def listen(options: Options) -> None:
         _join(wire, options)
 
         def take_messages(messages: list[Any]) -> bool:
-            for message in messages:
-                heard.add(message[2])
+            for _kind, _channel, body in messages:
+                heard.add(body)
             return heard.done
 
         part = _Listener(wire, take_messages)
     else:
 
         def take_entries(entries: list[Any]) -> bool:
-            for entry in entries:
-                heard.add(entry[1][1])
+            for _id, (_field, body, *_) in entries:
+                heard.add(body)
             return heard.done
 
         part = _Reader(wire, options, _last_id(wire, options), take_entries)

@@ -110,6 +110,7 @@ class Redis:
         return columns
 
     def _column(self, mode: str, client: str, label: str, command: tuple[str, ...]) -> Column:
+        """Return the column of a mode and a client; command: starts the client's driver."""
         note = NOTES[mode]
         if client == "python":
             note += PYTHON_NOTE
