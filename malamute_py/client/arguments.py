@@ -386,6 +386,7 @@ def _in_words(command: Command, error: LocalProtocolError) -> LocalProtocolError
         allowed = _WORDS.get(expected["type"], expected["type"]) + (expected["bound"] or "")
         if expected["got"]:
             got = _WORDS.get(expected["got"], expected["got"])
+            # Of a value within the field only the decoder's word for its type is known.
             allowed += f", not {got}" if inner else f", not a {type(value).__name__}"
     elif isinstance(cause, UnicodeEncodeError):
         allowed = "text that UTF-8 can express"

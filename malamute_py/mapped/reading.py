@@ -329,6 +329,7 @@ class Reading:
         waited: whether the batch may have waited; False: it was checked a moment ago.
         """
         stamp = batch.stamp
+        # The rows of a derived batch have gaps between their offsets: its count tells no end.
         following = min(batch.span()[1] if stamp.derived else stamp.next_offset, self._end)
         if isinstance(batch, MappedBatch):
             if waited and not batch.intact():

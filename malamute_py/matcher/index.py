@@ -158,6 +158,7 @@ class Index:
             predicate = predicate_of(canonical)
             if pattern is None:
                 pattern = self._take_up(canonical, predicate)
+            # Until now it was there as a part of others alone, whose numbers match() leaves out.
             self._hidden.discard(pattern.number)
             self._added += 1
             # Headers that the memo knows are compared with the pattern when they come again.

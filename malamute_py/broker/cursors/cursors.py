@@ -217,6 +217,7 @@ class Cursors:
             epoch=self._shard.epoch,
         )  # fmt: skip
         memory = self._shard.queues if stream.ring.memory else None
+        # Once a reset is durable it is reported as an administrator's act, of this link.
         reset = link.number if command.force else 0
         moving = _Moving(self, stream, name, [next], link.owner, reset=reset)
         return changing([change], [moving], memory=memory, level=stream.level)

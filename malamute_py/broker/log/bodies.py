@@ -255,6 +255,7 @@ class Bodies:
         """Call all that wait for the batches of a read that is answered."""
         numbers, size = self._reads.pop(answer.token, ((), 0))
         self._reading_bytes -= size
+        # A call that gets None looks here for why: the read failed, or the batch is nowhere.
         self.failed = answer.failed
         batches = answer.batches
         for number in numbers:

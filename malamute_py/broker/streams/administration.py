@@ -152,7 +152,8 @@ class StreamAdmin:
     def stream_schemas(self, link: Link, command: StreamSchemas) -> None:
         """The uuid of a stream, its settings keep and body_kind, and the versions of its schema.
 
-        For who may read it or write to it, also under some subjects alone.
+        Those may ask who may write to it, also under some subjects alone, or read it. The answer
+        also says how large a batch may be, where the stream's ring is small.
         """
         owner, name, settings = link.owner, command.stream, self._shard.settings
         if settings.permit(owner, "write", name) or settings.subjects(owner, name) is not None:
@@ -160,6 +161,7 @@ class StreamAdmin:
             if stream is None:
                 raise BrokerRefused("unknown_stream", f"there is no stream '{name}'")
         else:
+            # Refused `forbidden` where the owner may not read it.
             stream = self._catalogue.find(owner, name, "read")
         value = {
             "stream": stream.uuid, "keep": stream.settings.keep,

@@ -86,8 +86,9 @@ class OnDemand:
         reader.owner.end(reader, answer.code)
 
     def history(self, answer: HistoryRead) -> None:
-        """Deliver the answer of the journal as far as credit allows."""
+        """Deliver what the journal has read for a reader, or a cohort, as far as credit allows."""
         sub = self._answered(answer.token)
+        # Where the newest records that were asked for lie; None: no such read.
         places = self._moved.reads.pop(answer.token, None) if self._moved.reads else None
         if isinstance(sub, Cohort):
             try:
@@ -99,6 +100,7 @@ class OnDemand:
             return
         before = sub.position
         if sub.able:
+            # What this reader may take of the turn: others wait for their answers, too.
             self._lagging.more = self._shard.share()
             stream = sub.stream
             # What compaction gave up during the read is no gap: the next turn reads the copies.
