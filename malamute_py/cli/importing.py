@@ -171,8 +171,8 @@ def _chunk(rows: list[Row]) -> _Chunk:
     import msgspec
 
     options = {
-        "bodies": [body for body, *_ in rows],
-        "subject": [subject for _, subject, *_ in rows],
+        "bodies": [body for body, _, _, _, _, _ in rows],
+        "subject": [subject for _, subject, _, _, _, _ in rows],
     }
     options |= inputs.further_columns(rows)
     return _Chunk(len(rows), msgspec.msgpack.encode(rows), options)
@@ -355,7 +355,8 @@ class _TypedRows:
 
         def options(first: int, count: int) -> dict[str, Any]:
             some = rows[first : first + count]
-            return {"subject": [subject for _, subject, *_ in some], **inputs.further_columns(some)}
+            subjects = [subject for _, subject, _, _, _, _ in some]
+            return {"subject": subjects, **inputs.further_columns(some)}
 
         typed = TableRows(table, self._schemas, headers=options)
         return _Chunk(len(rows), contents=list(typed.contents(_BYTES, self._limits)))

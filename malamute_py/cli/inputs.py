@@ -326,8 +326,8 @@ def _body(value: dict[str, Any]) -> bytes | list[bytes]:
 
 
 def _columns(rows: list[Row], codec: str) -> Piece:
-    bodies: list[Any] = [body for body, *_ in rows]
-    subjects = [subject for _, subject, *_ in rows]
+    bodies: list[Any] = [body for body, _, _, _, _, _ in rows]
+    subjects = [subject for _, subject, _, _, _, _ in rows]
     return bodies, {"subjects": subjects, "codec": codec, **further_columns(rows)}
 
 

@@ -100,7 +100,7 @@ def expect(
     both = left.merge(right, on=["origin", "at"], how="left", suffixes=("", "_report"))
     counted = both[~both["dropped"] & both["dropped_report"].eq(False)].copy()
     late = (counted["late"] > allowed) | (counted["late_report"] > allowed)
-    # New York's day begins at 5:00 UTC.
+    # The day begins at 5:00 UTC, as New York's does in winter.
     counted["day"] = (counted["at"] - pd.Timedelta(hours=5)).dt.strftime("%Y-%m-%d")
     counted["rain"] = pd.cut(
         counted["precip"], [-1.0, 0.0, 0.1, 0.3, float("inf")],

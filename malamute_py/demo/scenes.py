@@ -304,7 +304,8 @@ async def days(stage: Stage) -> tuple[list[str], list[int], list[int]]:
                  differing + abs(len(expected) - len(found)))  # fmt: skip
     times_ms = np.array([time_ms for _, _, time_ms, _, _ in found])
     delayed = np.array([late for _, _, _, late, _ in found])
-    local_day = (times_ms // 1000 - 5 * 3600) // 86_400  # New York's day begins at 5:00 UTC
+    # The day begins at 5:00 UTC, as New York's does in winter.
+    local_day = (times_ms // 1000 - 5 * 3600) // 86_400
     first = int(local_day.min())
     total = np.bincount(local_day - first)
     of_these = np.bincount(local_day[delayed] - first, minlength=len(total))

@@ -63,7 +63,7 @@ def join_with_weather(spark: Any, endpoint: str, checkpoint: Path) -> Any:
         .when(sf.col("precip") <= 0.3, "moderate rain")
         .otherwise("heavy rain")
     )
-    # New York's day begins at 5:00 UTC.
+    # The day begins at 5:00 UTC, as New York's does in winter.
     day = sf.window("client_time", "1 day", "1 day", "5 hours")
     delays = (
         departures.join(reports, ["origin", "client_time"])

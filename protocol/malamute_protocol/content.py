@@ -556,7 +556,7 @@ class Content:
             raise BatchError(
                 "too_large",
                 f"a batch of {size + STAMP_BYTES} bytes, at most {limits.batch_bytes_max}",
-                12,
+                AT.content_bytes,
             )
         if size % 8:
             raise BatchError(

@@ -75,7 +75,8 @@ def newest_rows(content: Content, size: int) -> list[NewestRow]:
         subjects, found, own = _newest_without_fields(content, size)
         names = dict(zip(subjects, range(len(subjects)), strict=True))
         places = names.values() if len(names) < len(subjects) else range(len(subjects))
-        return [NewestRow(subjects[at], found[at], deletion=False, size=own[at]) for at in places]
+        no_deletion = False  # By place: keywords would cost as much again as half of the row.
+        return [NewestRow(subjects[at], found[at], no_deletion, own[at]) for at in places]
     headers, codes = content.headers()
     count = content.head.count
     if codes is None:
@@ -456,9 +457,9 @@ class Keys:
         rows: of each subject one, in the order of the copies.
         """
         newest, moved = self._newest, self._moved
-        if any(subject in moved or subject in newest for subject, *_ in rows):
+        if any(subject in moved or subject in newest for subject, _, _, _, _ in rows):
             rows = [row for row in rows if self._is_newer(row[0], row[1])]
-            for subject, *_ in rows:
+            for subject, _, _, _, _ in rows:
                 self._leave(subject)
         if not rows:
             return
