@@ -112,9 +112,9 @@ class StreamHeaders:
 
 
 _Resolved: TypeAlias = "tuple[tuple[BitMap, ...], Items | None]"
-"""Where the entries of a header table are noted: (bitmaps, what the filters keep of it).
+"""Where an entry is noted that holds a header table: (bitmaps, items for its filter).
 
-None: nothing is kept, or the headers cannot be known."""
+No items (None): the bitmaps hold the headers whole, or the headers cannot be known."""
 _NO_LAST: Final[tuple[Any, int, _Resolved]] = (None, -1, ((), None))
 _NO_MEMO: Final[tuple[Any, _Resolved]] = (None, ((), None))
 
@@ -123,21 +123,28 @@ class HeaderTable:
     """All streams' bitmaps of one segment, built while it is written."""
 
     def __init__(self, distinct_max: int) -> None:
-        """distinct_max: headers kept exactly."""
+        """distinct_max: headers of all streams together that are kept whole."""
         self.depth: int | None = None
+        """Leading parts that are kept of each subject; None: subjects and values are kept whole."""
         self.streams: dict[int, StreamHeaders] = {}
+        """Number of a stream -> its bitmaps."""
         self.filters: EntryFilters | None = None
-        """None: the table is exact."""
+        """What still finds whole subjects and values once the table keeps only parts of them; None:
+        it keeps all of them whole."""
         self._distinct_max = distinct_max
-        # Many small entries get their filters together; until then they are read for nothing.
         self._waiting_max = distinct_max // 4
+        """Headers for which entries wait before they get filters together. An entry that waits
+        excludes nothing: each search for a whole subject reads it."""
         self._distinct = 0
-        """Headers of all streams that are kept exactly."""
+        """Headers of all streams that the bitmaps are of."""
         self._last: dict[int, tuple[Any, int, _Resolved]] = {}
-        """Stream -> header table of its last batch, the entry, and places of the headers there."""
+        """Number of a stream -> (header table, entry, bitmaps) of its last batch. The next batch
+        mostly has the same table and lies in the same entry: then nothing is new."""
         self._memo: dict[tuple[int, int], tuple[Any, _Resolved]] = {}
-        """(stream, id() of a header table) -> the table and the places of its headers."""
+        """(number of a stream, id() of a header table) -> (the table, its bitmaps): for tables that
+        come again after others."""
         self._memo_headers = 0
+        """Headers of all tables in `_memo`, which is emptied when they are too many."""
 
     def restore(
         self,

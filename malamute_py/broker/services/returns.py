@@ -190,7 +190,7 @@ class _Returning(Effect):
             self.released += self.returns._ends.let_go(batch, rows)
 
     def _moved(self) -> int:
-        """Take the rows out of those whose return is on its way; returns how many they are."""
+        """Note that the log has answered for the rows; returns how many they are."""
         count = 0
         for batch, rows in self.items:
             batch.moving &= ~rows

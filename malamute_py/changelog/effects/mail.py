@@ -104,9 +104,10 @@ def _mail_again(tables: Tables, queues: Queues, change: MailAgain) -> None:
 def _moved(
     kept: list[tuple[int, bytes]], mask: int, to: Callable[[int], int]
 ) -> list[tuple[int, bytes]]:
-    """Return `kept`, the rows that each number holds for, with `to` applied to those of `mask`.
+    """Return `kept` with other numbers for the rows of `mask`: `to` makes each from the old one.
 
-    Rows without an entry have number 0.
+    kept: (number, the rows that have it, as bits). Rows without an entry have number 0. mask: rows,
+    as bits.
     """
     found: dict[int, int] = {}
     rest = mask

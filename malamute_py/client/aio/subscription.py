@@ -46,7 +46,10 @@ class Subscription(SubscriptionBase):
         on_notice: Callable[[Notice], None] | None,
         timeout_ms: int | None = None,
     ) -> None:
-        """See Client.subscribe(). Raises what ended the session."""
+        """See Client.subscribe(). Raises what ended the session.
+
+        timeout_ms: how long a loop over the records waits for the next batch; None: for good.
+        """
         super().__init__(strict, on_notice)
         self._link = link
         self._timeout_ms = timeout_ms
@@ -54,7 +57,9 @@ class Subscription(SubscriptionBase):
         if True:  # sync: with link.lock:
             self._reading = link.session.subscribe(request)
             link.wake_up()
-        # `async for record in client.subscribe(...)` with a break leaves no caller that closes it.
+        # A program that leaves `async for record in client.subscribe(...)` by a break never closes
+        # the subscription: the link ends it when this object is freed, but not at the interpreter's
+        # exit (atexit), where the link is closed as a whole.
         self._finalizer = weakref.finalize(self, link.dropped, self._reading)
         self._finalizer.atexit = False
 
