@@ -129,7 +129,7 @@ class HeaderTable:
         self.streams: dict[int, StreamHeaders] = {}
         """Number of a stream -> its bitmaps."""
         self.filters: EntryFilters | None = None
-        """What still finds whole subjects and values once the table keeps only parts of them; None:
+        """They still find whole subjects and values once the table keeps only parts of these. None:
         it keeps all of them whole."""
         self._distinct_max = distinct_max
         self._waiting_max = distinct_max // 4
