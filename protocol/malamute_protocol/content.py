@@ -538,6 +538,7 @@ class Content:
         empty: bool = False,
         derived: bool = False,
         properties: bool = True,
+        stored: bool = False,
     ) -> None:
         """Validate all that a broker relies on; never decompresses, never looks into a body.
 
@@ -545,9 +546,10 @@ class Content:
         and greatest times, the form and sizes of properties, and, when there is no codec, the body
         offsets. Vectorised. empty: a content of no records is allowed (control batches). derived:
         it has offset deltas, as only a broker's extracted batches have. properties: False leaves
-        them to properties(), for a consumer, which may never ask for any. Raises BatchError, and
-        nothing else, whatever the bytes are; its number is the position of the field at fault
-        (SPEC.md, section 5.2).
+        them to properties(), for a consumer, which may never ask for any. stored: a broker has stored
+        it, which may be an earlier one, so what is reserved in its head may be in use. Raises
+        BatchError, and nothing else, whatever the bytes are; its number is the position of the
+        field at fault (SPEC.md, section 5.2).
         """
         self._limits = limits
         head = self.head
@@ -591,14 +593,15 @@ class Content:
             raise BatchError("unsupported", "transaction control is reserved", AT.flags)
         if head.transaction_id:
             raise BatchError("unsupported", "a transaction id is reserved", AT.transaction_id)
-        if head.schema_id and kind != ARROW:
-            raise BatchError(
-                "unsupported", "a schema id without an Arrow body is reserved", AT.schema_id
-            )
-        if bytes(self.view[_RESERVED]) != _ZEROS:
-            raise BatchError(
-                "unsupported", "the last bytes of the head are reserved", _RESERVED.start
-            )
+        if not stored:
+            if head.schema_id and kind != ARROW:
+                raise BatchError(
+                    "unsupported", "a schema id without an Arrow body is reserved", AT.schema_id
+                )
+            if bytes(self.view[_RESERVED]) != _ZEROS:
+                raise BatchError(
+                    "unsupported", "the last bytes of the head are reserved", _RESERVED.start
+                )
         if kind != LIST and head.parts_count:
             raise BatchError("bad_batch", "a count of parts without lists", AT.parts_count)
         body_at = self.sections.body
@@ -682,13 +685,18 @@ class Content:
             raise BatchError("bad_batch", "offset deltas that do not rise", self.sections.deltas)
 
     def verify(
-        self, limits: Limits = DEFAULT_LIMITS, *, empty: bool = False, derived: bool = False
+        self,
+        limits: Limits = DEFAULT_LIMITS,
+        *,
+        empty: bool = False,
+        derived: bool = False,
+        stored: bool = False,
     ) -> None:
         """Validate everything: check(), then properties and the decompressed bodies.
 
         Raises BatchError, and nothing else, whatever the bytes are.
         """
-        self.check(limits, empty=empty, derived=derived)
+        self.check(limits, empty=empty, derived=derived, stored=stored)
         check_record_sizes(self.head, self.bodies(), self.sections.body, limits)
         maps, _ = self.properties()
         for properties in maps:

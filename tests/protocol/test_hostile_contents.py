@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from malamute_protocol import commands as wire
-from malamute_protocol.batch import Batch
+from malamute_protocol.batch import Batch, iter_batches
 from malamute_protocol.content import Content
 from malamute_protocol.content_layout import (
     PROPERTIES_COLUMN,
@@ -58,6 +58,18 @@ def test_what_is_reserved_in_a_head_is_refused(at: int) -> None:
     data[at] = 1
     data[8:12] = google_crc32c.value(bytes(data[12:])).to_bytes(4, "little")
     assert refusal(bytes(data)) == "unsupported"
+
+
+@pytest.mark.parametrize("at", [36, 112, 127], ids=["schema", "first", "last"])
+def test_what_is_reserved_in_a_head_is_read_where_an_earlier_broker_stored_it(at: int) -> None:
+    data = bytearray(encode([b"a", b"b"], subject="s"))
+    data[at] = 1
+    data[8:12] = google_crc32c.value(bytes(data[12:])).to_bytes(4, "little")
+    content = Content(bytes(data))
+    stamp = STAMP._replace(size=96 + len(data), count=2, content_crc=content.head.content_crc)
+    (batch,) = iter_batches([stamp.pack(), bytes(data)])
+    batch.verify()
+    assert [record.body for record in batch.records()] == [b"a", b"b"]
 
 
 # --- header tables ----------------------------------------------------------------------------
