@@ -546,8 +546,8 @@ class Content:
         and greatest times, the form and sizes of properties, and, when there is no codec, the body
         offsets. Vectorised. empty: a content of no records is allowed (control batches). derived:
         it has offset deltas, as only a broker's extracted batches have. properties: False leaves
-        them to properties(), for a consumer, which may never ask for any. stored: a broker has stored
-        it, which may be an earlier one, so what is reserved in its head may be in use. Raises
+        them to properties(), for a consumer, which may never ask for any. stored: a broker, perhaps
+        an earlier one, has stored it, so what is reserved in its head may be other than 0. Raises
         BatchError, and nothing else, whatever the bytes are; its number is the position of the
         field at fault (SPEC.md, section 5.2).
         """

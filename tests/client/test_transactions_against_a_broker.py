@@ -225,6 +225,8 @@ async def test_the_wait_for_the_streams_is_bounded_and_a_second_commit_goes_on(
             with pytest.raises(Timeout) as ended:
                 await shell.call(transaction.commit, timeout_ms=50)
             said = str(ended.value)
+        with pytest.raises(LocalProtocolError, match="has no answer yet"):
+            await shell.call(transaction.begin)
         with pytest.raises(Timeout, match=r"is committed.* within 50 ms: call commit\(\) again"):
             await shell.call(transaction.commit, timeout_ms=50)
     other = await begun(shell)
@@ -275,6 +277,9 @@ async def test_a_commit_whose_answer_was_lost_is_taken_once(connect: Connect, co
     with pytest.raises(Timeout, match="taken as a whole, or not at all"):
         await shell.call(transaction.commit)
     transaction._take = take
+    # A retry of the whole block would publish the records twice.
+    with pytest.raises(LocalProtocolError, match=r"may have published: call commit\(\) again"):
+        await shell.call(transaction.begin)
     await shell.call(transaction.commit)
     assert (await shell.do("stream_info", "once")).tail == count
 

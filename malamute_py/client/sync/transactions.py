@@ -72,10 +72,10 @@ class SyncTransaction:
     # --- life ------------------------------------------------------------------------------
 
     def begin(self, timeout_ms: Wait = "default") -> None:
-        """Open it, and wait until the broker has; in its block, wait for that alone.
+        """Open it, and wait until the broker has; where it is open, as in its block, only wait.
 
-        One that is over begins anew, as another transaction. Raises BrokerRefused `limit`, Timeout:
-        it is over then.
+        One that is over begins anew, as another transaction. Raises LocalProtocolError
+        `unexpected`: its commit has no answer yet; BrokerRefused `limit`, Timeout: it is over then.
         """
         if not self._opened.open:
             self._begin()
@@ -88,10 +88,15 @@ class SyncTransaction:
 
     def _begin(self) -> None:
         """Have the broker open it, while the first records gather."""
+        if self._commit_unanswered is not None or self._committed is not None:
+            raise LocalProtocolError(
+                "unexpected",
+                "the commit before has no answer yet, and may have published: call commit() again, "
+                "which waits for it, or make another transaction",
+            )
         if self._opened.begun:
             # The broker may know the former one yet, and its batches keep their places.
             self._opened = self._new()
-            self._commit_unanswered = self._committed = None
         step = self._opened.begin(self._timeout_ms, self._link.session.steps.limits)
         self._send(step)
 
@@ -106,7 +111,8 @@ class SyncTransaction:
         `transaction_timed_out`, `transaction_ended`, `unknown_transaction` and others; but after
         `put_off` it is committed, and the records of a stream follow once its ring takes them, or
         after `given_up` never do), Timeout or ConnectionLost (it may have been taken, as a whole).
-        After Timeout or `put_off` it may be called again, and goes on with the same commit.
+        After Timeout, ConnectionLost, `put_off`, or when its caller was cancelled, it may be called
+        again, and goes on with the same commit; begin() raises until that has its answer.
         """
         link = self._link
         wait_ms = link.engine.settings.wait_ms(timeout_ms)
