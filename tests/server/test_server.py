@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -356,21 +357,44 @@ def test_identities_come_from_the_credential_and_permissions_hold() -> None:
             until(lambda: log.of("denied"))
 
 
+def offers_no_credential(at: str) -> bool:
+    """Try to connect once: the broker tells of it as denied unless the peer sees it first."""
+    with RawPeer(at, hello=False) as stranger:
+        stranger.send(Hello((1, 1), os.urandom(16)))
+        time.sleep(0.05)
+    return True
+
+
 def test_a_peer_without_a_credential_is_counted_and_logged_with_its_address() -> None:
     wanted = config(
         authentication__mechanism="plain", authentication__users={"ann": hash_password("a")}
     )
     with serving(wanted) as (server, at, log):
-        with RawPeer(at, hello=False) as stranger:
-            stranger.send(Hello((1, 1), os.urandom(16)))
-            until(lambda: log.of("denied"))
+        until(lambda: offers_no_credential(at) and log.of("denied"))
         told = log.of("denied")[0]
-        # The peer may be the first to see it, and end the handshake.
-        assert told["why"] in ("mechanism", "handshake")
+        assert told["why"] == "mechanism"
         assert told["address"] in ("127.0.0.1", "unknown")  # It may be gone before it is asked.
         facts = server.metrics()["shell"]
         assert facts["denied_total"] >= 1
-        assert facts[f"denied_{told['why']}_total"] == facts["denied_total"]
+        assert facts["denied_mechanism_total"] == facts["denied_total"]
+
+
+@pytest.mark.parametrize("authenticated", [False, True])
+def test_a_peer_that_leaves_amid_the_handshake_is_not_denied(authenticated: bool) -> None:
+    users = {"ann": hash_password("a")}
+    wanted = config(authentication__mechanism="plain", authentication__users=users)
+    with serving(wanted if authenticated else config()) as (server, at, log):
+        host, port = at.removeprefix("tcp://").split(":")
+        for _ in range(30):
+            socket.create_connection((host, int(port))).close()
+        until(lambda: server.metrics()["shell"].get("handshake_failed_total") == 30)
+        assert server.metrics()["shell"].get("denied_total", 0) == 0
+        assert log.of("denied") == []
+        told = log.of("handshake_abandoned")
+        assert len(told) == (20 if authenticated else 0)  # What comes too often is counted.
+        if authenticated:
+            assert {each["address"] for each in told} <= {"127.0.0.1", "unknown"}
+            until(lambda: offers_no_credential(at) and log.of("denied"))
 
 
 # --- disks ------------------------------------------------------------------------------------

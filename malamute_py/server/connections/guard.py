@@ -67,6 +67,10 @@ def has_events(monitor: zmq.Socket[bytes]) -> bool:
     return bool(int(monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
 
+def _address(connection: Connection | None) -> str:
+    return "unknown" if connection is None else connection.address
+
+
 class Guard:
     """Watches the connections of all listeners; used by the loop thread only."""
 
@@ -111,9 +115,9 @@ class Guard:
         self._shut_from = bounds.shut_from
         self._now_ms = 0
         """Time of the last check."""
-        self._failed: tuple[zmq.Socket[bytes], str] | None = None
-        """The monitor that told last of a handshake that failed, and why: its next event is the end
-        of that connection."""
+        self._failed: dict[zmq.Socket[bytes], Callable[[Connection | None], None]] = {}
+        """Monitor whose newest event is a failed handshake -> what reports it, once the connection
+        is known: by the monitor's next event, the connection's end."""
 
     def close(self) -> None:
         """Forget everything."""
@@ -141,9 +145,15 @@ class Guard:
 
     # --- who comes and goes --------------------------------------------------------
 
-    def drain(self, monitor: zmq.Socket[bytes], now_ms: int, most: int) -> list[Connection]:
-        """Take up to `most` of the monitor's events; returns the connections that ended."""
-        if self._is_short():  # of descriptors
+    def drain(
+        self, monitor: zmq.Socket[bytes], now_ms: int, most: int, *, authenticated: bool = False
+    ) -> list[Connection]:
+        """Take up to `most` of the monitor's events; returns the connections that ended.
+
+        authenticated: the monitor's listener asks for credentials.
+        """
+        if self._is_short():
+            # Connections that wait to be accepted would take the journal's last descriptors.
             self.listening.set_full(True)
         ended: list[Connection] = []
         for _ in range(most):
@@ -165,11 +175,9 @@ class Guard:
                 if gone is not None and gone.monitor is monitor:
                     self._forget(gone)
                     ended.append(gone)
-                if self._failed is not None:
-                    failed_at, why = self._failed
-                    if failed_at is monitor:
-                        self._denied(gone, why)
-                self._failed = None
+                report = self._failed.pop(monitor, None)
+                if report is not None:
+                    report(gone)
                 self._count("disconnected_total")
             elif event == zmq.EVENT_LISTENING:
                 self.listening.add(value)
@@ -184,22 +192,27 @@ class Guard:
                 # inode whether this one is gone.
                 self._count("handshake_failed_total")
                 if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == _MISMATCH:
-                    self._failed = monitor, "mechanism"
-                elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-                    # The libzmq of a peer ends the handshake when it is the first to see that the
-                    # mechanisms differ.
-                    self._failed = monitor, "handshake"
+                    self._failed[monitor] = self._denied
+                elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and authenticated:
+                    self._failed[monitor] = self._abandoned
         return ended
 
-    def _denied(self, connection: Connection | None, why: str) -> None:
-        """Count and report a peer that the authentication was not asked about.
+    def _denied(self, connection: Connection | None) -> None:
+        """Count and report a peer that offered no credential, or one of another kind.
 
         connection: None: it ended before its address could be asked for.
         """
         self._count("denied_total")
-        self._count(f"denied_{why}_total")
-        address = "unknown" if connection is None else connection.address
-        self._report("denied", {"address": address, "why": why})
+        self._count("denied_mechanism_total")
+        self._report("denied", {"address": _address(connection), "why": "mechanism"})
+
+    def _abandoned(self, connection: Connection | None) -> None:
+        """Report a peer that was gone before its handshake was over.
+
+        It may have been a probe of the port, or a client whose credential is of another kind, and
+        whose libzmq was the first to see that. connection: as for _denied().
+        """
+        self._report("handshake_abandoned", {"address": _address(connection)})
 
     def _is_short(self) -> bool:
         """Whether so few descriptors are left that no peer may connect.
