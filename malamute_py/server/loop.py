@@ -204,13 +204,16 @@ class Loop:
         self._turn_until = began + self._turn_ns
         drained = local_drained = True
         for listener in self._listeners:
+            ended: list[Connection] = []
             if listener.monitor is not None and listener.monitor in ready:
-                inbound.ended += self._guard.drain(
+                ended = self._guard.drain(
                     listener.monitor, now_ms, EVENTS_A_TURN, authenticated=listener.authenticated
                 )
+                inbound.ended += ended
                 if listener.numbering is not None:
                     listener.numbering.ask(now_ms)
-            has_messages = listener.socket in ready or listener in inbound.held
+            # What a connection sent before its end may have come after the sockets were polled.
+            has_messages = ended or listener.socket in ready or listener in inbound.held
             if has_messages and not inbound.drain(listener, now_ms):
                 drained = False
                 if listener.is_local:

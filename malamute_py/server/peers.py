@@ -88,7 +88,7 @@ class Peer:
         # Ids of five bytes that begin with 0 are libzmq's own numbering and not used again. Others
         # are the peer's choice, and on a new connection the next one may choose them.
         self.numbered = len(routing_id) == 5 and routing_id[0] == 0
-        """Whether libzmq gave the routing id, which no other peer gets."""
+        """Whether libzmq gave the routing id: it gives none twice."""
         self.strict = listener.authenticated or not self.numbered
         """Whether each message must be shown to have come by this peer's own connection: another
         peer may have the same routing id later, or credentials count."""
@@ -213,11 +213,12 @@ class Peers:
         """Whether a message that came by the peer's routing id came from that very peer."""
         if peer.fd != _descriptor(head) or peer.identity != _identity(peer.listener, head):
             return False
-        own, there = peer.connection, self._connections.get(peer.fd)
-        if own is None or there is own:
+        own = peer.connection
+        if own is None or self._connections.get(peer.fd) is own:
             return True
-        # It has ended, and no other has its descriptor: these are its last messages.
-        return there is None and peer.numbered and not own.revoked
+        # Its connection has ended, and another may have the descriptor: these are its last
+        # messages. Only the same user could claim the routing id since, by guessing 32 bits.
+        return peer.numbered and not own.revoked
 
     def connection(self, head: zmq.Frame) -> Connection | None:
         """Return the connection by which a message came."""

@@ -59,10 +59,12 @@ NUMBERED, CHOSEN = b"\0abcd", b"web-1"
     [
         (NUMBERED, "its own", False, True),
         (NUMBERED, "nobody", False, True),
-        (NUMBERED, "another", False, False),
+        (NUMBERED, "another", False, True),
         (NUMBERED, "nobody", True, False),
+        (NUMBERED, "another", True, False),
         (CHOSEN, "its own", False, True),
         (CHOSEN, "nobody", False, False),
+        (CHOSEN, "another", False, False),
     ],
 )
 def test_last_messages_of_an_authenticated_connection_that_ended_are_its_links(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -35,12 +36,14 @@ from malamute_protocol.commands import (
 )
 from malamute_protocol.encode import encode
 from malamute_protocol.stamp import STAMP_BYTES
+from malamute_py import Plain
 from malamute_py.client.position import AtTime, LastPerSubject
 from malamute_py.client.sync.client import connect_sync
 from malamute_py.config import Config, load
 from malamute_py.server import Server
 from malamute_py.server.authentication.credentials import hash_password
 from malamute_py.server.errors import ServerFailed
+from malamute_py.telemetry import Limiter
 from tests.server.fakes import Lines
 from tests.server.peer import RawPeer
 from tests.server.storages import TroubledStorage, Troubles
@@ -395,6 +398,32 @@ def test_a_peer_that_leaves_amid_the_handshake_is_not_denied(authenticated: bool
         if authenticated:
             assert {each["address"] for each in told} <= {"127.0.0.1", "unknown"}
             until(lambda: offers_no_credential(at) and log.of("denied"))
+
+
+def test_goodbyes_of_authenticated_clients_are_no_lost_links(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each connection gets the descriptor of one before: its BYE was taken for a stranger's."""
+    monkeypatch.setattr(Limiter, "allows", lambda *_: True)
+    ann = Plain("ann", "a")
+    wanted = config(
+        authentication__mechanism="plain", authentication__users={"ann": hash_password("a")}
+    )
+
+    def come_and_go(at: str, times: int) -> None:
+        for _ in range(times):
+            with connect_sync(at, credential=ann) as client:
+                client.publish("s", b"x")
+
+    with serving(wanted) as (_, at, log):
+        come_and_go(at, 40)
+        threads = [threading.Thread(target=come_and_go, args=(at, 15)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        until(lambda: len(log.of("link_closed")) >= 100)
+        assert [each["happened"] for each in log.of("link_closed")] == ["bye"] * 100
 
 
 # --- disks ------------------------------------------------------------------------------------
