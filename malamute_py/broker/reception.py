@@ -245,12 +245,10 @@ class Reception:
             if bound is None:
                 refuse(link, command, "forbidden", f"you may not write to stream '{name}'")
                 return
-        if command.keyed:
-            try:
-                self._catalogue.with_keys(link.owner, name)
-            except BrokerRefused as error:
-                refuse(link, command, error.code, error.reason)
-                return
+        if command.keyed and not self._catalogue.expects(name):
+            absent = self._catalogue.absent(link.owner, name, keep=True)
+            refuse(link, command, "unknown_stream", absent)
+            return
         size = len(memoryview(frame))
         if link.unconfirmed_bytes and link.unconfirmed_bytes + size > link.window_bytes:
             refuse(link, command, "window", link.overrun(self._shard.settings.window_bytes))
@@ -276,6 +274,12 @@ class Reception:
         link.unconfirmed_bytes -= size
         if not link.open:
             return
+        if command.keyed:
+            try:
+                stream.needed_keys()
+            except BrokerRefused as error:
+                self._publishing.refuse(link, command, error.code, error.reason)
+                return
         # The stream may be created first: what was read of the frame is still good afterwards.
         self._shard.contents = contents
         if bound is None:

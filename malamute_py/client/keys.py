@@ -82,7 +82,7 @@ def entry_of_answer(key: str, answer: Mapping[str, Any]) -> KeyEntry | None:
 
 def _entry_of_batch(key: str, content: Content, row: int, revision: int, time_ms: int) -> KeyEntry:
     """Return one row of a batch as an entry. Raises BatchError: the batch cannot be read."""
-    content.check(stored=True)
+    content.check()
     content.check_bodies()
     headers, codes = content.headers()
     bodies = content.bodies()

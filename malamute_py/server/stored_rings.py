@@ -29,6 +29,8 @@ from malamute_py.server.journaling.rings import ring_settings
 from malamute_py.telemetry import Log
 
 _DAMAGE_SHOWN = 100
+_AHEAD_MS: Final = 1_000
+"""Milliseconds by which a ring may be ahead of the clock without a word of it at the start."""
 
 
 def open_journal(config: Config, storage: Storage | None) -> Journal:
@@ -53,9 +55,6 @@ def open_journal(config: Config, storage: Storage | None) -> Journal:
         raise StartError(str(error), where, elsewhere.removeprefix("or ")) from error
     except OSError as error:
         raise _explained(error, where, elsewhere) from error
-
-
-_AHEAD_MS: Final = 1_000
 
 
 class StoredRings:

@@ -58,7 +58,7 @@ def ways(size: int, records: int) -> Iterator[tuple[str, int, Callable[[], Any]]
     )
     yield "encode_columns", records, lambda: encode_columns(offsets, blob, subject="forex.eur")
     yield "encode_fixed", records, lambda: encode_fixed(blob, size, subject="forex.eur")
-    yield "check (broker's receive path)", records, lambda: Content(content).check()
+    yield "check (broker's receive path)", records, lambda: Content(content).check(taking=True)
     yield "check and headers, mixed", records, lambda: _checked(mixed)
     yield "view (head only)", records, lambda: Content(content)
     yield "bodies, equal sizes", records, lambda: [b.bodies() for b in iter_batches(frames)]

@@ -234,7 +234,7 @@ class Batch:
 
     def verify(self, limits: Limits = DEFAULT_LIMITS) -> None:
         """Validate the whole content, bodies included. Raises BatchError."""
-        self.content.verify(limits, derived=self.stamp.derived, stored=True)
+        self.content.verify(limits, derived=self.stamp.derived)
 
     # --- one row: what Record asks for ----------------------------------------------
 
@@ -519,5 +519,4 @@ def _check_pair(stamp: Stamp, content: Content, limits: Limits, position: int) -
         raise BatchError("corrupt", "the stamp belongs to another content", position)
     if stamp.count != head.count:
         raise BatchError("bad_batch", "stamp and content count differently", position)
-    control = stamp.control_kind != 0
-    content.check(limits, empty=control, derived=stamp.derived, properties=False, stored=True)
+    content.check(limits, empty=stamp.control_kind != 0, derived=stamp.derived, properties=False)

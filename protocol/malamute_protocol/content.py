@@ -33,7 +33,6 @@ from malamute_protocol.columns import (
 )
 from malamute_protocol.content_layout import (
     APPEND_TIMES,
-    ARROW,
     AT,
     BLOB,
     BODY_KINDS,
@@ -54,6 +53,7 @@ from malamute_protocol.content_layout import (
     TRANSACTION_CONTROL,
     Head,
     Sections,
+    check_reserved,
 )
 from malamute_protocol.errors import BatchError
 from malamute_protocol.header import (
@@ -79,8 +79,6 @@ _KEPT_TIMES: Final = 8
 their use."""
 _COPY_BELOW: Final = 4096
 """Size up to which copying costs less than making an array."""
-_RESERVED: Final = slice(112, 128)
-_ZEROS: Final = bytes(16)
 _ARRAY_BYTES_MAX: Final = 5
 """Bytes that the length of a MessagePack array takes at most."""
 
@@ -245,8 +243,8 @@ class Content:
             self._check_counts(limits)
             at, view = self.sections, self.view
             self._reading = TableReading(
-                view[at.subjects : at.subjects + head.subjects_bytes],
-                view[at.fieldmaps : at.fieldmaps + head.fieldmaps_bytes],
+                bytes(view[at.subjects : at.subjects + head.subjects_bytes]),
+                bytes(view[at.fieldmaps : at.fieldmaps + head.fieldmaps_bytes]),
                 limits,
                 outlined=outlined,
                 remains=remains,
@@ -537,19 +535,20 @@ class Content:
         *,
         empty: bool = False,
         derived: bool = False,
+        taking: bool = False,
         properties: bool = True,
-        stored: bool = False,
     ) -> None:
         """Validate all that a broker relies on; never decompresses, never looks into a body.
 
         It checks head, CRC, section bounds, header tables and their limits, codes, the stated least
         and greatest times, the form and sizes of properties, and, when there is no codec, the body
         offsets. Vectorised. empty: a content of no records is allowed (control batches). derived:
-        it has offset deltas, as only a broker's extracted batches have. properties: False leaves
-        them to properties(), for a consumer, which may never ask for any. stored: a broker, perhaps
-        an earlier one, has stored it, so what is reserved in its head may be other than 0. Raises
-        BatchError, and nothing else, whatever the bytes are; its number is the position of the
-        field at fault (SPEC.md, section 5.2).
+        it has offset deltas, as only a broker's extracted batches have. taking: a broker takes it
+        from a client, which leaves reserved bytes at 0; a reader ignores them, since earlier
+        brokers stored others. properties: False leaves
+        them to properties(), for a consumer, which may never ask for any. Raises BatchError, and
+        nothing else, whatever the bytes are; its number is the position of the field at fault
+        (SPEC.md, section 5.2).
         """
         self._limits = limits
         head = self.head
@@ -593,15 +592,8 @@ class Content:
             raise BatchError("unsupported", "transaction control is reserved", AT.flags)
         if head.transaction_id:
             raise BatchError("unsupported", "a transaction id is reserved", AT.transaction_id)
-        if not stored:
-            if head.schema_id and kind != ARROW:
-                raise BatchError(
-                    "unsupported", "a schema id without an Arrow body is reserved", AT.schema_id
-                )
-            if bytes(self.view[_RESERVED]) != _ZEROS:
-                raise BatchError(
-                    "unsupported", "the last bytes of the head are reserved", _RESERVED.start
-                )
+        if taking:
+            check_reserved(head, self.view)
         if kind != LIST and head.parts_count:
             raise BatchError("bad_batch", "a count of parts without lists", AT.parts_count)
         body_at = self.sections.body
@@ -685,18 +677,13 @@ class Content:
             raise BatchError("bad_batch", "offset deltas that do not rise", self.sections.deltas)
 
     def verify(
-        self,
-        limits: Limits = DEFAULT_LIMITS,
-        *,
-        empty: bool = False,
-        derived: bool = False,
-        stored: bool = False,
+        self, limits: Limits = DEFAULT_LIMITS, *, empty: bool = False, derived: bool = False
     ) -> None:
         """Validate everything: check(), then properties and the decompressed bodies.
 
         Raises BatchError, and nothing else, whatever the bytes are.
         """
-        self.check(limits, empty=empty, derived=derived, stored=stored)
+        self.check(limits, empty=empty, derived=derived)
         check_record_sizes(self.head, self.bodies(), self.sections.body, limits)
         maps, _ = self.properties()
         for properties in maps:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from typing import Any, Final, NamedTuple
 
+from malamute_protocol.errors import BatchError
 from malamute_protocol.header import TABLE_BYTES_MAX
 
 CONTENT_MAGIC: Final = 0x31434C4D
@@ -41,6 +42,8 @@ _TABLE_SIZES: Final = struct.Struct("<I4xI")
 _TABLE_SIZES_AT: Final = 80
 _SCHEMA_ID: Final = struct.Struct("<I")
 _SCHEMA_ID_AT: Final = 36
+_RESERVED: Final = slice(112, CONTENT_BYTES)
+_ZEROS: Final = bytes(16)
 
 
 class Head(NamedTuple):
@@ -91,6 +94,16 @@ class Sections(NamedTuple):
     append_times: int
     body: int
     end: int
+
+
+def check_reserved(head: Head, view: memoryview) -> None:
+    """Raise BatchError for what no client may send in a head, though stored batches may have it."""
+    if head.schema_id and head.body_kind != ARROW:
+        raise BatchError(
+            "unsupported", "a schema id without an Arrow body is reserved", AT.schema_id
+        )
+    if bytes(view[_RESERVED]) != _ZEROS:
+        raise BatchError("unsupported", "the last bytes of the head are reserved", _RESERVED.start)
 
 
 def has_large_table(frame: Any) -> bool:

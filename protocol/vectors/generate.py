@@ -43,7 +43,8 @@ ABOUT = {
     "stamps": "`hex` of one stamp; `stamp`: its fields.",
     "contents": (
         "`hex` of one content as a producer sends it; `head`: some of its head; `records`: what "
-        "it holds. `codec` is named where the body cannot be read without it."
+        "it holds. `codec` is named where the body cannot be read without it. `taking`: the code "
+        "with which a broker refuses to take it from a client, though readers read it."
     ),
     "deliveries": (
         "`frames` and `rows` (hex or null) of one DELIVER; `records`: the delivered records, with "
@@ -252,6 +253,13 @@ def contents() -> Iterator[Vector]:
         [record(b"%d" % n, ["count"]) for n in range(10)],
     )
     blob = struct.pack("<3i", 0, 1, 2) + b"ab"
+    numbered = [record(b"%d" % n, ["count"]) for n in range(10)]
+    for name, stored in (
+        ("a schema id without an Arrow body", changed(SIMPLE, 36, "<I", 7)),
+        ("the first reserved byte", changed(SIMPLE, 112, "B", 1)),
+        ("the last reserved byte", changed(SIMPLE, 127, "B", 1)),
+    ):
+        yield good(f"{name}, which a reader ignores", stored, numbered, taking="unsupported")
     counts = {16: ("<I", 2), 84: ("<I", 3), 22: ("<H", 128), 100: ("<I", 14), 104: ("<I", 14)}
     subjects = msgpack.packb(["unused", "b", ["a"]])
     yield good(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from malamute_protocol import commands as wire
@@ -10,10 +12,11 @@ from malamute_protocol.content_layout import (
     PROPERTIES_CONSTANT,
     PROPERTIES_DICTIONARY,
 )
+from malamute_protocol.encode import encode
 from malamute_protocol.stamp import message_id
 from tests.broker.post import Post
 from tests.broker.shell import Shell, bodies
-from tests.protocol.hostile import claim, craft, ints, packed
+from tests.protocol.hostile import RESERVED, claim, craft, ints, packed, with_reserved
 
 GARBAGE = {
     "constant": (PROPERTIES_CONSTANT, b"\xc1 no MessagePack"),
@@ -63,6 +66,64 @@ def test_properties_that_cannot_be_read_end_nobody_wherever_rows_are_cut_out(nam
     assert bodies(post.peers[2], 5) == [b"x"]
     assert len(post.peers[2].mail[6]) == 40
     assert not post.events_of("internal_error")
+
+
+def taking(post: Post) -> dict[str, Sequence[wire.Command]]:
+    """Every way by which a client gives the broker two records, each under tracker 9."""
+    keep = {"keep": "last-per-subject", "ring_bytes": 1 << 20}
+    post.send(1, wire.CreateStream(1, "keys", keep), wire.CreateStream(2, "stream", {}))
+    post.send(3, wire.Offer(4, "service", ["all"], 2, 1 << 20))
+    post.send(1, wire.Request("service", 3), frames=[encode([b"1", b"2"], subject="s")])
+    held = [task.number for task in post.peers[3].work[4]]
+    post.send(1, wire.Atomic(4, 1), wire.BeginTransaction(b"load", 0, 0))
+    return {
+        "PUBLISH, the first of a link": [wire.Publish("stream", 9)],
+        "PUBLISH": [wire.Publish("stream", 9)],
+        "PUBLISH, keyed": [wire.Publish("keys", 9, 0, True)],
+        "UPDATE_KEY": [wire.UpdateKey("keys", 9)],
+        "PUBLISH in a step": [wire.Atomic(9, 1), wire.Publish("stream", 0)],
+        "STAGE": [wire.Atomic(9, 1), wire.Stage(b"load", "stream", 1, 0)],
+        "SEND": [wire.Send("box", 9)],
+        "SEND in a step": [wire.Atomic(9, 1), wire.Send("box", 0)],
+        "REQUEST": [wire.Request("service", 9)],
+        "REPLY": [wire.Reply(4, held, 9, True)],
+    }
+
+
+@RESERVED
+def test_a_broker_takes_no_batch_with_reserved_bytes_on_any_way(at: int) -> None:
+    post = Post()
+    good = encode([b"a", b"b"], subject="s")
+    for name, commands in taking(post).items():
+        link = 3 if name == "REPLY" else 1
+        post.send(link, *commands, frames=[with_reserved(at)])
+        answer = post.answer(link, 9)
+        assert isinstance(answer, wire.Refused), name
+        assert answer.code == "unsupported", name
+        assert "reserved" in answer.reason, name
+        if name != "UPDATE_KEY":  # Nothing else is wrong; UPDATE_KEY takes one record.
+            post.send(link, *commands, frames=[good])
+            assert isinstance(post.answer(link, 9), wire.Confirm), name
+
+
+@RESERVED
+def test_batches_with_reserved_bytes_that_an_earlier_broker_took_are_delivered(
+    at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    post = Post()
+    ways = taking(post)
+    with monkeypatch.context() as earlier:
+        earlier.setattr("malamute_protocol.content.check_reserved", lambda *_: None)
+        for name in ("PUBLISH", "SEND", "REQUEST"):
+            post.send(1, *ways[name], frames=[with_reserved(at)])
+    post.restart()
+    post.subscribe(2, 5, "stream")
+    post.inbox(2, 6, "box")
+    post.send(2, wire.Offer(4, "service", ["all"], 9, 1 << 20))
+    peer = post.peers[2]
+    assert bodies(peer, 5) == [b"a", b"b"]
+    assert [letter.body for letter in peer.mail[6]] == [b"a", b"b"]
+    assert [task.body for task in peer.work[4]][-2:] == [b"a", b"b"]
 
 
 @pytest.mark.parametrize("kind", ["live", "shared", "keyed"])

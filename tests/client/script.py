@@ -121,8 +121,9 @@ class Script:
     # --- publishing ---
 
     def publish(
-        self, body: bytes, stream: str = "s", confirm: ConfirmAt = "synced", **more: Any
-    ) -> None:
+        self, body: bytes, stream: str = "s", confirm: ConfirmAt = "synced", *,
+        keyed: bool = False, **more: Any,
+    ) -> None:  # fmt: skip
         row = make_row(
             body,
             more.get("subject", "a"),
@@ -132,7 +133,7 @@ class Script:
             None,
             more.get("token", body),
         )
-        self.session.publisher.add(stream, level_number(confirm), row)
+        self.session.publisher.add(stream, level_number(confirm), row, keyed=keyed)
 
     def publish_content(self, bodies: list[bytes], stream: str = "s", token: Any = None) -> bytes:
         content = encode(bodies, subject="a")

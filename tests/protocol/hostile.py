@@ -11,6 +11,7 @@ from typing import Any
 
 import google_crc32c
 import msgspec
+import pytest
 
 from malamute_protocol.content_layout import (
     APPEND_TIMES,
@@ -23,7 +24,10 @@ from malamute_protocol.content_layout import (
     OFFSET_DELTAS,
     SUBJECT_CODES,
 )
+from malamute_protocol.encode import encode
 
+RESERVED = pytest.mark.parametrize("at", [36, 112, 127], ids=["schema", "first", "last"])
+"""Positions in a head that a client leaves at 0, and earlier brokers have stored with others."""
 ARRAY_32 = b"\xdd"
 MAP_32 = b"\xdf"
 
@@ -43,6 +47,14 @@ def ints(values: Sequence[int]) -> bytes:
 
 def longs(values: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(values)}q", *values)
+
+
+def with_reserved(at: int) -> bytes:
+    """Two records whose head has a byte other than 0 at a position, under the right CRC."""
+    data = bytearray(encode([b"a", b"b"], subject="s"))
+    data[at] = 1
+    data[8:12] = google_crc32c.value(bytes(data[12:])).to_bytes(4, "little")
+    return bytes(data)
 
 
 def craft(

@@ -315,8 +315,6 @@ def read_content(
     need(derived or not h["flags"] & 512, "append times")
     need(not h["flags"] & 64, "transaction control", "unsupported")
     need(not h["transaction_id"], "a transaction id", "unsupported")
-    need(h["body_kind"] == 2 or not h["schema_id"], "a schema id", "unsupported")
-    need(not any(data[112:128]), "reserved bytes", "unsupported")
     need((h["flags"] & 28).bit_count() <= 1, "forms of properties")
     need(h["body_kind"] == 1 or h["parts_count"] == 0, "parts without lists")
     position = head_bytes

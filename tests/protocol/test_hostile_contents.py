@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import google_crc32c
 import numpy as np
 import pytest
 
 from malamute_protocol import commands as wire
-from malamute_protocol.batch import Batch, iter_batches
+from malamute_protocol.batch import Batch, iter_batches, lone_batch
 from malamute_protocol.content import Content
 from malamute_protocol.content_layout import (
     PROPERTIES_COLUMN,
@@ -25,8 +24,8 @@ from malamute_protocol.extract import extract, extractable
 from malamute_protocol.framing import decode_message
 from malamute_protocol.header import HeaderMemo
 from malamute_protocol.limits import DEFAULT_LIMITS, ELEMENTS_MAX, Limits
-from malamute_protocol.stamp import Stamp
-from tests.protocol.hostile import MAP_32, claim, craft, ints, packed
+from malamute_protocol.stamp import STAMP_BYTES, Stamp
+from tests.protocol.hostile import MAP_32, RESERVED, claim, craft, ints, packed, with_reserved
 
 STAMP = Stamp(0, 0, 0, 0, 1, 0, 1, 7, 0, 0, 0, 0, 0)
 MANY = 1 << 21
@@ -51,25 +50,27 @@ def refusal(data: bytes, limits: Limits = DEFAULT_LIMITS) -> str:
     return raised.value.code
 
 
-@pytest.mark.parametrize("at", [36, 48, 112, 127], ids=["schema", "transaction", "first", "last"])
-def test_what_is_reserved_in_a_head_is_refused(at: int) -> None:
-    data = bytearray(encode([b"a", b"b"], subject="s"))
-    Content(bytes(data)).check()
-    data[at] = 1
-    data[8:12] = google_crc32c.value(bytes(data[12:])).to_bytes(4, "little")
-    assert refusal(bytes(data)) == "unsupported"
+def test_a_transaction_id_is_refused() -> None:
+    assert refusal(with_reserved(48)) == "unsupported"
 
 
-@pytest.mark.parametrize("at", [36, 112, 127], ids=["schema", "first", "last"])
-def test_what_is_reserved_in_a_head_is_read_where_an_earlier_broker_stored_it(at: int) -> None:
-    data = bytearray(encode([b"a", b"b"], subject="s"))
-    data[at] = 1
-    data[8:12] = google_crc32c.value(bytes(data[12:])).to_bytes(4, "little")
-    content = Content(bytes(data))
-    stamp = STAMP._replace(size=96 + len(data), count=2, content_crc=content.head.content_crc)
-    (batch,) = iter_batches([stamp.pack(), bytes(data)])
-    batch.verify()
-    assert [record.body for record in batch.records()] == [b"a", b"b"]
+@RESERVED
+def test_what_is_reserved_in_a_head_is_refused_where_it_is_taken_and_read_where_it_is_stored(
+    at: int,
+) -> None:
+    data = with_reserved(at)
+    with pytest.raises(BatchError) as raised:
+        Content(data).check(taking=True)
+    assert (raised.value.code, raised.value.position) == ("unsupported", min(at, 112))
+    Content(data).verify()
+    crc = int.from_bytes(data[8:12], "little")
+    stamp = Stamp(1, 0, 0, 0, 1, 0, 0, 1, 0, STAMP_BYTES + len(data), 2, 0, crc)
+    frames = [stamp.pack(), data]
+    lone = lone_batch(frames, None, DEFAULT_LIMITS)
+    assert lone is not None
+    for batch in (lone, *iter_batches(frames)):
+        batch.verify()
+        assert [record.body for record in batch] == [b"a", b"b"]
 
 
 # --- header tables ----------------------------------------------------------------------------

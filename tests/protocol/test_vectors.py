@@ -114,6 +114,12 @@ def test_contents(vector: dict[str, Any]) -> None:
     records = records or []
     content = Content(data)
     content.verify()
+    if "taking" in vector:
+        with pytest.raises(ProtocolError) as refused:
+            content.check(taking=True)
+        assert refused.value.code == vector["taking"]
+    else:
+        content.check(taking=True)
     for name, value in told(vector["head"]).items():
         assert getattr(content.head, name) == head[name] == value
     if "records" not in vector:

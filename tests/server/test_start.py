@@ -257,12 +257,16 @@ def test_the_epoch_rises_with_each_start_and_the_uuid_stays(tmp_path: Path) -> N
     assert seen[1][1] == seen[0][1] + 1
 
 
+class Ahead(Clock):
+    """A clock that is ahead by an hour."""
+
+    def __call__(self) -> int:
+        """Return the time in an hour."""
+        return super().__call__() + 3_600_000
+
+
 @pytest.mark.moderate
 def test_a_log_that_was_written_with_a_clock_that_was_ahead_is_told_of(tmp_path: Path) -> None:
-    class Ahead(Clock):
-        def __call__(self) -> int:
-            return super().__call__() + 3_600_000
-
     for clock in (Ahead(), None):
         log = Lines()
         with (
@@ -277,6 +281,24 @@ def test_a_log_that_was_written_with_a_clock_that_was_ahead_is_told_of(tmp_path:
     assert 3_500_000 < told[0]["ms"] < 3_700_000
 
 
+@pytest.mark.moderate
+def test_each_ring_that_was_written_with_a_clock_that_was_ahead_is_told_of(tmp_path: Path) -> None:
+    with (
+        Server(config(tmp_path), log=Lines(), clock=Ahead()) as server,
+        malamute.connect_sync(server.endpoints[0], timeout_ms=WAIT_MS) as client,
+    ):
+        client.create_stream("own", ring_bytes=8 << 20)
+        client.publish("own", b"x")
+    log = Lines()
+    with Server(config(tmp_path), log=log):
+        told = {one["ring"]: one["ms"] for one in log.of("log_ahead")}
+    rings = [path.name for path in (tmp_path / "rings").iterdir()]
+    assert len(rings) == 2
+    assert sorted(told) == sorted(rings)
+    assert all(3_500_000 < ms < 3_700_000 for ms in told.values())
+
+
+@pytest.mark.moderate
 def test_a_start_that_failed_leaves_the_directory_free(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

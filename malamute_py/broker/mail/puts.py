@@ -67,7 +67,6 @@ class Puts:
             raise BrokerRefused("forbidden", f"you may not send to mailbox '{name}'")
         try:
             content = self._shard.content(frame)
-            content.check(settings.limits)
         except BatchError as error:
             raise BrokerRefused(error.code, error.reason) from error
         head = content.head

@@ -58,7 +58,6 @@ class Replies:
         service = offer.service
         try:
             content = self._shard.content(frame)
-            content.check(self._shard.settings.limits)
         except BatchError as error:
             raise BrokerRefused(error.code, error.reason) from error
         numbers = command.requests

@@ -68,7 +68,6 @@ class Requests:
         limits = self._shard.settings
         try:
             content = self._shard.content(frame)
-            content.check(limits.limits)
         except BatchError as error:
             raise BrokerRefused(error.code, error.reason) from error
         count = content.head.count

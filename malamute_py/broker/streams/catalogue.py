@@ -184,9 +184,15 @@ class Catalogue:
         hint = f"did you mean {meant}?" if near else made
         return f"there is no stream '{name}'; {hint}"
 
+    def expects(self, name: str) -> bool:
+        """Whether there is a stream of a name, or one is being created."""
+        return name in self._names or name in self._waiting
+
     def with_keys(self, owner: str, name: str) -> tuple[Stream, Keys]:
         """Return a stream with its keys. Raises BrokerRefused unless there is one and has keys."""
         stream = self._names.get(name)
+        if stream is None and name in self._waiting:
+            raise BrokerRefused("wait", f"stream '{name}' is being created")
         if stream is None:
             raise BrokerRefused("unknown_stream", self.absent(owner, name, keep=True))
         return stream, stream.needed_keys()

@@ -68,7 +68,6 @@ class Publishing:
         self._producers = producers
         self._rings = rings
         self._main = rings[MAIN]
-        self._limits = shard.settings.limits
         self._conditions = conditions
         self._validation = validation
         self._fan_out = fan_out
@@ -90,7 +89,6 @@ class Publishing:
         shard = self._shard
         try:
             content = shard.content(frame)
-            content.check(self._limits)
         except BatchError as error:
             self.refuse(link, command, error.code, error.reason)
             return
@@ -177,7 +175,6 @@ class Publishing:
         """Take up a batch of a link that may publish under some keys only."""
         try:
             content = self._shard.content(frame)
-            content.check(self._limits)
             foreign = _foreign_key(content, bound)
         except (BatchError, BrokerRefused) as error:
             self.refuse(link, command, error.code, error.reason)
@@ -351,7 +348,6 @@ class Publishing:
             stream.needed_keys()
         try:
             content = self._shard.content(frame)
-            content.check(self._limits)
         except BatchError as error:
             raise BrokerRefused(error.code, error.reason) from error
         foreign = None if bound is None else _foreign_key(content, bound)

@@ -78,7 +78,7 @@ class OutgoingRecords(OutgoingBatch):
 
     def empty_like(self) -> OutgoingRecords:
         """Make an empty batch for the same place and terms, which part() fills."""
-        alike = OutgoingRecords(self.lane, self.level)
+        alike = type(self)(self.lane, self.level)
         alike.sealed = True
         return alike
 
@@ -161,10 +161,9 @@ class OutgoingContent(OutgoingRecords):
 
     __slots__ = ()
 
-    def empty_like(self) -> OutgoingContent:
+    def empty_like(self) -> OutgoingRecords:
         """Make an empty batch for the same place and terms, which part() fills."""
-        alike = OutgoingContent(self.lane, self.level)
-        alike.sealed = True
+        alike = super().empty_like()
         alike.tokens = self.tokens
         return alike
 
@@ -196,12 +195,6 @@ class OutgoingPut(OutgoingRecords):
     keyed = True
 
     __slots__ = ()
-
-    def empty_like(self) -> OutgoingPut:
-        """Make an empty batch for the same place and terms, which part() fills."""
-        alike = OutgoingPut(self.lane, self.level)
-        alike.sealed = True
-        return alike
 
 
 class OutgoingUpdate(OutgoingRecords):

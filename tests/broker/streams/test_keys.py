@@ -103,6 +103,35 @@ def test_a_keyed_publish_needs_a_stream_that_keeps_keys(
         assert isinstance(answer, wire.Confirm)
 
 
+@pytest.mark.parametrize(
+    "command",
+    [wire.Publish("new", 72), wire.Publish("new", 72, 0, True), wire.UpdateKey("new", 72)],
+    ids=["plain", "keyed", "update"],
+)
+def test_a_batch_behind_its_stream_s_creation_in_one_message_may_come_again(command: Any) -> None:
+    world = World()
+    frames = [encode([b"v"], subject="k")]
+    peer = world.send(1, wire.CreateStream(71, "new", KEEP), command, frames=frames)
+    assert peer.last(wire.Refused).code == "wait"
+    peer = world.send(1, command, frames=frames)
+    assert peer.last(wire.Confirm).tracker == 72
+
+
+@pytest.mark.parametrize("maker", [wire.CreateStream(71, "new", {}), wire.Publish("new", 71)])
+def test_a_keyed_publish_behind_the_creation_of_a_stream_without_keys_is_refused(
+    maker: wire.Command,
+) -> None:
+    world = World()
+    frame = encode([b"v"], subject="k")
+    frames = [frame] * (1 + isinstance(maker, wire.Publish))
+    peer = world.send(1, maker, wire.Publish("new", 72, 0, True), frames=frames)
+    refused = peer.last(wire.Refused)
+    assert (refused.reference, refused.code) == (72, "unsupported")
+    link = world.broker._links.get(1)
+    assert link is not None
+    assert link.unconfirmed_bytes == 0
+
+
 def table(*subjects: str) -> Any:
     """Options of an encoder for records with these subjects."""
     names = sorted(set(subjects))

@@ -236,6 +236,37 @@ def test_a_link_lost_amid_the_division_repeats_no_record(lost: str) -> None:
     assert script.session.publisher.idle
 
 
+@pytest.mark.parametrize("idempotent", [True, False])
+@pytest.mark.parametrize("most", [None, LIMIT], ids=["untold", "told"])
+def test_every_part_of_puts_makes_no_stream_also_on_the_next_link(
+    most: int | None, idempotent: bool
+) -> None:
+    script = ready(idempotent=idempotent)
+    for body in numbers(100):
+        script.publish(body, keyed=True)
+    script.step()
+    [puts] = publishes(script)
+    refuse(script, puts)
+    if idempotent:
+        told(script, most, s=1)
+    parts = publishes(script)
+    script.reconnect()
+    if idempotent:
+        told(script, most, s=1)
+    again = publishes(script)
+    assert len(again) == len(parts) > 1
+    assert all(part.keyed for part in [puts, *parts, *again])
+
+
+def test_a_put_and_a_plain_record_leave_in_batches_of_their_own() -> None:
+    script = ready()
+    for body, keyed in ((b"1", True), (b"2", False), (b"3", True)):
+        script.publish(body, keyed=keyed)
+    script.step()
+    assert [batch for _, batch in sent(script)] == [[b"1"], [b"2"], [b"3"]]
+    assert [publish.keyed for publish in publishes(script)] == [True, False, True]
+
+
 def test_a_batch_that_the_log_has_is_not_divided_by_what_is_told_later() -> None:
     script = ready()
     script.publish_content(numbers(100), token="t")
