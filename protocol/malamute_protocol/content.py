@@ -243,8 +243,8 @@ class Content:
             self._check_counts(limits)
             at, view = self.sections, self.view
             self._reading = TableReading(
-                bytes(view[at.subjects : at.subjects + head.subjects_bytes]),
-                bytes(view[at.fieldmaps : at.fieldmaps + head.fieldmaps_bytes]),
+                view[at.subjects : at.subjects + head.subjects_bytes],
+                view[at.fieldmaps : at.fieldmaps + head.fieldmaps_bytes],
                 limits,
                 outlined=outlined,
                 remains=remains,
