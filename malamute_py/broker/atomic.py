@@ -130,7 +130,7 @@ class Intake:
 
         parts: of ATOMIC its parts, else the command itself, each with its frame or None.
         """
-        content = self._shard.content
+        content = self._shard.unchecked_content
         if type(command) is wire.Atomic:
             return digest_of_parts(
                 (part, content(frame)) for part, frame in parts if frame is not None

@@ -187,10 +187,17 @@ class Shard:
 
     def content(self, frame: Any) -> Content:
         """Return the content that a peer sent, checked. Raises BatchError: it is not taken."""
-        found = self.contents.get(id(frame)) if self.contents else None
-        content = Content(frame) if found is None else found
+        content = self.unchecked_content(frame)
         content.check(self.settings.limits, taking=True)
         return content
+
+    def unchecked_content(self, frame: Any) -> Content:
+        """Return the content that a peer sent. Raises BatchError as Content() does."""
+        if self.contents:
+            found = self.contents.get(id(frame))
+            if found is not None:
+                return found
+        return Content(frame)
 
     def was_read(self, contents: Iterable[Content]) -> None:
         """Keep contents of the next message that were read already; none: forget them."""

@@ -148,6 +148,14 @@ def test_publishing_without_a_confirm_promises_nothing(m: Run, stream: str) -> N
     assert m("sub", stream, "--until-tail").ok().lines == ["x", "a", "b"]
 
 
+def test_what_is_refused_without_a_confirm_ends_with_1(m: Run, stream: str, tmp_path: Path) -> None:
+    m("stream", "create", stream, "--set", "ring_bytes=4MiB").ok()
+    (tmp_path / "large").write_bytes(bytes(3 << 20))
+    told = m("pub", stream, "--confirm", "none", "--file", str(tmp_path / "large"))
+    assert told.code == 1
+    assert "the broker refused some of it (1 batches)" in told.err
+
+
 # --- sub ---------------------------------------------------------------------------------
 
 

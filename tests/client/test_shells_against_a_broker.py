@@ -326,6 +326,14 @@ async def test_streams_are_made_described_changed_listed_and_removed(shell: Any)
         await shell.do("stream_info", "one")
 
 
+async def test_what_is_refused_without_a_confirm_is_counted(shell: Any) -> None:
+    await shell.do("create_stream", "keys", keep="last-per-subject", ring_bytes=4 << 20)
+    await shell.do("publish", "keys", bytes(1 << 20), confirm="none")
+    await shell.do("flush")
+    assert (await shell.do("stream_info", "keys")).records == 0  # The refusal came before.
+    assert shell.client.refused_unconfirmed == 1
+
+
 async def test_a_stream_in_memory_confirms_that_nothing_is_promised(shell: Any) -> None:
     await shell.do("create_stream", "m", memory=True)
     confirmed = await shell.do("publish", "m", b"x")

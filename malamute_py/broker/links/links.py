@@ -454,16 +454,12 @@ class Links:
             retry_ms = self._shard.settings.retry_ms
         self._shard.counters["refused_" + code] += 1
         if code == "forbidden":
-            self.note_forbidden(link, command, reason)
+            self._shard.event(
+                "forbidden", "warning", identity=link.owner or link.credential, link=link.number,
+                command=command, reason=reason,
+            )  # fmt: skip
         reason = reason[: self._shard.settings.reason_max]
         self.say(link, Refused(command, reference, code, reason, retry_ms, revision))
-
-    def note_forbidden(self, link: Link, command: int, reason: str) -> None:
-        """Log a command that its user may not give, also one whose refusal is not told."""
-        self._shard.event(
-            "forbidden", "warning", identity=link.owner or link.credential, link=link.number,
-            command=command, reason=reason,
-        )  # fmt: skip
 
     def outgoing(self) -> tuple[list[Send], list[int]]:
         """Return the messages to send now, and the numbers of the links to forget after that.

@@ -47,7 +47,7 @@ class Confirms:
         """Send a REFUSED: nothing was stored."""
         link = waiter.link
         link.unconfirmed_bytes -= waiter.size
-        if link.open and waiter.tracker:
+        if link.open:
             self._links.refuse(link, waiter.command, waiter.tracker, code, reason, retry_ms)
 
     def settle_by(self, ring: RingState, waiter: Waiter, end_lsn: int) -> None:

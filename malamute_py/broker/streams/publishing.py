@@ -131,10 +131,9 @@ class Publishing:
             except BrokerRefused as slower:
                 self.refuse(link, command, slower.code, slower.reason, slower.retry_ms)
                 return
-        waiter: Waiter | None = None
         if tracker:
             waiter = Waiter(link, tracker, level, size)
-        elif command.tracker:
+        else:
             # A publish of level none is answered by a refusal only; the window does not count it.
             waiter = Waiter(link, command.tracker, NONE, 0)
         pending = Pending(ring, frame, content, size, stream, waiter)
@@ -188,13 +187,10 @@ class Publishing:
         self, link: Link, command: Publish | UpdateKey, code: str, reason: str, retry_ms: int = 0,
         revision: int = -1,
     ) -> None:  # fmt: skip
-        """Refuse a PUBLISH or UPDATE_KEY; one without a tracker is counted, and not answered."""
-        number = NUMBERS[type(command)]
+        """Refuse a PUBLISH or UPDATE_KEY; one without a tracker is counted besides."""
         if not command.tracker:
             self._shard.counters["publishes_dropped"] += 1
-            if code == "forbidden":
-                self._links.note_forbidden(link, number, reason)
-            return
+        number = NUMBERS[type(command)]
         self._links.refuse(link, number, command.tracker, code, reason, retry_ms, revision)
 
     def _level_allowed(

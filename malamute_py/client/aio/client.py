@@ -228,5 +228,5 @@ class Client(PublishVerbs, StreamVerbs, MailVerbs, WorkVerbs, QueueVerbs, Admini
 
     @property
     def refused_unconfirmed(self) -> int:
-        """Batches published with confirm="none" that the broker refused."""
+        """Batches published with confirm="none" that the broker refused, so far."""
         return self._publisher.unpromised_refusals

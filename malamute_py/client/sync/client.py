@@ -220,5 +220,5 @@ class SyncClient(
 
     @property
     def refused_unconfirmed(self) -> int:
-        """Batches published with confirm="none" that the broker refused."""
+        """Batches published with confirm="none" that the broker refused, so far."""
         return self._publisher.unpromised_refusals

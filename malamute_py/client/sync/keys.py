@@ -121,8 +121,9 @@ class SyncKeyView:
         """Set a key, whatever it was, and return the new revision.
 
         Arguments and errors as of Client.publish(); also BrokerRefused `full` (newest values fill
-        the stream's ring) and `limit` (too many keys). confirm: "none" gives -1 and tells of no
-        refusal: a put into a stream that was removed is lost then.
+        the stream's ring) and `limit` (too many keys). confirm: "none" gives -1 and raises no
+        refusal: a put into a stream that was removed is lost, and Client.refused_unconfirmed
+        counts it.
         """
         if self._empty is None:
             self._known()

@@ -365,5 +365,5 @@ def test_a_sender_that_asks_for_no_confirm_gets_a_refusal() -> None:
     told = len(post.peers[1].commands)
     post.send(1, *commands, frames=[FRAME] * 3)
     answers: list[Any] = post.peers[1].commands[told:]
-    assert [answer.reference for answer in answers] == [44, 45]
+    assert [answer.reference for answer in answers] == [44, 0, 45]
     assert unconfirmed(post, 1) == 0

@@ -320,11 +320,12 @@ def test_a_name_that_is_not_allowed_is_refused(name: str) -> None:
     assert told(peer, 1) == [("bad_name", 0)]
 
 
-def test_a_publish_without_a_tracker_that_cannot_be_taken_is_only_counted() -> None:
+def test_a_publish_without_a_tracker_that_cannot_be_taken_is_told_and_counted() -> None:
     shell = Shell()
     peer = shell.hello(1)
     shell.send(1, wire.Publish("s", 0), frames=[bytes(500)])
-    assert not peer.of(wire.Refused)
+    (refused,) = peer.of(wire.Refused)
+    assert (refused.command, refused.reference, refused.code) == (10, 0, "bad_batch")
     assert shell.broker.counters["publishes_dropped"] == 1
 
 
