@@ -209,16 +209,25 @@ def _option(text: str, metavar: str = "[NAME=]WARN,CRIT") -> Any:
     return typer.Option(metavar=metavar, help=text)
 
 
+def tell_usage(words: str, args: Sequence[str]) -> int:
+    """Print that a command line is wrong: UNKNOWN, for the usual code of that means CRITICAL.
+
+    args: the command line. Returns the exit code.
+    """
+    return _tell([Finding(UNKNOWN, words)], [], as_json="--json" in args)
+
+
 class _Parser(TyperCommand):
-    """Reads the command line: one that is wrong is UNKNOWN, for its usual code means CRITICAL."""
+    """Reads the command line; one that is wrong is UNKNOWN."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
-            return super().parse_args(ctx, args)
+            # Parsing takes the arguments out of the list.
+            return super().parse_args(ctx, list(args))
         except typer.TyperException as error:
             told = explained(error)
             assert told is not None
-            raise typer.Exit(_tell([Finding(UNKNOWN, told[0])], [], as_json=False)) from None
+            raise typer.Exit(tell_usage(told[0], args)) from None
 
 
 PARSER: Final = _Parser
@@ -299,29 +308,36 @@ def judged(
     findings = list(_readiness(seen))
     data: list[Datum] = []
     for kind, thresholds in wanted:
-        # What may not be seen is no reason to doubt things that are named and seen.
-        hidden = [seen.unseen[each] for each in kind.listings if each in seen.unseen]
         values = kind.of(seen)
-        if hidden and not all(each.name and each.name in values for each in thresholds):
-            findings.append(Finding(UNKNOWN, f"{kind.option}: {hidden[0]}"))
-            continue
         named = {each.name for each in thresholds if each.name}
         for each in thresholds:
-            if each.name and each.name not in values:
+            hidden = [
+                seen.unseen[listing]
+                for listing in kind.listings
+                if listing in seen.unseen and _may_hold(listing, each.name)
+            ]
+            if each.name:
+                meant = {each.name: values[each.name]} if each.name in values else {}
+            else:
+                meant = {name: value for name, value in values.items() if name not in named}
+            bad = list(_against(kind, each, meant))
+            findings += bad
+            label = f"{kind.option} {each.name}".strip()
+            if hidden and not (bad and each.name):
+                # What may be seen is well, and there may be more of it.
+                findings.append(Finding(UNKNOWN, f"{label}: {hidden[0]}"))
+            elif each.name and not meant:
                 what = _WHERE[kind.option]
                 findings.append(Finding(UNKNOWN, f"there is no {what} {each.name}"))
-                continue
-            meant = (
-                {each.name: values[each.name]}
-                if each.name
-                else {name: value for name, value in values.items() if name not in named}
-            )
-            findings += _against(kind, each, meant)
             worst = (min if kind.low else max)(meant.values(), default=None)
             if worst is not None:
-                label = f"{kind.option} {each.name}".strip()
                 data.append(Datum(label, worst, kind.unit, each.warn, each.crit))
     return findings, data
+
+
+def _may_hold(listing: str, name: str) -> bool:
+    """Whether a listing may have a thing of this name; of cursors and groups it is STREAM/NAME."""
+    return not name or "/" in name or listing not in ("cursors", "groups")
 
 
 def _readiness(seen: Look) -> Iterator[Finding]:

@@ -196,6 +196,11 @@ class Commands(TyperGroup):
             if explained is None:
                 raise
             text, code = explained
+            words = sys.argv[1:] if args is None else args
+            if code == failures.USAGE and next(filter(COMMANDS.get, words), "") == "check":
+                from malamute_py.cli.check import tell_usage
+
+                sys.exit(tell_usage(text, words))
             if text.startswith("Usage:"):  # A group without a command prints its help.
                 print(text, file=sys.stderr)
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,7 +51,9 @@ def worst(seen: Look, option: str, *texts: str) -> tuple[int, list[str]]:
     kind = KIND[option]
     findings, _ = judged(seen, [(kind, [threshold(kind, text) for text in texts])])
     bad = [each for each in findings if each.state != OK]
-    return max((each.state for each in bad), default=OK), [each.words for each in bad]
+    states = {each.state for each in findings} | {OK}
+    worst = next(state for state in (CRITICAL, WARNING, UNKNOWN, OK) if state in states)
+    return worst, [each.words for each in bad]
 
 
 @pytest.fixture
@@ -100,10 +103,28 @@ def test_what_may_not_be_seen_is_unknown_and_not_well() -> None:
     groups = [GroupFacts(stream="trades", group="etl", dead=3)]
     seen = look(groups=groups, unseen={"services": "forbidden: not for you"})
     assert worst(seen, "dead", "trades/etl=1,2")[0] == CRITICAL
-    assert worst(seen, "dead", "1,2") == (UNKNOWN, ["dead: forbidden: not for you"])
+    found = ["trades/etl: 3 dead letters (critical above 2)", "dead: forbidden: not for you"]
+    assert worst(seen, "dead", "1,2") == (CRITICAL, found)
+    assert worst(seen, "dead", "5,9") == (UNKNOWN, ["dead: forbidden: not for you"])
     assert worst(seen, "dead", "up=1,2")[0] == UNKNOWN
     seen = look(unseen={COUNTS: "a tenant"})
     assert worst(seen, "clients-least", "0")[0] == UNKNOWN
+
+
+def test_each_threshold_is_judged_by_itself_where_some_may_not_be_seen() -> None:
+    groups = [GroupFacts(stream="trades", group="etl", lag=5)]
+    seen = look(groups=groups, unseen={"cursors": "forbidden: not for you"})
+    # A cursor of the same name may be farther behind.
+    hidden = "lag trades/etl: forbidden: not for you"
+    assert worst(seen, "lag", "trades/etl=5") == (UNKNOWN, [hidden])
+    (behind,) = worst(seen, "lag", "trades/etl=1,2")[1]
+    assert behind.startswith("trades/etl: 5 records behind (critical")
+    found = worst(seen, "lag", "100", "trades/etl=1,2")
+    assert found == (CRITICAL, ["lag: forbidden: not for you", behind])
+    # No group has a name without a stream.
+    services = [ServiceFacts(name="desk")]
+    seen = look(services=services, unseen={"groups": "forbidden: not for you"})
+    assert worst(seen, "dead", "desk=0") == (OK, [])
 
 
 def test_ages_are_judged_by_the_clock_of_the_broker() -> None:
@@ -211,6 +232,12 @@ def test_no_broker_is_critical_and_a_wrong_threshold_unknown(
         told = m("check", *wrong)
         assert (told.code, told.err) == (UNKNOWN, "")
         assert told.out.startswith("MALAMUTE UNKNOWN - ")
+    told = m("--bogus", "check")
+    assert (told.code, told.out[:19]) == (UNKNOWN, "MALAMUTE UNKNOWN - ")
+    for wrong in (["check", "--json", "--bogus"], ["--bogus", "check", "--json"]):
+        told = m(*wrong)
+        assert (told.code, json.loads(told.out)["state"]) == (UNKNOWN, "UNKNOWN")
+    assert m("--bogus", "pub").code == 2
     assert m("check", "--help").code == 0
     monkeypatch.setenv("MALAMUTE_ENDPOINT", "tcp://127.0.0.1:9")
     told = m("--connect-timeout", "200ms", "check")
