@@ -47,6 +47,7 @@ EVENTS: Final = (
     Event("passwords_in_clear", "warning", 'authentication.mechanism = "curve" would encrypt them'),
     Event("denied", "warning", "a connection was turned away, and why: `credential`, `mechanism`, `paused`, `busy`"),
     Event("handshake_abandoned", "info", "a peer was gone before it had said who it is, at an `address` where credentials are asked for (`unknown`: it was gone before it could be asked): a probe of the port, or a client whose credential is of another kind and that saw this before the broker did"),
+    Event("namespace_empty", "warning", "no user belongs to the namespace of a `key`, whose name or patterns may be misspelt: `reason`. Users in no namespace reach the whole broker"),
     Event("password_pause", "warning", "a user's password (`user` empty: those of names that no user has) was wrong too often at an address; others there are not concerned"),
     Event("connections_bounded", "warning", "the limit of open files allows fewer connections than the configuration: raise it"),
     Event("long_turn", "warning", "a turn of the loop used a processor for so many `ms`, and all clients waited for it: report what they sent then"),

@@ -56,19 +56,24 @@ def check(
     as_json: output.Json = False,
 ) -> int:
     """Check a configuration, and tell all its problems at once."""
-    from malamute_py.config_check import examine
-    from malamute_py.server.start_faults import start_faults
+    from malamute_py.config_check import Problem, examine
+    from malamute_py.server.start_faults import start_doubts, start_faults
 
     examined = examine(file, environment=os.environ, overrides=setting_pairs(settings))
     problems = examined.all_problems(start_faults(examined.config))
+    warnings = [
+        Problem(examined.place_of(doubt.key), doubt.key, doubt.why)
+        for doubt in start_doubts(examined.config)
+    ]
     if as_json:
-        output.print_json(
-            {"good": not problems, "problems": [problem._asdict() for problem in problems]}
-        )
-    elif problems:
-        tell_problems(problems)
+        told = {"problems": problems, "warnings": warnings}
+        lists = {name: [each._asdict() for each in some] for name, some in told.items()}
+        output.print_json({"good": not problems, **lists})
     else:
-        print(f"{file} is good")
+        tell_problems(problems)
+        tell_problems(each._replace(why=f"warning: {each.why}") for each in warnings)
+        if not problems:
+            print(f"{file} is good")
     return USAGE if problems else 0
 
 

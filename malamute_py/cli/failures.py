@@ -43,7 +43,7 @@ _NEXT: Final = {
     "forbidden": "ask the broker's operator for the permission",
     "full": "the stream refuses when full: remove old records, or keys, or give it a larger ring",
     "journal_failed": "see the broker's log; it has to be restarted",
-    "limit": "see the section [limits] or [streams] of the broker's configuration",
+    "limit": "see the broker's configuration: its section [limits], or that of the kind of thing",
     "queues_lost": "see the broker's log: its operator restores a snapshot, or accepts the loss",
     "too_large": "see the section [limits] of the broker's configuration",
     "permissions_changed": "run the command again",
@@ -69,9 +69,11 @@ class CommandFailed(typer.TyperException):
         self.exit_code = exit_code
 
 
-def unreachable(endpoint: str, why: str) -> CommandFailed:
-    """Make the error for a broker that does not answer."""
-    following = "start one with `malamute broker`, or name another with --endpoint or --context"
+def unreachable(endpoint: str, why: str, following: str = "") -> CommandFailed:
+    """Make the error for a broker that does not answer. following: what else is to be said."""
+    following = following or (
+        "start one with `malamute broker`, or name another with --endpoint or --context"
+    )
     if why.startswith("nothing answers"):
         return CommandFailed(f"no broker answers at {endpoint}; {following}", UNREACHABLE)
     if "credential" in why:
@@ -100,7 +102,8 @@ def explained(error: BaseException) -> tuple[str, int] | None:
         return text, error.exit_code
     if isinstance(error, BrokerRefused):
         text = str(error)
-        following = _NEXT.get(error.code)
+        # A quota's reason names its setting.
+        following = None if "quotas." in text else _NEXT.get(error.code)
         code = USAGE if error.code in _USAGE_CODES else FAILED
         return (f"{text}; {following}" if following else text), code
     if isinstance(error, ConnectionLost):

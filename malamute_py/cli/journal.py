@@ -160,8 +160,8 @@ def _stat(rings: tuple[RingStat, ...], names: dict[int, str], facts: dict[str, A
                 Cell(facts.first, count_text(facts.first)),
                 Cell(facts.next, count_text(facts.next)),
                 Cell(facts.bytes, size_text(facts.bytes)),
-                Cell(iso_text(facts.first_time_ms), time_text(facts.first_time_ms)[:19]),
-                Cell(iso_text(facts.last_time_ms), time_text(facts.last_time_ms)[:19]),
+                _moment(facts.first_time_ms),
+                _moment(facts.last_time_ms),
             )
             for ring in rings
             for number, facts in sorted(ring.streams.items())
@@ -171,6 +171,11 @@ def _stat(rings: tuple[RingStat, ...], names: dict[int, str], facts: dict[str, A
         empty="no streams",
         mark="stream",
     )  # fmt: skip
+
+
+def _moment(at_ms: int) -> Cell:
+    """Return a time of a stream's records; 0: it has none."""
+    return Cell(iso_text(at_ms), time_text(at_ms)[:19]) if at_ms else Cell("-", "-")
 
 
 def stream_names(directory: Path) -> dict[int, str]:

@@ -21,6 +21,7 @@ from malamute_py.cli.commands import say
 from malamute_py.cli.failures import unreachable
 from malamute_py.cli.options import options
 from malamute_py.cli.values import duration_ms
+from malamute_py.client.settings import NO_ANSWER, PAUSED, Credential, Plain
 
 if TYPE_CHECKING:
     from malamute_py.client.aio.client import Client
@@ -37,7 +38,7 @@ class _Watch:
 
     def __init__(self, stays: bool) -> None:
         self.client: SyncClient | Client | None = None
-        self.reason = "no answer"
+        self.reason = NO_ANSWER
         self._stays = stays
         self._lost = False
 
@@ -81,7 +82,7 @@ def linked(
             from malamute_py.cli.tracing import telling
 
             asked["tracing"] = outer.enter_context(telling())
-        with _refused(endpoints, watch):
+        with _refused(endpoints, watch, asked["credential"]):
             client = connect_sync(endpoints, **asked)
         watch.client = client
         if not stays and not client.linked:
@@ -103,7 +104,7 @@ async def linked_in_loop(ctx: typer.Context, *, first: bool = True) -> AsyncIter
     endpoints, asked = _asked(ctx, watch)
     if not first:
         asked["identity"] = ""
-    with _refused(endpoints, watch):
+    with _refused(endpoints, watch, asked["credential"]):
         client = await connect(endpoints, **asked)
     watch.client = client
     if not client.linked:
@@ -138,12 +139,13 @@ def _traces(ctx: typer.Context) -> bool:
 
 
 @contextmanager
-def _refused(endpoints: Any, watch: _Watch) -> Iterator[None]:
+def _refused(endpoints: Any, watch: _Watch, credential: Credential) -> Iterator[None]:
     """Say why no broker answered."""
     try:
         yield
     except (Timeout, ConnectionLost):
-        raise unreachable(", ".join(endpoints), watch.reason) from None
+        following = PAUSED if watch.reason == NO_ANSWER and isinstance(credential, Plain) else ""
+        raise unreachable(", ".join(endpoints), watch.reason, following) from None
 
 
 @contextmanager
@@ -152,7 +154,7 @@ def _explained(watch: _Watch) -> Iterator[None]:
     try:
         yield
     except ConnectionLost as error:
-        if watch.reason != "no answer":
+        if watch.reason != NO_ANSWER:
             raise ConnectionLost(watch.reason) from error
         raise
 

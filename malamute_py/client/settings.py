@@ -257,9 +257,18 @@ def make_settings(
     return ClientSettings(endpoints=names, **options).check()
 
 
-def no_link(endpoints: Sequence[str], timeout_ms: int | None, why: str) -> Timeout:
+NO_ANSWER: Final = "no answer"
+"""Reason of a link that is not there where nothing was refused."""
+PAUSED: Final = "after wrong passwords a broker does not answer their user's address for a while"
+"""What else it may be with a password."""
+
+
+def no_link(settings: ClientSettings, timeout_ms: int | None, why: str) -> Timeout:
     """Timeout for a broker that has not answered in time: why, and what to do."""
+    endpoints = settings.endpoints
     following = "; `malamute broker` starts one" if why.startswith("nothing answers") else ""
+    if why == NO_ANSWER and isinstance(settings.credential, Plain):
+        following = f"; {PAUSED}"
     if any(endpoint.startswith("inproc://") for endpoint in endpoints):
         following = (
             "; an inproc endpoint is reached with the zmq.Context of its broker alone: connect by "

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from malamute_py.changelog.settings import MailboxSettings, ServiceSettings, StreamSettings
 from malamute_py.config.sections import Config, Denied, Grant, NamespaceSection, QuotasSection
 from malamute_py.sections import ConfigError
 
@@ -52,6 +53,12 @@ QUOTAS: Final = tuple(name for name in QuotasSection.__struct_fields__ if name !
 
 KEYS: Final[dict[str, Any]] = _kinds(Config)
 """Dotted key -> how its value is written."""
+_DEFAULTS: Final = {
+    "streams": StreamSettings.__struct_fields__,
+    "mailboxes": MailboxSettings.__struct_fields__,
+    "services": ServiceSettings.__struct_fields__,
+}
+"""Section -> settings that its table `default` takes."""
 
 _VARIABLES: Final = {
     ENVIRONMENT_PREFIX + key.replace(".", "_").upper(): key
@@ -123,6 +130,9 @@ def key_faults(table: Mapping[str, Any]) -> Iterator[ConfigError]:
 
 
 def _unknown(key: str) -> ConfigError:
+    section, _, last = key.partition(".")
+    if last in _DEFAULTS.get(section, ()):
+        return ConfigError(key, f"there is no such key; did you mean {section}.default.{last}?")
     return ConfigError(key, f"there is no such key{nearest(key, KEYS) or _there_is(key)}")
 
 

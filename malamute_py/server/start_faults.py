@@ -13,10 +13,19 @@ from pathlib import Path
 from malamute_py.config import Config
 from malamute_py.sections import ConfigError
 from malamute_py.server.authentication.credentials import check_credentials
-from malamute_py.server.authentication.namespaces import check_namespaces
+from malamute_py.server.authentication.namespaces import check_namespaces, empty_namespaces
 from malamute_py.server.authentication.users_file import examine_users
 from malamute_py.server.defaults import check_defaults
 from malamute_py.server.sockets import check_public, parse_endpoint
+
+
+def start_doubts(config: Config) -> Iterator[ConfigError]:
+    """Find what a start with this configuration would take, and warn of."""
+    try:
+        complete, _ = examine_users(config)
+    except ConfigError:
+        return  # It is a fault.
+    yield from empty_namespaces(complete)
 
 
 def start_faults(config: Config) -> Iterator[ConfigError]:

@@ -187,6 +187,22 @@ def test_a_good_configuration_is_said_to_be_good() -> None:
     assert run_cli("config", "check", str(EXAMPLE), "--json").ok().json["good"] is True
 
 
+def test_a_namespace_without_users_is_a_warning(tmp_path: Path) -> None:
+    file = tmp_path / "malamute.toml"
+    file.write_text(
+        f'[authentication]\nmechanism = "plain"\nusers = {{"acme.ann" = "{hash_password("a")}"}}\n'
+        "[namespaces.acmee]\nquotas = {streams = 1}\n"
+    )
+    why = "no user's name fits acmee.*: acme.ann is in no namespace, and reaches the whole broker"
+    told = run_cli("config", "check", str(file)).ok()
+    assert told.lines == [f"{file}:4: namespaces.acmee: warning: {why}", f"{file} is good"]
+    assert run_cli("config", "check", str(file), "--json").ok().json == {
+        "good": True,
+        "problems": [],
+        "warnings": [{"place": f"{file}:4", "key": "namespaces.acmee", "why": why}],
+    }
+
+
 def test_files_that_a_configuration_names_are_looked_for_beside_it(tmp_path: Path) -> None:
     folder = tmp_path / "etc"
     folder.mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import stat
 import time
 from pathlib import Path
@@ -199,3 +200,15 @@ def test_a_hash_of_a_password_is_what_the_broker_takes(m: Run) -> None:
     hashed = m("user", "hash", stdin="pw\n").ok().lines[0]
     load(overrides={"authentication.mechanism": "plain", "authentication.users": {"a": hashed}})
     assert m("user", "hash", stdin="").code == 2
+
+
+def test_a_broker_that_does_not_answer_a_password_may_pause_its_user(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MALAMUTE_USER", "ann")
+    monkeypatch.setenv("MALAMUTE_PASSWORD", "secret")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        told = run_cli("--endpoint", endpoint, "--connect-timeout", "200ms", "stream", "ls")
+    assert told.code == 3
+    assert "no answer; after wrong passwords a broker does not answer" in told.err

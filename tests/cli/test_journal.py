@@ -58,6 +58,14 @@ def test_stat_tells_rings_and_streams(whole: Path) -> None:
     assert table["in_use"] is False
 
 
+def test_an_emptied_stream_has_no_times(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path) as broker, broker.connect_sync() as client:
+        client.publish("emptied", b"x")
+        client.trim("emptied", before=1)
+    rows = run_cli("journal", "stat", str(tmp_path)).ok().rows
+    assert [row[-2:] for row in rows if row[0] == "stream"] == [["-", "-"]]
+
+
 def test_a_whole_journal_is_verified(whole: Path) -> None:
     (row,) = run_cli("journal", "verify", str(whole)).ok().rows
     assert row[:2] == ["main", "ok"]

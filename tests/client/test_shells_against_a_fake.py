@@ -15,7 +15,7 @@ from malamute_protocol import commands as c
 from malamute_protocol.batch import encode
 from malamute_protocol.errors import BrokerRefused, ConnectionLost, LocalProtocolError, Timeout
 from malamute_py.client.session.events import Linked, Unlinked
-from malamute_py.client.settings import SettingError
+from malamute_py.client.settings import Plain, SettingError
 from tests.client.fakes import FakeBroker
 from tests.client.script import STREAM_UUID, stamped
 from tests.client.shells import FAST, SHELLS
@@ -280,6 +280,16 @@ async def test_the_first_connect_fails_at_once_or_in_time_by_choice(
         said = r"no link to .*(nothing answers|no answer).*; `malamute broker` starts"
         with pytest.raises(Timeout, match=said):
             await kind().connect(endpoint, timeout_ms=100, **FAST)
+
+
+@pytest.mark.parametrize("kind", SHELLS, ids=lambda shell: shell.kind)
+async def test_a_broker_that_does_not_answer_a_password_may_pause_its_user(kind: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        for credential, may_pause in ((Plain("ann", "secret"), True), (None, False)):
+            with pytest.raises(Timeout, match="no answer") as raised:
+                await kind().connect(endpoint, timeout_ms=100, credential=credential)
+            assert ("after wrong passwords" in str(raised.value)) is may_pause
 
 
 @pytest.mark.parametrize("kind", SHELLS, ids=lambda shell: shell.kind)

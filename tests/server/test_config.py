@@ -134,6 +134,8 @@ def test_sizes_and_times_of_a_file_may_have_their_unit_wherever_they_stand() -> 
         ({"journal": {"ringbytes": 1}}, "journal.ringbytes", "journal.ring_bytes"),
         ({"ring_bytes": 1}, "ring_bytes", "journal.ring_bytes"),
         ({"jornal": {}}, "jornal", "did you mean journal?"),
+        ({"streams": {"max_age_ms": 5}}, "streams.max_age_ms", "streams.default.max_age_ms?"),
+        ({"mailboxes": {"ttl_ms": 5}}, "mailboxes.ttl_ms", "mailboxes.default.ttl_ms?"),
         (
             {"broker": {"port": 1}},
             "broker",

@@ -33,7 +33,14 @@ from malamute_py.client.arguments import truth
 from malamute_py.client.engine.waits import ACKED, OPENED
 from malamute_py.client.session.attempts import LinkState
 from malamute_py.client.session.events import LinkEvent, Unlinked
-from malamute_py.client.settings import ClientOptions, ClientSettings, Wait, make_settings, no_link
+from malamute_py.client.settings import (
+    NO_ANSWER,
+    ClientOptions,
+    ClientSettings,
+    Wait,
+    make_settings,
+    no_link,
+)
 from malamute_py.client.tracing import Tracing, tracing_of
 
 __all__ = ["BulkPublisher", "Client", "Connecting", "Subscription", "connect"]  # asyncio only
@@ -138,8 +145,8 @@ class Client(PublishVerbs, StreamVerbs, MailVerbs, WorkVerbs, QueueVerbs, Admini
             try:
                 await link.until(ready, link.engine, timeout_ms, OPENED, "a link")
             except Timeout:
-                why = link.last.reason if isinstance(link.last, Unlinked) else "no answer"
-                raise no_link(self.settings.endpoints, timeout_ms, why) from None
+                why = link.last.reason if isinstance(link.last, Unlinked) else NO_ANSWER
+                raise no_link(self.settings, timeout_ms, why) from None
             if session.state is LinkState.CLOSED:
                 raise session.error or ConnectionLost("the client is closed")
             if session.state is not LinkState.LINKED and isinstance(link.last, Unlinked):

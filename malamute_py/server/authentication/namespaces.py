@@ -7,6 +7,7 @@ that user's own mailbox would lie in it. Source: SPEC.md, section 15.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
@@ -86,6 +87,30 @@ def check_namespaces(config: Config) -> None:
                         f"user {user} is none of its users, and the name {name} lies under "
                         f"{other.prefix!r}: so would the mailbox of that name",
                     )
+
+
+def empty_namespaces(config: Config) -> Iterator[ConfigError]:
+    """Yield each namespace that no user belongs to, and the user who was likely meant.
+
+    Its name or its patterns may be misspelt: then those who were meant reach the whole broker.
+    config: with all users; without any nothing is known.
+    """
+    users = {*config.authentication.users, *config.authentication.clients}
+    namespaces = Namespaces(config.namespaces)
+    homeless = [user for user in users if namespaces.of(user) is None]
+    for namespace in namespaces.all if users else ():
+        if any(fits(pattern, user) for pattern in namespace.users for user in users):
+            continue
+        near = [
+            user
+            for pattern in namespace.users
+            for user in difflib.get_close_matches(pattern, homeless, n=1)
+        ]
+        yield ConfigError(
+            f"namespaces.{namespace.name}",
+            f"no user's name fits {' or '.join(namespace.users)}"
+            + (f": {near[0]} is in no namespace, and reaches the whole broker" if near else ""),
+        )
 
 
 def _under(name: str, namespaces: Iterable[Namespace]) -> Iterator[Namespace]:

@@ -10,7 +10,11 @@ import pytest
 
 from malamute_py.config import Config, from_table
 from malamute_py.sections import ConfigError
-from malamute_py.server.authentication.namespaces import Namespaces, check_namespaces
+from malamute_py.server.authentication.namespaces import (
+    Namespaces,
+    check_namespaces,
+    empty_namespaces,
+)
 
 KEY = "x" * 40
 
@@ -94,6 +98,16 @@ def test_a_template_under_the_prefix_of_another_namespace_is_refused() -> None:
     check_namespaces(good)
     with pytest.raises(ConfigError, match=r"acme\.web"):
         check_namespaces(config({"acme": {}}, identities={"ops": ["acme.web-{n}"]}))
+
+
+def test_a_namespace_that_no_user_belongs_to_is_told_with_the_user_who_was_meant() -> None:
+    found = empty_namespaces(config({"acme": {}, "acmee": {}, "beta": {"users": ["b-*", "eve"]}}))
+    assert [(each.key, each.why) for each in found] == [
+        ("namespaces.acmee", "no user's name fits acmee.*"),
+        ("namespaces.beta", "no user's name fits b-* or eve"),
+    ]
+    (misspelt,) = empty_namespaces(config({"acmee": {}}))
+    assert misspelt.why.endswith("acme.ann is in no namespace, and reaches the whole broker")
 
 
 def test_sizes_in_quotas_and_defaults_may_have_units() -> None:
