@@ -22,7 +22,15 @@ from malamute_py.cli import output
 from malamute_py.cli.commands import group
 from malamute_py.cli.failures import CommandFailed
 from malamute_py.cli.linking import linked_in_loop
-from malamute_py.cli.measuring import Leave, Measure, left_behind, name_for, removed, show
+from malamute_py.cli.measuring import (
+    Leave,
+    Measure,
+    left_behind,
+    measured,
+    name_for,
+    removed,
+    show,
+)
 from malamute_py.cli.progress import Progress
 from malamute_py.cli.values import count_text, size_bytes, size_text
 
@@ -163,11 +171,11 @@ def pub(
     report: Report = None,
     leave: Leave = False,
     as_json: output.Json = False,
-) -> None:
+) -> int:
     """Publish records until the last is confirmed."""
     load = Load(count, _bytes(size), tasks, batch, _level(level, memory), memory, _ring(ring_bytes))
     removal = "" if leave else "manage_streams"
-    _run(ctx, "pub", load, _publishing, as_json, report, removal)
+    return _run(ctx, "pub", load, _publishing, as_json, report, removal)
 
 
 @app.command(
@@ -198,18 +206,19 @@ def sub(
     report: Report = None,
     leave: Leave = False,
     as_json: output.Json = False,
-) -> None:
+) -> int:
     """Read records while they are published, or from the start."""
 
     async def read(
-        ctx: typer.Context, client: Client, name: str, load: Load, bar: Progress
-    ) -> list[Measure]:
+        ctx: typer.Context, client: Client, name: str, load: Load, bar: Progress,
+        found: list[Measure],
+    ) -> None:  # fmt: skip
         reading = _reading_history if history else _reading
-        return await reading(ctx, client, name, load, bar, readers)
+        await reading(ctx, client, name, load, bar, found, readers)
 
     load = Load(count, _bytes(size), tasks, batch, _level(level, memory), memory, _ring(ring_bytes))
     removal = "" if leave else "manage_streams"
-    _run(ctx, "sub", load, read, as_json, report, removal, readers=readers, history=history)
+    return _run(ctx, "sub", load, read, as_json, report, removal, readers=readers, history=history)
 
 
 @app.command(
@@ -228,10 +237,10 @@ def request(
     report: Report = None,
     leave: Leave = False,
     as_json: output.Json = False,
-) -> None:
+) -> int:
     """Ask a worker of this process, which replies with the body."""
     load = Load(count, _bytes(size), tasks, noun="request")
-    _run(ctx, "request", load, _asking, as_json, report, "" if leave else "manage_queues")
+    return _run(ctx, "request", load, _asking, as_json, report, "" if leave else "manage_queues")
 
 
 @app.command(
@@ -251,17 +260,18 @@ def mail(
     memory: Memory = False,
     report: Report = None,
     as_json: output.Json = False,
-) -> None:
+) -> int:
     """Send messages to a mailbox while a reader takes them out."""
     load = Load(count, _bytes(size), tasks, 1, _level(level, memory), memory, noun="message")
-    _run(ctx, "mail", load, _mailing, as_json, report)
+    return _run(ctx, "mail", load, _mailing, as_json, report)
 
 
 # --- one bench ---------------------------------------------------------------------------------
 
 Bench: TypeAlias = Callable[
-    [typer.Context, "Client", str, Load, Progress], Awaitable[list[Measure]]
+    [typer.Context, "Client", str, Load, Progress, list[Measure]], Awaitable[None]
 ]
+"""It adds what it measures to the list as it begins, so that Ctrl-C leaves the figures there."""
 
 
 def _run(
@@ -273,7 +283,7 @@ def _run(
     report: Path | None,
     removal: str = "",
     **more: Any,
-) -> None:
+) -> int:
     """Run one bench over a link of its own, and show its figures.
 
     report: the HTML file that gets them, too; None: none does. removal: permission without which
@@ -283,15 +293,17 @@ def _run(
     if report is not None:
         report.touch()  # A file that cannot be written is told before the bench.
 
-    async def measured() -> list[Measure]:
+    found: list[Measure] = []
+
+    async def measure() -> None:
         async with linked_in_loop(ctx) as client:
             name = await name_for(client, "bench")
             if removal and (why := await left_behind(client, removal, name)):
                 raise CommandFailed(why)
             with Progress(verb, total=load.count) as bar:
-                return await bench(ctx, client, name, load, bar)
+                await bench(ctx, client, name, load, bar, found)
 
-    found = asyncio.run(measured())
+    whole = measured(measure())
     title = load.title(verb)
     if more.get("history"):
         title += ", from the start"
@@ -299,18 +311,21 @@ def _run(
     if report is not None:
         from malamute_py.cli.bench_report import page
 
-        report.write_text(page(f"malamute bench {title}", conditions, found), "utf-8")
-    show(conditions, found, title, as_json=as_json)
+        title_there = f"malamute bench {title}{'' if whole else ', interrupted'}"
+        report.write_text(page(title_there, conditions, found), "utf-8")
+    return show(conditions, found, title, as_json=as_json, whole=whole)
 
 
 async def _publishing(
-    ctx: typer.Context, client: Client, name: str, load: Load, bar: Progress
-) -> list[Measure]:
+    ctx: typer.Context, client: Client, name: str, load: Load, bar: Progress, found: list[Measure]
+) -> None:
     async with _stream(client, name, load):
-        return [await _published(client, name, load, bar)]
+        await _published(client, name, load, bar, found)
 
 
-async def _published(client: Client, name: str, load: Load, bar: Progress | None) -> Measure:
+async def _published(
+    client: Client, name: str, load: Load, bar: Progress | None, found: list[Measure]
+) -> None:
     """Measure how long records, or batches of them, wait for their confirms."""
 
     async def publish(many: int) -> None:
@@ -322,12 +337,13 @@ async def _published(client: Client, name: str, load: Load, bar: Progress | None
             await client.publish_many(name, [body] * many, confirm=level)
 
     what = "confirm of one record" if load.batch == 1 else "confirm of a batch"
-    return await _in_flight(what, publish, load, bar)
+    await _in_flight(what, publish, load, bar, found)
 
 
 async def _reading(
-    ctx: typer.Context, client: Client, name: str, load: Load, bar: Progress, readers: int
-) -> list[Measure]:
+    ctx: typer.Context, client: Client, name: str, load: Load, bar: Progress, found: list[Measure],
+    readers: int,
+) -> None:  # fmt: skip
     """Publish while each reader, with a link of its own, reads all of it."""
     count = load.count * readers
     measure = Measure("delivery", count=count, size=count * load.size)
@@ -343,6 +359,7 @@ async def _reading(
             assert batch is not None, "only an end that was asked for ends a subscription"
             bodies = batch.bodies()
             measure.add(_since(bodies[0]))
+            measure.done += len(bodies)
             got += len(bodies)
             if shown:
                 bar.update(got)
@@ -352,18 +369,19 @@ async def _reading(
         for each in subscriptions:
             await each.accepted()
         with measure.timed():
-            published, *_ = await _all(
-                [
-                    _published(client, name, load, bar=None),  # the bar shows what is read
-                    *(read(each, shown=at == 0) for at, each in enumerate(subscriptions)),
-                ]
-            )
-    return [published, measure]
+            # The bar shows what is read.
+            works = [_published(client, name, load, None, found)]
+            works += [read(each, shown=at == 0) for at, each in enumerate(subscriptions)]
+            try:
+                await _all(works)
+            finally:
+                found.append(measure)
 
 
 async def _reading_history(
-    ctx: typer.Context, client: Client, name: str, load: Load, bar: Progress, readers: int
-) -> list[Measure]:
+    ctx: typer.Context, client: Client, name: str, load: Load, bar: Progress, found: list[Measure],
+    readers: int,
+) -> None:  # fmt: skip
     """Publish all of it; then each reader, with a link of its own, reads it from the start."""
     count = load.count * readers
     measure = Measure("reading", count=count, size=count * load.size)
@@ -376,22 +394,24 @@ async def _reading_history(
         subscription = link.subscribe(name, start="earliest", end=load.count, strict=True)
         got = 0
         while (batch := await subscription.next_batch(_SILENCE_MS)) is not None:
-            got += len(batch.bodies())
+            count = len(batch.bodies())
+            measure.done += count
+            got += count
             if shown:
                 bar.update(got)
 
     async with _stream(client, name, load), _links(ctx, readers) as links:
         bar.title("publishing what is to be read")
-        await _published(client, name, load, bar)
+        await _published(client, name, load, bar, found=[])
         bar.title("sub")
+        found.append(measure)
         with measure.timed():
             await _all([read(each, shown=at == 0) for at, each in enumerate(links)])
-    return [measure]
 
 
 async def _asking(
-    ctx: typer.Context, client: Client, name: str, load: Load, bar: Progress
-) -> list[Measure]:
+    ctx: typer.Context, client: Client, name: str, load: Load, bar: Progress, found: list[Measure]
+) -> None:
     """Measure requests to a worker that echoes them, over a second link."""
 
     async def ask(many: int) -> None:
@@ -402,7 +422,7 @@ async def _asking(
         await worker.accepted()
         working = asyncio.create_task(worker.run(_echo))
         try:
-            return [await _in_flight("request until its reply", ask, load, bar)]
+            await _in_flight("request until its reply", ask, load, bar, found)
         finally:
             await worker.close()
             await asyncio.gather(working, return_exceptions=True)
@@ -417,8 +437,8 @@ async def _echo(asked: Request) -> bytes:
 
 
 async def _mailing(
-    ctx: typer.Context, client: Client, name: str, load: Load, bar: Progress
-) -> list[Measure]:
+    ctx: typer.Context, client: Client, name: str, load: Load, bar: Progress, found: list[Measure]
+) -> None:
     """Measure messages until their confirms, and until a reader on a second link has them."""
 
     async def send(many: int) -> None:
@@ -435,6 +455,7 @@ async def _mailing(
             bodies = batch.bodies()
             for body in bodies:
                 measure.add(_since(body))
+            measure.done += len(bodies)
             got += len(bodies)
             bar.update(got)
 
@@ -443,10 +464,11 @@ async def _mailing(
         async with linked_in_loop(ctx, first=False) as link, link.inbox(name) as inbox:
             await inbox.accepted()
             with measure.timed():
-                sent, _ = await _all(
-                    [_in_flight("confirm of one message", send, load, None), read(inbox)]
-                )
-        return [sent, measure]
+                sending = _in_flight("confirm of one message", send, load, None, found)
+                try:
+                    await _all([sending, read(inbox)])
+                finally:
+                    found.append(measure)
     finally:
         await removed(client, name, client.remove_mailbox(name))
 
@@ -455,13 +477,19 @@ async def _mailing(
 
 
 async def _in_flight(
-    what: str, one: Callable[[int], Awaitable[None]], load: Load, bar: Progress | None
-) -> Measure:
+    what: str,
+    one: Callable[[int], Awaitable[None]],
+    load: Load,
+    bar: Progress | None,
+    found: list[Measure],
+) -> None:
     """Do it `count` times, with as many under way as there are tasks, and measure each time.
 
     what: is measured, in words. one: does `load.batch` of them at once, or as many as are left.
+    found: gets the measure.
     """
     measure = Measure(what, count=load.count, size=load.count * load.size)
+    found.append(measure)
     left = load.count
 
     async def repeat() -> None:
@@ -473,12 +501,12 @@ async def _in_flight(
             began = time.perf_counter_ns()
             await one(many)
             measure.add(time.perf_counter_ns() - began)
+            measure.done += many
             if bar is not None:
                 bar.update(load.count - left)
 
     with measure.timed():
         await _all([repeat() for _ in range(load.tasks)])
-    return measure
 
 
 async def _all(works: list[Coroutine[Any, Any, Any]]) -> list[Any]:

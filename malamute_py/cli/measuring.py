@@ -7,6 +7,7 @@ occurred (nearest rank); what this user may not remove is made with --leave only
 
 from __future__ import annotations
 
+import asyncio
 import math
 import secrets
 import time
@@ -20,6 +21,7 @@ import typer
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.cli import output
 from malamute_py.cli.commands import say
+from malamute_py.cli.failures import INTERRUPTED, OK
 from malamute_py.cli.output import Cell, Column
 from malamute_py.cli.values import count_text, size_text
 
@@ -38,8 +40,10 @@ class Measure:
     """One thing that was measured."""
 
     def __init__(self, what: str, *, count: int = 0, size: int = 0) -> None:
-        """count: how many are done within timed(), of `size` bytes in all; 0: no rate."""
+        """count: how many are to be done within timed(), of `size` bytes in all; 0: no rate."""
         self.what = what
+        self.done = 0
+        """How many of them are done: what counts where timed() is interrupted."""
         self.seconds = 0.0
         self.count = count
         self.size = size
@@ -55,10 +59,16 @@ class Measure:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Measure how long all of them take."""
+        """Measure how long all of them take; where it is interrupted, those that were done."""
         began = time.perf_counter_ns()
-        yield
-        self.seconds = (time.perf_counter_ns() - began) / 1e9
+        try:
+            yield
+        except BaseException:
+            self.size = self.size * self.done // max(self.count, 1)
+            self.count = self.done
+            raise
+        finally:
+            self.seconds = (time.perf_counter_ns() - began) / 1e9
 
     def facts(self) -> dict[str, Any]:
         """Return what was measured, by name."""
@@ -84,14 +94,31 @@ def percentile(ordered: Sequence[int], share: float) -> int:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
+def measured(work: Coroutine[Any, Any, object]) -> bool:
+    """Run what measures to its end; False: Ctrl-C ended it before, in order."""
+    try:
+        asyncio.run(work)
+    except KeyboardInterrupt:
+        say("interrupted: the figures are of what was done until then")
+        return False
+    return True
+
+
 def show(
-    conditions: Mapping[str, Any], measures: Sequence[Measure], title: str, *, as_json: bool
-) -> None:
-    """Print measurements. title: one line for a person that says under which conditions."""
-    found = [each.facts() for each in measures]
+    conditions: Mapping[str, Any], measures: Sequence[Measure], title: str, *, as_json: bool,
+    whole: bool = True,
+) -> int:  # fmt: skip
+    """Print measurements, and return the exit code.
+
+    title: one line for a person that says under which conditions. whole: False: it was interrupted.
+    """
+    code = OK if whole else INTERRUPTED
+    found = [each.facts() for each in measures if each.spans_ns or each.count]
     if as_json:
-        output.print_json({**conditions, "measured": found})
-        return
+        output.print_json({**conditions, "interrupted": not whole, "measured": found})
+        return code
+    if not whole:
+        title += ", interrupted"
     if output.on_terminal():
         print(title)
     rates = any("per_second" in each for each in found)
@@ -107,6 +134,7 @@ def show(
     ]
     rows = [[_cell(each, column.key) for column in columns] for each in found]
     output.listing(columns, rows, as_json=False, empty="nothing was measured")
+    return code
 
 
 def _cell(facts: Mapping[str, Any], key: str) -> Any:

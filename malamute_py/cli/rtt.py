@@ -8,7 +8,6 @@ left behind, is named as not measured.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Final
@@ -19,7 +18,15 @@ from malamute_protocol.errors import BrokerRefused
 from malamute_py.cli import output
 from malamute_py.cli.commands import say
 from malamute_py.cli.linking import linked_in_loop
-from malamute_py.cli.measuring import Leave, Measure, left_behind, name_for, removed, show
+from malamute_py.cli.measuring import (
+    Leave,
+    Measure,
+    left_behind,
+    measured,
+    name_for,
+    removed,
+    show,
+)
 from malamute_py.cli.progress import Progress
 from malamute_py.client.words import ConfirmAt
 
@@ -48,26 +55,37 @@ def rtt(
     size: Annotated[str, typer.Option(metavar="SIZE", help="Size of a record's body.")] = "128",
     leave: Leave = False,
     as_json: output.Json = False,
-) -> None:
+) -> int:
     """Measure round trips: of a question, and of a record until it is confirmed."""
     from malamute_py.cli.values import size_bytes
 
     body = bytes(size_bytes(size))
-    measures, refused = asyncio.run(_measured(ctx, count, body, leave))
+    found: list[Measure] = []
+    refused: dict[str, str] = {}
+    whole = measured(_measure(ctx, count, body, leave, found, refused))
     for what, why in refused.items():
         say(f"{what} was not measured: {why}")
-    show(
+    return show(
         {"size": len(body), "not_measured": refused},
-        measures,
+        found,
         f"one at a time, records of {len(body):,} B",
         as_json=as_json,
+        whole=whole,
     )
 
 
-async def _measured(
-    ctx: typer.Context, count: int, body: bytes, leave: bool
-) -> tuple[list[Measure], dict[str, str]]:
-    """Measure each kind of round trip; returns figures, and why some could not be measured."""
+async def _measure(
+    ctx: typer.Context,
+    count: int,
+    body: bytes,
+    leave: bool,
+    found: list[Measure],
+    refused: dict[str, str],
+) -> None:
+    """Measure each kind of round trip.
+
+    found: gets the figures. refused: gets why some could not be measured.
+    """
     async with linked_in_loop(ctx) as client:
         name = await name_for(client, "rtt")
         levels: tuple[ConfirmAt, ...] = ("stored", "synced")
@@ -84,35 +102,36 @@ async def _measured(
                     await client.publish(name, body)
             except BrokerRefused as error:
                 why = str(error)
-            refused = {f"confirm {level}": why for level in levels if why}
+            refused |= {f"confirm {level}": why for level in levels if why}
             if not why:
                 for level in levels:
                     trips[f"confirm {level}"] = lambda level=level: client.publish(  # type: ignore[misc]
                         name, body, confirm=level
                     )
             with Progress("measuring", total=count * len(trips)) as progress:
-                return [
-                    await _timed(what, trip, count, progress, at * count)
-                    for at, (what, trip) in enumerate(trips.items())
-                ], refused
+                for at, (what, trip) in enumerate(trips.items()):
+                    found.append(Measure(what))
+                    await _timed(found[-1], trip, count, progress, at * count)
         finally:
             if made:
                 await removed(client, name, client.remove_stream(name))
 
 
 async def _timed(
-    what: str, trip: Callable[[], Awaitable[object]], count: int, progress: Progress, before: int
-) -> Measure:
+    measure: Measure,
+    trip: Callable[[], Awaitable[object]],
+    count: int,
+    progress: Progress,
+    before: int,
+) -> None:
     """Measure one kind of round trip, after a few that do not count.
 
     before: round trips of other kinds, for the progress bar.
     """
     for _ in range(_WARM_UP):
         await trip()
-    measure = Measure(what)
     for at in range(count):
         began = time.perf_counter_ns()
         await trip()
         measure.add(time.perf_counter_ns() - began)
-        progress.update(before + at, what)
-    return measure
+        progress.update(before + at, measure.what)

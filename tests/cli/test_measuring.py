@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 
 from malamute_py import EmbeddedBroker
 from malamute_py.cli.bench_report import WINDOWS, page, windows
+from malamute_py.cli.failures import INTERRUPTED
 from malamute_py.cli.measuring import Measure, percentile
 from tests.cli.running import Run, as_user, broker_of
 
@@ -167,4 +170,28 @@ def test_a_bench_that_fails_leaves_nothing_either(m: Run, broker: EmbeddedBroker
     ended = m("bench", "pub", "--batch", "1", "--count", "2", "--size", "100MiB")
     assert ended.code != 0
     assert ended.err.startswith("error: ")
+    assert not _is_left(broker)
+
+
+@pytest.mark.parametrize(
+    "command", [("bench", "pub"), ("bench", "sub"), ("bench", "mail"), ("rtt",)]
+)
+def test_ctrl_c_leaves_the_figures_until_then_and_nothing_else(
+    m: Run, broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    add = Measure.add
+
+    def interrupted(measure: Measure, span_ns: int) -> None:
+        add(measure, span_ns)
+        if len(measure.spans_ns) == 20:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Measure, "add", interrupted)
+    told = m(*command, "--count", "100000000", "--json")
+    assert told.code == INTERRUPTED
+    assert "the figures are of what was done until then" in told.err
+    assert told.json["interrupted"] is True
+    first = told.json["measured"][0]
+    assert 20 <= first["timed"] <= first["count"] < 1_000_000
+    assert first.get("per_second", 1) > 0
     assert not _is_left(broker)
