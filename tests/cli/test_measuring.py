@@ -191,7 +191,9 @@ def test_ctrl_c_leaves_the_figures_until_then_and_nothing_else(
     assert told.code == INTERRUPTED
     assert "the figures are of what was done until then" in told.err
     assert told.json["interrupted"] is True
-    first = told.json["measured"][0]
-    assert 20 <= first["timed"] <= first["count"] < 1_000_000
-    assert first.get("per_second", 1) > 0
+    found = told.json["measured"]
+    assert max(each["timed"] for each in found) >= 20
+    for each in found:
+        assert each["timed"] <= each["count"] < 1_000_000
+        assert each.get("per_second", 1) > 0
     assert not _is_left(broker)
