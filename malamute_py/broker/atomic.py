@@ -76,7 +76,7 @@ class Intake:
         self._answers = answers
         self._lost = lost
         self.kinds = frozenset(self._prepares)
-        """Handlers of the commands that are steps of their own."""
+        """The commands that are steps of their own."""
 
     # --- alone -----------------------------------------------------------------------------
 

@@ -21,11 +21,11 @@ from malamute_py.cli.commands import say
 from malamute_py.cli.failures import unreachable
 from malamute_py.cli.options import options
 from malamute_py.cli.values import duration_ms
-from malamute_py.client.settings import NO_ANSWER, PAUSED, Credential, Plain
 
 if TYPE_CHECKING:
     from malamute_py.client.aio.client import Client
     from malamute_py.client.session.events import LinkEvent
+    from malamute_py.client.settings import Credential
     from malamute_py.client.sync.client import SyncClient
 
 CONNECT_TIMEOUT: Final = "3s"
@@ -37,6 +37,8 @@ class _Watch:
     """The state of the link, as the client's thread reports it."""
 
     def __init__(self, stays: bool) -> None:
+        from malamute_py.client.settings import NO_ANSWER
+
         self.client: SyncClient | Client | None = None
         self.reason = NO_ANSWER
         self._stays = stays
@@ -144,6 +146,8 @@ def _refused(endpoints: Any, watch: _Watch, credential: Credential) -> Iterator[
     try:
         yield
     except (Timeout, ConnectionLost):
+        from malamute_py.client.settings import NO_ANSWER, PAUSED, Plain
+
         following = PAUSED if watch.reason == NO_ANSWER and isinstance(credential, Plain) else ""
         raise unreachable(", ".join(endpoints), watch.reason, following) from None
 
@@ -154,6 +158,8 @@ def _explained(watch: _Watch) -> Iterator[None]:
     try:
         yield
     except ConnectionLost as error:
+        from malamute_py.client.settings import NO_ANSWER
+
         if watch.reason != NO_ANSWER:
             raise ConnectionLost(watch.reason) from error
         raise

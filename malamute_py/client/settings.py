@@ -260,7 +260,7 @@ def make_settings(
 NO_ANSWER: Final = "no answer"
 """Reason of a link that is not there where nothing was refused."""
 PAUSED: Final = "after wrong passwords a broker does not answer their user's address for a while"
-"""What else it may be with a password."""
+"""Words for that reason where the credential is a password."""
 
 
 def no_link(settings: ClientSettings, timeout_ms: int | None, why: str) -> Timeout:

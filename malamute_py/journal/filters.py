@@ -52,11 +52,13 @@ class EntryFilters:
     def __init__(self, waiting_max: int, sizes: bytes = b"", bits: bytes = b"") -> None:
         """waiting_max: items gathered, so that many small entries get their filters in one go.
 
-        sizes, bits: as packed. Raises ValueError when the two do not fit each other.
+        sizes: bytes of each entry's filter. bits: all filters, one after the other; both as packed.
+        Raises ValueError when the two do not fit each other.
         """
         self._waiting_max = waiting_max
         held = np.frombuffer(sizes, "<u2")
         self._view = _View(held, _begins(held), np.frombuffer(bits, np.uint8))
+        """The filters that are made."""
         if int(held.sum(dtype=np.int64)) != len(bits):
             raise ValueError("filters of other sizes than those given")
         self._open = len(held) - 1
@@ -64,12 +66,14 @@ class EntryFilters:
         self._unknown: list[int] = []
         """Entries that get no filter, as their items cannot be known or are too many."""
         self._entries: list[int] = []
+        """Entries that items were gathered of, for filters that are still to be made."""
         self._items: list[Items] = []
         """Items of each entry in _entries."""
         self._room = waiting_max
         """Number of items that may still be gathered."""
         self._pairs: _Ints = np.empty(0, np.int64)
-        """Further gathered items, each as entry << 32 | item."""
+        """Items that were left when filters were made last, as their entries may still grow; each
+        as entry << 32 | item."""
 
     def __len__(self) -> int:
         """Entries that have a filter or never will."""
@@ -108,13 +112,15 @@ class EntryFilters:
             self._room -= len(items)
 
     def add_all(self, held: Iterable[tuple[str, BitMap]], stop: int) -> None:
-        """Note which entries hold which item, of all entries before `stop`, and maybe of it.
+        """Note which entries hold which item. stop: the last entry, which may still grow.
 
-        Where that is too much for a turn of the loop, none of them is excluded by anything.
+        Where that is too much for a turn of the loop, all of them get empty filters: no search
+        excludes them.
         """
         known = [(text, bitmap) for text, bitmap in held if bitmap]
         counts = [len(bitmap) for _, bitmap in known]
         if sum(counts) > _HELD_MAX:
+            # Those before `stop` end without items; it would get the items alone that follow.
             self._unknown.append(stop)
             self.close(stop)
             return
@@ -122,7 +128,7 @@ class EntryFilters:
         # Sorted by entry. Numbers of 16 bits are sorted by their digits, in a tenth of the time.
         small = numbers.astype(np.uint16) if stop < 1 << 16 else numbers
         order = np.argsort(small, kind="stable")
-        # An item stands as often as there are entries with it, beside their numbers.
+        # Each item once for each entry that holds it, in the order of `numbers`.
         items = np.array(items_of(text for text, _ in known), np.int64).repeat(counts)
         self._extend(numbers[order].astype(np.int64) << 32 | items[order], stop)
 

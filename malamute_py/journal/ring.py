@@ -98,7 +98,7 @@ class Ring:
         self._failure: JournalFailed | None = None
         self._closed = False
         self._expected_at_close = False
-        """The ring was closed in order."""
+        """The ring was closed in order, which is written down with the segments that there are."""
         self._marked = 0
         """Position that the newest mark of syncs names."""
         self._syncing = threading.Lock()

@@ -148,7 +148,7 @@ class SegmentMap:
             self._map.madvise(_MADV_POPULATE_READ, begin, size)
         except OSError as error:
             if error.errno not in _UNREADABLE:
-                return
+                return  # It says nothing of the pages: they come in when they are touched.
             for at in range(begin, begin + size, mmap.PAGESIZE):
                 try:
                     self._map.madvise(_MADV_POPULATE_READ, at, mmap.PAGESIZE)

@@ -111,11 +111,15 @@ class Listener:
         config: Config,
         authenticator: Authenticator | None,
     ) -> None:
-        """Bind; raises StartError when the address cannot be had."""
+        """Bind; raises StartError when the address cannot be had.
+
+        seed_libzmq() and Numbering keep peers from guessing the routing ids that libzmq gives.
+        """
         self.endpoint = endpoint
         self.authenticated = authenticator is not None and _is_guarded(endpoint, config)
         encrypted = self.authenticated and config.authentication.mechanism == "curve"
         self.frame_bytes = _CURVE_FRAME_BYTES if encrypted else _FRAME_BYTES
+        """Bytes that a frame takes on the wire beyond its body."""
         seed_libzmq()
         self.socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
         self.monitor: zmq.Socket[bytes] | None = None

@@ -94,6 +94,7 @@ class Link:
         self.opened_ms = now_ms
         self.heard_ms = now_ms
         self.said_ms = now_ms
+        """Time at which something was sent to the peer last."""
         self.heartbeat_ms = 0
         self.expiry_ms = 0
         self.out: list[Command] = []
@@ -101,6 +102,7 @@ class Link:
         self.later: list[Command] = []
         """Commands without frames that leave with the next command, or when LATER_MS are over."""
         self.blocked = False
+        """Whether the shell holds messages back for the peer, whose socket takes no more."""
         self.room = 0
         """Bytes of records that the link may still be given; none while it is blocked."""
         self.ask_below = 0
@@ -111,6 +113,7 @@ class Link:
         self.probe = 0
         """Token of the PING that asks how far the peer has read; 0: none is under way."""
         self.probe_bytes = 0
+        """Bytes that the link had been given when that PING was sent."""
         self.unconfirmed_bytes = 0
         self.window_bytes = 0
         """Most unconfirmed bytes that are taken: WELCOME's window, or less after an overrun."""

@@ -74,15 +74,20 @@ class Links:
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self.table: dict[int, Link] = {}
+        """Number of a link -> the link."""
         self._sessions: dict[bytes, Link] = {}
+        """Session that a HELLO named -> its link."""
         self._identities: dict[str, Link] = {}
         """Identity -> the one link that asked for it by name."""
         self.replicas = Replicas(shard)
         self._timers: list[tuple[int, int, Link]] = []
+        """A heap of (time, number of the timer, link); a link's newest timer alone counts."""
         self._armed = 0
+        """Number of the timer that was set last."""
         self._closes: dict[int, None] = {}
         """Numbers of links that ended in this turn and that the shell must forget."""
         self._probes = PROBE_TOKENS
+        """Token of the last PING that asked how far a peer has read."""
         self._later: dict[Link, int] = {}
         """Link -> time at which its `later` commands leave at the latest, ascending."""
         self.dirty: list[Link] = []

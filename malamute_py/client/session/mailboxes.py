@@ -148,7 +148,7 @@ class OpenedMailbox(Opened):
         self.waiting = 0
         """Requests whose replies come here and that are not answered."""
         self.for_replies = False
-        """Some request's replies have come here: another's may."""
+        """Whether replies of some request have come here, so that those of others may come, too."""
         self.queue: deque[tuple[HandoutBatch, Batch]] = deque()
         """Deliveries that no caller has taken yet, with the rows that are left of each."""
         self.in_hand: set[int] = set()

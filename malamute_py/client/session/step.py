@@ -213,6 +213,7 @@ class Step:
         codec: str | None = None,
     ) -> None:
         """Add a record for a stream. Raises LocalProtocolError: an argument is wrong."""
+        # Names in NAMES were found good before.
         if type(stream) is not str or stream not in NAMES:
             name_of("stream", stream)
         row = make_row(

@@ -312,6 +312,7 @@ class Checkpoints:
         self.took_ms = answer.took_ms
         self._done_ms = now_ms
         self.parts.drop(done.lsn)
+        # The parts that are left, if any, count from the next look on.
         self._since_ms = None
         self._hold()
         if done.mail_next and self._ring.settings.full == "refuse":
