@@ -46,7 +46,7 @@ EVENTS: Final = (
     Event("bytes_uncounted", "warning", "this kernel does not count the bytes of a connection: no bound of unread bytes holds for clients of this machine, and an address that others can reach is refused"),
     Event("passwords_in_clear", "warning", 'authentication.mechanism = "curve" would encrypt them'),
     Event("denied", "warning", "a connection was turned away, and why: `credential`, `mechanism`, `paused`, `busy`"),
-    Event("handshake_abandoned", "info", "a peer was gone before it had said who it is, at an `address` where credentials are asked for (`unknown`: it was gone before it could be asked): a probe of the port, or a client whose credential is of another kind and that saw this before the broker did"),
+    Event("handshake_abandoned", "info", "where credentials are asked for, a connection ended amid ZeroMQ's handshake (`address` is `unknown` where it was gone before it could be asked for): a health check, a port scan, a client that was ended, one that took longer than `links.handshake_ms`, or one without a credential or with another kind of it. The broker tells the last kind by `denied` only where it saw the kind before that client left"),
     Event("namespace_empty", "warning", "no user belongs to the namespace of a `key`, whose name or patterns may be misspelt: `reason`. Users in no namespace reach the whole broker"),
     Event("password_pause", "warning", "a user's password (`user` empty: those of names that no user has) was wrong too often at an address; others there are not concerned"),
     Event("connections_bounded", "warning", "the limit of open files allows fewer connections than the configuration: raise it"),

@@ -182,7 +182,8 @@ trims_failed_total | Times that memory of cut connections could not be given bac
 claimed_ids_total | Routing ids that peers claimed though libzmq gives them.
 messages_dropped_total -> dropped_messages_total | Messages dropped that cut connections had left behind.
 disconnected_total -> disconnections_total | Connections that ended.
-handshake_failed_total -> failed_handshakes_total | Handshakes of ZeroMQ that failed, or that the peer left, as a probe does.
+handshake_failed_total -> failed_handshakes_total | Handshakes of ZeroMQ that failed, for whatever reason.
+handshake_abandoned_total -> abandoned_handshakes_total | Of these, connections that ended amid the handshake where credentials are asked for (event handshake_abandoned): probes, and some clients without a credential.
 long_turns_total | Turns of the loop that used a processor for more than 100 ms.
 """,
 )

@@ -204,20 +204,23 @@ class Loop:
         self._turn_until = began + self._turn_ns
         drained = local_drained = True
         for listener in self._listeners:
-            ended: list[Connection] = []
             if listener.monitor is not None and listener.monitor in ready:
-                ended = self._guard.drain(
+                inbound.ended += self._guard.drain(
                     listener.monitor, now_ms, EVENTS_A_TURN, authenticated=listener.authenticated
                 )
-                inbound.ended += ended
                 if listener.numbering is not None:
                     listener.numbering.ask(now_ms)
-            # What a connection sent before its end may have come after the sockets were polled.
-            has_messages = ended or listener.socket in ready or listener in inbound.held
+            has_messages = listener.socket in ready or listener in inbound.held
             if has_messages and not inbound.drain(listener, now_ms):
                 drained = False
                 if listener.is_local:
                     local_drained = False
+        if drained and inbound.ended:
+            # A connection that ended since the poll may have left its last messages after it.
+            for listener in self._listeners:
+                if not inbound.drain(listener, now_ms):
+                    drained = False
+                    local_drained = local_drained and not listener.is_local
         if inbound.queued:
             inbound.catch_up(now_ms)
             drained = False
@@ -322,8 +325,14 @@ class Loop:
             self._lost(connection, now_ms)
         if now_ms < self._guard_at_ms or not self._guard_is_due(now_ms):
             return  # The first test spares most turns the call.
-        for connection in self._watch(now_ms, drained, local_drained):
-            self._lost(connection, now_ms)
+        ended = self._watch(now_ms, drained, local_drained)
+        if drained and ended:
+            # What they sent last may have come since the sockets were read: the next turn reads it.
+            self._inbound.ended += ended
+            self._busy = True
+        else:
+            for connection in ended:
+                self._lost(connection, now_ms)
         while self._graces:
             due_ms, connection = self._graces[0]
             if due_ms > now_ms:
@@ -375,6 +384,21 @@ class Loop:
         """Tell the core that a peer's connection is lost; its last messages may still come."""
         self._inbound.note_lost(peer)
         self._core.link_lost(peer.number, now_ms)
+
+    def _unreached(self, peer: Peer, now_ms: int) -> bool:
+        """Tell the core that a peer takes no messages any more; False: that is to come.
+
+        Where the guard knows the connection, it sees the end, and the core is told after the last
+        messages, among which may be a goodbye.
+        """
+        connection = peer.connection
+        if connection is not None and (
+            self._guard.connections.get(connection.fd) is connection
+            or connection in self._inbound.ended
+        ):
+            return False
+        self._gone(peer, now_ms)
+        return True
 
     def _take_results(self, now_ms: int) -> None:
         """Give the results of threads and processes to the parts that asked for them."""
@@ -542,8 +566,8 @@ class Loop:
             for frame in send.frames:
                 counters["content_bytes_out_total"] += len(frame)
         except Unreachable:
-            self._gone(peer, now_ms)
-            self._told_of_loss = True
+            if self._unreached(peer, now_ms):
+                self._told_of_loss = True
         last = send.commands[-1]
         if isinstance(last, Bye) and peer.connection is not None:
             self._goodbye(peer, peer.connection, last.code, now_ms)
@@ -575,8 +599,8 @@ class Loop:
                         self._busy = True
                 except Unreachable:
                     del self._waiting[number]
-                    self._gone(peer, now_ms)
-                    self._busy = True
+                    if self._unreached(peer, now_ms):
+                        self._busy = True
 
     def _goodbye(self, peer: Peer, connection: Connection, code: str, now_ms: int) -> None:
         """End the connection of an ended link, unless it opens another in time."""

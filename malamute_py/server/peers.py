@@ -85,10 +85,12 @@ class Peer:
         self.connection = connection
         # Past a layer of pyzmq for other kinds of sockets, which costs as much again.
         self.send = super(zmq.Socket, listener.socket).send
-        # Ids of five bytes that begin with 0 are libzmq's own numbering and not used again. Others
+        # Ids of five bytes that begin with 0 are libzmq's own numbering and not given again. Others
         # are the peer's choice, and on a new connection the next one may choose them.
         self.numbered = len(routing_id) == 5 and routing_id[0] == 0
-        """Whether libzmq gave the routing id: it gives none twice."""
+        """Whether the routing id is one of those that libzmq gives, each of them once. Another peer
+        may claim it, but has to guess it among 2^32, and libzmq lets no peer have it while messages
+        of the first one are still to be read."""
         self.strict = listener.authenticated or not self.numbered
         """Whether each message must be shown to have come by this peer's own connection: another
         peer may have the same routing id later, or credentials count."""
@@ -216,8 +218,9 @@ class Peers:
         own = peer.connection
         if own is None or self._connections.get(peer.fd) is own:
             return True
-        # Its connection has ended, and another may have the descriptor: these are its last
-        # messages. Only the same user could claim the routing id since, by guessing 32 bits.
+        # It has ended, and these are its last messages: a numbered id is the link's own, whoever
+        # has the descriptor by now. The next connection, which has another number, would have to
+        # guess this one and to show a credential of the same user.
         return peer.numbered and not own.revoked
 
     def connection(self, head: zmq.Frame) -> Connection | None:
