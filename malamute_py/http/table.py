@@ -182,7 +182,8 @@ trims_failed_total | Times that memory of cut connections could not be given bac
 claimed_ids_total | Routing ids that peers claimed though libzmq gives them.
 messages_dropped_total -> dropped_messages_total | Messages dropped that cut connections had left behind.
 disconnected_total -> disconnections_total | Connections that ended.
-handshake_failed_total -> failed_handshakes_total | Handshakes of ZeroMQ that failed.
+handshake_failed_total -> failed_handshakes_total | Handshakes of ZeroMQ that failed, for whatever reason.
+handshake_abandoned_total -> abandoned_handshakes_total | Of these, connections that ended amid the handshake where credentials are asked for (event handshake_abandoned): probes, and some clients without a credential.
 long_turns_total | Turns of the loop that used a processor for more than 100 ms.
 """,
 )
@@ -196,8 +197,7 @@ EVENTS: Final = Metric(
 DENIALS: Final = Metric(
     PREFIX + "denied_connections_by_reason_total", "counter",
     "Connections turned away: credential (wrong password or key), mechanism (none, or one of "
-    "another kind than the broker asks for), handshake (the peer left amid it, as many do whose "
-    "credential is of another kind), paused (unhashed after too many wrong ones), busy "
+    "another kind than the broker asks for), paused (unhashed after too many wrong ones), busy "
     "(too many wait for a hash).",
     ("reason",), "shell.denied_REASON_total",
 )  # fmt: skip

@@ -356,7 +356,9 @@ class Inbound:
         for _ in range(_NOTES_MAX):
             if (head is not None and self._is_noted(listener, head)) or not has_events(monitor):
                 return True
-            self.ended += self._guard.drain(monitor, now_ms, EVENTS_A_TURN)
+            self.ended += self._guard.drain(
+                monitor, now_ms, EVENTS_A_TURN, authenticated=listener.authenticated
+            )
         return (head is not None and self._is_noted(listener, head)) or not has_events(monitor)
 
     def _is_noted(self, listener: Listener, head: zmq.Frame) -> bool:

@@ -205,7 +205,9 @@ class Loop:
         drained = local_drained = True
         for listener in self._listeners:
             if listener.monitor is not None and listener.monitor in ready:
-                inbound.ended += self._guard.drain(listener.monitor, now_ms, EVENTS_A_TURN)
+                inbound.ended += self._guard.drain(
+                    listener.monitor, now_ms, EVENTS_A_TURN, authenticated=listener.authenticated
+                )
                 if listener.numbering is not None:
                     listener.numbering.ask(now_ms)
             has_messages = listener.socket in ready or listener in inbound.held

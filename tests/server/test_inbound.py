@@ -27,6 +27,7 @@ class Taken:
     """A listener whose socket has messages, each frame of which takes a microsecond to take up."""
 
     frame_bytes = 2
+    authenticated = False
 
     def __init__(self, messages: list[list[Any]]) -> None:
         self.ns = 0
@@ -133,7 +134,7 @@ def test_one_message_has_few_connections_noted_however_many_come(
     drained: list[int] = []
     cut: list[str] = []
 
-    def drain(monitor: object, now_ms: int, most: int) -> list[Any]:
+    def drain(monitor: object, now_ms: int, most: int, *, authenticated: bool) -> list[Any]:
         drained.append(most)
         assert len(drained) < 100
         return []
@@ -172,7 +173,7 @@ def test_a_newcomer_is_judged_once_its_connection_is_noted(
     newcomer = taken._peers.pop(b"one")
     connections = SimpleNamespace(accepted=0)
 
-    def note(monitor: object, now_ms: int, most: int) -> list[Any]:
+    def note(monitor: object, now_ms: int, most: int, *, authenticated: bool) -> list[Any]:
         waiting[0] -= 1
         connections.accepted = 0 if waiting[0] else 1
         return []

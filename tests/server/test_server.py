@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -43,7 +44,7 @@ from malamute_py.server.errors import ServerFailed
 from tests.server.fakes import Lines
 from tests.server.peer import RawPeer
 from tests.server.storages import TroubledStorage, Troubles
-from tests.server.zmtp import Zmtp
+from tests.server.zmtp import Zmtp, greeting
 from tests.waiting import WAIT_S
 
 SMALL: dict[str, Any] = {
@@ -356,21 +357,59 @@ def test_identities_come_from_the_credential_and_permissions_hold() -> None:
             until(lambda: log.of("denied"))
 
 
-def test_a_peer_without_a_credential_is_counted_and_logged_with_its_address() -> None:
-    wanted = config(
-        authentication__mechanism="plain", authentication__users={"ann": hash_password("a")}
-    )
-    with serving(wanted) as (server, at, log):
-        with RawPeer(at, hello=False) as stranger:
-            stranger.send(Hello((1, 1), os.urandom(16)))
-            until(lambda: log.of("denied"))
-        told = log.of("denied")[0]
-        # The peer may be the first to see it, and end the handshake.
-        assert told["why"] in ("mechanism", "handshake")
-        assert told["address"] in ("127.0.0.1", "unknown")  # It may be gone before it is asked.
+PLAIN: dict[str, Any] = {
+    "authentication__mechanism": "plain", "authentication__users": {"ann": hash_password("a")}
+}  # fmt: skip
+
+
+def tcp_connection(at: str) -> socket.socket:
+    host, _, port = at.removeprefix("tcp://").rpartition(":")
+    return socket.create_connection((host, int(port)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "mechanism"), [(PLAIN, b"NULL"), (PLAIN, b"CURVE"), ({}, b"PLAIN")]
+)
+def test_a_peer_without_a_credential_or_of_another_kind_is_counted_and_logged_with_its_address(
+    settings: dict[str, Any], mechanism: bytes
+) -> None:
+    with serving(config(**settings)) as (server, at, log), tcp_connection(at) as stranger:
+        # A connection that ends before it was noted has no address.
+        until(lambda: server.metrics()["shell"].get("accepted_total"))
+        stranger.sendall(greeting(mechanism))
+        until(lambda: log.of("denied"))
+        assert log.of("denied") == [{"address": "127.0.0.1", "why": "mechanism"}]
         facts = server.metrics()["shell"]
-        assert facts["denied_total"] >= 1
-        assert facts[f"denied_{told['why']}_total"] == facts["denied_total"]
+        assert (facts["denied_total"], facts["denied_mechanism_total"]) == (1, 1)
+        assert "handshake_abandoned_total" not in facts
+
+
+@pytest.mark.parametrize("settings", [{}, PLAIN])
+def test_a_connection_that_ends_amid_the_handshake_was_not_denied(settings: dict[str, Any]) -> None:
+    """Health checks by TCP and port scans were told as clients without a credential."""
+    probes = 25  # more than the log has lines of one name
+    with serving(config(**settings, links__handshake_ms=200)) as (server, at, log):
+        for said in [b"", b"GET / HTTP/1.0\r\n\r\n", *[b""] * (probes - 3)]:
+            with tcp_connection(at) as probe:
+                probe.sendall(said)
+        with tcp_connection(at) as stays:
+            stays.settimeout(WAIT_S)
+            while stays.recv(64):  # until the broker has waited long enough
+                pass
+        until(lambda: server.metrics()["shell"].get("disconnected_total", 0) >= probes)
+        with tcp_connection(at) as stranger:
+            stranger.sendall(greeting(b"CURVE"))
+            until(lambda: log.of("denied"))
+        facts = server.metrics()["shell"]
+        # The line for the one that was denied is written, however many probes came before it.
+        assert [told["why"] for told in log.of("denied")] == ["mechanism"]
+        assert facts["denied_total"] == 1
+        # A listener with authentication ends the one that speaks HTTP, before any handshake.
+        assert facts.get("handshake_abandoned_total", 0) == (probes - 1 if settings else 0)
+        assert {told["address"] for told in log.of("handshake_abandoned")} <= {
+            "127.0.0.1", "unknown"
+        }  # fmt: skip
+        assert bool(log.of("handshake_abandoned")) is bool(settings)
 
 
 # --- disks ------------------------------------------------------------------------------------

@@ -111,9 +111,10 @@ class Guard:
         self._shut_from = bounds.shut_from
         self._now_ms = 0
         """Time of the last check."""
-        self._failed: tuple[zmq.Socket[bytes], str] | None = None
-        """The monitor that told last of a handshake that failed, and why: its next event is the end
-        of that connection."""
+        self._failed: dict[zmq.Socket[bytes], int] = {}
+        """Monitor -> the failed handshake that it told of, as libzmq's event, until it tells of the
+        connection's end. With the failure libzmq tells no descriptor; the end has it, and is the
+        next event of the same monitor. Events of other monitors may be taken in between."""
 
     def close(self) -> None:
         """Forget everything."""
@@ -141,9 +142,16 @@ class Guard:
 
     # --- who comes and goes --------------------------------------------------------
 
-    def drain(self, monitor: zmq.Socket[bytes], now_ms: int, most: int) -> list[Connection]:
-        """Take up to `most` of the monitor's events; returns the connections that ended."""
-        if self._is_short():  # of descriptors
+    def drain(
+        self, monitor: zmq.Socket[bytes], now_ms: int, most: int, *, authenticated: bool
+    ) -> list[Connection]:
+        """Take up to `most` of the monitor's events; returns the connections that ended.
+
+        authenticated: the monitor's listener asks for credentials. Where few descriptors are left,
+        no more peers are let in from here on, for connections that come are what takes them;
+        check() lets peers in again.
+        """
+        if self._is_short():
             self.listening.set_full(True)
         ended: list[Connection] = []
         for _ in range(most):
@@ -159,18 +167,18 @@ class Guard:
                     ended.append(old)
                 self._accepted(value, now_ms, monitor)
             elif event == zmq.EVENT_DISCONNECTED:
+                self._count("disconnected_total")
                 gone = self.connections.get(value)
                 # By now another listener may have a connection under the number, and its monitor
                 # may have been asked first.
-                if gone is not None and gone.monitor is monitor:
+                if gone is not None and gone.monitor is not monitor:
+                    gone = None
+                if gone is not None:
                     self._forget(gone)
                     ended.append(gone)
-                if self._failed is not None:
-                    failed_at, why = self._failed
-                    if failed_at is monitor:
-                        self._denied(gone, why)
-                self._failed = None
-                self._count("disconnected_total")
+                failure = self._failed.pop(monitor, None)
+                if failure is not None:
+                    self._turned_away(failure, "unknown" if gone is None else gone.address)
             elif event == zmq.EVENT_LISTENING:
                 self.listening.add(value)
             elif event == zmq.EVENT_ACCEPT_FAILED:
@@ -180,26 +188,28 @@ class Guard:
                     {"error": os.strerror(value), "do": "raise the limit of open files, ulimit -n"},
                 )
             else:
-                # The descriptor may serve another connection by now; the next check finds by the
-                # inode whether this one is gone.
                 self._count("handshake_failed_total")
-                if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == _MISMATCH:
-                    self._failed = monitor, "mechanism"
-                elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-                    # The libzmq of a peer ends the handshake when it is the first to see that the
-                    # mechanisms differ.
-                    self._failed = monitor, "handshake"
+                mismatch = event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == _MISMATCH
+                # Without authentication an end amid the handshake tells of nobody turned away.
+                if mismatch or (authenticated and event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
+                    self._failed[monitor] = event
         return ended
 
-    def _denied(self, connection: Connection | None, why: str) -> None:
-        """Count and report a peer that the authentication was not asked about.
+    def _turned_away(self, failure: int, address: str) -> None:
+        """Count and report a connection that ended before the authentication was asked about it.
 
-        connection: None: it ended before its address could be asked for.
+        failure: libzmq's event. address: "unknown" where the connection ended before it could be
+        asked for its address.
         """
-        self._count("denied_total")
-        self._count(f"denied_{why}_total")
-        address = "unknown" if connection is None else connection.address
-        self._report("denied", {"address": address, "why": why})
+        if failure == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+            self._count("denied_total")
+            self._count("denied_mechanism_total")
+            self._report("denied", {"address": address, "why": "mechanism"})
+        else:
+            # A probe, a scan or a client that was ended, or a peer with another mechanism whose
+            # libzmq was the first to see that: the broker cannot tell which.
+            self._count("handshake_abandoned_total")
+            self._report("handshake_abandoned", {"address": address})
 
     def _is_short(self) -> bool:
         """Whether so few descriptors are left that no peer may connect.

@@ -76,7 +76,7 @@ def test_nobody_may_connect_while_few_descriptors_are_left(monkeypatch: pytest.M
     with context, context.socket(zmq.PAIR) as monitor:
         for free, is_full in ((FILES - left - 1, False), (FILES - left, True)):
             monkeypatch.setattr(guard_module, "lowest_free", lambda free=free: free)
-            guard.drain(monitor, 0, 1)
+            guard.drain(monitor, 0, 1, authenticated=False)
             assert guard.listening.is_full is is_full
     assert told == ["descriptors_short"]
     for free, is_full in ((FILES - left, True), (FILES - left - 1, False)):

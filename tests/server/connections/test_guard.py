@@ -31,9 +31,9 @@ def test_a_turn_takes_note_of_so_many_connections_and_the_next_turn_of_the_other
         told.connect("inproc://monitor")
         for _ in range(EVENTS_A_TURN + 3):
             told.send_multipart([struct.pack("=Hi", zmq.EVENT_DISCONNECTED, 1 << 30), b""])
-        guard.drain(monitor, 0, EVENTS_A_TURN)
+        guard.drain(monitor, 0, EVENTS_A_TURN, authenticated=False)
         assert counted["disconnected_total"] == EVENTS_A_TURN
-        guard.drain(monitor, 0, EVENTS_A_TURN)
+        guard.drain(monitor, 0, EVENTS_A_TURN, authenticated=False)
         assert counted["disconnected_total"] == EVENTS_A_TURN + 3
     guard.close()
 
@@ -59,18 +59,62 @@ def test_an_end_that_is_told_late_ends_no_connection_of_another_listener() -> No
         accepted = struct.pack("=Hi", zmq.EVENT_ACCEPTED, fd)
         disconnected = struct.pack("=Hi", zmq.EVENT_DISCONNECTED, fd)
         of_one.send_multipart([accepted, b""])
-        assert guard.drain(one, 0, EVENTS_A_TURN) == []
+        assert guard.drain(one, 0, EVENTS_A_TURN, authenticated=False) == []
         ended = guard.connections.get(fd)
         os.dup2(latter.fileno(), fd)
         of_one.send_multipart([disconnected, b""])
         of_other.send_multipart([accepted, b""])
-        assert guard.drain(other, 0, EVENTS_A_TURN) == [ended]
+        assert guard.drain(other, 0, EVENTS_A_TURN, authenticated=False) == [ended]
         lives = guard.connections.get(fd)
         assert lives is not ended
-        assert guard.drain(one, 0, EVENTS_A_TURN) == []
+        assert guard.drain(one, 0, EVENTS_A_TURN, authenticated=False) == []
         assert guard.connections.get(fd) is lives
         of_other.send_multipart([disconnected, b""])
-        assert guard.drain(other, 0, EVENTS_A_TURN) == [lives]
+        assert guard.drain(other, 0, EVENTS_A_TURN, authenticated=False) == [lives]
+    guard.close()
+
+
+def test_a_failed_handshake_is_told_at_the_end_of_its_own_monitors_connection() -> None:
+    told: list[tuple[str, dict[str, object]]] = []
+    guard = Guard(
+        LOCAL, count=lambda name: None, report=lambda name, facts: told.append((name, facts))
+    )
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    first, former = socket.socketpair()
+    with (
+        context,
+        context.socket(zmq.PAIR) as one,
+        context.socket(zmq.PAIR) as other,
+        context.socket(zmq.PAIR) as of_one,
+        context.socket(zmq.PAIR) as of_other,
+        first, former,
+    ):  # fmt: skip
+        tells = {one: of_one, other: of_other}
+        for monitor, teller in tells.items():
+            monitor.bind(f"inproc://{id(teller)}")
+            teller.connect(f"inproc://{id(teller)}")
+
+        def tell(monitor: zmq.Socket[bytes], event: int, value: int) -> None:
+            tells[monitor].send_multipart([struct.pack("=Hi", event, value), b""])
+            guard.drain(monitor, 0, EVENTS_A_TURN, authenticated=monitor is one)
+
+        mismatch = zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
+        fd, nobodys = former.fileno(), 1 << 30
+        tell(other, zmq.EVENT_ACCEPTED, fd)
+        tell(one, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, mismatch)
+        # Between the failure and the end, the other monitor tells of one that nobody turned away.
+        tell(other, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, 0)
+        tell(other, zmq.EVENT_DISCONNECTED, nobodys)
+        assert told == []
+        # The number is another listener's connection's by now: its address is not this one's.
+        tell(one, zmq.EVENT_DISCONNECTED, fd)
+        assert told.pop() == ("denied", {"address": "unknown", "why": "mechanism"})
+        tell(one, zmq.EVENT_DISCONNECTED, nobodys)
+        assert told == [], "a failure is told once"
+        tell(one, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, 0)
+        tell(one, zmq.EVENT_DISCONNECTED, nobodys)
+        assert told.pop() == ("handshake_abandoned", {"address": "unknown"})
+        assert told == []
     guard.close()
 
 
