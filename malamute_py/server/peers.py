@@ -85,10 +85,12 @@ class Peer:
         self.connection = connection
         # Past a layer of pyzmq for other kinds of sockets, which costs as much again.
         self.send = super(zmq.Socket, listener.socket).send
-        # Ids of five bytes that begin with 0 are libzmq's own numbering and not used again. Others
+        # Ids of five bytes that begin with 0 are libzmq's own numbering and not given again. Others
         # are the peer's choice, and on a new connection the next one may choose them.
         self.numbered = len(routing_id) == 5 and routing_id[0] == 0
-        """Whether libzmq gave the routing id, which no other peer gets."""
+        """Whether the routing id is one of those that libzmq gives, each of them once. Another peer
+        may claim it, but has to guess it among 2^32, and libzmq lets no peer have it while messages
+        of the first one are still to be read."""
         self.strict = listener.authenticated or not self.numbered
         """Whether each message must be shown to have come by this peer's own connection: another
         peer may have the same routing id later, or credentials count."""
@@ -213,11 +215,13 @@ class Peers:
         """Whether a message that came by the peer's routing id came from that very peer."""
         if peer.fd != _descriptor(head) or peer.identity != _identity(peer.listener, head):
             return False
-        own, there = peer.connection, self._connections.get(peer.fd)
-        if own is None or there is own:
+        own = peer.connection
+        if own is None or self._connections.get(peer.fd) is own:
             return True
-        # It has ended, and no other has its descriptor: these are its last messages.
-        return there is None and peer.numbered and not own.revoked
+        # It has ended, and these are its last messages: a numbered id is the link's own, whoever
+        # has the descriptor by now. The next connection, which has another number, would have to
+        # guess this one and to show a credential of the same user.
+        return peer.numbered and not own.revoked
 
     def connection(self, head: zmq.Frame) -> Connection | None:
         """Return the connection by which a message came."""

@@ -59,10 +59,12 @@ NUMBERED, CHOSEN = b"\0abcd", b"web-1"
     [
         (NUMBERED, "its own", False, True),
         (NUMBERED, "nobody", False, True),
-        (NUMBERED, "another", False, False),
+        (NUMBERED, "another", False, True),
         (NUMBERED, "nobody", True, False),
+        (NUMBERED, "another", True, False),
         (CHOSEN, "its own", False, True),
         (CHOSEN, "nobody", False, False),
+        (CHOSEN, "another", False, False),
     ],
 )
 def test_last_messages_of_an_authenticated_connection_that_ended_are_its_links(
@@ -81,6 +83,11 @@ def test_last_messages_of_an_authenticated_connection_that_ended_are_its_links(
     peer.connection = own
     assert peer.strict
     assert peers.is_same(peer, zmq.Frame(routing_id)) is same
+    monkeypatch.setattr("malamute_py.server.peers._identity", lambda *_: "bob")
+    assert not peers.is_same(peer, zmq.Frame(routing_id)), "another user has claimed the id"
+    monkeypatch.setattr("malamute_py.server.peers._identity", lambda *_: "ann")
+    monkeypatch.setattr("malamute_py.server.peers._descriptor", lambda _: 8)
+    assert not peers.is_same(peer, zmq.Frame(routing_id)), "another connection has claimed the id"
 
 
 def free_all(peers: Peers) -> None:
