@@ -215,6 +215,12 @@ class Loop:
                 drained = False
                 if listener.is_local:
                     local_drained = False
+        if drained and inbound.ended:
+            # A connection that ended since the poll may have left its last messages after it.
+            for listener in self._listeners:
+                if not inbound.drain(listener, now_ms):
+                    drained = False
+                    local_drained = local_drained and not listener.is_local
         if inbound.queued:
             inbound.catch_up(now_ms)
             drained = False
@@ -319,8 +325,14 @@ class Loop:
             self._lost(connection, now_ms)
         if now_ms < self._guard_at_ms or not self._guard_is_due(now_ms):
             return  # The first test spares most turns the call.
-        for connection in self._watch(now_ms, drained, local_drained):
-            self._lost(connection, now_ms)
+        ended = self._watch(now_ms, drained, local_drained)
+        if drained and ended:
+            # What they sent last may have come since the sockets were read: the next turn reads it.
+            self._inbound.ended += ended
+            self._busy = True
+        else:
+            for connection in ended:
+                self._lost(connection, now_ms)
         while self._graces:
             due_ms, connection = self._graces[0]
             if due_ms > now_ms:

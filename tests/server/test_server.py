@@ -6,7 +6,9 @@ import contextlib
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -35,12 +37,14 @@ from malamute_protocol.commands import (
 )
 from malamute_protocol.encode import encode
 from malamute_protocol.stamp import STAMP_BYTES
+from malamute_py import Plain
 from malamute_py.client.position import AtTime, LastPerSubject
 from malamute_py.client.sync.client import connect_sync
 from malamute_py.config import Config, load
 from malamute_py.server import Server
 from malamute_py.server.authentication.credentials import hash_password
 from malamute_py.server.errors import ServerFailed
+from malamute_py.telemetry import Limiter
 from tests.server.fakes import Lines
 from tests.server.peer import RawPeer
 from tests.server.storages import TroubledStorage, Troubles
@@ -357,7 +361,7 @@ def test_identities_come_from_the_credential_and_permissions_hold() -> None:
             until(lambda: log.of("denied"))
 
 
-PLAIN: dict[str, Any] = {
+BY_PASSWORD: dict[str, Any] = {
     "authentication__mechanism": "plain", "authentication__users": {"ann": hash_password("a")}
 }  # fmt: skip
 
@@ -368,7 +372,7 @@ def tcp_connection(at: str) -> socket.socket:
 
 
 @pytest.mark.parametrize(
-    ("settings", "mechanism"), [(PLAIN, b"NULL"), (PLAIN, b"CURVE"), ({}, b"PLAIN")]
+    ("settings", "mechanism"), [(BY_PASSWORD, b"NULL"), (BY_PASSWORD, b"CURVE"), ({}, b"PLAIN")]
 )
 def test_a_peer_without_a_credential_or_of_another_kind_is_counted_and_logged_with_its_address(
     settings: dict[str, Any], mechanism: bytes
@@ -384,7 +388,7 @@ def test_a_peer_without_a_credential_or_of_another_kind_is_counted_and_logged_wi
         assert "handshake_abandoned_total" not in facts
 
 
-@pytest.mark.parametrize("settings", [{}, PLAIN])
+@pytest.mark.parametrize("settings", [{}, BY_PASSWORD])
 def test_a_connection_that_ends_amid_the_handshake_was_not_denied(settings: dict[str, Any]) -> None:
     """Health checks by TCP and port scans were told as clients without a credential."""
     probes = 25  # more than the log has lines of one name
@@ -410,6 +414,27 @@ def test_a_connection_that_ends_amid_the_handshake_was_not_denied(settings: dict
             "127.0.0.1", "unknown"
         }  # fmt: skip
         assert bool(log.of("handshake_abandoned")) is bool(settings)
+
+
+def test_clients_with_a_credential_that_say_goodbye_are_told_so_whoever_has_their_descriptor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next connection had the descriptor: the goodbye was taken for a stranger's."""
+    monkeypatch.setattr(Limiter, "allows", lambda *_: True)
+    with serving(config(**BY_PASSWORD)) as (_, at, log):
+
+        def come_and_go(times: int) -> None:
+            for _ in range(times):
+                with connect_sync(at, credential=Plain("ann", "a")) as client:
+                    client.publish("s", b"x")
+
+        come_and_go(50)
+        until(lambda: len(log.of("link_closed")) >= 50)
+        with ThreadPoolExecutor(6) as threads:
+            list(threads.map(come_and_go, [10] * 6))
+        until(lambda: len(log.of("link_closed")) >= 110)
+        ends = Counter((told["happened"], told["code"]) for told in log.of("link_closed"))
+        assert ends == {("bye", "closed"): 110}
 
 
 # --- disks ------------------------------------------------------------------------------------
