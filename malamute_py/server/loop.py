@@ -385,6 +385,21 @@ class Loop:
         self._inbound.note_lost(peer)
         self._core.link_lost(peer.number, now_ms)
 
+    def _unreached(self, peer: Peer, now_ms: int) -> bool:
+        """Tell the core that a peer takes no messages any more; False: that is to come.
+
+        Where the guard knows the connection, it sees the end, and the core is told after the last
+        messages, among which may be a goodbye.
+        """
+        connection = peer.connection
+        if connection is not None and (
+            self._guard.connections.get(connection.fd) is connection
+            or connection in self._inbound.ended
+        ):
+            return False
+        self._gone(peer, now_ms)
+        return True
+
     def _take_results(self, now_ms: int) -> None:
         """Give the results of threads and processes to the parts that asked for them."""
         core = self._core
@@ -551,8 +566,8 @@ class Loop:
             for frame in send.frames:
                 counters["content_bytes_out_total"] += len(frame)
         except Unreachable:
-            self._gone(peer, now_ms)
-            self._told_of_loss = True
+            if self._unreached(peer, now_ms):
+                self._told_of_loss = True
         last = send.commands[-1]
         if isinstance(last, Bye) and peer.connection is not None:
             self._goodbye(peer, peer.connection, last.code, now_ms)
@@ -584,8 +599,8 @@ class Loop:
                         self._busy = True
                 except Unreachable:
                     del self._waiting[number]
-                    self._gone(peer, now_ms)
-                    self._busy = True
+                    if self._unreached(peer, now_ms):
+                        self._busy = True
 
     def _goodbye(self, peer: Peer, connection: Connection, code: str, now_ms: int) -> None:
         """End the connection of an ended link, unless it opens another in time."""

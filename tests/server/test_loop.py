@@ -523,37 +523,6 @@ def test_a_lost_connection_is_told_to_the_core_after_what_it_sent_last() -> None
         assert len(running.loop.peers) == 0
 
 
-@pytest.mark.parametrize("told_by", ["monitor", "look"])
-def test_an_end_that_is_seen_before_the_last_message_is_told_to_the_core_after_it(
-    monkeypatch: pytest.MonkeyPatch, told_by: str
-) -> None:
-    """A client that said goodbye was told as lost: both came after the poll, the end was seen."""
-    noting = Noting()
-    loop, [listener] = noting.running.loop, noting.running.listeners
-    known: list[int] = []
-    """Messages that the core had of the link when it was told of the loss."""
-    monkeypatch.setattr(
-        noting.running.core, "link_lost", lambda link, _: known.append(noting.counts[link])
-    )
-    assert listener.monitor is not None
-    with Zmtp(noting.running.endpoint) as peer:
-        peer.send(*encode_message([Ping(1)]))
-        noting.turns_until(lambda: noting.counts[1] == 1)
-        [connection] = noting.running.guard.connections.all()
-        peer.send(*encode_message([Ping(2)]))
-    assert listener.monitor.poll(WAIT_S * 1_000), "the connection has ended"
-    noting.running.until(lambda: connection.arrived() is None)
-    ready = [(listener.monitor, zmq.POLLIN)] if told_by == "monitor" else []
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "_poller", SimpleNamespace(poll=lambda _: ready))
-        loop._guard_at_ms = noting.running.guard._some_at_ms = 0
-        loop.turn()
-    assert noting.running.guard.connections.all() == [], "the end was seen"
-    noting.turns_until(lambda: known)
-    assert known == [2]
-    noting.close()
-
-
 def test_a_routing_id_chosen_again_on_a_new_connection_is_a_new_link() -> None:
     with RunningLoop(LOCAL) as running:
         for number in (1, 2):

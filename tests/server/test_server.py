@@ -6,9 +6,7 @@ import contextlib
 import os
 import socket
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -37,14 +35,12 @@ from malamute_protocol.commands import (
 )
 from malamute_protocol.encode import encode
 from malamute_protocol.stamp import STAMP_BYTES
-from malamute_py import Plain
 from malamute_py.client.position import AtTime, LastPerSubject
 from malamute_py.client.sync.client import connect_sync
 from malamute_py.config import Config, load
 from malamute_py.server import Server
 from malamute_py.server.authentication.credentials import hash_password
 from malamute_py.server.errors import ServerFailed
-from malamute_py.telemetry import Limiter
 from tests.server.fakes import Lines
 from tests.server.peer import RawPeer
 from tests.server.storages import TroubledStorage, Troubles
@@ -414,27 +410,6 @@ def test_a_connection_that_ends_amid_the_handshake_was_not_denied(settings: dict
             "127.0.0.1", "unknown"
         }  # fmt: skip
         assert bool(log.of("handshake_abandoned")) is bool(settings)
-
-
-def test_clients_with_a_credential_that_say_goodbye_are_told_so_whoever_has_their_descriptor(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The next connection had the descriptor: the goodbye was taken for a stranger's."""
-    monkeypatch.setattr(Limiter, "allows", lambda *_: True)
-    with serving(config(**BY_PASSWORD)) as (_, at, log):
-
-        def come_and_go(times: int) -> None:
-            for _ in range(times):
-                with connect_sync(at, credential=Plain("ann", "a")) as client:
-                    client.publish("s", b"x")
-
-        come_and_go(50)
-        until(lambda: len(log.of("link_closed")) >= 50)
-        with ThreadPoolExecutor(6) as threads:
-            list(threads.map(come_and_go, [10] * 6))
-        until(lambda: len(log.of("link_closed")) >= 110)
-        ends = Counter((told["happened"], told["code"]) for told in log.of("link_closed"))
-        assert ends == {("bye", "closed"): 110}
 
 
 # --- disks ------------------------------------------------------------------------------------
