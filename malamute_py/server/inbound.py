@@ -107,9 +107,9 @@ class Inbound:
         """Drop what still comes of a peer whose connection is lost.
 
         Its messages are known by the routing id, if libzmq gave that id, for it gives none twice;
-        an id that the peer chose (`strict`) may be another peer's by then.
+        an id that the peer chose may be another peer's by then.
         """
-        if not peer.strict:
+        if peer.numbered:
             self._cut_off[peer.routing_id] = peer
             if len(self._cut_off) > _CUT_OFF_MAX:
                 self._cut_off.popitem(last=False)

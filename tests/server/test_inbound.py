@@ -206,3 +206,20 @@ def test_a_newcomer_is_judged_once_its_connection_is_noted(
     assert not taken.inbound.held
     assert taken.inbound.queued == {newcomer.number: newcomer}
     assert taken.inbound._counters["claimed_ids_total"] == 0
+
+
+@pytest.mark.parametrize("numbered", [True, False])
+def test_what_an_authenticated_connection_left_is_dropped_where_no_other_may_have_its_id(
+    numbered: bool,
+) -> None:
+    """Each of the messages that it had left made a link, which a later connection paid for."""
+    taken = Taken([SMALL] * 3)
+    peer = taken._peers.pop(b"one")
+    peer.strict, peer.numbered, peer.routing_id = True, numbered, b"one"
+    dropped: list[int] = []
+    peer.delivered = lambda size, parts: dropped.append(parts)
+    admitted: list[bytes] = []
+    taken.inbound._admit = lambda listener, head, *_: admitted.append(head.bytes)
+    taken.inbound.note_lost(peer)
+    taken.turn()
+    assert (len(dropped), len(admitted)) == ((3, 0) if numbered else (0, 3))
