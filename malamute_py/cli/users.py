@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import secrets
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from malamute_py.cli import output
-from malamute_py.cli.commands import group
+from malamute_py.cli.commands import group, say
 from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.keys import PUBLIC_SUFFIX, make_pair, public_key
 from malamute_py.cli.output import Column
@@ -30,6 +31,7 @@ from malamute_py.cli.users_in_force import Running, grant_text, in_force
 
 if TYPE_CHECKING:
     from malamute_py.client.facts import UserFacts
+    from malamute_py.config import NamespaceSection
 
 app = group("user")
 
@@ -101,6 +103,7 @@ def add(
             table["identities"] = identity
         output_told = {"user": name, "file": str(edit.path), **told}
     _say(f"added user {name} to {edit.path}", output_told, as_json)
+    _tell_namespace(name, read_config(users, config).namespaces)
 
 
 @app.command(
@@ -121,6 +124,9 @@ def rm(
         for section in ("users", "permissions", "quotas"):
             edit.remove(section, name)
     _say(f"removed user {name} from {edit.path}", {"removed": name}, as_json)
+    for namespace, own in read_config(users, config).namespaces.items():
+        if name in own.users:
+            say(f"warning: namespaces.{namespace}.users still names {name}: take it out")
 
 
 @app.command(
@@ -299,6 +305,21 @@ def _give_key(
         return {"public_key": table["public_key"], "secret_key_file": str(path.absolute())}
     table["public_key"] = public_key(given_key or "", "--public-key")
     return {"public_key": table["public_key"]}
+
+
+def _tell_namespace(name: str, sections: Mapping[str, NamespaceSection]) -> None:
+    """Say to which namespace a new user belongs, or that it resembles the users of one."""
+    from malamute_py.server.authentication.namespaces import Namespaces, like_a_member
+
+    namespaces = Namespaces(sections)
+    own = namespaces.of(name)
+    if own is not None:
+        say(f"user {name} is in the namespace {own.name}")
+    elif near := like_a_member(name, namespaces):
+        say(
+            f"warning: user {name} is in no namespace, so that what it may do counts for the whole "
+            f"broker; did you mean {near[1]}, as users of {near[0]} are named?"
+        )
 
 
 def _say(text: str, told: dict[str, str], as_json: bool) -> None:

@@ -18,7 +18,7 @@ from malamute_py.broker import Broker, BrokerSettings
 from malamute_py.config import Config
 from malamute_py.config_check import Examined, in_force, of_program
 from malamute_py.server.authentication.authenticator import Authenticator
-from malamute_py.server.authentication.namespaces import empty_namespaces
+from malamute_py.server.authentication.namespaces import doubts
 from malamute_py.server.authentication.users_file import with_users
 from malamute_py.server.http_process import HttpCredential, admit
 from malamute_py.server.loop import Loop
@@ -192,8 +192,8 @@ class Rereading:
                 self._log.warning("setting_reloaded", **change._asdict())
             else:
                 self._log.info("setting_reloaded", **change._asdict())
-        for doubt in empty_namespaces(after) if after != before.complete else ():
-            self._log.warning("namespace_empty", key=doubt.key, reason=doubt.why)
+        for doubt in doubts(after) if after != before.complete else ():
+            self._log.warning("namespace_doubted", key=doubt.key, reason=doubt.why)
         self._log.info(
             "configuration_reloaded", link=reread.link, applied=counts[APPLIED],
             refused=counts[REFUSED], restart=counts[RESTART],

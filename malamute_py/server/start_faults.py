@@ -13,7 +13,7 @@ from pathlib import Path
 from malamute_py.config import Config
 from malamute_py.sections import ConfigError
 from malamute_py.server.authentication.credentials import check_credentials
-from malamute_py.server.authentication.namespaces import check_namespaces, empty_namespaces
+from malamute_py.server.authentication.namespaces import check_namespaces, doubts
 from malamute_py.server.authentication.users_file import examine_users
 from malamute_py.server.defaults import check_defaults
 from malamute_py.server.sockets import check_public, parse_endpoint
@@ -25,7 +25,7 @@ def start_doubts(config: Config) -> Iterator[ConfigError]:
         complete, _ = examine_users(config)
     except ConfigError:
         return  # It is a fault.
-    yield from empty_namespaces(complete)
+    yield from doubts(complete)
 
 
 def start_faults(config: Config) -> Iterator[ConfigError]:

@@ -286,3 +286,16 @@ def test_a_running_broker_tells_its_users_and_who_may_do_what() -> None:
         ]
         failed(run_cli("user", "ls", *at, "--users", "users.toml"), 2, "give no --users")
         failed(run_cli("who-can", "read", "x", *at, "--config", "c.toml"), 2, "no --config")
+
+
+def test_a_new_user_is_told_the_namespace_and_one_that_nearly_has_one_is_warned_of(
+    plain: Run,
+) -> None:
+    with Path("malamute.toml").open("a") as file:
+        file.write('[namespaces.acme]\n[namespaces.beta]\nusers = ["ann"]\n')
+    assert "is in the namespace acme" in plain("user", "add", "acme.eve", "--generate").ok().err
+    told = plain("user", "add", "acmee.bob", "--generate").ok().err
+    assert "warning: user acmee.bob is in no namespace" in told
+    assert "did you mean acme.*" in told
+    assert "namespace" not in plain("user", "add", "other", "--generate").ok().err
+    assert "namespaces.beta.users still names ann" in plain("user", "rm", "ann").ok().err

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Final
 
 from malamute_py.broker.limits import Namespace, Quota
@@ -18,6 +19,12 @@ from malamute_py.server.authentication.name_patterns import compiled, fits
 
 HTTP_USER: Final = "malamute-http"
 """Name of the broker's own HTTP side, which looks at all namespaces."""
+_LIKE: Final = 0.75
+"""Share of its signs from which on the beginning of a name is like a prefix."""
+_DOUBTED_MAX: Final = 20
+"""Users of a configuration that are doubted; further ones would say the same."""
+_COMPARED_MAX: Final = 20_000
+"""Comparisons of a user with a pattern, of one configuration: they take half a second."""
 
 
 class Namespaces:
@@ -89,28 +96,64 @@ def check_namespaces(config: Config) -> None:
                     )
 
 
-def empty_namespaces(config: Config) -> Iterator[ConfigError]:
-    """Yield each namespace that no user belongs to, and the user who was likely meant.
+def doubts(config: Config) -> Iterator[ConfigError]:
+    """Yield what is likely not meant of the namespaces, though it may be: each is a warning.
 
-    Its name or its patterns may be misspelt: then those who were meant reach the whole broker.
-    config: with all users; without any nothing is known.
+    A namespace that no user belongs to, whose name or patterns may be misspelt; a user in none, and
+    with a name like those of one, who may reach the whole broker. config: with all users; without
+    any nothing is known.
     """
-    users = {*config.authentication.users, *config.authentication.clients}
+    users = sorted({*config.authentication.users, *config.authentication.clients} - {HTTP_USER})
+    if not users or not config.namespaces:
+        return
     namespaces = Namespaces(config.namespaces)
-    homeless = [user for user in users if namespaces.of(user) is None]
-    for namespace in namespaces.all if users else ():
-        if any(fits(pattern, user) for pattern in namespace.users for user in users):
-            continue
-        near = [
-            user
-            for pattern in namespace.users
-            for user in difflib.get_close_matches(pattern, homeless, n=1)
-        ]
+    at_home = {namespace.name for user in users if (namespace := namespaces.of(user)) is not None}
+    for namespace in namespaces.all:
+        if namespace.name not in at_home:
+            yield ConfigError(
+                f"namespaces.{namespace.name}",
+                f"no user's name fits {' or '.join(namespace.users)}",
+            )
+    homeless = (user for user in users if namespaces.of(user) is None)
+    patterns = sum(len(namespace.users) for namespace in namespaces.all)
+    compared = islice(homeless, 1 + _COMPARED_MAX // patterns)
+    doubted = ((user, near) for user in compared if (near := like_a_member(user, namespaces)))
+    for user, (name, pattern) in islice(doubted, _DOUBTED_MAX):
         yield ConfigError(
-            f"namespaces.{namespace.name}",
-            f"no user's name fits {' or '.join(namespace.users)}"
-            + (f": {near[0]} is in no namespace, and reaches the whole broker" if near else ""),
+            f"namespaces.{name}.users",
+            f"user {user} is in no namespace, so that what it may do counts for the whole broker; "
+            f"did you mean {pattern}?",
         )
+
+
+def like_a_member(user: str, namespaces: Namespaces) -> tuple[str, str] | None:
+    """Return a namespace whose users a name resembles, and the pattern of these; None: none."""
+    return next(
+        (
+            (namespace.name, pattern)
+            for namespace in namespaces.all
+            for pattern in namespace.users
+            if _is_like(user, pattern)
+        ),
+        None,
+    )
+
+
+def _is_like(user: str, pattern: str) -> bool:
+    """Whether a name begins nearly as a pattern does, which is a beginning and a star."""
+    head = pattern.removesuffix("*")
+    if head == pattern or not head or "*" in head or head[-1].isalnum():
+        return False
+    word, end = head[:-1], head[-1]
+    parts = head.count(end)
+    own = end.join(user.split(end)[:parts])
+    if own.casefold() == word.casefold():
+        return True  # Such as ACME.eve, or acme alone.
+    if user.count(end) >= parts:
+        alike = difflib.SequenceMatcher(None, own, word)
+        return alike.real_quick_ratio() >= _LIKE and alike.ratio() >= _LIKE
+    rest = user[len(word) :]  # Such as acme-eve.
+    return user.casefold().startswith(word.casefold()) and not rest[:1].isalnum()
 
 
 def _under(name: str, namespaces: Iterable[Namespace]) -> Iterator[Namespace]:

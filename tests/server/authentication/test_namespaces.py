@@ -13,7 +13,7 @@ from malamute_py.sections import ConfigError
 from malamute_py.server.authentication.namespaces import (
     Namespaces,
     check_namespaces,
-    empty_namespaces,
+    doubts,
 )
 
 KEY = "x" * 40
@@ -100,14 +100,42 @@ def test_a_template_under_the_prefix_of_another_namespace_is_refused() -> None:
         check_namespaces(config({"acme": {}}, identities={"ops": ["acme.web-{n}"]}))
 
 
-def test_a_namespace_that_no_user_belongs_to_is_told_with_the_user_who_was_meant() -> None:
-    found = empty_namespaces(config({"acme": {}, "acmee": {}, "beta": {"users": ["b-*", "eve"]}}))
+def test_a_namespace_that_no_user_belongs_to_is_doubted() -> None:
+    found = doubts(config({"acme": {}, "acmee": {}, "beta": {"users": ["b-*", "eve"]}}))
     assert [(each.key, each.why) for each in found] == [
         ("namespaces.acmee", "no user's name fits acmee.*"),
         ("namespaces.beta", "no user's name fits b-* or eve"),
     ]
-    (misspelt,) = empty_namespaces(config({"acmee": {}}))
-    assert misspelt.why.endswith("acme.ann is in no namespace, and reaches the whole broker")
+    misspelt, like = doubts(config({"acmee": {}}))
+    assert (misspelt.key, like.key) == ("namespaces.acmee", "namespaces.acmee.users")
+    assert like.why.startswith("user acme.ann is in no namespace")
+
+
+@pytest.mark.parametrize(
+    "user",
+    ["acmee.eve", "amce.eve", "acm.eve", "ACME.eve", "Acme.eve", "acme-eve", "acme_eve", "acme"],
+)
+def test_a_user_in_no_namespace_whose_name_is_like_those_of_one_is_doubted(user: str) -> None:
+    [doubt] = doubts(config({"acme": {}}, ("acme.ann", "ops", user)))
+    assert doubt.key == "namespaces.acme.users"
+    assert doubt.why.startswith(f"user {user} is in no namespace, ")
+    assert doubt.why.endswith("did you mean acme.*?")
+
+
+@pytest.mark.parametrize(
+    "user",
+    ["acme.eve", "ops", "acmex", "eve", "other.eve", "ac", "malamute-http", "beta1", "eve.acme"],
+)
+def test_a_user_whose_name_is_like_no_prefix_is_not_doubted(user: str) -> None:
+    sections: dict[str, Any] = {"acme": {}, "beta": {"users": ["beta1", "ops.*.x"]}}
+    assert not list(doubts(config(sections, ("acme.ann", "beta1", user))))
+    assert not list(doubts(config({}, ("acme.ann",))))
+
+
+def test_doubts_of_a_large_configuration_are_bounded() -> None:
+    sections: dict[str, Any] = {f"tenant{at}": {} for at in range(100)}
+    found = list(doubts(config(sections, tuple(f"tenamt{at}.x" for at in range(500)))))
+    assert len([each for each in found if each.key.endswith(".users")]) == 20
 
 
 def test_sizes_in_quotas_and_defaults_may_have_units() -> None:
