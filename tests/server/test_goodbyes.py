@@ -1,4 +1,4 @@
-"""What a client sent last, a goodbye above all, is its link's before the link is told as lost."""
+"""The last messages of a client, its goodbye among them, come before its link is told as lost."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_an_end_that_is_seen_before_the_last_message_is_told_to_the_core_after_i
         noting.turns_until(lambda: noting.counts[1] == 1)
         [connection] = noting.running.guard.connections.all()
         peer.send(*encode_message([Ping(2)]))
-    assert listener.monitor.poll(WAIT_S * 1_000), "the connection has ended"
+    assert listener.monitor.poll(round(WAIT_S * 1_000)), "the connection has ended"
     noting.running.until(lambda: connection.arrived() is None)
     ready = [(listener.monitor, zmq.POLLIN)] if told_by == "monitor" else []
     with monkeypatch.context() as patch:
