@@ -1,4 +1,4 @@
-"""The last message of a client, a goodbye above all, is taken before its link is told as lost."""
+"""The last messages of a client, its goodbye among them, come before its link is told as lost."""
 
 from __future__ import annotations
 

@@ -202,9 +202,10 @@ class Guard:
         asked for its address.
         """
         if failure == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+            why = "mechanism"
             self._count("denied_total")
-            self._count("denied_mechanism_total")
-            self._report("denied", {"address": address, "why": "mechanism"})
+            self._count(f"denied_{why}_total")
+            self._report("denied", {"address": address, "why": why})
         else:
             # A probe, a scan or a client that was ended, or a peer with another mechanism whose
             # libzmq was the first to see that: the broker cannot tell which.
