@@ -53,8 +53,9 @@ class Planner:
     ) -> Plan:
         """How far a read bounded so would come, and its parts; from the index.
 
-        Bytes count the entries that may match. 0: no bound, or a single part. left: of the entries
-        that end by an offset only those count that these candidates select. matches, rows: as of
+        Bytes count the entries that may match. 0: no bound, or a single part. left: pairs of
+        candidates and an offset: of the entries that end by the offset, those count alone that the
+        candidates select, as a reader has taken the others already. matches, rows: as of
         Reader.read(); given them, of rare rows their own bytes count, and the parts of a long read
         in which few rows are wanted are larger: their bytes are an estimate by a few batches.
         now_ms: given it, the plan tells which of its parts are unbroken.

@@ -76,8 +76,9 @@ class Space:
     ) -> None:
         """settings: with the ring's own segment_bytes. forget: drop caches of a segment.
 
-        expect: writes the manifest: numbers of the oldest and the newest segment. detach: gives
-        what is mapped of a segment memory of its own; False: its file must stay as it is.
+        end, synced: tell the ring's end, and up to where it is synced. sync: syncs it. expect:
+        writes the manifest: numbers of the oldest and the newest segment. detach: gives what is
+        mapped of a segment memory of its own; False: its file must stay as it is.
         """
         self.storage = storage
         self.settings = settings
@@ -86,7 +87,8 @@ class Space:
         self.spares: deque[Segment] = deque()
         """Prepared segments, which append() begins in this order."""
         self.strays: dict[int, Segment] = {}
-        """Empty segments of ours further ahead than the next one, by number."""
+        """Number -> empty segment that a former run prepared, further ahead than the next one: each
+        becomes a spare when its number has its turn."""
         self.unknown: set[str] = set()
         """Names of files that are left alone."""
         self.missing_from: int | None = None
@@ -115,7 +117,7 @@ class Space:
         self._expect = expect
         self._detach = detach
         self._snapshots: deque[tuple[int, int]] = deque()
-        """(end, position as of which it holds) of snapshots that are not known to be synced."""
+        """(end, position whose state it tells) of snapshots that are not known to be synced."""
         self._pins: dict[str, tuple[int, int]] = {}
         """Name of a pin -> (stream, offset) from which on it keeps records."""
         self._work: _Work | None = None

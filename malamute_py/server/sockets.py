@@ -164,9 +164,10 @@ class Listener:
             # This bounds one frame; the guard bounds what endless MORE frames add up to.
             zmq.MAXMSGSIZE: max(limits.batch_bytes_max, limits.command_frame_bytes_max),
             zmq.HANDSHAKE_IVL: links.handshake_ms,
-            # libzmq 4.3.5 aborts when a connection breaks whose queue was full: its heartbeat, or a
-            # PING of the peer's after what did not fit, writes to it (`!_io_error`). So there is no
-            # heartbeat of libzmq, and no queue is ever full: the guard counts bytes instead.
+            # libzmq 4.3.5 aborts when a connection breaks whose queue of received messages was
+            # full: its heartbeat, or a PING of the peer's after what did not fit, writes to it. So
+            # there is no heartbeat of libzmq, and that queue (RCVHWM) has no bound: the guard
+            # counts bytes instead.
             zmq.HEARTBEAT_IVL: 0,
             zmq.RCVHWM: 0,
             zmq.LINGER: 0,

@@ -493,7 +493,9 @@ class GroupReader:
     def _read_moved(self, group: Group, keys: Keys, offset: int) -> None:
         """Begin a read of newest records that have moved, or go on after the last of them.
 
-        Older records of their subjects count as done: newer ones replaced them.
+        A stream with keys keeps the newest record of each subject: compaction copies it to the end
+        of the ring before its segment is used again. It keeps its offset, and is found by the place
+        of its copy. Older records of these subjects count as done, for newer ones replaced them.
         """
         stream = group.stream
         to = min(stream.first, group.tail)

@@ -168,7 +168,7 @@ class KeyView:
         one, too: deleting twice is deleting once. revision: delete the key only if this is its
         revision, so that one that is not there is refused. Raises as update().
         """
-        empty = await self._known()
+        empty = await self._known()  # The body of a marker, which depends on the stream's kind.
         wanted = None if revision is None else revision_of(revision)
         fields = {DELETION_FIELD: ""}
         return await self._change(key, empty, fields, None, wanted, confirm, timeout_ms)

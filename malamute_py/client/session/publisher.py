@@ -396,8 +396,9 @@ class Publisher(Lanes[OutgoingRecords]):
 
         A batch costs producer, broker and consumer about what a hundred records do. Where they come
         one by one and fast, batches of a few would fill queues that batches of some dozens do not.
-        Nothing that was asked for later overtakes them. Records without a confirm never wait: a
-        caller that awaits each of them would wait for nothing but the clock.
+        Other calls that wait end the waiting, so that none of them overtakes the records. Records
+        without a confirm never wait: a caller that awaits each of them would wait for nothing but
+        the clock.
         """
         if batch.bytes >= batch.lane.batch_bytes:
             return False

@@ -456,6 +456,7 @@ class Step:
         else:
             move = Move(integer("next", next, 0, code="bad_start"), before, force=force)
         self.parts[moved] = [move]
+        # A step that is merged with this one might move the same cursor.
         self.merge_limited = True
 
     # --- removal ------------------------------------------------------------------------------

@@ -165,7 +165,7 @@ class SyncKeyView:
         one, too: deleting twice is deleting once. revision: delete the key only if this is its
         revision, so that one that is not there is refused. Raises as update().
         """
-        empty = self._known()
+        empty = self._known()  # The body of a marker, which depends on the stream's kind.
         wanted = None if revision is None else revision_of(revision)
         fields = {DELETION_FIELD: ""}
         return self._change(key, empty, fields, None, wanted, confirm, timeout_ms)
