@@ -46,7 +46,8 @@ Examples:
   malamute config check malamute.toml --set journal.ring_bytes=8GiB --json
 
 Variables (MALAMUTE_JOURNAL_RING_BYTES) count, as for a broker that starts in this shell. Nothing is
-changed, and no address is bound.
+changed, and no address is bound. Root may check for a broker of another user: files with secrets
+may then be that user's, or root's and for a group to read.
 
 Exit codes: 0 good, 2 there are problems.""",
 )
@@ -57,10 +58,12 @@ def check(
 ) -> int:
     """Check a configuration, and tell all its problems at once."""
     from malamute_py.config_check import examine
+    from malamute_py.sections import judged_for_another
     from malamute_py.server.start_faults import start_faults
 
     examined = examine(file, environment=os.environ, overrides=setting_pairs(settings))
-    problems = examined.all_problems(start_faults(examined.config))
+    with judged_for_another():
+        problems = examined.all_problems(start_faults(examined.config))
     if as_json:
         output.print_json(
             {"good": not problems, "problems": [problem._asdict() for problem in problems]}
@@ -116,6 +119,7 @@ def show(
 ) -> int:
     """Show each value in force, and where it comes from."""
     from malamute_py.config_check import DEFAULT, examine
+    from malamute_py.sections import judged_for_another
     from malamute_py.server.start_faults import start_faults
 
     if running:
@@ -123,7 +127,8 @@ def show(
             raise CommandFailed("--running asks the broker: give no FILE and no --set", USAGE)
         return _show_running(ctx, changed, as_json)
     examined = examine(file, environment=os.environ, overrides=setting_pairs(settings))
-    problems = examined.all_problems(start_faults(examined.config))
+    with judged_for_another():
+        problems = examined.all_problems(start_faults(examined.config))
     tell_problems(problems, err=True)
     if examined.problems:
         return USAGE
