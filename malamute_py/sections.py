@@ -8,13 +8,21 @@ deploy/malamute.toml.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
-from typing import Annotated, Literal
+import stat
+from collections.abc import Iterator
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Annotated, Final, Literal
 
 import msgspec
 
 from malamute_protocol.errors import MalamuteError
+
+TOKEN_CHARACTERS_MIN: Final = 16
+_for_another: ContextVar[bool] = ContextVar("for_another", default=False)
 
 
 class ConfigError(MalamuteError):
@@ -38,9 +46,30 @@ def open_to_others(facts: os.stat_result, refused: int) -> int:
     A file of root's may be read by its group, as an operator put the program into that group:
     Kubernetes and Docker hand secrets so to a program that is not root, and PostgreSQL takes them.
     """
-    if facts.st_uid == 0 != os.geteuid():
+    theirs = os.geteuid() != 0 or (_for_another.get() and facts.st_gid != 0)
+    if facts.st_uid == 0 and theirs:
         refused &= ~0o040
     return facts.st_mode & refused
+
+
+def of_another(facts: os.stat_result) -> bool:
+    """Whether a file belongs to a user who is neither root nor that of the program."""
+    owners = {0, os.geteuid()}
+    return facts.st_uid not in owners and not (os.geteuid() == 0 and _for_another.get())
+
+
+@contextlib.contextmanager
+def judged_for_another() -> Iterator[None]:
+    """Have root judge files with secrets for a program that runs as another user.
+
+    Root checks the configuration of a broker that systemd runs as a user of its own. The file may
+    then belong to that user, or be root's and readable by a group other than root's.
+    """
+    token = _for_another.set(True)
+    try:
+        yield
+    finally:
+        _for_another.reset(token)
 
 
 class HttpSection(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -92,3 +121,40 @@ def serves_console(http: HttpSection) -> bool:
     """Whether the address has the console: one that other machines reach only when told so."""
     public = parse_bind(http.bind)[2]
     return http.console in ("login", "open") or (http.console == "local" and not public)
+
+
+def read_token(path: str) -> str:
+    """The token in a file; empty without a file.
+
+    Raises ConfigError: others could read the file, or what it holds is too short to be a secret.
+    """
+    key = "http.token_file"
+    if not path:
+        return ""
+    try:
+        with open(Path(path).expanduser(), "rb", opener=_at_once) as file:
+            facts = os.fstat(file.fileno())
+            if not stat.S_ISREG(facts.st_mode):
+                raise ConfigError(key, f"{path} is no regular file")
+            text = file.read(4_096).decode("ascii").strip()
+    except OSError as error:
+        raise ConfigError(key, f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(key, f"{path} is not plain text") from None
+    if open_to_others(facts, 0o077):
+        mode = stat.S_IMODE(facts.st_mode)
+        raise ConfigError(
+            key, f"{path} has mode {mode:04o}: others can use it; type: chmod 600 {path}"
+        )
+    if len(text) < TOKEN_CHARACTERS_MIN or not text.isprintable() or " " in text:
+        raise ConfigError(
+            key,
+            f"{path} does not hold one word of {TOKEN_CHARACTERS_MIN} characters or more; "
+            f"type: (umask 077; openssl rand -hex 32 > {path})",
+        )
+    return text
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Open a file; the open of a FIFO would wait for a writer without O_NONBLOCK."""
+    return os.open(path, flags | os.O_NONBLOCK)

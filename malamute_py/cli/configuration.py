@@ -46,7 +46,8 @@ Examples:
   malamute config check malamute.toml --set journal.ring_bytes=8GiB --json
 
 Variables (MALAMUTE_JOURNAL_RING_BYTES) count, as for a broker that starts in this shell. Nothing is
-changed, and no address is bound.
+changed, and no address is bound. Root may check for a broker of another user: files with secrets
+may then be that user's, or root's and for a group to read.
 
 Exit codes: 0 good, 2 there are problems.""",
 )
@@ -57,14 +58,16 @@ def check(
 ) -> int:
     """Check a configuration, and tell all its problems at once."""
     from malamute_py.config_check import Problem, examine
+    from malamute_py.sections import judged_for_another
     from malamute_py.server.start_faults import start_doubts, start_faults
 
     examined = examine(file, environment=os.environ, overrides=setting_pairs(settings))
-    problems = examined.all_problems(start_faults(examined.config))
-    warnings = [
-        Problem(examined.place_of(doubt.key), doubt.key, doubt.why)
-        for doubt in start_doubts(examined.config)
-    ]
+    with judged_for_another():
+        problems = examined.all_problems(start_faults(examined.config))
+        warnings = [
+            Problem(examined.place_of(doubt.key), doubt.key, doubt.why)
+            for doubt in start_doubts(examined.config)
+        ]
     if as_json:
         told = {"problems": problems, "warnings": warnings}
         lists = {name: [each._asdict() for each in some] for name, some in told.items()}
@@ -121,6 +124,7 @@ def show(
 ) -> int:
     """Show each value in force, and where it comes from."""
     from malamute_py.config_check import DEFAULT, examine
+    from malamute_py.sections import judged_for_another
     from malamute_py.server.start_faults import start_faults
 
     if running:
@@ -128,7 +132,8 @@ def show(
             raise CommandFailed("--running asks the broker: give no FILE and no --set", USAGE)
         return _show_running(ctx, changed, as_json)
     examined = examine(file, environment=os.environ, overrides=setting_pairs(settings))
-    problems = examined.all_problems(start_faults(examined.config))
+    with judged_for_another():
+        problems = examined.all_problems(start_faults(examined.config))
     tell_problems(problems, err=True)
     if examined.problems:
         return USAGE

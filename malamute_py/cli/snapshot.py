@@ -14,7 +14,7 @@ import typer
 
 from malamute_py.cli import output
 from malamute_py.cli.commands import group, say
-from malamute_py.cli.failures import FAILED
+from malamute_py.cli.failures import FAILED, CommandFailed
 from malamute_py.cli.progress import Progress
 from malamute_py.cli.values import iso_text, size_text
 
@@ -47,6 +47,8 @@ def take(
     """Copy a broker's data, running or not, and verify the copy."""
     from malamute_py.store.snapshot import take as take_it
 
+    if not data.is_dir():
+        raise CommandFailed(f"{data}: there is no such directory; name the broker's with --data")
     with Progress("copying") as progress:
         manifest = take_it(data, directory, progress=_shown(progress))
     _tell(directory, manifest, manifest.findings, as_json=as_json)

@@ -162,22 +162,20 @@ def ls(
             Column("name", "User", style="cyan"),
             Column("credential", "Credential"),
             Column("identities", "Identities"),
-            Column("verbs", "Permitted"),
+            Column("grant", "Permitted"),
             Column("namespace", "Namespace"),
         ],
         [
             (
                 name,
-                " and ".join(
-                    word
-                    for word, has in (("password", user.password), ("key", user.public_key))
-                    if has
-                ),
-                ", ".join(user.identities),
-                _verbs(file.permissions.get(name)),
+                _credential(user),
+                "" if user is None else ", ".join(user.identities),
+                grant if as_json else grant_text(grant),
                 "" if (namespace := namespaces.of(name)) is None else namespace.name,
             )
-            for name, user in sorted(file.users.items())
+            for name in sorted({*file.users, *file.permissions})
+            for user in (file.users.get(name),)
+            for grant in (_granted(file.permissions.get(name)),)
         ],
         as_json=as_json,
         empty="no users; `malamute user add NAME` adds one",
@@ -209,9 +207,22 @@ def _list_running(found: list[UserFacts], as_json: bool) -> None:
     )
 
 
-def _verbs(grant: Any) -> str:
-    fields = () if grant is None else type(grant).__struct_fields__
-    return ", ".join(verb for verb in fields if verb != "deny" and getattr(grant, verb))
+def _credential(user: Any) -> str:
+    """How a user of the file logs in; permissions may name one who has no entry of its own."""
+    if user is None:
+        return ""
+    ways = (("password", user.password), ("key", user.public_key))
+    return " and ".join(word for word, has in ways if has)
+
+
+def _granted(grant: Any) -> dict[str, Any]:
+    """Return the verbs of a grant that say something, and its denials."""
+    import msgspec
+
+    facts = {} if grant is None else msgspec.to_builtins(grant)
+    if facts.get("deny"):
+        facts["deny"] = {verb: names for verb, names in facts["deny"].items() if names}
+    return {verb: names for verb, names in facts.items() if names}
 
 
 @app.command(

@@ -24,13 +24,13 @@ from malamute_py.http.console.events import STREAMS_MAX, EventStreams
 from malamute_py.http.console.logins import Logins
 from malamute_py.http.console.sessions import Sessions
 from malamute_py.http.console.site import Console
-from malamute_py.http.settings import read_token
 from malamute_py.http.source import Source
 from malamute_py.sections import (
     ConfigError,
     HttpSection,
     check_http,
     parse_bind,
+    read_token,
     serves_console,
 )
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from malamute_py.config import Config
-from malamute_py.sections import ConfigError
+from malamute_py.sections import ConfigError, read_token
 from malamute_py.server.authentication.credentials import check_credentials
 from malamute_py.server.authentication.namespaces import check_namespaces, doubts
 from malamute_py.server.authentication.users_file import examine_users
@@ -68,3 +68,5 @@ def _token(config: Config) -> None:
     path = config.http.token_file
     if config.http.bind and path and not Path(path).expanduser().is_file():
         raise ConfigError("http.token_file", f"{path} is no file; write a token into one")
+    if config.http.bind:
+        read_token(path)

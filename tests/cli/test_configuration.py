@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 
 import pytest
+import zmq
 
 from malamute_py.config import load
 from malamute_py.config_check import MASK, examine, lines_of
+from malamute_py.sections import ConfigError
 from malamute_py.server import Server
-from malamute_py.server.authentication.credentials import hash_password
+from malamute_py.server.authentication.credentials import hash_password, read_server_key
 from tests.cli.running import Run, run_cli
 from tests.server.fakes import Lines
 
@@ -208,7 +211,7 @@ def test_files_that_a_configuration_names_are_looked_for_beside_it(tmp_path: Pat
     folder.mkdir()
     (folder / "users.toml").write_text("")
     (folder / "users.toml").chmod(0o600)
-    (folder / "token").write_text("a token of thirty-two characters.")
+    (folder / "token").write_text("a-token-of-thirty-two-characters")
     (folder / "token").chmod(0o600)
     file = folder / "malamute.toml"
     file.write_text(
@@ -268,6 +271,53 @@ def test_what_a_start_would_refuse_is_told_and_nothing_is_made(tmp_path: Path) -
         f"{file}:5: authentication.clients.ann: is not a CURVE key: 40 characters of Z85"
     ]
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_token_that_the_http_side_would_refuse_is_told(tmp_path: Path) -> None:
+    file, token = tmp_path / "malamute.toml", tmp_path / "token"
+    file.write_text('[http]\nbind = "127.0.0.1:9798"\ntoken_file = "token"\n')
+    for text, mode, said in (
+        ("short", 0o600, "does not hold one word of 16 characters"),
+        ("sixteen-letters-and-more", 0o644, "mode 0644: others can use it"),
+    ):
+        token.write_text(text)
+        token.chmod(mode)
+        outcome = run_cli("config", "check", str(file))
+        assert outcome.code == 2
+        assert outcome.lines[0].startswith(f"{file}:3: http.token_file: {token} ")
+        assert said in outcome.lines[0]
+    token.chmod(0o600)
+    assert run_cli("config", "check", str(file)).lines == [f"{file} is good"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes files of others")
+@pytest.mark.parametrize(
+    ("owner", "group", "mode", "good"),
+    [
+        (0, 2, 0o640, True),
+        (10_001, 10_001, 0o600, True),
+        (0, 0, 0o640, False),
+        (0, 2, 0o660, False),
+        (10_001, 10_001, 0o640, False),
+        (0, 2, 0o644, False),
+    ],
+)
+def test_root_checks_the_keys_of_a_broker_that_another_user_runs(
+    owner: int, group: int, mode: int, good: bool, tmp_path: Path
+) -> None:
+    file, key = tmp_path / "malamute.toml", tmp_path / "broker.key"
+    read_server_key(str(key))
+    file.write_text(
+        '[authentication]\nmechanism = "curve"\nserver_key_file = "broker.key"\n'
+        f'[authentication.clients]\nann = "{zmq.curve_keypair()[0].decode()}"\n'
+    )
+    os.chown(key, owner, group)
+    key.chmod(mode)
+    outcome = run_cli("config", "check", str(file))
+    assert (outcome.lines == [f"{file} is good"]) is good, outcome.lines
+    # A broker that root runs wants them for itself.
+    with pytest.raises(ConfigError):
+        read_server_key(str(key))
 
 
 def test_each_value_is_shown_with_its_origin(tmp_path: Path) -> None:

@@ -42,6 +42,16 @@ def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:
     assert "is there already; name a new directory" in again.err
 
 
+def test_a_directory_that_is_not_there_is_named_with_the_option_that_names_another(
+    tmp_path: Path,
+) -> None:
+    outcome = run_cli("snapshot", "take", str(tmp_path / "copy"), "--data", str(tmp_path / "no"))
+    assert outcome.code == 1
+    assert outcome.err == (
+        f"error: {tmp_path / 'no'}: there is no such directory; name the broker's with --data\n"
+    )
+
+
 def test_a_damaged_snapshot_is_told(tmp_path: Path) -> None:
     data, snap = tmp_path / "data", tmp_path / "snap"
     with EmbeddedBroker(data, **SMALL):  # type: ignore[arg-type]

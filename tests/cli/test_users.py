@@ -184,15 +184,30 @@ def test_comments_and_order_of_the_file_stay(plain: Run) -> None:
 
 def test_users_are_listed(plain: Run) -> None:
     plain("grant", "ann", "write", "orders").ok()
-    assert plain("user", "ls").ok().rows == [["ann", "password", "", "write", ""]]
+    assert plain("user", "ls").ok().rows == [["ann", "password", "", "write orders", ""]]
     with Path("malamute.toml").open("a") as file:
         file.write('[namespaces.acme]\nusers = ["ann"]\n')
-    assert plain("user", "ls").ok().rows == [["ann", "password", "", "write", "acme"]]
+    assert plain("user", "ls").ok().rows == [["ann", "password", "", "write orders", "acme"]]
     plain("grant", "ann", "write", "acme.*").ok()
     plain("grant", "ann", "admin").ok()
     assert plain("who-can", "write", "orders").ok().rows == []
     assert plain("who-can", "write", "acme.x").ok().rows == [["ann", ""]]
     assert plain("who-can", "manage_clients").ok().rows == [["ann", "in namespace acme"]]
+
+
+def test_a_list_of_the_file_shows_names_denials_and_what_is_for_all(plain: Run) -> None:
+    """They were in --running alone: a user who was denied something looked allowed."""
+    plain("grant", "ann", "write", "orders", "--subject", "eu.*").ok()
+    plain("grant", "ann", "read", "*").ok()
+    plain("grant", "ann", "read", "salaries.*", "--deny").ok()
+    plain("grant", "*", "read", "public.*").ok()
+    everyone, ann = plain("user", "ls").ok().rows
+    assert everyone == ["*", "", "", "read public.*", ""]
+    assert "read *; " in ann[3]
+    assert "write orders under eu.*" in ann[3]
+    assert ann[3].endswith("not read salaries.*")
+    grant = plain("user", "ls", "--json").ok().json[1]["grant"]
+    assert (grant["read"], grant["deny"]) == (["*"], {"read": ["salaries.*"]})
 
 
 def failed(outcome: Outcome, code: int, says: str) -> None:

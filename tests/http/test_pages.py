@@ -12,8 +12,7 @@ import pytest
 from malamute_py import EmbeddedBroker
 from malamute_py.http.application import HEAD_BYTES_MAX, PATH_BYTES_MAX
 from malamute_py.http.serving import Serving
-from malamute_py.http.settings import read_token
-from malamute_py.sections import ConfigError, HttpSection
+from malamute_py.sections import ConfigError, HttpSection, read_token
 from tests.http.running import RunningHttp, at, until
 
 TOKEN = "0123456789abcdef0123"

@@ -20,7 +20,7 @@ import zmq
 import zmq.utils.z85
 
 from malamute_py.config import Authentication
-from malamute_py.sections import ConfigError, open_to_others
+from malamute_py.sections import ConfigError, of_another, open_to_others
 from malamute_py.server.authentication.carriers import Carriers
 
 _LOG2_N, _R, _P = 14, 8, 1
@@ -155,7 +155,7 @@ def read_guarded(path: str, key: str, refused: int, advice: str) -> bytes:
             raise ConfigError(
                 key, f"{path} has mode {mode:04o}: others can {does} it; type: {advice} {path}"
             )
-        if facts.st_uid not in (0, os.geteuid()):
+        if of_another(facts):
             raise ConfigError(
                 key,
                 f"{path} belongs to user {facts.st_uid}, who can write it; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -187,6 +188,52 @@ def test_a_phone_shows_every_page_without_scrolling_sideways(
         phone.until("return document.querySelector('th.mark') !== null")
         assert phone.run("return document.querySelector('th.mark').offsetWidth") < 80
         assert phone.run("return document.querySelector('.records tbody tr').offsetHeight") < 80
+
+
+def test_a_refresh_leaves_a_table_where_it_was_scrolled_to_and_what_is_marked(
+    http: RunningHttp, client: SyncClient, tmp_path: Path
+) -> None:
+    client.publish("wide", b"x")
+    with Chromium(tmp_path / "scrolled", width=320, height=800) as phone:
+        log_in(phone, http)
+        phone.go(f"{http.serving.url}/console/streams?prefix=wide")
+        phone.run("window.before = document.querySelector('#live table')")
+        phone.run("before.parentElement.scrollLeft = 40")
+        assert phone.run("return before.parentElement.scrollLeft") == 40
+        trigger = phone.run("return document.querySelector('#live').getAttribute('hx-trigger')")
+        assert trigger.startswith("every ")
+        phone.until("return !before.isConnected")
+        assert phone.run("return document.querySelector('#live .table').scrollLeft") == 40
+        phone.run(
+            "window.before = document.querySelector('#live table');"
+            "getSelection().selectAllChildren(before)"
+        )
+        asked = "return performance.getEntriesByType('resource').length"
+        count = phone.run(asked)
+        time.sleep(int(trigger.split()[1].removesuffix("s")) + 1)
+        assert phone.run(asked) == count
+        phone.run("getSelection().removeAllRanges()")
+        phone.until("return !before.isConnected")
+
+
+def test_the_plots_have_the_time_of_day_before_the_first_rates(
+    http: RunningHttp, tmp_path: Path
+) -> None:
+    with Chromium(tmp_path / "early") as window:
+        window.devtools(
+            "Page.addScriptToEvaluateOnNewDocument",
+            source="window.written = []; const fill = CanvasRenderingContext2D.prototype.fillText;"
+            "CanvasRenderingContext2D.prototype.fillText = function (text, ...at) {"
+            "written.push(text); fill.call(this, text, ...at); };",
+        )
+        log_in(window, http)
+        window.until("return written.some(text => text.includes(':'))")
+        clocks = window.run("return written.filter(text => text.includes(':'))")
+    now = time.time() % 86_400
+    for text in clocks:
+        hours, minutes, seconds = map(int, text.split(":"))
+        age = (now - (hours * 3_600 + minutes * 60 + seconds)) % 86_400
+        assert age < 600, clocks
 
 
 def test_a_page_whose_session_is_over_leads_to_the_login(tmp_path: Path) -> None:

@@ -11,9 +11,21 @@
     refresh.addEventListener("change", () => sessionStorage.setItem("refresh", refresh.checked ? "yes" : "no"));
     document.body.addEventListener("htmx:beforeRequest", (event) => {
       const live = event.detail.elt;
-      const busy = live.contains(document.activeElement) || live.querySelector("details[open]");
+      const marked = getSelection();
+      const busy = live.contains(document.activeElement) || live.querySelector("details[open]")
+        || (!marked.isCollapsed && marked.containsNode(live, true));
       if (!refresh.checked || document.hidden || busy) event.preventDefault();
     });
+    // A phone shows a part of a wide table: what comes is scrolled to where the person has it.
+    const tables = () => [...document.querySelectorAll(".table")];
+    const nameOf = (table, at, all) => table.ariaLabel + " " + all.slice(0, at).filter((each) => each.ariaLabel === table.ariaLabel).length;
+    let places = new Map();
+    document.body.addEventListener("htmx:beforeSwap", () => {
+      places = new Map(tables().map((table, at, all) => [nameOf(table, at, all), [table.scrollLeft, table.scrollTop]]));
+    });
+    document.body.addEventListener("htmx:afterSwap", () => tables().forEach((table, at, all) => {
+      [table.scrollLeft, table.scrollTop] = places.get(nameOf(table, at, all)) ?? [0, 0];
+    }));
   }
 
   // --- rates --------------------------------------------------------------------------------
@@ -37,7 +49,7 @@
       const plot = new uPlot({
         width: box.clientWidth, height: 150, legend: { show: false }, cursor: { show: false },
         // The width is that of all times that are kept, also while there are few.
-        scales: { x: { range: (self, low, high) => [high - KEPT, high + 1] }, y: { range: (self, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
+        scales: { x: { range: (self, low, high) => { const end = high || Date.now() / 1000; return [end - KEPT, end + 1]; } }, y: { range: (self, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
         axes: [{ ...axis, size: 28, values: (self, ticks) => ticks.map(clock) }, { ...axis, size: 48, values: (self, ticks) => ticks.map(short) }],
         series: [{}, { label: names[0], stroke: colour("--accent"), width: 2 },
           { label: names[1], stroke: colour("--second"), width: 2, dash: [6, 4] }],
