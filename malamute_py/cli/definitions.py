@@ -100,8 +100,11 @@ def export(
     prefix: PrefixOption = "",
     as_toml: Annotated[bool, typer.Option("--toml", help="Print TOML instead of JSON.")] = False,
     users: UsersFile = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as without it.")] = False,
 ) -> None:
     """Print definitions: streams, mailboxes, services, cursors and groups with their settings."""
+    if as_toml and as_json:
+        raise CommandFailed("--toml and --json exclude each other", USAGE)
     of_file = {} if users is None else _in_file(users)
     with linked(ctx) as client:
         found = {**_there(client, prefix), **of_file}

@@ -349,3 +349,8 @@ def test_a_null_of_a_setting_is_refused_by_name(m: Run) -> None:
     told = m("import", "-", stdin='{"cursors": {"t": {"c": {"pin": null}}}}')
     assert told.code == 2
     assert "cursors.t.c has a null" in told.err
+
+
+def test_export_takes_json_like_every_other_command(m: Run) -> None:
+    assert m("export", "--json").ok().json == m("export").ok().json
+    assert m("export", "--json", "--toml").code == 2
