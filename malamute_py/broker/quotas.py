@@ -333,7 +333,7 @@ class Quotas:
         self._note(usage, "rate", quota.publish_bytes_s or quota.messages_s)
         raise BrokerRefused(
             "wait", f"{usage.named} sends more than {usage.key('publish_bytes_s')} "
-            f"({quota.publish_bytes_s}) or quotas.messages_s ({quota.messages_s})", wait_ms,
+            f"({quota.publish_bytes_s}) or {usage.key('messages_s')} ({quota.messages_s})", wait_ms,
         )  # fmt: skip
 
     def check_total(self, resource: str, amount: int, bound: int, key: str, asker: str) -> None:

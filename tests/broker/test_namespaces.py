@@ -289,7 +289,7 @@ def test_a_rate_of_a_namespace_is_spent_by_all_its_users() -> None:
         post.publish(link, "acme.s", [b"a"] * 4)
     refused = post.peers[3].of(wire.Refused)
     assert [each.code for each in refused] == ["wait"]
-    assert "namespaces.acme.quotas" in refused[0].reason
+    assert "namespaces.acme.quotas.messages_s (4)" in refused[0].reason
     assert not post.peers[2].of(wire.Refused)
     assert not post.peers[1].of(wire.Refused)
 
