@@ -194,8 +194,9 @@ class Broker:
             lost=state.queues_lost,
         )  # fmt: skip
         self._key_commands = KeyCommands(
-            shard, self._links, self._catalogue, self._publishing, answers, self._groups.timers
-        )
+            shard, self._links, self._catalogue, self._publishing, answers, self._groups.timers,
+            conditions.learn,
+        )  # fmt: skip
         self._reception = Reception(
             shard, self._links, self._catalogue, self._publishing, self._mail, self._intake,
             self._key_commands, answers, self._table(),

@@ -131,7 +131,7 @@ def _show(found: GroupFacts, as_json: bool) -> None:
         "moved_ms": since(found.moved_ms),
         "by": creator(found.by),
         "attempts": _attempts(found),
-        "dead": Cell(found.dead, f"{count_text(found.dead)} in {found.dead_letters}"),
+        "dead": Cell(found.dead, f"{count_text(found.dead)} in {_letters(found)}"),
         "dead_letters": found.dead_letters,
         "settings": found.settings if as_json else shown(found.settings, _ZERO),
         **beside(_named(found.more), as_json),
@@ -169,6 +169,12 @@ def _attempts(found: GroupFacts) -> Cell:
     """Return how many records have had how many attempts."""
     counts = [f"{count_text(count)} after {times}" for times, count in found.attempts]
     return Cell({str(times): count for times, count in found.attempts}, ", ".join(counts) or "none")
+
+
+def _letters(found: GroupFacts) -> str:
+    """Return where the dead letters lie: the default mailbox takes what another one refuses."""
+    other = found.settings.get("dead_letters")
+    return f"{found.dead_letters} or the default mailbox" if other else found.dead_letters
 
 
 def _named(more: dict[str, Any]) -> dict[str, Any]:
@@ -317,7 +323,7 @@ def requeue(
         )
     elif left > 0:
         text += (
-            f"; {count_text(left, 'message')} left in {found.dead_letters}, of others, or whose"
+            f"; {count_text(left, 'message')} left in {_letters(found)}, of others, or whose"
             " records are gone, or which a reader holds"
         )
     elif not count:

@@ -371,7 +371,7 @@ class ServiceFacts(Facts, frozen=True, kw_only=True):
     """(times handed out, how many requests)."""
     workers: list[WorkerFacts] = []
     dead: int = 0
-    """Dead letters that lie in the mailbox `dead_letters`."""
+    """Dead letters that lie in the mailbox `dead_letters`, or in the default one."""
     dead_letters: str = ""
     settings: dict[str, Any] = {}
     created_ms: int = 0
@@ -428,7 +428,7 @@ class GroupFacts(Facts, frozen=True, kw_only=True):
     attempts: list[tuple[int, int]] = []
     """(attempts that have ended, how many records); where the settings bound attempts."""
     dead: int = 0
-    """Dead letters that lie in the mailbox `dead_letters`."""
+    """Dead letters that lie in the mailbox `dead_letters`, or in the default one."""
     dead_letters: str = ""
     settings: dict[str, Any] = {}
     members: list[MemberFacts] = []

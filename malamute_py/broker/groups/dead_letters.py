@@ -109,8 +109,10 @@ class DeadLetters:
                     asked_by=group.row.by, origin=origin, rows=rows,
                 )  # fmt: skip
             except BrokerRefused as error:
-                # The mailbox that the settings name may be unable to take dead letters.
-                if error.code == "wait" or name == group.default_dead_letters:
+                # The mailbox that the settings name may be unable to take dead letters, or only so
+                # many at once: then fewer are tried.
+                fewer = error.code == "limit" and len(places_of(rows)) > 1
+                if fewer or error.code == "wait" or name == group.default_dead_letters:
                     raise
                 continue
             if not part.memory:

@@ -173,7 +173,8 @@ class ServiceAdmin:
         row = service.row
         page_max = self._shard.settings.page_max
         oldest = next(iter(service.batches.values()), None)
-        letters = self._mailboxes.get(service.dead_letters)
+        places = {service.dead_letters, service.default_dead_letters}
+        letters = [box.messages for box in map(self._mailboxes.get, places) if box is not None]
         facts: dict[str, Any] = {
             "name": service.name,
             "waiting": service.rows - service.held - service.delayed,
@@ -187,7 +188,7 @@ class ServiceAdmin:
                 sum(max(0, offer.left_records) for offer in islice(service.offers, page_max)),
                 1 << 53,
             ),
-            "dead": 0 if letters is None else letters.messages,
+            "dead": sum(letters),
             "dead_letters": service.dead_letters,
             "settings": msgspec.structs.asdict(row.settings),
             "created_ms": row.created_ms,

@@ -269,12 +269,12 @@ class Catalogue:
         self._watch(stream)
         keys = stream.keys
         if keys is not None:
-            self._conditions.streams[row.number] = stream
             copies = ring_facts.streams.get(MOVED_STREAM) if ring_facts else None
             if copies is not None:
                 keys.copies_first, keys.copies_next = copies.first, copies.next
                 # Even where the stream's own records are all gone, copies are still to be read.
                 keys.ready = keys.ready and copies.first == copies.next
+            self._conditions.enter(stream)
         return stream
 
     def _watch(self, stream: Stream) -> None:

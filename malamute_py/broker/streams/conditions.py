@@ -45,6 +45,16 @@ class Conditions:
         self.streams: dict[int, Stream] = {}
         """Streams with keys, by number."""
 
+    def enter(self, stream: Stream) -> None:
+        """Note a stream with keys, and learn how full its ring is once its keys are known."""
+        self.streams[stream.row.number] = stream
+        self.learn(stream)
+
+    def learn(self, stream: Stream) -> None:
+        """Learn how full the ring of a stream is, of which all keys are known."""
+        if stream.keys is not None and stream.keys.ready:
+            self._look(stream)
+
     def memory(self) -> tuple[int, int]:
         """Bytes of memory that all keys take, about, and that keys on their way will take."""
         now = coming = 0
@@ -91,6 +101,11 @@ class Conditions:
     def _check_room(self, stream: Stream, keys: Keys, rows: list[NewestRow], size: int) -> None:
         """Raise BrokerRefused `full` or `wait` where a batch finds no room in its ring."""
         room = keys.room
+        if not room.segments and (len(keys) or keys.taken_bytes):
+            # What is taken before it is known where the ring is full could fill it for good. The
+            # first batch of a stream does not, and is not to wait.
+            self._look(stream)
+            raise BrokerRefused("wait", f"the ring of stream '{stream.name}' is being looked at")
         end_lsn = stream.ring.end_lsn + keys.taken_bytes + size
         most = keys.bytes + keys.coming_bytes + size
         # `most` counts the batch as if it replaced no record: most batches need no closer look.

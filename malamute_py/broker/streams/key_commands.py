@@ -50,10 +50,12 @@ class KeyCommands:
 
     def __init__(
         self, shard: Shard, links: Links, catalogue: Catalogue, publishing: Publishing,
-        answers: Answers, timers: Timers,
+        answers: Answers, timers: Timers, learn: Callable[[Stream], None],
     ) -> None:  # fmt: skip
+        """learn: called with a stream of which a start has read all keys."""
         self._shard = shard
         self._timers = timers
+        self._learn = learn
         self._unread: set[Stream] = set()
         """Streams whose keys a start could not read yet, as an event has told."""
         self._links = links
@@ -323,6 +325,7 @@ class KeyCommands:
             self._read_on(stream, keys, "keys", stream.first)
             return
         keys.ready = True
+        self._learn(stream)
         self._unread.discard(stream)
         self._shard.event("keys_read", stream=stream.name, keys=len(keys))
 

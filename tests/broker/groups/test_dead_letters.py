@@ -230,6 +230,31 @@ def test_a_mailbox_in_memory_takes_no_dead_letters_and_the_default_one_does() ->
     assert events(shell, "record_dead")[0]["mailbox"] == "s.g.dead"
 
 
+def test_a_mailbox_that_takes_some_of_the_records_takes_those_and_the_others_wait() -> None:
+    """All went into the default mailbox, and `dead` did not count one of them."""
+    shell = world()
+    shell.send(1, wire.EditMailbox(4, "morgue", {"max_messages": 3}))
+    bounded(shell, 2, most=1, settings={"dead_letters": "morgue"})
+    publish(shell, 6)
+    nack(shell, 2, (0, 6))
+    assert [letter.body for letter in letters(shell, "morgue")] == [b"0", b"1", b"2"]
+    assert (info(shell)["dead"], info(shell)["late"]) == (3, 3)
+    assert not letters(shell)
+    shell.send(1, wire.EditMailbox(4, "morgue", {"max_messages": 0}))
+    shell.wait(3_000)
+    assert info(shell)["dead"] == info(shell)["next"] == 6
+
+
+def test_dead_letters_in_the_default_mailbox_count_although_the_settings_name_another() -> None:
+    shell = world()
+    shell.send(1, wire.EditMailbox(4, "morgue", {"max_bytes": 1}))
+    bounded(shell, 2, most=1, settings={"dead_letters": "morgue"})
+    publish(shell, 2)
+    nack(shell, 2, (0, 2))
+    assert [letter.body for letter in letters(shell)] == [b"0", b"1"]
+    assert info(shell)["dead"] == 2
+
+
 def test_a_step_that_the_log_refuses_leaves_the_record_in_its_group() -> None:
     shell = world()
     shell.send(1, wire.EditMailbox(4, "s.g.dead", {"max_messages": 1}))

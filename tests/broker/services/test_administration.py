@@ -425,3 +425,13 @@ def test_the_credit_of_a_service_is_what_its_offers_have_left_and_never_below_no
     world.offer(2, credit=-(1 << 63), number=2)
     world.offer(2, credit=7, number=3)
     assert world.info(1)["credit"] == 7
+
+
+def test_dead_letters_in_the_default_mailbox_count_although_the_settings_name_another() -> None:
+    """The mailbox in memory took none, `dead` was 0, and the command line requeued nothing."""
+    world = pair()
+    world.ask(1, wire.EditMailbox(6, "morgue", {"memory": True}))
+    world.ask(1, wire.EditService(7, "s", {"dead_letters": "morgue", "attempts_max": 1}))
+    poisoned(world, 1)
+    assert len(letters(world, 1)) == 1
+    assert world.info(1)["dead"] == 1

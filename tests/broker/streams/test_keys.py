@@ -280,10 +280,10 @@ def test_a_value_is_told_once_no_power_loss_can_take_it_back() -> None:
 @pytest.mark.parametrize("where", ["memory", "journal"])
 def test_values_that_are_asked_for_together_take_no_more_than_the_link_s_room(where: str) -> None:
     world = World(share_min_bytes=100_000, share_max_bytes=100_000)
-    peer = world.publish(1, "s", [b"x" * 30_000], subject="a", tracker=900)
+    peer = world.publish(1, "s", [b"x" * 21_000], subject="a", tracker=900)
     if where == "memory":
         world.auto_sync = False
-        world.publish(1, "s", [b"x" * 30_000], subject="a", tracker=901)
+        world.publish(1, "s", [b"x" * 21_000], subject="a", tracker=901)
     else:
         world.evict()
         world.auto_ask = False
@@ -293,10 +293,10 @@ def test_values_that_are_asked_for_together_take_no_more_than_the_link_s_room(wh
     world.sync()
     world.answer_queries()
     world.run()
-    assert len([answer for answer in peer.of(wire.Result) if answer.request >= 100]) == 4
-    assert [refused.code for refused in peer.of(wire.Refused)] == ["wait"] * 46
+    assert len([answer for answer in peer.of(wire.Result) if answer.request >= 100]) == 5
+    assert [refused.code for refused in peer.of(wire.Refused)] == ["wait"] * 45
     world.send(1, wire.Pong(peer.last(wire.Ping).token))
-    assert len(world.get("a")["body"]) == 30_000
+    assert len(world.get("a")["body"]) == 21_000
 
 
 def test_keys_come_in_pages_by_name() -> None:
@@ -365,6 +365,34 @@ def test_newest_records_of_one_turn_take_no_more_than_half_of_the_ring() -> None
     again = [wire.Publish("s", 200 + number) for number in range(3)]
     world.send(1, *again, frames=frames[:3])
     assert len(peer.of(wire.Refused)) == len(publishes) - (len(keys) - 1) + 1
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_records_wait_until_it_is_known_how_full_the_ring_is(restart: bool) -> None:
+    """A burst that met a broker just started filled the ring with newest records for good."""
+    world = World()
+    world.auto_ask = False
+    if restart:
+        assert isinstance(world.put("k"), wire.Confirm)
+        world.restart()
+        world.wait(1)
+        world.answer_queries()  # the keys
+        world.hello(1)
+        world.open_producer()
+    else:
+        world.send(1, wire.RemoveStream(3, "s"))
+        world.send(1, wire.CreateStream(4, "s", KEEP))
+        world.sequence = 0
+    for number in range(40):
+        world.put(f"k{number}", b"x" * 2_000)
+    keys = world.stream("s").keys
+    assert keys is not None
+    assert keys.bytes < 3_000
+    assert world.peers[1].last(wire.Refused).code == "wait"
+    world.answer_queries()
+    world.wait(1)
+    world.auto_ask = True
+    assert isinstance(world.put("k", b"x"), wire.Confirm)
 
 
 def test_keys_that_are_there_change_also_where_there_are_more_than_there_may_be() -> None:

@@ -43,6 +43,7 @@ def test_a_producer_id_is_durable_before_it_is_told() -> None:
 
 def test_the_most_that_a_batch_of_a_small_ring_has_is_told_with_its_sequence() -> None:
     shell = Shell()
+    shell.segment_bytes = (4 << 20) // shell.segments
     peer = shell.hello(1)
     producer = opened(shell, 1)
     most = peer.last(wire.Welcome).batch_bytes_max
