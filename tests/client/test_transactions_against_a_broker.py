@@ -279,6 +279,117 @@ async def test_a_commit_whose_answer_was_lost_is_taken_once(connect: Connect, co
     assert (await shell.do("stream_info", "once")).tail == count
 
 
+async def unanswered(shell: Any, stream: str, count: int, *, taken: bool) -> Any:
+    """Return a transaction whose commit was not answered, whether or not it was taken."""
+    transaction = await begun(shell)
+    await shell.call(transaction.publish_many, stream, [b"x" * 1000] * count)
+    take = transaction._take
+
+    async def lose(*given: Any) -> Any:
+        if taken or transaction._commit_unanswered is None:
+            await take(*given)
+        if transaction._commit_unanswered is not None:
+            raise Timeout("lost")
+
+    def lose_sync(*given: Any) -> Any:
+        if taken or transaction._commit_unanswered is None:
+            take(*given)
+        if transaction._commit_unanswered is not None:
+            raise Timeout("lost")
+
+    transaction._take = lose if shell.kind == "asyncio" else lose_sync
+    with pytest.raises(Timeout):
+        await shell.call(transaction.commit)
+    transaction._take = take
+    return transaction
+
+
+@pytest.mark.parametrize("count", [1, 5_000])
+@pytest.mark.parametrize("taken", [True, False])
+async def test_no_other_transaction_begins_before_the_outcome_of_a_commit_is_told(
+    connect: Connect, count: int, taken: bool
+) -> None:
+    shell = await connect()
+    transaction = await unanswered(shell, "twice", count, taken=taken)
+    id = transaction.id
+    enter = transaction.__aenter__ if shell.kind == "asyncio" else transaction.__enter__
+    for again in (transaction.begin, enter):
+        with pytest.raises(LocalProtocolError, match=r"call commit\(\) again") as refused:
+            await shell.call(again)
+        assert refused.value.code == "unexpected"
+        assert transaction.id == id
+    await shell.call(transaction.commit)
+    assert (await shell.do("stream_info", "twice")).tail == count
+    await shell.call(transaction.begin)
+    assert transaction.id != id
+    await shell.call(transaction.roll_back)
+
+
+async def test_no_other_transaction_begins_while_records_are_on_their_way_to_their_streams(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell = await connect()
+    transaction = await begun(shell)
+    await shell.call(transaction.publish_many, "moving", [b"x" * 1000] * 5_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(Moving, "_go_on", lambda *_: None)
+        said = ""
+        while "is committed" not in said:
+            with pytest.raises(Timeout) as ended:
+                await shell.call(transaction.commit, timeout_ms=50)
+            said = str(ended.value)
+        for call in (transaction.begin, transaction.roll_back):
+            with pytest.raises(LocalProtocolError, match=r"call commit\(\) again"):
+                await shell.call(call)
+    # Another one has the broker go on, which the patch had stopped.
+    other = await begun(shell)
+    await shell.call(other.publish_many, "b", [b"x" * 1000] * 5_000)
+    await shell.call(other.commit)
+    await shell.call(transaction.commit)
+    await shell.call(transaction.begin)
+    await shell.call(transaction.roll_back)
+    assert (await shell.do("stream_info", "moving")).tail == 5_000
+
+
+@pytest.mark.parametrize("count", [1, 5_000])
+async def test_a_commit_that_was_not_taken_is_rolled_back_and_one_that_was_is_told(
+    connect: Connect, count: int
+) -> None:
+    shell = await connect()
+    await shell.do("create_stream", "back")
+    transaction = await unanswered(shell, "back", count, taken=False)
+    await shell.call(transaction.roll_back)
+    assert await shell.do("transactions") == []
+    with pytest.raises(LocalProtocolError, match="not open"):
+        await shell.call(transaction.commit)
+    await shell.call(transaction.begin)
+    await shell.call(transaction.roll_back)
+    assert (await shell.do("stream_info", "back")).tail == 0
+    transaction = await unanswered(shell, "back", count, taken=True)
+    with pytest.raises(LocalProtocolError, match="may have been taken"):
+        await shell.call(transaction.roll_back)
+    await shell.call(transaction.commit)
+    assert (await shell.do("stream_info", "back")).tail == count
+
+
+async def test_what_is_put_off_was_told_and_another_transaction_begins(connect: Connect) -> None:
+    shell = await connect()
+    await shell.do("create_stream", "off", ring_bytes=1 << 20, full="refuse")
+    for _ in range(20):
+        try:
+            await shell.do("publish", "off", os.urandom(100_000))
+        except BrokerRefused:
+            break
+    transaction = await begun(shell)
+    await shell.call(transaction.publish, "off", os.urandom(200_000))
+    with pytest.raises(BrokerRefused) as refused:
+        await shell.call(transaction.commit)
+    assert refused.value.code == "put_off"
+    await shell.call(transaction.begin)
+    await shell.call(transaction.roll_back)
+    await shell.do("trim", "off", 10)
+
+
 async def test_a_chunk_that_is_not_confirmed_in_time_leaves_the_transaction_open(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
