@@ -589,3 +589,24 @@ async def test_records_of_a_transaction_keep_the_order_of_the_calls_whatever_the
         found = [int(body) for body in await records(shell, stream)]
         assert found == sorted(found)
         assert len(found) == 3 * repeated + 2
+
+
+@pytest.mark.parametrize("count", [1, 3 * CHUNK_ROWS])
+async def test_a_removed_stream_refuses_what_was_staged_for_it_and_is_made_anew_by_the_rest(
+    connect: Connect, count: int
+) -> None:
+    shell = await connect()
+    await shell.do("create_stream", "gone", max_records=99_999)
+    transaction = await begun(shell)
+    await shell.call(transaction.publish_many, "gone", [b"x"] * count)
+    await shell.call(transaction.publish, "beside", b"1")
+    await shell.do("remove_stream", "gone")
+    if count == 1:
+        await shell.call(transaction.commit)
+        facts = await shell.do("stream_info", "gone")
+        assert (facts.tail, facts.settings["max_records"]) == (1, 0)
+        return
+    with pytest.raises(BrokerRefused, match="the stream 'gone' was removed") as refused:
+        await shell.call(transaction.commit)
+    assert refused.value.code == "unknown_stream"
+    assert await shell.do("transactions") == []

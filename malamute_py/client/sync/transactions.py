@@ -119,10 +119,11 @@ class SyncTransaction:
         """Have all of it appended to its streams, and wait until readers of the tail get it.
 
         timeout_ms: bounds the whole call. Raises BrokerRefused (nothing of it happened:
-        `transaction_timed_out`, `transaction_ended`, `unknown_transaction` and others; but after
-        `put_off` it is committed, and the records of a stream follow once its ring takes them, or
-        after `given_up` never do), Timeout or ConnectionLost (it may have been taken, as a whole).
-        After Timeout or `put_off` it may be called again, and goes on with the same commit.
+        `transaction_timed_out`, `transaction_ended`, `unknown_transaction`, `unknown_stream`, as a
+        stream was removed after the broker had got records for it, and others; but after `put_off`
+        it is committed, and the records of a stream follow once its ring takes them, or after
+        `given_up` never do), Timeout or ConnectionLost (it may have been taken, as a whole). After
+        Timeout or `put_off` it may be called again, and goes on with the same commit.
         """
         link = self._link
         wait_ms = link.engine.settings.wait_ms(timeout_ms)
