@@ -95,6 +95,11 @@ def stat(directory: Directory, as_json: output.Json = False) -> int:
         import msgspec
 
         table = msgspec.to_builtins(found, str_keys=True)
+        for ring in table["rings"]:
+            for facts in ring["streams"].values():
+                for key in ("first_time_ms", "last_time_ms"):
+                    # The journal has 0 where a stream has no record, which is also a time.
+                    facts[key] = facts[key] or None
         table["stream_names"] = {str(number): name for number, name in names.items()}
         output.print_json(table)
     else:
@@ -160,8 +165,7 @@ def _stat(rings: tuple[RingStat, ...], names: dict[int, str], facts: dict[str, A
                 Cell(facts.first, count_text(facts.first)),
                 Cell(facts.next, count_text(facts.next)),
                 Cell(facts.bytes, size_text(facts.bytes)),
-                _moment(facts.first_time_ms),
-                _moment(facts.last_time_ms),
+                _time(facts.first_time_ms), _time(facts.last_time_ms),
             )
             for ring in rings
             for number, facts in sorted(ring.streams.items())
@@ -173,9 +177,9 @@ def _stat(rings: tuple[RingStat, ...], names: dict[int, str], facts: dict[str, A
     )  # fmt: skip
 
 
-def _moment(at_ms: int) -> Cell:
-    """Return a time of a stream's records; 0: it has none."""
-    return Cell(iso_text(at_ms), time_text(at_ms)[:19]) if at_ms else Cell("-", "-")
+def _time(at_ms: int) -> Cell:
+    """Return the append time of a record; at_ms 0: there is none."""
+    return Cell(iso_text(at_ms) if at_ms else None, time_text(at_ms)[:19])
 
 
 def stream_names(directory: Path) -> dict[int, str]:

@@ -325,7 +325,7 @@ records | Records that can be read.
 bytes | Bytes of the records that can be read.
 subscriptions | Subscriptions to the stream.
 lagging | Subscriptions that read history or have no credit, and get no batch as it arrives.
-last_time_ms -> last_append_timestamp_seconds | When the newest batch was appended, in seconds since 1970.
+last_time_ms -> last_append_timestamp_seconds | When the newest batch was appended, in seconds since 1970; 0: none was.
 """,
 )  # fmt: skip
 """Each stream; the last three metrics have no figure for streams without a label."""

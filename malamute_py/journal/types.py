@@ -137,6 +137,7 @@ class StreamFacts(msgspec.Struct, frozen=True):
     first_time_ms: int
     """Append time of the oldest batch; 0 when there is none."""
     last_time_ms: int
+    """Append time of the newest batch; 0 when there is none."""
     epochs: tuple[EpochStart, ...]
 
 

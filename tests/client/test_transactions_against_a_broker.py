@@ -225,8 +225,6 @@ async def test_the_wait_for_the_streams_is_bounded_and_a_second_commit_goes_on(
             with pytest.raises(Timeout) as ended:
                 await shell.call(transaction.commit, timeout_ms=50)
             said = str(ended.value)
-        with pytest.raises(LocalProtocolError, match="has no answer yet"):
-            await shell.call(transaction.begin)
         with pytest.raises(Timeout, match=r"is committed.* within 50 ms: call commit\(\) again"):
             await shell.call(transaction.commit, timeout_ms=50)
     other = await begun(shell)
@@ -277,11 +275,119 @@ async def test_a_commit_whose_answer_was_lost_is_taken_once(connect: Connect, co
     with pytest.raises(Timeout, match="taken as a whole, or not at all"):
         await shell.call(transaction.commit)
     transaction._take = take
-    # A retry of the whole block would publish the records twice.
-    with pytest.raises(LocalProtocolError, match=r"may have published: call commit\(\) again"):
-        await shell.call(transaction.begin)
     await shell.call(transaction.commit)
     assert (await shell.do("stream_info", "once")).tail == count
+
+
+async def unanswered(shell: Any, stream: str, count: int, *, taken: bool) -> Any:
+    """Return a transaction whose commit was not answered, whether or not it was taken."""
+    transaction = await begun(shell)
+    await shell.call(transaction.publish_many, stream, [b"x" * 1000] * count)
+    take = transaction._take
+
+    async def lose(*given: Any) -> Any:
+        if taken or transaction._commit_unanswered is None:
+            await take(*given)
+        if transaction._commit_unanswered is not None:
+            raise Timeout("lost")
+
+    def lose_sync(*given: Any) -> Any:
+        if taken or transaction._commit_unanswered is None:
+            take(*given)
+        if transaction._commit_unanswered is not None:
+            raise Timeout("lost")
+
+    transaction._take = lose if shell.kind == "asyncio" else lose_sync
+    with pytest.raises(Timeout):
+        await shell.call(transaction.commit)
+    transaction._take = take
+    return transaction
+
+
+@pytest.mark.parametrize("count", [1, 5_000])
+@pytest.mark.parametrize("taken", [True, False])
+async def test_no_other_transaction_begins_before_the_outcome_of_a_commit_is_told(
+    connect: Connect, count: int, taken: bool
+) -> None:
+    shell = await connect()
+    transaction = await unanswered(shell, "twice", count, taken=taken)
+    id = transaction.id
+    enter = transaction.__aenter__ if shell.kind == "asyncio" else transaction.__enter__
+    for again in (transaction.begin, enter):
+        with pytest.raises(LocalProtocolError, match=r"call commit\(\) again") as refused:
+            await shell.call(again)
+        assert refused.value.code == "unexpected"
+        assert transaction.id == id
+    await shell.call(transaction.commit)
+    assert (await shell.do("stream_info", "twice")).tail == count
+    await shell.call(transaction.begin)
+    assert transaction.id != id
+    await shell.call(transaction.roll_back)
+
+
+async def test_no_other_transaction_begins_while_records_are_on_their_way_to_their_streams(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell = await connect()
+    transaction = await begun(shell)
+    await shell.call(transaction.publish_many, "moving", [b"x" * 1000] * 5_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(Moving, "_go_on", lambda *_: None)
+        said = ""
+        while "is committed" not in said:
+            with pytest.raises(Timeout) as ended:
+                await shell.call(transaction.commit, timeout_ms=50)
+            said = str(ended.value)
+        for call in (transaction.begin, transaction.roll_back):
+            with pytest.raises(LocalProtocolError, match=r"call commit\(\) again"):
+                await shell.call(call)
+    # Another one has the broker go on, which the patch had stopped.
+    other = await begun(shell)
+    await shell.call(other.publish_many, "b", [b"x" * 1000] * 5_000)
+    await shell.call(other.commit)
+    await shell.call(transaction.commit)
+    await shell.call(transaction.begin)
+    await shell.call(transaction.roll_back)
+    assert (await shell.do("stream_info", "moving")).tail == 5_000
+
+
+@pytest.mark.parametrize("count", [1, 5_000])
+async def test_a_commit_that_was_not_taken_is_rolled_back_and_one_that_was_is_told(
+    connect: Connect, count: int
+) -> None:
+    shell = await connect()
+    await shell.do("create_stream", "back")
+    transaction = await unanswered(shell, "back", count, taken=False)
+    await shell.call(transaction.roll_back)
+    assert await shell.do("transactions") == []
+    with pytest.raises(LocalProtocolError, match="not open"):
+        await shell.call(transaction.commit)
+    await shell.call(transaction.begin)
+    await shell.call(transaction.roll_back)
+    assert (await shell.do("stream_info", "back")).tail == 0
+    transaction = await unanswered(shell, "back", count, taken=True)
+    with pytest.raises(LocalProtocolError, match="may have been taken"):
+        await shell.call(transaction.roll_back)
+    await shell.call(transaction.commit)
+    assert (await shell.do("stream_info", "back")).tail == count
+
+
+async def test_what_is_put_off_was_told_and_another_transaction_begins(connect: Connect) -> None:
+    shell = await connect()
+    await shell.do("create_stream", "off", ring_bytes=1 << 20, full="refuse")
+    for _ in range(20):
+        try:
+            await shell.do("publish", "off", os.urandom(100_000))
+        except BrokerRefused:
+            break
+    transaction = await begun(shell)
+    await shell.call(transaction.publish, "off", os.urandom(200_000))
+    with pytest.raises(BrokerRefused) as refused:
+        await shell.call(transaction.commit)
+    assert refused.value.code == "put_off"
+    await shell.call(transaction.begin)
+    await shell.call(transaction.roll_back)
+    await shell.do("trim", "off", 10)
 
 
 async def test_a_chunk_that_is_not_confirmed_in_time_leaves_the_transaction_open(
@@ -483,3 +589,24 @@ async def test_records_of_a_transaction_keep_the_order_of_the_calls_whatever_the
         found = [int(body) for body in await records(shell, stream)]
         assert found == sorted(found)
         assert len(found) == 3 * repeated + 2
+
+
+@pytest.mark.parametrize("count", [1, 3 * CHUNK_ROWS])
+async def test_a_removed_stream_refuses_what_was_staged_for_it_and_is_made_anew_by_the_rest(
+    connect: Connect, count: int
+) -> None:
+    shell = await connect()
+    await shell.do("create_stream", "gone", max_records=99_999)
+    transaction = await begun(shell)
+    await shell.call(transaction.publish_many, "gone", [b"x"] * count)
+    await shell.call(transaction.publish, "beside", b"1")
+    await shell.do("remove_stream", "gone")
+    if count == 1:
+        await shell.call(transaction.commit)
+        facts = await shell.do("stream_info", "gone")
+        assert (facts.tail, facts.settings["max_records"]) == (1, 0)
+        return
+    with pytest.raises(BrokerRefused, match="the stream 'gone' was removed") as refused:
+        await shell.call(transaction.commit)
+    assert refused.value.code == "unknown_stream"
+    assert await shell.do("transactions") == []

@@ -44,8 +44,8 @@ class Transaction:
     """One transaction that is open, or committed and not yet appended."""
 
     __slots__ = (
-        "apart", "bytes", "deadline_ms", "ender", "ending", "given_up", "giving_up", "put_off",
-        "records", "row", "staged", "state", "touched_ms", "waiting",
+        "apart", "bytes", "deadline_ms", "ender", "ending", "given_up", "giving_up", "names",
+        "put_off", "records", "row", "staged", "state", "touched_ms", "waiting",
     )  # fmt: skip
 
     def __init__(self, row: TransactionRow, deadline_ms: int) -> None:
@@ -58,6 +58,8 @@ class Transaction:
         stream yet."""
         self.apart: dict[int, str] = {}
         """Place -> ring of a batch whose stream has a ring of its own; mostly empty."""
+        self.names: dict[int, str] = {}
+        """Number of a stream of its batches -> the stream's name, which outlives the stream."""
         self.ending: list[int] | None = None
         """Numbers in the change that ends it, once that is on its way."""
         self.put_off: dict[str, PutOff] = {}

@@ -26,6 +26,7 @@ from malamute_py.broker.log.answers import Answer
 from malamute_py.broker.log.bodies import Bodies
 from malamute_py.broker.log.ring import Settlement
 from malamute_py.broker.log.steps import Counting, Effect, Part, Steps, Then
+from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.ready import MAIN
 from malamute_py.broker.streams.arrivals import Arrivals
 from malamute_py.broker.streams.catalogue import Catalogue
@@ -113,6 +114,8 @@ class Transactions:
             if transaction is not None:
                 stream = self._catalogue.by_number(batch.stream)
                 transaction.add(batch, MAIN if stream is None else stream.ring.name)
+                if stream is not None:
+                    transaction.names[batch.stream] = stream.name
                 self.weigh(transaction, batch.size)
         for transaction in list(self.by_id.values()):
             if transaction.state is State.COMMITTED:
@@ -241,7 +244,7 @@ class Transactions:
         change = TransactionStaged(
             transaction.id, command.place, stream.number, -1, head.count, size, self._shard.now_ms
         )
-        effect = _Staging(self, transaction, change, stream.ring.name)
+        effect = _Staging(self, transaction, change, stream)
         effects = [effect, *self._publishing.settling(stream, content)]
         return Part([change], content=content, frame=frame, effects=effects)
 
@@ -256,9 +259,12 @@ class Transactions:
         for number in {batch.stream for batch in transaction.staged.values()}:
             stream = self._catalogue.by_number(number)
             if stream is None or stream.removed:
+                name = transaction.names.get(number)
+                # After a restart nothing has the name of a stream that was removed before.
+                which = f"of number {number}" if name is None else f"'{name}'"
                 raise BrokerRefused(
-                    "unknown_stream", "a stream that records were staged for was removed, and a"
-                    " commit is of all records: roll the transaction back",
+                    "unknown_stream", f"the stream {which} was removed after records were staged"
+                    " for it, and a commit is of all records: roll the transaction back",
                 )  # fmt: skip
         # A commit is never taken back, and a ring that has failed would never take its batches.
         for ring in set(transaction.apart.values()):
@@ -366,11 +372,12 @@ class _Staging(Effect):
     transactions: Transactions
     transaction: Transaction
     change: TransactionStaged
-    ring: str
+    stream: Stream
 
     def taken(self, part: Part) -> None:
         """Add the batch to the transaction, and its bytes to the owner's quota."""
-        self.transaction.add(self.change, self.ring)
+        self.transaction.add(self.change, self.stream.ring.name)
+        self.transaction.names[self.change.stream] = self.stream.name
         self.transactions.weigh(self.transaction, self.change.size)
 
     def based(self, part: Part) -> None:

@@ -458,7 +458,7 @@ class TracedTransaction(Transaction):
 
     async def roll_back(self, timeout_ms: Wait = "default") -> None:
         """End it, within a span unless it is over already; see Transaction.roll_back()."""
-        if not self._opened.open:
+        if not (self._opened.open or self._in_doubt):
             return
         with self._ended_if_over(), self._at_the_end("roll back"):
             await super().roll_back(timeout_ms)

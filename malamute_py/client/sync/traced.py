@@ -436,7 +436,7 @@ class SyncTracedTransaction(SyncTransaction):
 
     def roll_back(self, timeout_ms: Wait = "default") -> None:
         """End it, within a span unless it is over already; see SyncTransaction.roll_back()."""
-        if not self._opened.open:
+        if not (self._opened.open or self._in_doubt):
             return
         with self._ended_if_over(), self._at_the_end("roll back"):
             super().roll_back(timeout_ms)

@@ -5,7 +5,8 @@ Owns begin, publish, commit and rollback as blocking calls. The rules: as in cli
 the client's end interrupts a waiting caller; one chunk of records is under way while the next one
 gathers, so that a transaction of any size needs little memory; a commit whose call timed out may
 still be taken, and then is taken whole; a commit whose wait was over can be asked for again, under
-its key.
+its key; until its outcome is told, no other transaction begins, whose records might be the same
+ones.
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ class SyncTransaction:
         """The step that commits, as long as the broker has not answered it."""
         self._committed: Confirmation | None = None
         """Answer to the commit, as long as records of it may be on their way to their streams."""
+        self._in_doubt = False
+        """Whether a commit has left whose outcome its caller was not told."""
         self._future: Pending[Confirmation] | None = None
 
     @property
@@ -72,10 +75,12 @@ class SyncTransaction:
     # --- life ------------------------------------------------------------------------------
 
     def begin(self, timeout_ms: Wait = "default") -> None:
-        """Open it, and wait until the broker has; where it is open, as in its block, only wait.
+        """Open it, and wait until the broker has.
 
-        One that is over begins anew, as another transaction. Raises LocalProtocolError
-        `unexpected`: its commit has no answer yet; BrokerRefused `limit`, Timeout: it is over then.
+        One that is open, as in its block, stays the one it is: the call only waits for the broker.
+        One that is over begins anew, as another transaction. Raises BrokerRefused `limit`, Timeout:
+        it is over then; LocalProtocolError: the outcome of its commit is not known, since the call
+        was cancelled or its wait was over.
         """
         if not self._opened.open:
             self._begin()
@@ -88,17 +93,23 @@ class SyncTransaction:
 
     def _begin(self) -> None:
         """Have the broker open it, while the first records gather."""
-        if self._commit_unanswered is not None or self._committed is not None:
-            raise LocalProtocolError(
-                "unexpected",
-                "the commit before has no answer yet, and may have published: call commit() again, "
-                "which waits for it, or make another transaction",
-            )
+        self._check_told()
         if self._opened.begun:
             # The broker may know the former one yet, and its batches keep their places.
             self._opened = self._new()
+            self._commit_unanswered = self._committed = None
         step = self._opened.begin(self._timeout_ms, self._link.session.steps.limits)
         self._send(step)
+
+    def _check_told(self) -> None:
+        """Raise LocalProtocolError where a commit left whose outcome its caller was not told."""
+        if self._in_doubt:
+            raise LocalProtocolError(
+                "unexpected",
+                "the commit of the transaction may have been taken: call commit() again to learn "
+                "its outcome, or roll_back(); another transaction might publish its records a "
+                "second time",
+            )
 
     def _new(self) -> OpenTransaction:
         random = self._link.session.steps.random
@@ -108,11 +119,11 @@ class SyncTransaction:
         """Have all of it appended to its streams, and wait until readers of the tail get it.
 
         timeout_ms: bounds the whole call. Raises BrokerRefused (nothing of it happened:
-        `transaction_timed_out`, `transaction_ended`, `unknown_transaction` and others; but after
-        `put_off` it is committed, and the records of a stream follow once its ring takes them, or
-        after `given_up` never do), Timeout or ConnectionLost (it may have been taken, as a whole).
-        After Timeout, ConnectionLost, `put_off`, or when its caller was cancelled, it may be called
-        again, and goes on with the same commit; begin() raises until that has its answer.
+        `transaction_timed_out`, `transaction_ended`, `unknown_transaction`, `unknown_stream`, as a
+        stream was removed after the broker had got records for it, and others; but after `put_off`
+        it is committed, and the records of a stream follow once its ring takes them, or after
+        `given_up` never do), Timeout or ConnectionLost (it may have been taken, as a whole). After
+        Timeout or `put_off` it may be called again, and goes on with the same commit.
         """
         link = self._link
         wait_ms = link.engine.settings.wait_ms(timeout_ms)
@@ -126,7 +137,10 @@ class SyncTransaction:
                 link.ask(lambda number: c.AwaitTransaction(number, id), _left(until_ms))
         except Timeout:
             raise timed_out(self._stands(), "", wait_ms, link.standing()) from None
-        self._committed = None
+        except (BrokerRefused, LocalProtocolError):
+            self._in_doubt = False
+            raise
+        self._committed, self._in_doubt = None, False
         return confirmation
 
     def _stands(self) -> str:
@@ -164,7 +178,7 @@ class SyncTransaction:
         """
         opened = self._opened
         while True:
-            self._commit_unanswered = step
+            self._commit_unanswered, self._in_doubt = step, True
             try:
                 confirmation = self._take(step, _left(until_ms))
             except _REFUSED as error:
@@ -196,9 +210,26 @@ class SyncTransaction:
                 raise
 
     def roll_back(self, timeout_ms: Wait = "default") -> None:
-        """End it; nothing of it is ever seen. Nothing happens where it is over already."""
+        """End it; nothing of it is ever seen. Nothing happens where it is over already.
+
+        Raises LocalProtocolError: its commit left before, and the broker may have taken it. Where
+        it has not, it never will, and nothing is raised.
+        """
         if self._opened.open:
             self._end(timeout_ms)
+        elif self._in_doubt:
+            self._take_back(timeout_ms)
+
+    def _take_back(self, timeout_ms: Wait) -> None:
+        """Roll back what a commit may have taken. Raises where it has, or may have."""
+        if self._committed is not None:
+            self._check_told()
+        try:
+            self._take(self._opened.roll_back(), timeout_ms)
+        except BrokerRefused as error:
+            if error.code not in _ROLLED_BACK:
+                self._check_told()
+        self._commit_unanswered, self._in_doubt = None, False
 
     def _end(self, timeout_ms: Wait) -> None:
         """Roll it back, unless it is over already."""
@@ -384,5 +415,7 @@ def _left(until_ms: int | None) -> int | None:
 
 _REFUSED = BrokerRefused, BatchTooLarge
 """Refusals of the broker, and of the client itself: a chunk gathers by the bytes of its bodies."""
-_OVER = frozenset({"unknown_transaction", "transaction_timed_out", "transaction_ended"})
+_ROLLED_BACK = frozenset({"transaction_timed_out", "transaction_ended"})
+"""Refusals that say that nothing of a transaction is ever seen."""
+_OVER = frozenset({"unknown_transaction", *_ROLLED_BACK})
 """Refusals that say that a transaction is over."""

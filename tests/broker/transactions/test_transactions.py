@@ -380,6 +380,7 @@ def test_a_commit_is_refused_where_a_stream_of_its_records_was_removed(again: bo
     answer = world.commit(2)
     assert isinstance(answer, wire.Refused)
     assert answer.code == "unknown_stream"
+    assert "the stream 'a' was removed" in answer.reason
     assert world.seen()[1] == []
     assert world.gauges != (0, 0)
     assert isinstance(world.roll_back(), wire.Confirm)
