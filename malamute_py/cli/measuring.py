@@ -13,12 +13,12 @@ import secrets
 import time
 from array import array
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import typer
 
-from malamute_protocol.errors import BrokerRefused
+from malamute_protocol.errors import BrokerRefused, MalamuteError
 from malamute_py.cli import output
 from malamute_py.cli.commands import say
 from malamute_py.cli.failures import INTERRUPTED, OK
@@ -184,6 +184,9 @@ async def removed(client: Client, name: str, removal: Coroutine[Any, Any, Any]) 
         removal.close()
         say(f"{name} is left, because the link is lost; remove it when the broker is back")
         return
+    # What Ctrl-C left under way would make it anew.
+    with suppress(MalamuteError):
+        await client.flush()
     try:
         await removal
     except BrokerRefused as error:
