@@ -16,6 +16,7 @@ import pytest
 import zmq
 
 import malamute_py as malamute
+from malamute_protocol.encode import encode
 from malamute_protocol.errors import (
     BrokerRefused,
     ConnectionLost,
@@ -324,6 +325,16 @@ async def test_streams_are_made_described_changed_listed_and_removed(shell: Any)
     await shell.do("remove_stream", "one")
     with pytest.raises(BrokerRefused, match="unknown_stream"):
         await shell.do("stream_info", "one")
+
+
+@pytest.mark.parametrize("at", [9, -1], ids=["checksum", "body"])
+async def test_a_content_that_changed_since_it_was_made_is_refused(shell: Any, at: int) -> None:
+    content = bytearray(encode([b"x" * 40, b"y" * 40], subject="s"))
+    content[at] ^= 1
+    with pytest.raises(LocalProtocolError, match="corrupt"):
+        await shell.do("publish_batch", "batches", bytes(content))
+    content[at] ^= 1
+    assert (await shell.do("publish_batch", "batches", bytes(content))).count == 2
 
 
 async def test_what_is_refused_without_a_confirm_is_counted(shell: Any) -> None:

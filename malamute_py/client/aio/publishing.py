@@ -30,6 +30,7 @@ from malamute_py.client.session.calls import (
     content_count,
     make_row,
 )
+from malamute_py.client.session.outgoing_records import check_crc
 from malamute_py.client.session.publisher import LEVEL_NAMES, Publisher, confirmation, level_number
 from malamute_py.client.session.tables import TableRows
 from malamute_py.client.settings import DEFAULT_WAIT, Wait
@@ -199,7 +200,7 @@ class PublishVerbs(AsyncVerbs):
             for content in arrow_contents(
                 table, body, subject, properties, batch_bytes, self._publisher.limits
             ):
-                await window.publish_batch(content)
+                await window._add(content, content_count(content))
         return window.confirmations
 
     async def publish_table(
@@ -326,8 +327,13 @@ class BulkPublisher:
             await asyncio.sleep(0)  # asyncio only
 
     async def publish_batch(self, content: bytes) -> None:
-        """Publish one encoded content; returns when it is in the window."""
-        await self._add(content, content_count(content))
+        """Publish one encoded content; returns when it is in the window.
+
+        Raises LocalProtocolError: it is none, or `corrupt`; and the first failure so far.
+        """
+        count = content_count(content)
+        check_crc(content)
+        await self._add(content, count)
 
     async def publish_table(
         self,

@@ -15,7 +15,7 @@ import numpy as np
 
 from malamute_protocol.commands import Confirm, Publish, UpdateKey
 from malamute_protocol.content_layout import ARROW, HEAD
-from malamute_protocol.errors import BatchTooLarge, MalamuteError
+from malamute_protocol.errors import BatchTooLarge, LocalProtocolError, MalamuteError
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.client.session.events import Published
 from malamute_py.client.session.lanes import NONE, LastingLane, OutgoingBatch
@@ -37,6 +37,16 @@ def restamp(content: Any, producer_id: int, producer_epoch: int, sequence: int) 
     # numpy arrays, unlike slices, may be handed to the CRC without a copy.
     _CRC.pack_into(copy, 8, google_crc32c.value(np.frombuffer(copy, np.uint8, offset=12)))
     return copy
+
+
+def check_crc(content: Any) -> None:
+    """Raise LocalProtocolError `corrupt` where a content is not what its CRC was made of.
+
+    restamp() would make the CRC right, whatever the content has become since.
+    """
+    [said] = _CRC.unpack_from(content, 8)
+    if google_crc32c.value(np.frombuffer(content, np.uint8, offset=12)) != said:
+        raise LocalProtocolError("corrupt", "the content's checksum does not fit")
 
 
 def stamped_as(content: Any) -> tuple[int, int, int]:

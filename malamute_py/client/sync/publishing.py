@@ -28,6 +28,7 @@ from malamute_py.client.session.calls import (
     content_count,
     make_row,
 )
+from malamute_py.client.session.outgoing_records import check_crc
 from malamute_py.client.session.publisher import LEVEL_NAMES, Publisher, confirmation, level_number
 from malamute_py.client.session.tables import TableRows
 from malamute_py.client.settings import DEFAULT_WAIT, Wait
@@ -192,7 +193,7 @@ class SyncPublishVerbs(SyncVerbs):
             for content in arrow_contents(
                 table, body, subject, properties, batch_bytes, self._publisher.limits
             ):
-                window.publish_batch(content)
+                window._add(content, content_count(content))
         return window.confirmations
 
     def publish_table(
@@ -315,8 +316,13 @@ class SyncBulkPublisher:
                 self._add(content, end - first)
 
     def publish_batch(self, content: bytes) -> None:
-        """Publish one encoded content; returns when it is in the window."""
-        self._add(content, content_count(content))
+        """Publish one encoded content; returns when it is in the window.
+
+        Raises LocalProtocolError: it is none, or `corrupt`; and the first failure so far.
+        """
+        count = content_count(content)
+        check_crc(content)
+        self._add(content, count)
 
     def publish_table(
         self,
