@@ -337,7 +337,7 @@ def judged(
 
 def _may_hold(listing: str, name: str) -> bool:
     """Whether a listing may have a thing of this name; of cursors and groups it is STREAM/NAME."""
-    return not name or "/" in name or listing not in ("cursors", "groups")
+    return not name or ("/" in name) == (listing in ("cursors", "groups"))
 
 
 def _readiness(seen: Look) -> Iterator[Finding]:

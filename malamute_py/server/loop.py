@@ -599,6 +599,8 @@ class Loop:
                         self._busy = True
                 except Unreachable:
                     del self._waiting[number]
+                    peer.pending.clear()
+                    peer.pending_bytes = 0
                     if self._unreached(peer, now_ms):
                         self._busy = True
 

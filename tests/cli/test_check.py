@@ -125,6 +125,9 @@ def test_each_threshold_is_judged_by_itself_where_some_may_not_be_seen() -> None
     services = [ServiceFacts(name="desk")]
     seen = look(services=services, unseen={"groups": "forbidden: not for you"})
     assert worst(seen, "dead", "desk=0") == (OK, [])
+    # No service has a name with a slash.
+    seen = look(groups=groups, unseen={"services": "forbidden: not for you"})
+    assert worst(seen, "dead", "trades/etl=1") == (OK, [])
 
 
 def test_ages_are_judged_by_the_clock_of_the_broker() -> None:

@@ -372,6 +372,74 @@ async def test_a_commit_that_was_not_taken_is_rolled_back_and_one_that_was_is_to
     assert (await shell.do("stream_info", "back")).tail == count
 
 
+def refusing(shell: Any, take: Any, errors: list[Exception]) -> Any:
+    """Return a way to take steps that raises these, one after the other, and then is as ever."""
+
+    async def refuse(*given: Any) -> Any:
+        if errors:
+            raise errors.pop(0)
+        return await take(*given)
+
+    def refuse_sync(*given: Any) -> Any:
+        if errors:
+            raise errors.pop(0)
+        return take(*given)
+
+    return refuse if shell.kind == "asyncio" else refuse_sync
+
+
+async def test_a_repeated_commit_that_the_broker_knows_nothing_of_may_have_been_taken(
+    connect: Connect,
+) -> None:
+    """The broker forgets keys in time, and knows of no transaction that it has committed."""
+    shell = await connect()
+    transaction = await unanswered(shell, "forgotten", 1, taken=True)
+    transaction._commit_unanswered.key = os.urandom(16)
+    for _ in range(2):
+        with pytest.raises(MalamuteError, match="unknown_transaction|not open"):
+            await shell.call(transaction.commit)
+        with pytest.raises(LocalProtocolError, match="may have been taken"):
+            await shell.call(transaction.begin)
+    assert (await shell.do("stream_info", "forgotten")).tail == 1
+
+
+async def test_a_rollback_whose_answer_was_lost_is_asked_for_again(connect: Connect) -> None:
+    shell = await connect()
+    transaction = await unanswered(shell, "back", 1, taken=False)
+    take = transaction._take
+
+    async def lose(*given: Any) -> Any:
+        await take(*given)
+        raise Timeout("lost")
+
+    def lose_sync(*given: Any) -> Any:
+        take(*given)
+        raise Timeout("lost")
+
+    transaction._take = lose if shell.kind == "asyncio" else lose_sync
+    with pytest.raises(Timeout):
+        await shell.call(transaction.roll_back)
+    transaction._take = take
+    await shell.call(transaction.roll_back)
+    await shell.call(transaction.begin)
+    await shell.call(transaction.roll_back)
+
+
+async def test_a_commit_that_was_refused_leaves_no_doubt(connect: Connect) -> None:
+    shell = await connect()
+    await shell.do("create_stream", "small")
+    transaction = await begun(shell)
+    await shell.call(transaction.publish_many, "small", [b"1", b"2"])
+    errors: list[Exception] = [BrokerRefused("too_large", "for its ring"), Timeout("a half")]
+    transaction._take = refusing(shell, transaction._take, errors)
+    with pytest.raises(Timeout):
+        await shell.call(transaction.commit)
+    await shell.call(transaction.begin)
+    await shell.call(transaction.publish, "small", b"3")
+    await shell.call(transaction.commit)
+    assert (await shell.do("stream_info", "small")).tail == 1
+
+
 async def test_what_is_put_off_was_told_and_another_transaction_begins(connect: Connect) -> None:
     shell = await connect()
     await shell.do("create_stream", "off", ring_bytes=1 << 20, full="refuse")

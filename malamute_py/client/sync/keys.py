@@ -122,8 +122,8 @@ class SyncKeyView:
 
         Arguments and errors as of Client.publish(); also BrokerRefused `full` (newest values fill
         the stream's ring) and `limit` (too many keys). confirm: "none" gives -1 and raises no
-        refusal: a put into a stream that was removed is lost, and Client.refused_unconfirmed
-        counts it.
+        refusal: what is refused is lost, such as a put into a stream that was removed, or that its
+        broker has just begun with, and Client.refused_unconfirmed counts it.
         """
         if self._empty is None:
             self._known()

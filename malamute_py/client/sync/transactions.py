@@ -65,6 +65,8 @@ class SyncTransaction:
         """Answer to the commit, as long as records of it may be on their way to their streams."""
         self._in_doubt = False
         """Whether a commit has left whose outcome its caller was not told."""
+        self._taking_back: Step | None = None
+        """The step that rolls back what a commit may have taken, until the broker answers it."""
         self._future: Pending[Confirmation] | None = None
 
     @property
@@ -97,7 +99,7 @@ class SyncTransaction:
         if self._opened.begun:
             # The broker may know the former one yet, and its batches keep their places.
             self._opened = self._new()
-            self._commit_unanswered = self._committed = None
+            self._commit_unanswered = self._committed = self._taking_back = None
         step = self._opened.begin(self._timeout_ms, self._link.session.steps.limits)
         self._send(step)
 
@@ -107,8 +109,8 @@ class SyncTransaction:
             raise LocalProtocolError(
                 "unexpected",
                 "the commit of the transaction may have been taken: call commit() again to learn "
-                "its outcome, or roll_back(); another transaction might publish its records a "
-                "second time",
+                "its outcome, or roll_back(). Where neither tells it, look whether the records are "
+                "there, and make another transaction",
             )
 
     def _new(self) -> OpenTransaction:
@@ -123,11 +125,13 @@ class SyncTransaction:
         stream was removed after the broker had got records for it, and others; but after `put_off`
         it is committed, and the records of a stream follow once its ring takes them, or after
         `given_up` never do), Timeout or ConnectionLost (it may have been taken, as a whole). After
-        Timeout or `put_off` it may be called again, and goes on with the same commit.
+        Timeout or `put_off` it may be called again, and goes on with the same commit;
+        `unknown_transaction` does not tell then whether it was taken.
         """
         link = self._link
         wait_ms = link.engine.settings.wait_ms(timeout_ms)
         until_ms = None if wait_ms is None else clock_ms() + wait_ms
+        repeated = self._in_doubt
         try:
             confirmation = self._committed
             if confirmation is None:
@@ -137,8 +141,9 @@ class SyncTransaction:
                 link.ask(lambda number: c.AwaitTransaction(number, id), _left(until_ms))
         except Timeout:
             raise timed_out(self._stands(), "", wait_ms, link.standing()) from None
-        except (BrokerRefused, LocalProtocolError):
-            self._in_doubt = False
+        except (BrokerRefused, LocalProtocolError) as error:
+            # A broker forgets, in time, what it has taken: then it knows of no such transaction.
+            self._in_doubt = repeated and error.code in _UNTOLD
             raise
         self._committed, self._in_doubt = None, False
         return confirmation
@@ -184,7 +189,7 @@ class SyncTransaction:
             except _REFUSED as error:
                 # Where a stream has a ring of its own, what goes there is staged before the commit.
                 if error.code != "cross_ring" or opened.was_staged:
-                    self._commit_unanswered = None
+                    self._commit_unanswered, self._in_doubt = None, False
                     self._stage_smaller(error, _left(until_ms))
             else:
                 self._commit_unanswered = None
@@ -224,12 +229,17 @@ class SyncTransaction:
         """Roll back what a commit may have taken. Raises where it has, or may have."""
         if self._committed is not None:
             self._check_told()
+        opened, step = self._opened, self._taking_back
+        # Under its key, where its answer was lost.
+        self._taking_back = opened.roll_back() if step is None else opened.repeated(step)
         try:
-            self._take(self._opened.roll_back(), timeout_ms)
+            self._take(self._taking_back, timeout_ms)
         except BrokerRefused as error:
+            self._taking_back = None
             if error.code not in _ROLLED_BACK:
                 self._check_told()
-        self._commit_unanswered, self._in_doubt = None, False
+        self._commit_unanswered = self._taking_back = None
+        self._in_doubt = False
 
     def _end(self, timeout_ms: Wait) -> None:
         """Roll it back, unless it is over already."""
@@ -417,5 +427,7 @@ _REFUSED = BrokerRefused, BatchTooLarge
 """Refusals of the broker, and of the client itself: a chunk gathers by the bytes of its bodies."""
 _ROLLED_BACK = frozenset({"transaction_timed_out", "transaction_ended"})
 """Refusals that say that nothing of a transaction is ever seen."""
+_UNTOLD = frozenset({"unknown_transaction", "unexpected"})
+"""Refusals of a repeated commit that do not say what became of the first one."""
 _OVER = frozenset({"unknown_transaction", *_ROLLED_BACK})
 """Refusals that say that a transaction is over."""
