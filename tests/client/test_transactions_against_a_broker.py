@@ -396,7 +396,7 @@ async def test_a_repeated_commit_that_the_broker_knows_nothing_of_may_have_been_
     transaction = await unanswered(shell, "forgotten", 1, taken=True)
     transaction._commit_unanswered.key = os.urandom(16)
     for _ in range(2):
-        with pytest.raises(MalamuteError, match="unknown_transaction|not open"):
+        with pytest.raises(MalamuteError, match=r"unknown_transaction|not open"):
             await shell.call(transaction.commit)
         with pytest.raises(LocalProtocolError, match="may have been taken"):
             await shell.call(transaction.begin)
