@@ -92,7 +92,8 @@ test: test-needs ## all tests: in parallel, then those that must be alone, then 
 
 # They replace a constant, which is compiled in, or look into an object's __dict__, which is none;
 # the planted bugs, and who watches what is gathered, replace methods.
-LOOK_INSIDE := tests/broker/log/test_steps.py::test_a_step_that_is_too_large_is_refused_alone_and_leaves_its_numbers_to_the_next \
+LOOK_INSIDE := tests/broker/test_hostile_batches.py::test_batches_with_reserved_bytes_that_an_earlier_broker_took_are_delivered \
+    tests/broker/log/test_steps.py::test_a_step_that_is_too_large_is_refused_alone_and_leaves_its_numbers_to_the_next \
     tests/broker/log/test_steps.py::test_a_mailbox_that_one_bundle_created_stays_when_the_next_is_refused \
     tests/broker/services/test_administration.py::test_what_lies_in_memory_is_removed_a_portion_a_step \
     tests/broker/services/test_administration.py::test_a_service_that_is_removed_leaves_its_dead_letters_where_they_are \
