@@ -37,10 +37,9 @@ class _Watch:
     """The state of the link, as the client's thread reports it."""
 
     def __init__(self, stays: bool) -> None:
-        from malamute_py.client.settings import NO_ANSWER
-
         self.client: SyncClient | Client | None = None
-        self.reason = NO_ANSWER
+        self.reason = ""
+        """Why there is no link, as the client's thread told last; empty: it told nothing."""
         self._stays = stays
         self._lost = False
 
@@ -148,8 +147,8 @@ def _refused(endpoints: Any, watch: _Watch, credential: Credential) -> Iterator[
     except (Timeout, ConnectionLost):
         from malamute_py.client.settings import NO_ANSWER, PAUSED, Plain
 
-        following = PAUSED if watch.reason == NO_ANSWER and isinstance(credential, Plain) else ""
-        raise unreachable(", ".join(endpoints), watch.reason, following) from None
+        following = PAUSED if not watch.reason and isinstance(credential, Plain) else ""
+        raise unreachable(", ".join(endpoints), watch.reason or NO_ANSWER, following) from None
 
 
 @contextmanager
@@ -158,9 +157,7 @@ def _explained(watch: _Watch) -> Iterator[None]:
     try:
         yield
     except ConnectionLost as error:
-        from malamute_py.client.settings import NO_ANSWER
-
-        if watch.reason != NO_ANSWER:
+        if watch.reason:
             raise ConnectionLost(watch.reason) from error
         raise
 

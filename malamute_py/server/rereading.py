@@ -138,6 +138,9 @@ class Rereading:
         try:
             examined = Examined(before.config, [], [], str) if self.read is None else self.read()
             reading = take_up(before, examined, self._complete)
+            # Here, for many users and patterns take longer than a turn of the loop has.
+            for doubt in doubts(reading.complete) if reading.complete != before.complete else ():
+                self._log.warning("namespace_doubted", key=doubt.key, reason=doubt.why)
         except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
             trace = traceback.format_exc()
             self._log.error("internal_error", doing="reload", error=repr(error), trace=trace)
@@ -192,8 +195,6 @@ class Rereading:
                 self._log.warning("setting_reloaded", **change._asdict())
             else:
                 self._log.info("setting_reloaded", **change._asdict())
-        for doubt in doubts(after) if after != before.complete else ():
-            self._log.warning("namespace_doubted", key=doubt.key, reason=doubt.why)
         self._log.info(
             "configuration_reloaded", link=reread.link, applied=counts[APPLIED],
             refused=counts[REFUSED], restart=counts[RESTART],

@@ -262,16 +262,7 @@ async def test_a_commit_whose_answer_was_lost_is_taken_once(connect: Connect, co
     transaction = await begun(shell)
     await shell.call(transaction.publish_many, "once", [b"x" * 1000] * count)
     take = transaction._take
-
-    async def lose(*given: Any) -> Any:
-        await take(*given)
-        raise Timeout("lost")
-
-    def lose_sync(*given: Any) -> Any:
-        take(*given)
-        raise Timeout("lost")
-
-    transaction._take = lose if shell.kind == "asyncio" else lose_sync
+    transaction._take = losing(shell, take)
     with pytest.raises(Timeout, match="taken as a whole, or not at all"):
         await shell.call(transaction.commit)
     transaction._take = take
@@ -372,6 +363,20 @@ async def test_a_commit_that_was_not_taken_is_rolled_back_and_one_that_was_is_to
     assert (await shell.do("stream_info", "back")).tail == count
 
 
+def losing(shell: Any, take: Any) -> Any:
+    """Return a way to take steps whose answers are lost."""
+
+    async def lose(*given: Any) -> Any:
+        await take(*given)
+        raise Timeout("lost")
+
+    def lose_sync(*given: Any) -> Any:
+        take(*given)
+        raise Timeout("lost")
+
+    return lose if shell.kind == "asyncio" else lose_sync
+
+
 def refusing(shell: Any, take: Any, errors: list[Exception]) -> Any:
     """Return a way to take steps that raises these, one after the other, and then is as ever."""
 
@@ -407,16 +412,7 @@ async def test_a_rollback_whose_answer_was_lost_is_asked_for_again(connect: Conn
     shell = await connect()
     transaction = await unanswered(shell, "back", 1, taken=False)
     take = transaction._take
-
-    async def lose(*given: Any) -> Any:
-        await take(*given)
-        raise Timeout("lost")
-
-    def lose_sync(*given: Any) -> Any:
-        take(*given)
-        raise Timeout("lost")
-
-    transaction._take = lose if shell.kind == "asyncio" else lose_sync
+    transaction._take = losing(shell, take)
     with pytest.raises(Timeout):
         await shell.call(transaction.roll_back)
     transaction._take = take

@@ -385,6 +385,20 @@ def world(folder: Path) -> Iterator[World]:
 
 
 @pytest.mark.moderate
+def test_a_reload_warns_once_of_a_user_who_is_nearly_in_a_namespace(tmp_path: Path) -> None:
+    with world(tmp_path) as made, made.peer("root", "a") as root:
+        made.file.write_text(made.file.read_text() + "[namespaces.annn]\n")
+        like = f'[users."ann.x"]\npassword = "{ANN}"\n'
+        made.write(USERS.format(ann=ANN, bob=BOB) + like)
+        assert made.reload(root)["authentication.users.ann.x"] == "applied added"
+        doubted = made.lines.of("namespace_doubted")
+        assert [each["key"] for each in doubted] == ["namespaces.annn", "namespaces.annn.users"]
+        assert doubted[1]["reason"].startswith("user ann.x is in no namespace")
+        assert made.reload(root) == {}
+        assert made.lines.of("namespace_doubted") == doubted
+
+
+@pytest.mark.moderate
 def test_a_removed_user_loses_its_link_and_its_connection_lets_nobody_in(tmp_path: Path) -> None:
     with (
         world(tmp_path) as made,

@@ -77,6 +77,11 @@ class Mailboxes:
         """Return the mailbox of a name, also while it is being created."""
         return self.by_name.get(name)
 
+    def messages_in(self, *names: str) -> int:
+        """Return how many messages lie in the mailboxes of these names, each counted once."""
+        found = map(self.by_name.get, set(names))
+        return sum(box.messages for box in found if box is not None)
+
     def number(self) -> int:
         """Return a number for a new mailbox or service; no number is given twice."""
         number = max(self._next_number, self._queues.next_number)

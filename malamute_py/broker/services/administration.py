@@ -173,8 +173,7 @@ class ServiceAdmin:
         row = service.row
         page_max = self._shard.settings.page_max
         oldest = next(iter(service.batches.values()), None)
-        places = {service.dead_letters, service.default_dead_letters}
-        letters = [box.messages for box in map(self._mailboxes.get, places) if box is not None]
+        dead = self._mailboxes.messages_in(service.dead_letters, service.default_dead_letters)
         facts: dict[str, Any] = {
             "name": service.name,
             "waiting": service.rows - service.held - service.delayed,
@@ -188,7 +187,7 @@ class ServiceAdmin:
                 sum(max(0, offer.left_records) for offer in islice(service.offers, page_max)),
                 1 << 53,
             ),
-            "dead": sum(letters),
+            "dead": dead,
             "dead_letters": service.dead_letters,
             "settings": msgspec.structs.asdict(row.settings),
             "created_ms": row.created_ms,

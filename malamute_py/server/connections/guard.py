@@ -190,7 +190,7 @@ class Guard:
             else:
                 self._count("handshake_failed_total")
                 mismatch = event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == _MISMATCH
-                # Without authentication an end amid the handshake tells of nobody turned away.
+                # Without authentication an end amid the handshake turns no peer away.
                 if mismatch or (authenticated and event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
                     self._failed[monitor] = event
         return ended

@@ -102,7 +102,7 @@ def test_a_failed_handshake_is_told_at_the_end_of_its_own_monitors_connection() 
         fd, nobodys = former.fileno(), 1 << 30
         tell(other, zmq.EVENT_ACCEPTED, fd)
         tell(one, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, mismatch)
-        # Between the failure and the end, the other monitor tells of one that nobody turned away.
+        # Between the failure and the end, the other monitor tells of a peer that simply left.
         tell(other, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, 0)
         tell(other, zmq.EVENT_DISCONNECTED, nobodys)
         assert told == []
