@@ -1,12 +1,14 @@
 """Everything that a session has opened under a number.
 
 Owns their numbers, when each is opened anew, and which are due credit. The rule: what is opened is
-opened on this link and every later one, until it ends. Source: SPEC.md, sections 4 and 8.
+opened on this link and every later one, until it ends; what stands still is opened once its program
+says a word. Source: SPEC.md, sections 4 and 8.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from malamute_protocol.commands import Command, Ended, Subscribed
@@ -81,6 +83,17 @@ class Receivers:
             opened.link_down()
             if opened.ending:
                 self.end(opened)
+
+    def link_up(self) -> list[Command]:
+        """Return the commands that open everything on a new link."""
+        commands: list[Command] = []
+        for opened in self.by_number.values():
+            if opened.stands_still:
+                # 0: at once, with the session's next turn.
+                opened.left_out = partial(self.again.__setitem__, opened, 0)
+            else:
+                commands.append(opened.open())
+        return commands
 
     def due(self, now_ms: int) -> list[Command]:
         """Return the commands that open what the broker had put off until now."""

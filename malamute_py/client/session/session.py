@@ -584,7 +584,7 @@ class Session:
         self.awaited.link_up(command)
         self.receivers.limits = self.publisher.limits
         self.pending.link_up()
-        self._commands += [opened.open() for opened in self.receivers.by_number.values()]
+        self._commands += self.receivers.link_up()
         self._events.append(Linked(command, self.attempts.links == 1))
 
     def _renamed(self, identity: str) -> None:
