@@ -267,7 +267,7 @@ class Membership(Standing):
         Raises BrokerRefused `not_held`: nothing was lent. What the reader has since an earlier
         link is then shown to it again, should the broker hand it out to this member.
         """
-        if self.left_out is not None:
+        if self.left_out:
             self.speak()
         if not self.in_hand.issuperset(numbers):
             for number in numbers:
@@ -617,7 +617,7 @@ class Memberships(Acknowledging):
         """End a membership whose reader is gone: unacknowledged records go to other members."""
         membership.leaving = True
         membership.discard()
-        if self._linked and not membership.ended and membership.left_out is None:
+        if self._linked and not membership.ended and not membership.left_out:
             self._leaving[membership] = None
         elif not membership.ended:
             self._end(membership)

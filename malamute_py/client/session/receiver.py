@@ -9,7 +9,7 @@ Source: SPEC.md, sections 4 and 8.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from malamute_protocol.commands import Command, Credit, Ended
@@ -39,8 +39,8 @@ class Opened(ABC):
         """UNSUBSCRIBE was asked for."""
         self.active = False
         """The broker accepted it on the present link."""
-        self.left_out: Callable[[], None] | None = None
-        """Has it opened, where the present link began without it."""
+        self.left_out = False
+        """The present link began without it, and its program has said nothing since."""
         self._accepted = False
         self._half_records = credit_records / 2
         self._half_bytes = credit_bytes / 2
@@ -103,7 +103,7 @@ class Opened(ABC):
 
     def link_down(self) -> None:
         """Take note that the link has ended; `open` is called when there is another."""
-        self.active, self.left_out = False, None
+        self.active = self.left_out = False
 
     def refused(self, error: BrokerRefused) -> bool:
         """Return whether to open it again after error.retry_ms, since the broker refused it now."""

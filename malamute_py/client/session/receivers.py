@@ -8,7 +8,6 @@ says a word. Source: SPEC.md, sections 4 and 8.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Final, TypeVar
 
 from malamute_protocol.commands import Command, Ended, Subscribed
@@ -35,6 +34,8 @@ class Receivers:
         """The broker's, which deliveries are checked against."""
         self.again: dict[Opened, int] = {}
         """Receivers whose opening the broker put off, and the time to try again."""
+        self._left_out: dict[Opened, None] = {}
+        """Those that the present link began without."""
         self._arrived = arrived
         self._retry_min_ms = retry_min_ms
         self._number = 0
@@ -59,6 +60,7 @@ class Receivers:
         self.by_number.pop(opened.number, None)
         self._credit_due.pop(opened, None)
         self.again.pop(opened, None)
+        self._left_out.pop(opened, None)
         self._struck.pop(opened, None)
         self._arrived[opened] = None
         opened.over()
@@ -79,6 +81,7 @@ class Receivers:
         """End what was ending, and have all else opened again on the next link."""
         self._credit_due.clear()
         self.again.clear()
+        self._left_out.clear()
         for opened in list(self.by_number.values()):
             opened.link_down()
             if opened.ending:
@@ -89,15 +92,25 @@ class Receivers:
         commands: list[Command] = []
         for opened in self.by_number.values():
             if opened.stands_still:
-                # 0: at once, with the session's next turn.
-                opened.left_out = partial(self.again.__setitem__, opened, 0)
+                opened.left_out = True
+                self._left_out[opened] = None
             else:
                 commands.append(opened.open())
         return commands
 
+    def wakes(self) -> list[int]:
+        """Return the times at which due() has something to do."""
+        return [*self.again.values(), *(0 for each in self._left_out if not each.left_out)]
+
     def due(self, now_ms: int) -> list[Command]:
-        """Return the commands that open what the broker had put off until now."""
+        """Return the commands that open what was put off until now, or until a word of a program.
+
+        The broker had put it off, or the link began without it.
+        """
         commands: list[Command] = []
+        for opened in [each for each in self._left_out if not each.left_out]:
+            del self._left_out[opened]
+            self.again[opened] = now_ms
         for opened, at_ms in list(self.again.items()):
             if now_ms >= at_ms:
                 del self.again[opened]

@@ -281,7 +281,7 @@ class Session:
             at = min(
                 self._heard_ms + self.welcome.expiry_ms,
                 self._sent_ms + self._heartbeat_ms,
-                *self.receivers.again.values(),
+                *self.receivers.wakes(),
             )
         for outgoing in self.outgoing:
             wake = outgoing.next_wake()

@@ -32,8 +32,5 @@ class Standing(Opened):
     def speak(self) -> bool:
         """Take note of a word of the program; returns whether it has the member join again."""
         self.progressed = True
-        join, self.left_out = self.left_out, None
-        if join is None:
-            return False
-        join()
-        return True
+        joins, self.left_out = self.left_out, False
+        return joins
