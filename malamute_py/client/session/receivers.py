@@ -35,7 +35,7 @@ class Receivers:
         self.again: dict[Opened, int] = {}
         """Receivers whose opening the broker put off, and the time to try again."""
         self._left_out: dict[Opened, None] = {}
-        """Those that the present link began without."""
+        """Receivers that the present link began without."""
         self._arrived = arrived
         self._retry_min_ms = retry_min_ms
         self._number = 0
