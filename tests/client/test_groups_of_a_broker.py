@@ -252,6 +252,53 @@ async def test_a_member_goes_on_after_the_broker_was_restarted(
         await asyncio.to_thread(broker.stop)
 
 
+@pytest.mark.moderate
+@pytest.mark.parametrize("of", ["shared", "keyed", "exclusive"])
+@pytest.mark.parametrize("kind", SHELLS, ids=lambda shell: shell.kind)
+async def test_a_member_that_stands_still_over_a_restart_is_not_given_its_record_unseen(
+    kind: Any, of: str, tmp_path: Path, endpoint: str
+) -> None:
+    def start() -> EmbeddedBroker:
+        return EmbeddedBroker(tmp_path, listen=[endpoint]).start()
+
+    broker = await asyncio.to_thread(start)
+    shell, other = kind(), kind()
+    await shell.connect(endpoint, **FAST)
+    await other.connect(endpoint, **FAST)
+    try:
+        await shell.do("publish", "s", b"0")
+        options = {"kind": of, "settings": {"lease_ms": 100, "attempts_max": 2}}
+        member = joined(shell, ack="manual", **options)
+        held = await shell.call(member.next_batch, WAIT_MS)
+        async with asyncio.timeout(WAIT_S):
+            while not (await other.do("group_info", "s", "readers")).attempts:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            while not member._membership.passed_over:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            await asyncio.to_thread(broker.stop)
+            broker = await asyncio.to_thread(start)
+            # The second call is answered on a link that was there a while.
+            await shell.do("group_info", "s", "readers")
+            await asyncio.sleep(0.6)
+            facts = await other.do("group_info", "s", "readers")
+            assert (facts.attempts, facts.dead) == ([(1, 1)], 0)
+            # The place of an exclusive group is kept for a while.
+            assert sum(one.held for one in facts.members) == 0
+            # Too late for the hand-out that it is of, and made good on the next one.
+            assert await shell.call(member.ack, held) is False
+            while (await other.do("group_info", "s", "readers")).next != 1:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            await shell.do("publish", "s", b"1")
+            held = await shell.call(member.next_batch, WAIT_MS)
+            assert held.numbers == [1]
+            assert await shell.call(member.ack, held)
+        assert (await other.do("group_info", "s", "readers")).dead == 0
+    finally:
+        await shell.do("close", flush_ms=0)
+        await other.do("close", flush_ms=0)
+        await asyncio.to_thread(broker.stop)
+
+
 # --- attempts and dead letters --------------------------------------------------------------------
 
 

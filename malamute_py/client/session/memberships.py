@@ -50,6 +50,7 @@ from malamute_py.client.session.held_batches import HeldBatch
 from malamute_py.client.session.letters import chosen, ranges_of, rows_of
 from malamute_py.client.session.outgoing import CommandSink, Trackers
 from malamute_py.client.session.receiver import Opened
+from malamute_py.client.session.standing import Standing
 from malamute_py.client.session.subscription import (
     GapNotice,
     Notice,
@@ -64,7 +65,7 @@ _AWAY_MAX: Final = 1 << 17
 """Records of lost links that are remembered; beyond it the oldest may be handed over again."""
 
 
-class Membership(Opened):
+class Membership(Standing):
     """One member of one group, over all links."""
 
     def __init__(self, number: int, asked: GroupOptions, memberships: Memberships) -> None:
@@ -77,9 +78,6 @@ class Membership(Opened):
         self.stream_uuid = b""
         self.lease_ms = 0
         """Time for which it has a record without a word about it; 0: while its link lives."""
-        self.progressed = False
-        """Whether its program has asked for records, acknowledged or renewed some since the last
-        renewal of all."""
         self.renew_at_ms = 0
         self._unplanned = False
         """Whether its program has asked for records since the link was last told when to wake."""
@@ -87,8 +85,6 @@ class Membership(Opened):
         """Versions of the stream's declared schema; None: it has none, or is not known yet."""
         self.tail = 0
         """Tail of the stream when the broker accepted the membership."""
-        self.passed_over = False
-        """Whether it is given nothing, since a lease of its records has ended."""
         self._gets = asked.kind != "exclusive"
         """Whether it is given records; a member of an exclusive group is told when it is."""
         self.lost_lease = False
@@ -113,7 +109,7 @@ class Membership(Opened):
         """Range of one record of an exclusive group that was dropped when a lease ended. A word of
         it has the broker give this member records again."""
         self._asks = False
-        """Whether take() has asked for the records that were dropped."""
+        """Whether take() has asked for the records that were dropped, or to join again."""
         self._waiting: Final[set[int]] = set()
         """Offsets in the queue, of a group with leases; the program may have them as well."""
         self._queued_bytes = 0
@@ -123,7 +119,8 @@ class Membership(Opened):
     def take(self) -> HeldBatch | Notice | None:
         """The next records, or a notice; None: none yet."""
         self._unplanned |= not self.progressed
-        self.progressed, self.lost_lease = True, False
+        self.lost_lease = False
+        self._asks |= self.note_progress()
         if self._doubts and not self._doubts.asked and self.active:
             # A renewal tells which of them are ours still: acked() hands those over.
             self._doubts.asked = True
@@ -133,7 +130,8 @@ class Membership(Opened):
             self._memberships.acks.add(self, RENEWED, [self._dropped])
             self._dropped = None
             self._asks = True
-        if not self.queue:
+        self.took_nothing = not self.queue
+        if self.took_nothing:
             return None
         item = self.queue.popleft()
         if isinstance(item, HeldBatch):
@@ -178,7 +176,7 @@ class Membership(Opened):
             if token is not None:
                 self._memberships.told(token, None)
             return
-        self.progressed = True
+        self.note_progress()
         mine = self.give_up(offsets)
         whole = len(mine) == len(offsets)
         if form is DONE:
@@ -201,7 +199,7 @@ class Membership(Opened):
 
         A program that does so goes on: what it is still to get keeps its leases, too.
         """
-        self.progressed = True
+        self.note_progress()
         mine = [offset for offset in offsets if offset in self.in_hand]
         all_mine = bool(mine) and len(mine) == len(offsets)
         if mine:
@@ -269,6 +267,8 @@ class Membership(Opened):
         Raises BrokerRefused `not_held`: nothing was lent. What the reader has since an earlier
         link is then shown to it again, should the broker hand it out to this member.
         """
+        if self.left_out:
+            self.note_progress()
         if not self.in_hand.issuperset(numbers):
             for number in numbers:
                 self._of_earlier_links.pop(number, None)
@@ -617,7 +617,7 @@ class Memberships(Acknowledging):
         """End a membership whose reader is gone: unacknowledged records go to other members."""
         membership.leaving = True
         membership.discard()
-        if self._linked and not membership.ended:
+        if self._linked and not membership.ended and not membership.left_out:
             self._leaving[membership] = None
         elif not membership.ended:
             self._end(membership)

@@ -39,6 +39,8 @@ class Opened(ABC):
         """UNSUBSCRIBE was asked for."""
         self.active = False
         """The broker accepted it on the present link."""
+        self.left_out = False
+        """The present link began without it, and its program has made no call since."""
         self._accepted = False
         self._half_records = credit_records / 2
         self._half_bytes = credit_bytes / 2
@@ -58,6 +60,11 @@ class Opened(ABC):
         Raises RemoteProtocolError (BatchError among them): the broker is at fault, and both
         this and the link are ended.
         """
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether a new link begins without it, until its program makes a call."""
+        return False
 
     @property
     def accepted(self) -> bool:
@@ -96,7 +103,7 @@ class Opened(ABC):
 
     def link_down(self) -> None:
         """Take note that the link has ended; `open` is called when there is another."""
-        self.active = False
+        self.active = self.left_out = False
 
     def refused(self, error: BrokerRefused) -> bool:
         """Return whether to open it again after error.retry_ms, since the broker refused it now."""

@@ -1,7 +1,8 @@
 """Everything that a session has opened under a number.
 
 Owns their numbers, when each is opened anew, and which are due credit. The rule: what is opened is
-opened on this link and every later one, until it ends. Source: SPEC.md, sections 4 and 8.
+opened on this link and every later one, until it ends; what stands still is opened at the next call
+of its program. Source: SPEC.md, sections 4 and 8.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class Receivers:
         """The broker's, which deliveries are checked against."""
         self.again: dict[Opened, int] = {}
         """Receivers whose opening the broker put off, and the time to try again."""
+        self._left_out: dict[Opened, None] = {}
+        """Receivers that the present link began without."""
         self._arrived = arrived
         self._retry_min_ms = retry_min_ms
         self._number = 0
@@ -57,6 +60,7 @@ class Receivers:
         self.by_number.pop(opened.number, None)
         self._credit_due.pop(opened, None)
         self.again.pop(opened, None)
+        self._left_out.pop(opened, None)
         self._struck.pop(opened, None)
         self._arrived[opened] = None
         opened.over()
@@ -77,14 +81,36 @@ class Receivers:
         """End what was ending, and have all else opened again on the next link."""
         self._credit_due.clear()
         self.again.clear()
+        self._left_out.clear()
         for opened in list(self.by_number.values()):
             opened.link_down()
             if opened.ending:
                 self.end(opened)
 
-    def due(self, now_ms: int) -> list[Command]:
-        """Return the commands that open what the broker had put off until now."""
+    def link_up(self) -> list[Command]:
+        """Return the commands that open everything on a new link."""
         commands: list[Command] = []
+        for opened in self.by_number.values():
+            if opened.stands_still:
+                opened.left_out = True
+                self._left_out[opened] = None
+            else:
+                commands.append(opened.open())
+        return commands
+
+    def wakes(self) -> list[int]:
+        """Return the times at which due() has something to do."""
+        return [*self.again.values(), *(0 for each in self._left_out if not each.left_out)]
+
+    def due(self, now_ms: int) -> list[Command]:
+        """Return the commands that open what the broker had put off until now.
+
+        What the link began without is opened, too, once its program has made a call.
+        """
+        commands: list[Command] = []
+        for opened in [each for each in self._left_out if not each.left_out]:
+            del self._left_out[opened]
+            self.again[opened] = now_ms
         for opened, at_ms in list(self.again.items()):
             if now_ms >= at_ms:
                 del self.again[opened]

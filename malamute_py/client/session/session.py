@@ -281,7 +281,7 @@ class Session:
             at = min(
                 self._heard_ms + self.welcome.expiry_ms,
                 self._sent_ms + self._heartbeat_ms,
-                *self.receivers.again.values(),
+                *self.receivers.wakes(),
             )
         for outgoing in self.outgoing:
             wake = outgoing.next_wake()
@@ -584,7 +584,7 @@ class Session:
         self.awaited.link_up(command)
         self.receivers.limits = self.publisher.limits
         self.pending.link_up()
-        self._commands += [opened.open() for opened in self.receivers.by_number.values()]
+        self._commands += self.receivers.link_up()
         self._events.append(Linked(command, self.attempts.links == 1))
 
     def _renamed(self, identity: str) -> None:

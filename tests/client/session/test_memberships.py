@@ -137,6 +137,54 @@ def test_what_was_handed_over_is_not_handed_over_again_after_a_reconnect() -> No
     assert script.settled() == {"late": True}
 
 
+@pytest.mark.parametrize("word", ["take", "ack", "renew", "lend"])
+def test_a_member_that_stands_still_while_it_is_passed_over_joins_again_at_a_word(
+    word: str,
+) -> None:
+    script = Grouped()
+    script.hand(2, 0)
+    script.take()
+    script.say(c.Mode(script.member.number, False, 0))
+    for _ in range(2):
+        assert not [one for one in script.reconnect() if isinstance(one, c.JoinGroup)]
+    if word == "take":
+        assert script.member.take() is None
+        assert script.member.wakes
+    elif word == "ack":
+        script.member.ack([0, 1])
+    elif word == "renew":
+        script.member.renew([0], None)
+    else:
+        with pytest.raises(BrokerRefused):
+            script.member.lend([0])
+    assert [type(one) for one in script.wait(0)] == [c.JoinGroup]
+    script.accept_member(script.member)
+    # What the program has is its own again, and the next link begins with the member.
+    script.hand(2, 0)
+    assert (script.member.take() is None) == (word != "lend")
+    assert [type(one) for one in script.reconnect()].count(c.JoinGroup) == 1
+
+
+def test_a_member_whose_program_waits_for_records_joins_each_link() -> None:
+    script = Grouped()
+    script.hand(1, 0)
+    script.take()
+    assert script.member.take() is None
+    script.say(c.Mode(script.member.number, False, 0))
+    assert [type(one) for one in script.reconnect()].count(c.JoinGroup) == 1
+
+
+def test_a_member_that_the_link_began_without_leaves_at_once() -> None:
+    script = Grouped()
+    script.hand(1, 0)
+    script.take()
+    script.say(c.Mode(script.member.number, False, 0))
+    script.reconnect()
+    script.session.memberships.leave(script.member)
+    assert script.member.ended
+    assert script.step() == []
+
+
 def test_an_acknowledgement_between_two_links_is_made_good_when_the_record_comes_again() -> None:
     script = Grouped()
     script.hand(2, 0)
