@@ -271,6 +271,7 @@ FILES: Final = {
             ("Iterate the result, or its batches().", TIMEOUT),
         ),
     ),
+    "tables.py": File(("Client",)),
     "transactions.py": File(
         ("Client", "Transaction"),
         (

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from malamute_py.cli.letters import sender_text
 from malamute_py.cli.output import Cell, Column
 from malamute_py.cli.values import count_text, duration_text, now_ms, size_text, time_text
+
+if TYPE_CHECKING:
+    from malamute_py.client.facts import GroupFacts, ServiceFacts
 
 
 def counted(number: int, style: str = "") -> Cell:
@@ -22,6 +25,17 @@ def counted(number: int, style: str = "") -> Cell:
 
 red: Callable[[int], Cell] = partial(counted, style="red")
 """Returns the cell of a count that should be 0."""
+
+
+def dead(facts: ServiceFacts | GroupFacts) -> Cell:
+    """Return how many dead letters a service or group has, and in which mailboxes they lie."""
+    text = f"{count_text(facts.dead)} in {letters_of(facts)}"
+    return Cell(facts.dead, text, "red" if facts.dead else "")
+
+
+def letters_of(facts: ServiceFacts | GroupFacts) -> str:
+    """Return the names of the mailboxes in which dead letters of a service or group lie."""
+    return " and ".join(facts.dead_in) or facts.dead_letters
 
 
 def sized(count: int) -> Cell:

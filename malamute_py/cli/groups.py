@@ -13,7 +13,7 @@ from malamute_protocol.errors import BrokerRefused
 from malamute_py.cli import complete, output
 from malamute_py.cli.absent import absent
 from malamute_py.cli.agreed import Yes, agreed
-from malamute_py.cli.columns import age, counted, creator, figure, read, red
+from malamute_py.cli.columns import age, counted, creator, dead, figure, letters_of, read, red
 from malamute_py.cli.commands import group as group_of
 from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.linking import linked
@@ -131,8 +131,9 @@ def _show(found: GroupFacts, as_json: bool) -> None:
         "moved_ms": since(found.moved_ms),
         "by": creator(found.by),
         "attempts": _attempts(found),
-        "dead": Cell(found.dead, f"{count_text(found.dead)} in {_letters(found)}"),
+        "dead": dead(found),
         "dead_letters": found.dead_letters,
+        **({"dead_in": found.dead_in} if as_json else {}),
         "settings": found.settings if as_json else shown(found.settings, _ZERO),
         **beside(_named(found.more), as_json),
     }
@@ -169,12 +170,6 @@ def _attempts(found: GroupFacts) -> Cell:
     """Return how many records have had how many attempts."""
     counts = [f"{count_text(count)} after {times}" for times, count in found.attempts]
     return Cell({str(times): count for times, count in found.attempts}, ", ".join(counts) or "none")
-
-
-def _letters(found: GroupFacts) -> str:
-    """Return where the dead letters lie: the default mailbox takes what another one refuses."""
-    other = found.settings.get("dead_letters")
-    return f"{found.dead_letters} or the default mailbox" if other else found.dead_letters
 
 
 def _named(more: dict[str, Any]) -> dict[str, Any]:
@@ -323,7 +318,7 @@ def requeue(
         )
     elif left > 0:
         text += (
-            f"; {count_text(left, 'message')} left in {_letters(found)}, of others, or whose"
+            f"; {count_text(left, 'message')} left in {letters_of(found)}, of others, or whose"
             " records are gone, or which a reader holds"
         )
     elif not count:

@@ -13,7 +13,7 @@ import typer
 from malamute_py.cli import complete, output
 from malamute_py.cli.absent import absent, changed
 from malamute_py.cli.agreed import Yes, agreed
-from malamute_py.cli.columns import age, counted, figure, moment, read, red, sender, sized
+from malamute_py.cli.columns import age, counted, dead, figure, moment, read, red, sender, sized
 from malamute_py.cli.commands import group
 from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.linking import linked
@@ -121,8 +121,9 @@ def _show(found: ServiceFacts, as_json: bool) -> None:
         "oldest_ms": since(found.oldest_ms),
         "offers": found.offers,
         "credit": found.credit,
-        "dead": red(found.dead),
+        "dead": dead(found),
         "dead_letters": found.dead_letters,
+        **({"dead_in": found.dead_in} if as_json else {}),
         **made(found.created_ms, found.by),
         **beside(found.more, as_json),
         "attempts": _attempts(found) if output.on_terminal() and not as_json else attempts,

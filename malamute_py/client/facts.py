@@ -371,8 +371,11 @@ class ServiceFacts(Facts, frozen=True, kw_only=True):
     """(times handed out, how many requests)."""
     workers: list[WorkerFacts] = []
     dead: int = 0
-    """Dead letters that lie in the mailbox `dead_letters`, or in the default one."""
+    """Dead letters in all mailboxes of `dead_in`."""
     dead_letters: str = ""
+    """Mailbox that new dead letters go to; where it takes none, the default one gets them."""
+    dead_in: dict[str, int] = {}
+    """Mailbox -> dead letters that lie in it, where there are some; empty from an older broker."""
     settings: dict[str, Any] = {}
     created_ms: int = 0
     by: str = ""
@@ -428,8 +431,11 @@ class GroupFacts(Facts, frozen=True, kw_only=True):
     attempts: list[tuple[int, int]] = []
     """(attempts that have ended, how many records); where the settings bound attempts."""
     dead: int = 0
-    """Dead letters that lie in the mailbox `dead_letters`, or in the default one."""
+    """Dead letters in all mailboxes of `dead_in`."""
     dead_letters: str = ""
+    """Mailbox that new dead letters go to; where it takes none, the default one gets them."""
+    dead_in: dict[str, int] = {}
+    """Mailbox -> dead letters that lie in it, where there are some; empty from an older broker."""
     settings: dict[str, Any] = {}
     members: list[MemberFacts] = []
 

@@ -179,7 +179,6 @@ class GroupAdministration:
         """Return facts about a group, as GROUP_INFO tells them."""
         holdings, stream, row = group.holdings, group.stream, group.row
         low = holdings.low
-        dead = self._mailboxes.messages_in(group.dead_letters, group.default_dead_letters)
         members = [self._member_facts(group, member) for member in group.members]
         absent = group.absent_holder
         if absent is not None:
@@ -207,8 +206,7 @@ class GroupAdministration:
             "moved_ms": max(group.moved_ms, row.moved_ms),
             "by": row.by,
             "attempts": _attempts(group),
-            "dead": dead,
-            "dead_letters": group.dead_letters,
+            **self._mailboxes.letters_in(group.dead_letters, group.default_dead_letters),
             "settings": msgspec.structs.asdict(row.settings),
             "members": members,
         }

@@ -77,10 +77,14 @@ class Mailboxes:
         """Return the mailbox of a name, also while it is being created."""
         return self.by_name.get(name)
 
-    def messages_in(self, *names: str) -> int:
-        """Return how many messages lie in the mailboxes of these names, each counted once."""
-        found = map(self.by_name.get, set(names))
-        return sum(box.messages for box in found if box is not None)
+    def letters_in(self, *names: str) -> dict[str, Any]:
+        """Return facts about dead letters that may lie in the mailboxes of these names.
+
+        names: the mailbox that the settings name, and the default one; they may be the same.
+        """
+        found = {name: self.by_name[name].messages for name in names if name in self.by_name}
+        places = {name: count for name, count in found.items() if count}
+        return {"dead": sum(places.values()), "dead_letters": names[0], "dead_in": places}
 
     def number(self) -> int:
         """Return a number for a new mailbox or service; no number is given twice."""

@@ -173,7 +173,6 @@ class ServiceAdmin:
         row = service.row
         page_max = self._shard.settings.page_max
         oldest = next(iter(service.batches.values()), None)
-        dead = self._mailboxes.messages_in(service.dead_letters, service.default_dead_letters)
         facts: dict[str, Any] = {
             "name": service.name,
             "waiting": service.rows - service.held - service.delayed,
@@ -187,8 +186,7 @@ class ServiceAdmin:
                 sum(max(0, offer.left_records) for offer in islice(service.offers, page_max)),
                 1 << 53,
             ),
-            "dead": dead,
-            "dead_letters": service.dead_letters,
+            **self._mailboxes.letters_in(service.dead_letters, service.default_dead_letters),
             "settings": msgspec.structs.asdict(row.settings),
             "created_ms": row.created_ms,
             "by": row.by,

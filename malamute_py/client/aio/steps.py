@@ -11,8 +11,11 @@ from typing import Any
 
 from malamute_protocol.errors import LocalProtocolError, Timeout
 from malamute_py.client.aio.link import LoopLink
+from malamute_py.client.aio.tables import Tables
+from malamute_py.client.arguments import name_of
 from malamute_py.client.engine.waits import STEP
 from malamute_py.client.position import Confirmation
+from malamute_py.client.session.calls import Properties
 from malamute_py.client.session.step import Step
 from malamute_py.client.settings import Wait
 from malamute_py.client.words import ConfirmAt
@@ -44,6 +47,35 @@ class AtomicStep(Step):
         else:
             if True:  # sync: with self._link.lock:
                 self.give_up()
+
+    async def publish_table(
+        self,
+        stream: str,
+        table: Any,
+        *,
+        subject: str = "",
+        client_time: str = "",
+        properties: Properties | None = None,
+        codec: str | None = None,
+    ) -> None:
+        """Add the rows of a table for a typed stream, validated in full; the step grows by all.
+
+        Arguments: as of Client.publish_table(). Asks the broker for the stream's schema, and waits
+        for that. Raises LocalProtocolError `bad_schema`: the table does not fit; BrokerRefused: the
+        stream has no schema. Then the step has none of the rows.
+        """
+        self.check_open()
+        name_of("stream", stream)
+        batches = await Tables(self._link).contents(
+            stream,
+            table,
+            subject=subject,
+            client_time=client_time,
+            properties=properties,
+            codec=codec,
+        )
+        for content, _ in list(batches):
+            super().publish_batch(stream, content)
 
     # sync: def _lend(self, holder: Any, numbers: list[int]) -> None:
     # sync:     with self._link.lock:

@@ -392,6 +392,7 @@ class TracedStep(AtomicStep):
 
     publish = of_step(AtomicStep.publish)
     publish_many = of_step(AtomicStep.publish_many)
+    publish_table = of_step(AtomicStep.publish_table)
     send = of_step(AtomicStep.send)
     request = of_step(AtomicStep.request)
 
@@ -478,6 +479,7 @@ class TracedTransaction(Transaction):
     publish = staged(Transaction.publish)
     publish_many = staged(Transaction.publish_many, many=True)
     publish_batch = staged(Transaction.publish_batch)
+    publish_table = staged(Transaction.publish_table)
 
     def _staging(self, of_call: _Call, given: list[Any], options: dict[str, Any]) -> Span:
         """Start the span of a call that adds records: in the current trace, else in its own."""

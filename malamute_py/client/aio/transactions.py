@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Any
 
 from malamute_protocol import commands as c
 from malamute_protocol.errors import (
@@ -23,6 +24,7 @@ from malamute_protocol.errors import (
     Timeout,
 )
 from malamute_py.client.aio.link import LoopLink
+from malamute_py.client.aio.tables import Tables
 from malamute_py.client.arguments import duration, name_of
 from malamute_py.client.engine.engine import clock_ms
 from malamute_py.client.engine.waits import APPENDED, COMMIT, NOT_STAGED, STAGED, STEP, timed_out
@@ -55,6 +57,7 @@ class Transaction:
         self._timeout_ms = duration("timeout_ms", timeout_ms)
         self._confirm = confirm
         self._opened = self._new()
+        self._tables = Tables(link)
         self._step: Step | None = None
         """The beginning or chunk that is under way, whose answer `_future` gets; without a future
         one whose wait was over, which is asked for again."""
@@ -346,7 +349,46 @@ class Transaction:
 
         Raises as publish(), and LocalProtocolError: the content is no batch, or has a producer.
         """
-        # Before the content is in: a call that raises has added nothing.
+        await self._add_content(stream, content)
+
+    async def publish_table(
+        self,
+        stream: str,
+        table: Any,
+        *,
+        subject: str = "",
+        client_time: str = "",
+        properties: Properties | None = None,
+        codec: str | None = None,
+    ) -> None:
+        """Add the rows of a table for a typed stream, validated in full before they are sent.
+
+        Arguments: as of Client.publish_table(). Raises as publish(), and LocalProtocolError
+        `bad_schema`: the table does not fit. A Timeout amid the rows ends the transaction, which
+        would have some of them alone.
+        """
+        opened = self._opened
+        opened.check_open()
+        name_of("stream", stream)
+        batches = await self._tables.contents(
+            stream,
+            table,
+            subject=subject,
+            client_time=client_time,
+            properties=properties,
+            codec=codec,
+        )
+        # All are encoded before the first is added: a table that is refused adds nothing.
+        for at, (content, _) in enumerate(list(batches)):
+            try:
+                await self._add_content(stream, content)
+            except BaseException:
+                if at and opened.open:
+                    self._abandon()
+                raise
+
+    async def _add_content(self, stream: str, content: bytes) -> None:
+        """Add an encoded content for a stream; a call that raises has added nothing."""
         if self._opened.lacks_room_for(content):
             await self._flush()
         self._opened.chunk.publish_batch(stream, content)

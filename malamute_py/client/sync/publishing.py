@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Unpack
 
 from malamute_protocol.commands import Confirm, Level
-from malamute_protocol.errors import LocalProtocolError, MalamuteError
-from malamute_protocol.schema import Schemas
+from malamute_protocol.errors import MalamuteError
 from malamute_py.client.arguments import name_of
 from malamute_py.client.engine.waits import PUBLISHED, WINDOW
 from malamute_py.client.position import Confirmation
@@ -30,10 +29,9 @@ from malamute_py.client.session.calls import (
 )
 from malamute_py.client.session.outgoing_records import check_crc
 from malamute_py.client.session.publisher import LEVEL_NAMES, Publisher, confirmation, level_number
-from malamute_py.client.session.tables import TableRows
 from malamute_py.client.settings import DEFAULT_WAIT, Wait
 from malamute_py.client.sync.link import Pending, SyncVerbs, ThreadLink
-from malamute_py.client.sync.streams import stream_schemas
+from malamute_py.client.sync.tables import Tables
 from malamute_py.client.words import ConfirmAt
 
 
@@ -271,8 +269,7 @@ class SyncBulkPublisher:
         self._keep = keep
         self._open = 0
         """Records without an outcome: a batch may be confirmed in parts."""
-        self._schemas: Schemas | None = None
-        """Schemas of the stream, once a table asked for them."""
+        self._tables = Tables(link)
         self._least = int(Level.REPLICATED)
         self.confirmations: list[Confirmation] = []
         """One a batch, in order, when they are kept."""
@@ -337,29 +334,13 @@ class SyncBulkPublisher:
 
         Arguments, and what is raised: as of SyncClient.publish_table().
         """
-        known = self._schemas
-        if known is None:
-            known = self._schemas = stream_schemas(self._link, self._stream)
-            rows = TableRows(table, known, subject=subject, client_time=client_time, codec=codec)
-        else:
-            try:
-                rows = TableRows(
-                    table, known, subject=subject, client_time=client_time, codec=codec
-                )
-            except LocalProtocolError as error:
-                if error.code != "bad_schema":
-                    raise
-                # The schema may have grown since.
-                known = self._schemas = stream_schemas(self._link, self._stream)
-                rows = TableRows(
-                    table, known, subject=subject, client_time=client_time, codec=codec
-                )
-        publisher, stream = self._publisher, self._stream
-        for content, count in rows.contents(
-            publisher.batch_bytes_of(stream),
-            publisher.limits,
-            properties,
-            publisher.content_bytes_of(stream),
+        for content, count in self._tables.contents(
+            self._stream,
+            table,
+            subject=subject,
+            client_time=client_time,
+            properties=properties,
+            codec=codec,
         ):
             self._add(content, count)
 

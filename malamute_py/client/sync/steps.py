@@ -10,11 +10,14 @@ from __future__ import annotations
 from typing import Any
 
 from malamute_protocol.errors import LocalProtocolError
+from malamute_py.client.arguments import name_of
 from malamute_py.client.engine.waits import STEP
 from malamute_py.client.position import Confirmation
+from malamute_py.client.session.calls import Properties
 from malamute_py.client.session.step import Step
 from malamute_py.client.settings import Wait
 from malamute_py.client.sync.link import Pending, ThreadLink
+from malamute_py.client.sync.tables import Tables
 from malamute_py.client.words import ConfirmAt
 
 
@@ -44,6 +47,35 @@ class SyncAtomicStep(Step):
         else:
             with self._link.lock:
                 self.give_up()
+
+    def publish_table(
+        self,
+        stream: str,
+        table: Any,
+        *,
+        subject: str = "",
+        client_time: str = "",
+        properties: Properties | None = None,
+        codec: str | None = None,
+    ) -> None:
+        """Add the rows of a table for a typed stream, validated in full; the step grows by all.
+
+        Arguments: as of SyncClient.publish_table(). Asks the broker for the stream's schema, and
+        waits for that. Raises LocalProtocolError `bad_schema`: the table does not fit;
+        BrokerRefused: the stream has no schema. Then the step has none of the rows.
+        """
+        self.check_open()
+        name_of("stream", stream)
+        batches = Tables(self._link).contents(
+            stream,
+            table,
+            subject=subject,
+            client_time=client_time,
+            properties=properties,
+            codec=codec,
+        )
+        for content, _ in list(batches):
+            super().publish_batch(stream, content)
 
     def _lend(self, holder: Any, numbers: list[int]) -> None:
         with self._link.lock:

@@ -370,6 +370,7 @@ class SyncTracedStep(SyncAtomicStep):
 
     publish = of_step(SyncAtomicStep.publish)
     publish_many = of_step(SyncAtomicStep.publish_many)
+    publish_table = of_step(SyncAtomicStep.publish_table)
     send = of_step(SyncAtomicStep.send)
     request = of_step(SyncAtomicStep.request)
 
@@ -456,6 +457,7 @@ class SyncTracedTransaction(SyncTransaction):
     publish = staged(SyncTransaction.publish)
     publish_many = staged(SyncTransaction.publish_many, many=True)
     publish_batch = staged(SyncTransaction.publish_batch)
+    publish_table = staged(SyncTransaction.publish_table)
 
     def _staging(self, of_call: _Call, given: list[Any], options: dict[str, Any]) -> Span:
         """Start the span of a call that adds records: in the current trace, else in its own."""

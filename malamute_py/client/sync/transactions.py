@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Any
 
 from malamute_protocol import commands as c
 from malamute_protocol.errors import (
@@ -41,6 +42,7 @@ from malamute_py.client.session.steps import KEY_BYTES
 from malamute_py.client.session.transactions import ID_BYTES, OpenTransaction
 from malamute_py.client.settings import Wait
 from malamute_py.client.sync.link import Pending, ThreadLink
+from malamute_py.client.sync.tables import Tables
 from malamute_py.client.words import ConfirmAt
 
 
@@ -56,6 +58,7 @@ class SyncTransaction:
         self._timeout_ms = duration("timeout_ms", timeout_ms)
         self._confirm = confirm
         self._opened = self._new()
+        self._tables = Tables(link)
         self._step: Step | None = None
         """The beginning or chunk that is under way, whose answer `_future` gets; without a future
         one whose wait was over, which is asked for again."""
@@ -343,7 +346,46 @@ class SyncTransaction:
 
         Raises as publish(), and LocalProtocolError: the content is no batch, or has a producer.
         """
-        # Before the content is in: a call that raises has added nothing.
+        self._add_content(stream, content)
+
+    def publish_table(
+        self,
+        stream: str,
+        table: Any,
+        *,
+        subject: str = "",
+        client_time: str = "",
+        properties: Properties | None = None,
+        codec: str | None = None,
+    ) -> None:
+        """Add the rows of a table for a typed stream, validated in full before they are sent.
+
+        Arguments: as of SyncClient.publish_table(). Raises as publish(), and LocalProtocolError
+        `bad_schema`: the table does not fit. A Timeout amid the rows ends the transaction, which
+        would have some of them alone.
+        """
+        opened = self._opened
+        opened.check_open()
+        name_of("stream", stream)
+        batches = self._tables.contents(
+            stream,
+            table,
+            subject=subject,
+            client_time=client_time,
+            properties=properties,
+            codec=codec,
+        )
+        # All are encoded before the first is added: a table that is refused adds nothing.
+        for at, (content, _) in enumerate(list(batches)):
+            try:
+                self._add_content(stream, content)
+            except BaseException:
+                if at and opened.open:
+                    self._abandon()
+                raise
+
+    def _add_content(self, stream: str, content: bytes) -> None:
+        """Add an encoded content for a stream; a call that raises has added nothing."""
         if self._opened.lacks_room_for(content):
             self._flush()
         self._opened.chunk.publish_batch(stream, content)

@@ -340,12 +340,18 @@ async def _requests(
 
 async def _dead_letters(client: Client, facts: ServiceFacts | GroupFacts, query: Query) -> Values:
     """A page of the dead letters of a service or group."""
+    places = list(facts.dead_in) or [facts.dead_letters]
     letters: list[PeekedMail] = []
-    fault = ""
+    faults: list[str] = []
     if facts.dead:
-        letters, fault = await _messages(client, facts.dead_letters, _after(query))
+        for mailbox in places:
+            some, fault = await _messages(client, mailbox, _after(query))
+            letters += some
+            faults += [fault] if fault else []
+        letters = sorted(letters, key=lambda letter: letter.number)[:ROWS_MAX]
     following = letters[-1].number if len(letters) == ROWS_MAX else None
-    return {"messages": letters, "fault": fault, "following": following}
+    fault = " ".join(faults)
+    return {"messages": letters, "places": places, "fault": fault, "following": following}
 
 
 async def _links(client: Client) -> list[LinkFacts]:

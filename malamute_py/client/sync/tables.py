@@ -1,0 +1,66 @@
+# DO NOT EDIT: made from ../aio/tables.py by `make sync-client` (tools/sync_client.py).
+"""Tables on their way into typed streams, for threads.
+
+Owns the schemas that one caller's tables are cast to. The rule: where a table does not fit the
+schema that is known, the broker is asked once more, since the schema may have grown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from malamute_protocol.errors import LocalProtocolError
+from malamute_protocol.schema import Schemas
+from malamute_py.client.session.calls import Properties
+from malamute_py.client.session.tables import TableRows
+from malamute_py.client.sync.link import ThreadLink
+from malamute_py.client.sync.streams import stream_schemas
+
+
+class Tables:
+    """The tables that one caller publishes into typed streams."""
+
+    __slots__ = ("_known", "_link")
+
+    def __init__(self, link: ThreadLink) -> None:
+        self._link = link
+        self._known: dict[str, Schemas] = {}
+        """Schemas of each stream that a table went to."""
+
+    def contents(
+        self,
+        stream: str,
+        table: Any,
+        *,
+        subject: str = "",
+        client_time: str = "",
+        properties: Properties | None = None,
+        codec: str | None = None,
+    ) -> Iterator[tuple[bytes, int]]:
+        """Return the content and the count of records of each batch of a table.
+
+        Arguments: as of SyncClient.publish_table(). Raises LocalProtocolError `bad_schema`: the
+        table does not fit the newest schema; BrokerRefused: the stream has no schema, or there is
+        none.
+        """
+        rows = None
+        known = self._known.get(stream)
+        if known is not None:
+            try:
+                rows = TableRows(
+                    table, known, subject=subject, client_time=client_time, codec=codec
+                )
+            except LocalProtocolError as error:
+                if error.code != "bad_schema":
+                    raise
+        if rows is None:
+            known = self._known[stream] = stream_schemas(self._link, stream)
+            rows = TableRows(table, known, subject=subject, client_time=client_time, codec=codec)
+        publisher = self._link.publisher
+        return rows.contents(
+            publisher.batch_bytes_of(stream),
+            publisher.limits,
+            properties,
+            publisher.content_bytes_of(stream),
+        )
