@@ -82,6 +82,7 @@ EVENTS: Final = (
     Event("batch_quarantined", "error", "a stored batch cannot be handled: `stream`, `from`, `to`; readers that need a part of it get a gap `damaged`. Said once for each batch"),
     Event("keys_read", "info", "a start has read the keys of a stream that keeps the last record of each subject"),
     Event("key_lost", "error", "a newest record lies in damage, and cannot be kept while the ring comes round: `key` is forgotten"),
+    Event("compaction_failed", "error", "the journal did not tell which records of a stream with keys are the oldest, or could not read them: its ring gets no room, and the next record asks again; said once until it is answered"),
     Event("keys_not_read", "error", "they could not be read: the stream refuses what concerns its keys until a later try succeeds"),
     Event("read_erred", "warning", "the reader thread met an error of the broker's own in stored data; the link that asked is told `internal`"),
     Event("read_failed", "error", "history could not be read: look at the disk"),

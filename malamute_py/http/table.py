@@ -80,6 +80,7 @@ fell_behind -> subscriptions_fell_behind_total | Times that a live subscription 
 gaps | Gaps that readers were told of: offsets overwritten, damaged or rewound.
 records_overwritten | Records that a shared ring overwrote although their stream had set no bound that they were beyond.
 records_moved | Newest records of their subjects that were copied so that the ring has room (streams with keep).
+compaction_failures | Questions about the oldest records of streams with keep that the journal did not answer (event compaction_failed).
 records_trimmed | Records that TRIM removed (event stream_trimmed).
 purges_by_subject | Purges of streams by subject (event stream_purged).
 reads | Reads of history.

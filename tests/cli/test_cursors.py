@@ -240,7 +240,8 @@ def test_a_requeue_finds_dead_letters_beside_the_mailbox_of_the_settings(
                 if record.offset == 4:
                     break
         m("group", "edit", five, "g", "--dead-letters", "elsewhere").ok()
-        assert m("group", "info", five, "g", "--json").ok().json["dead"] == 1
+        shown = m("group", "info", five, "g", "--json").ok().json
+        assert (shown["dead"], shown["dead_in"]) == (1, {f"{five}.g.dead": 1})
         assert f"1 record of {five} again" in m("group", "requeue", five, "g").ok().out
 
 

@@ -580,6 +580,16 @@ async def test_a_table_and_a_change_of_a_key_carry_their_contexts(traced: Traced
     await traced.shell.do("publish_table", typed, table, properties={"x": 1})
     await traced.shell.do("publish_arrow", plain, pa.table({"body": [b"1", b"2"]}))
     await traced.shell.call(traced.client.kv(keyed).put, "colour", b"red")
+    step, transaction = traced.client.atomic(), await begun(traced)
+    for within in (step, transaction):
+        await traced.shell.call(within.publish_table, typed, table, properties={"x": 1})
+        await traced.shell.call(within.commit)
+    batches = traced.client.subscribe(typed, start=2)
+    for span in (traced.one("atomic"), traced.one(f"stage {typed}")):
+        batch = await traced.shell.call(batches.next_batch)
+        found = get_current_span(traced.tracing.context_of(batch)).get_span_context()
+        assert found.span_id == id_of(span)
+        assert "x" in batch.properties_of(0)
     for stream in (typed, plain, keyed):
         subscription = traced.client.subscribe(stream, start="earliest")
         batch = await traced.shell.call(subscription.next_batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from malamute_protocol.arrow import parse_schema
 from malamute_protocol.commands import Schema, Subscribed
 from malamute_protocol.content import Content
-from malamute_protocol.errors import BrokerRefused, LocalProtocolError
+from malamute_protocol.errors import BrokerRefused, LocalProtocolError, Timeout
 from malamute_protocol.limits import DEFAULT_LIMITS
 from malamute_protocol.schema import Schemas, schema_id
 from malamute_py.client.session.subscription import SubscribeOptions, SubscriptionState
@@ -104,6 +105,73 @@ async def test_a_window_finds_out_that_the_schema_has_grown(shell: Any) -> None:
     await shell.call(window.publish_table, pa.table({"carrier": ["DL"], "gate": ["B4"]}))
     await shell.call(window.wait, 5_000)
     assert (await table_of(shell)).column("gate").to_pylist() == [None] * 6 + ["B4"]
+
+
+async def test_a_step_has_all_rows_of_a_table_or_none(shell: Any) -> None:
+    await shell.do("create_stream", "s", schema=OLD, validate="full")
+    step = shell.client.atomic()
+    step.publish("plain", b"before")
+    with pytest.raises(LocalProtocolError, match="bad_schema: column 'delay'"):
+        await shell.call(step.publish_table, "s", pa.table({"carrier": ["a"], "delay": ["late"]}))
+    with pytest.raises(BrokerRefused, match="unknown_stream"):
+        await shell.call(step.publish_table, "none", TABLE)
+    rows = ["x", "y" * 17_000_000]
+    with pytest.raises(LocalProtocolError, match="too_large"):
+        await shell.call(step.publish_table, "s", pa.table({"carrier": rows}))
+    await shell.call(step.publish_table, "s", TABLE, subject="carrier", properties={"x": 1})
+    assert (await shell.call(step.commit)).level == "synced"
+    assert (await table_of(shell, "AA", header=["offset"])).to_pylist() == [
+        {"offset": 0, "carrier": "AA", "delay": 1}, {"offset": 2, "carrier": "AA", "delay": 3},
+    ]  # fmt: skip
+    with pytest.raises(LocalProtocolError, match="unexpected"):
+        await shell.call(step.publish_table, "s", TABLE)
+
+
+async def test_a_transaction_takes_tables_of_more_than_a_chunk(shell: Any) -> None:
+    await shell.do("create_stream", "s", schema=OLD, validate="full")
+    rows = 40_000
+    table = pa.table({"carrier": ["x" * 50] * rows, "delay": pa.array(range(rows), pa.int32())})
+    transaction = shell.client.transaction()
+    with pytest.raises(LocalProtocolError, match="unexpected"):
+        await shell.call(transaction.publish_table, "s", table)
+    await shell.call(transaction.begin)
+    await shell.call(transaction.publish, "plain", b"1")
+    bad = pa.table({"carrier": ["a"], "delay": ["late"]})
+    with pytest.raises(LocalProtocolError, match="bad_schema: column 'delay'"):
+        await shell.call(transaction.publish_table, "s", bad)
+    await shell.call(transaction.publish_table, "s", table, subject="carrier")
+    await shell.do("edit_stream", "s", schema=NEW)
+    new = pa.table({"carrier": ["DL"], "gate": ["B4"]})
+    await shell.call(transaction.publish_table, "s", new)
+    assert (await shell.do("stream_info", "s")).records == 0
+    await shell.call(transaction.commit)
+    found = await table_of(shell)
+    assert found.column("delay").to_pylist() == [*range(rows), None]
+    assert found.column("gate").to_pylist()[-1] == "B4"
+
+
+async def test_a_table_whose_chunk_is_refused_ends_its_transaction(shell: Any) -> None:
+    await shell.do("create_stream", "s", schema=OLD)
+    table = pa.table({"carrier": ["x" * 50] * 100_000})
+    transaction = shell.client.transaction()
+    await shell.call(transaction.begin)
+    flush, left = transaction._flush, [1]
+
+    def break_off(*arguments: Any) -> Any:
+        if not left:
+            raise Timeout("no room")
+        left.pop()
+        return flush(*arguments)
+
+    transaction._flush = break_off
+    with pytest.raises(Timeout):
+        await shell.call(transaction.publish_table, "s", table)
+    with pytest.raises(LocalProtocolError, match="unexpected"):
+        await shell.call(transaction.publish, "s", b"")
+    async with asyncio.timeout(5):
+        while await shell.do("transactions"):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert (await shell.do("stream_info", "s")).records == 0
 
 
 async def test_members_of_a_group_get_typed_batches(shell: Any) -> None:

@@ -175,7 +175,8 @@ class Room:
     """The room of the ring that a stream with keys has to itself, in positions of the ring."""
 
     __slots__ = (
-        "asked", "copies_max", "look_lsn", "newest_max", "segment_bytes", "segments", "stop_lsn",
+        "asked", "copies_max", "failed", "look_lsn", "newest_max", "segment_bytes", "segments",
+        "stop_lsn",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -186,6 +187,8 @@ class Room:
         """Bytes that newest records may take: with more, copying them would gain too little."""
         self.asked = False
         """Whether the journal is being asked for the oldest segments."""
+        self.failed = ""
+        """Why the journal did not answer the last question about the ring; empty: it did."""
         self.copies_max = COPIES_MAX
         """Newest records that are copied in one batch now."""
         self.look_lsn = 0

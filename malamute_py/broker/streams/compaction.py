@@ -105,7 +105,10 @@ class Compaction:
         """
         room = keys.room
         room.asked = False
-        if isinstance(value, IndexFailure) or stream.removed:
+        if stream.removed:
+            return
+        if isinstance(value, IndexFailure):
+            self._failed(stream, keys, value)
             return
         before_ms = self._shard.now_ms - self._shard.settings.deleted_keys_ms
         keys.forget_deleted(before_ms, FORGOTTEN_AT_ONCE)
@@ -113,6 +116,7 @@ class Compaction:
         room.begin(value["start_lsn"])
         for end_lsn, nexts in value["oldest"]:
             if stream.ring.end_lsn < room.look_lsn:
+                room.failed = ""
                 return  # The ring has room enough again.
             # The first record, and the first copy, that lie after the segment.
             following, copy = nexts.get(stream.number, 0), nexts.get(MOVED_STREAM, 0)
@@ -134,10 +138,24 @@ class Compaction:
                 return
             self._give_up(stream, following, copy)
             room.begin(end_lsn)
+        else:
+            room.failed = ""
         if stream.ring.end_lsn >= room.look_lsn:
             # One segment's records are copied for each eighth of a segment that is written: more
             # would copy the same records again and again where they fill much of the ring.
             room.look_lsn = stream.ring.end_lsn + room.segment_bytes // 8
+
+    def _failed(self, stream: Stream, keys: Keys, failure: IndexFailure) -> None:
+        """Report that the journal did not answer; the next record that is taken asks again."""
+        if stream.removed:
+            return
+        self._shard.counters["compaction_failures"] += 1
+        if not keys.room.failed:
+            self._shard.event(
+                "compaction_failed", "error", stream=stream.name, code=failure.code,
+                reason=failure.reason,
+            )  # fmt: skip
+        keys.room.failed = failure.reason
 
     def _replaced(
         self, stream: Stream, keys: Keys, following: int, copy: int, end_lsn: int,
@@ -195,7 +213,9 @@ class Compaction:
             """Queue the copies that were read, to be appended; the next ones follow them."""
             if isinstance(value, IndexFailure):
                 keys.room.asked = False
+                self._failed(stream, keys, value)
                 return
+            keys.room.failed = ""
             then = partial(self._copy, stream, keys, following, copy)
             self.queue.append(Copies(stream, keys, records, value, then))
 

@@ -105,7 +105,8 @@ class Conditions:
             # What is taken before it is known where the ring is full could fill it for good. The
             # first batch of a stream does not, and is not to wait.
             self._look(stream)
-            raise BrokerRefused("wait", f"the ring of stream '{stream.name}' is being looked at")
+            doing = f"cannot be looked at: {room.failed}" if room.failed else "is being looked at"
+            raise BrokerRefused("wait", f"the ring of stream '{stream.name}' {doing}")
         end_lsn = stream.ring.end_lsn + keys.taken_bytes + size
         most = keys.bytes + keys.coming_bytes + size
         # `most` counts the batch as if it replaced no record: most batches need no closer look.
@@ -128,7 +129,8 @@ class Conditions:
             self._look(stream)
             # Compaction makes room by itself unless a cursor pins records of the stream.
             code = "wait" if stream.pinned >= stream.next else "full"
-            raise BrokerRefused(code, f"the ring of stream '{stream.name}' gives up old records")
+            doing = f"cannot be looked at: {room.failed}" if room.failed else "gives up old records"
+            raise BrokerRefused(code, f"the ring of stream '{stream.name}' {doing}")
 
     def _check_counts(self, stream: Stream, keys: Keys, rows: list[NewestRow], size: int) -> None:
         """Raise BrokerRefused `limit` where a batch of `size` bytes would bring too many keys."""

@@ -9,7 +9,7 @@ import pytest
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
 from tests.broker.group_world import MUCH, M, ack, events, got, info, join, lose
-from tests.broker.streams.test_keys import World, moved, on_disk, restarted, table, turned
+from tests.broker.streams.keyed import World, moved, on_disk, restarted, table, turned
 
 NEWEST = list(range(1, 11))
 """Offsets of "k0" to "k9" in a world whose records have moved."""

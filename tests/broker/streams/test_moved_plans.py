@@ -11,7 +11,7 @@ from malamute_py.broker.log.newest import Keys
 from malamute_py.broker.ready import IndexAnswer
 from malamute_py.broker.streams import moved_plans
 from malamute_py.broker.streams.moved_plans import plan_moved
-from tests.broker.streams.test_keys import World, moved, result
+from tests.broker.streams.keyed import World, moved, result
 
 KEYS = 3_000
 

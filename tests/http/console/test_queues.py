@@ -209,6 +209,12 @@ def test_dead_letters_of_a_group_come_again(root: Browser, client: SyncClient) -
         assert "Dead letters 2" in page.words
         assert "bad 1" in page.words
         until(lambda: "group poison / pack : 2 dead letters" in root.get().words)
+        # The mailbox of the settings is another one by now; the letters lie where they lay.
+        client.edit_group("poison", "pack", dead_letters="elsewhere")
+        page = root.get("group", stream="poison", name="pack")
+        assert "bad 1" in page.words
+        assert "mailbox poison.pack.dead" in page.words
+        assert "mailbox elsewhere" not in page.words
         fields = {"stream": "poison", "name": "pack"}
         page = root.post("do/requeue-group", {**fields, "which": "marked"})
         assert "Not done: mark the ones to put back" in page.words
