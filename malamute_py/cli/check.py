@@ -311,11 +311,10 @@ def judged(
         values = kind.of(seen)
         named = {each.name for each in thresholds if each.name}
         for each in thresholds:
-            hidden = [
-                seen.unseen[listing]
-                for listing in kind.listings
-                if listing in seen.unseen and _may_hold(listing, each.name)
-            ]
+            listings = [listing for listing in kind.listings if _may_hold(listing, each.name)]
+            hidden = [seen.unseen[listing] for listing in listings if listing in seen.unseen]
+            if each.name in values and len(listings) == 1:
+                hidden = []  # All of a thing that is named was seen, as a user's own mailbox.
             if each.name:
                 meant = {each.name: values[each.name]} if each.name in values else {}
             else:

@@ -73,8 +73,9 @@ def look(
         except BrokerRefused as error:
             unseen[kind] = str(error)
             return []
-        # An empty listing may be one of which this user is told nothing: then it has no such verb.
-        verbs = () if found else TOLD_TO.get(kind, ())
+        # A listing that is empty, or has the user's own mailbox alone, may be all that a user
+        # without any such verb is told.
+        verbs = TOLD_TO.get(kind, ()) if not found or kind == "mailboxes" else ()
         # A broker of an earlier version does not tell what its user may do.
         with contextlib.suppress(BrokerRefused):
             if verbs and not any(map(client.may, verbs)):

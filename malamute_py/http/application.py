@@ -66,13 +66,20 @@ def application(source: Source, token: str, console: Console | None = None) -> A
     async def show_ready(request: Request) -> Response:
         return _told("ready", readiness.ready(await source.facts()), request)
 
+    async def show_absent(request: Request, error: Exception) -> Response:
+        """Answer for an address that no page has."""
+        if console is not None and request.url.path.startswith(f"{ROOT}/"):
+            return await console.show_absent(request)
+        return PlainTextResponse("there is no such page\n", HTTPStatus.NOT_FOUND)
+
     pages = Starlette(
+        exception_handlers={HTTPStatus.NOT_FOUND: show_absent},
         routes=[
             Route("/metrics", show_metrics),
             Route("/livez", show_live),
             Route("/readyz", show_ready),
             *(console.routes() if console is not None else ()),
-        ]
+        ],
     )
     # A redirection would name whatever host the request named.
     pages.router.redirect_slashes = False

@@ -111,6 +111,15 @@ def test_what_may_not_be_seen_is_unknown_and_not_well() -> None:
     assert worst(seen, "clients-least", "0")[0] == UNKNOWN
 
 
+def test_a_thing_that_was_seen_is_judged_where_its_listing_has_no_others() -> None:
+    boxes = [MailboxFacts(name="desk", messages=3)]
+    seen = look(mailboxes=boxes, unseen={"mailboxes": "only its own"})
+    assert worst(seen, "depth", "desk=5") == (OK, [])
+    assert worst(seen, "depth", "desk=1,2")[0] == CRITICAL
+    assert worst(seen, "depth", "5") == (UNKNOWN, ["depth: only its own"])
+    assert worst(seen, "depth", "other=5") == (UNKNOWN, ["depth other: only its own"])
+
+
 def test_each_threshold_is_judged_by_itself_where_some_may_not_be_seen() -> None:
     groups = [GroupFacts(stream="trades", group="etl", lag=5)]
     seen = look(groups=groups, unseen={"cursors": "forbidden: not for you"})
@@ -215,7 +224,7 @@ def test_the_line_and_the_exit_code_are_those_of_a_monitoring_plugin(
 def test_who_may_see_nothing_of_a_kind_is_told_unknown_and_not_ok() -> None:
     """A monitor whose permission had been taken stayed green."""
     permissions = {
-        "root": {"read": ["*"], "write": ["*"], "receive": ["*"]},
+        "root": {"read": ["*"], "write": ["*"], "receive": ["*"], "send": ["*"]},
         "some": {"read": ["other.*"]}, "none": {"write": ["*"]},
     }  # fmt: skip
     with broker_of(permissions) as broker:
@@ -225,6 +234,12 @@ def test_who_may_see_nothing_of_a_kind_is_told_unknown_and_not_ok() -> None:
         assert told.code == UNKNOWN
         assert "this user may see no cursors: it has none of read, trim, manage_streams" in told.out
         assert as_user(broker, "some")("check", "--waiting", "0").code == UNKNOWN
+        # Whoever reads no other mailbox is told of its own, which says nothing of all.
+        as_user(broker, "root")("send", "none", "x").ok()
+        told = as_user(broker, "none")("check", "--depth", "5")
+        assert told.code == UNKNOWN
+        assert "may see no mailboxes but its own" in told.out
+        assert as_user(broker, "none")("check", "--depth", "none=5").code == OK
 
 
 def test_no_broker_is_critical_and_a_wrong_threshold_unknown(

@@ -67,6 +67,11 @@ async def overview(session: Session, query: Query) -> Values:
     }
 
 
+async def absent(session: Session, query: Query) -> Values:
+    """The answer to an address that no page has."""
+    return {}
+
+
 def _resources(facts: NamespaceFacts) -> list[str]:
     """Return the resources that a namespace holds or that are bounded, rates excepted."""
     return sorted({*facts.held, *facts.quotas} - set(RATES))

@@ -15,7 +15,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
@@ -182,8 +182,13 @@ class Console:
     def _session(self, request: Request) -> Session | None:
         return self.sessions.find(request.cookies.get(_COOKIE, ""))
 
-    def _showing(self, template: str, page: pages.Page) -> Callable[[Request], Awaitable[Response]]:
-        """Return the handler that shows a page within a session, or sends the person to log in."""
+    def _showing(
+        self, template: str, page: pages.Page, found: HTTPStatus = HTTPStatus.OK
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """Return the handler that shows a page within a session, or sends the person to log in.
+
+        found: status of the page, unless the broker refuses it.
+        """
 
         async def show(request: Request) -> Response:
             """Show the page; a refresh by the page itself does not count as the person's doing."""
@@ -194,7 +199,7 @@ class Console:
             if not refreshing:
                 self.sessions.touch(session)
             query = dict(request.query_params)
-            status, silent = HTTPStatus.OK, False
+            status, silent = found, False
             try:
                 values = await page(session, query)
             except MalamuteError as error:
@@ -220,6 +225,14 @@ class Console:
             return self._templates.page(template_, {**common, **values}, status)
 
         return show
+
+    async def show_absent(self, request: Request) -> Response:
+        """Answer for an address that the console does not have, with its menu within a session."""
+        if self._session(request) is None:
+            return PlainTextResponse(
+                f"There is no such page; the console begins at {ROOT}\n", HTTPStatus.NOT_FOUND
+            )
+        return await self._showing("absent", pages.absent, HTTPStatus.NOT_FOUND)(request)
 
     def _streaming(
         self, make: Callable[[Session, Request], events.Events]

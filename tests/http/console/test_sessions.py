@@ -41,6 +41,13 @@ def test_without_a_session_there_is_the_login_page_only(http: RunningHttp, path:
         assert page.headers["location"].startswith("/console/login")
 
 
+def test_an_address_that_no_page_has_is_answered_with_the_menu(root: Browser) -> None:
+    page = root.get("nothing/else")
+    assert page.status == 404
+    assert "No such page" in page.words
+    assert 'href="/console/streams"' in page.text
+
+
 def test_the_root_leads_to_the_console(http: RunningHttp) -> None:
     for path in ("/", "/console/"):
         page = Browser(http.address).ask(path)
