@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
 from malamute_protocol.keys import DELETION_FIELD
+from malamute_py.broker.ready import IndexAnswer, IndexFailure
 from tests.broker.shell import Shell
 from tests.simulation.model import Violation
 from tests.simulation.trace import Trace
@@ -97,10 +98,14 @@ class KeysRun:
                 self.shell.auto_sync = not self.shell.auto_sync
             elif draw < 0.96:
                 self.shell.now_ms += 1_000
-            elif draw < 0.975:
+            elif draw < 0.97:
                 self._check_readers()
+            elif draw < 0.98:
+                self._burst()
+            elif draw < 0.985:
+                self._leave_unanswered()
             else:
-                self._crash()
+                self._crash(burst=self.rng.random() < 0.5)
         self._crash()
         self._check_all()
         self._check_readers()
@@ -200,6 +205,54 @@ class KeysRun:
         if isinstance(second, wire.Confirm):
             raise Violation("stale", f"two updates of {key} at {present} happened")
 
+    def _burst(self) -> None:
+        """Send many records in one message while the journal's answers are late.
+
+        Whatever the broker takes of them, it must take a record afterwards: those that were taken
+        before it knows how full the ring is could fill it for good.
+        """
+        self.shell.auto_ask = False
+        count = self.rng.choice((5, 40, 80))
+        if self.rng.random() < 0.5:
+            keys = [self.rng.choice(self.keys) for _ in range(count)]
+        else:
+            keys = self.rng.sample([f"b{number}" for number in range(80)], count)
+        size = self.rng.choice((100, 1_500, 2_000))
+        commands: list[Any] = []
+        contents, bodies = [], []
+        for place, key in enumerate(keys):
+            self.tracker += 1
+            bodies.append(self.rng.randbytes(size))
+            commands.append(wire.Publish("s", self.tracker, 2))
+            contents.append(self._content(key, bodies[-1], self.sequence + place))
+        self.shell.send(1, *commands, frames=contents)
+        taken = 0
+        for key, body, command in zip(keys, bodies, commands, strict=True):
+            for answer in self._answers(command.tracker):
+                if isinstance(answer, wire.Confirm):
+                    taken += 1
+                    self.entries.append(Entry(answer.offset, key, body, self.shell.auto_sync))
+        self.sequence += taken
+        self.trace.note("burst", len(keys), taken)
+        self._calm()
+        # A deletion needs no room for a newest record: `full` means that the ring is full for good.
+        answer = self._say(self.keys[0], None, wire.Publish)
+        if not isinstance(answer, wire.Confirm):
+            raise Violation("stuck", f"after a burst a deletion is refused: {answer}")
+
+    def _leave_unanswered(self) -> None:
+        """Let the journal fail to answer what it is asked, once."""
+        shell = self.shell
+        asked, shell.queries = shell.queries, []
+        for query in asked:
+            if query.kind in ("oldest_segments", "copies"):
+                failure = IndexFailure("journal_failed", "too many open files")
+                shell.broker.answered(IndexAnswer(query.token, failure))
+            else:
+                shell.queries.append(query)
+        shell.run()
+        self.trace.note("unanswered", len(asked) - len(shell.queries))
+
     def _retry(self) -> None:
         """Send the last update again, as after a lost link."""
         if self.last is None:
@@ -218,7 +271,8 @@ class KeysRun:
 
     # --- crashes ------------------------------------------------------------------------
 
-    def _crash(self) -> None:
+    def _crash(self, *, burst: bool = False) -> None:
+        """End the broker, and start it again. burst: records come before it knows its ring."""
         rng, shell = self.rng, self.shell
         power = rng.random() < 0.5
         # What trims left is written down a little later.
@@ -227,8 +281,10 @@ class KeysRun:
         kept = past[max(0, len(past) - 1 - back)]
         self.floors.clear()
         self.floors.update(kept)
-        shell.auto_ask = shell.auto_sync = True
+        shell.auto_sync, shell.auto_ask = True, not burst
         shell.restart(power_loss=power)
+        if burst:
+            self._answer_all_but_ring()
         after = shell.stream("s").next
         gone = [entry for entry in self.entries if entry.offset >= after]
         self.trace.note("crash", power, back, len(gone))
@@ -239,7 +295,19 @@ class KeysRun:
         ]
         self.last = None if gone else self.last
         self._link()
+        if burst:
+            self._burst()
         self._check_all()
+
+    def _answer_all_but_ring(self) -> None:
+        """Have a start read its keys, while it is not told yet how full the ring is."""
+        shell = self.shell
+        while any(query.kind != "oldest_segments" for query in shell.queries):
+            late = [query for query in shell.queries if query.kind == "oldest_segments"]
+            shell.queries = [query for query in shell.queries if query.kind != "oldest_segments"]
+            shell.answer_queries()
+            shell.queries += late
+            shell.run()
 
     # --- looking ------------------------------------------------------------------------
 

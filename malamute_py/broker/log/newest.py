@@ -438,7 +438,13 @@ class Keys:
         self._count(subject, value, deleted_ms)
 
     def enter_many(self, found: NewestColumns) -> None:
-        """Enter the newest records of some batches, later than all known ones, at a start."""
+        """Enter the newest records of some batches, later than all known ones, at a start.
+
+        A record that has a copy, too, stays with its copy: what gave up its segment before the
+        start was not durable, and the segment can be given up again without another copy.
+        """
+        if self._moved:
+            found = self._without_copied(found)
         subjects, deleted = found.subjects, found.deleted
         for known in (self._newest, self._moved):
             for subject in list(filter(known.__contains__, subjects)) if known else ():
@@ -453,6 +459,23 @@ class Keys:
         self.names.add_many(subjects)
         self.memory += KEY_OVERHEAD * len(subjects) + sum(map(len, subjects))
         self.bytes += int(units.sum()) << _UNIT_SHIFT
+
+    def _without_copied(self, found: NewestColumns) -> NewestColumns:
+        """Return the records of which no copy is known."""
+        copied = [
+            (place := self._moved.get(subject)) is not None and place.value >> _SHIFT == offset
+            for subject, offset in zip(found.subjects, found.offsets, strict=True)
+        ]
+        if not any(copied):
+            return found
+        rest = [row for row, known in enumerate(copied) if not known]
+        subjects = [found.subjects[row] for row in rest]
+        return NewestColumns(
+            subjects,
+            [found.offsets[row] for row in rest],
+            [found.sizes[row] for row in rest],
+            {subject: found.deleted[subject] for subject in subjects if subject in found.deleted},
+        )
 
     def enter_copies(self, rows: list[CopiedRow]) -> None:
         """Note copies that a start found, unless a newer record of the subject is known.

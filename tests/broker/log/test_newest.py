@@ -11,7 +11,7 @@ import pytest
 from malamute_protocol.content import Content
 from malamute_protocol.encode import encode
 from malamute_protocol.keys import DELETION_FIELD
-from malamute_py.broker.log.newest import Keys, newest_columns, newest_rows
+from malamute_py.broker.log.newest import Keys, NewestColumns, newest_columns, newest_rows
 from tests.seeds import seeds
 
 NAMES = [f"k.{number}" for number in range(12)]
@@ -95,3 +95,18 @@ def test_the_newest_records_of_many_batches_are_those_of_each_one_after_the_othe
         assert facts(alone) == facts(together)
         assert [alone.find(name) for name in NAMES] == [together.find(name) for name in NAMES]
         assert together.moved_count == alone.moved_count
+
+
+def test_a_record_that_has_a_copy_stays_with_it_when_a_start_finds_its_old_segment_again() -> None:
+    """A power loss took back that the segment was given up: another copy might find no room."""
+    keys = Keys(1, ready=False)
+    keys.enter_copies([("k.1", 5, 500, None, 7), ("k.2", 6, 500, 44, 8), ("k.3", 8, 500, None, 9)])
+    before = facts(keys)
+    found = NewestColumns(["k.1", "k.2"], [5, 6], [500, 500], {"k.2": 44})
+    keys.enter_many(found)
+    assert facts(keys) == before
+    assert keys.before(100, 0, 10, 1 << 20) == []
+    keys.enter_many(NewestColumns(["k.3", "k.4", "k.2"], [8, 9, 10], [500, 500, 500], {"k.2": 55}))
+    assert keys.moved_count == 2
+    assert keys.before(100, 0, 10, 1 << 20) == [("k.4", 9), ("k.2", 10)]
+    assert (keys.copy_of("k.1"), keys.copy_of("k.3"), keys.deleted["k.2"]) == (7, 9, 55)

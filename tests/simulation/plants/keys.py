@@ -6,6 +6,7 @@ import contextlib
 from typing import Any
 
 from malamute_py.broker.log.newest import Keys
+from malamute_py.broker.streams.conditions import Conditions
 from tests.simulation.plants.planted import Planted, codes, replace
 
 
@@ -35,6 +36,17 @@ def _copies_unread(stack: contextlib.ExitStack) -> None:
     replace(stack, Keys, "enter_copies", lambda original: lambda self, rows: None)
 
 
+def _unknown_room(stack: contextlib.ExitStack) -> None:
+    def make(original: Any) -> Any:
+        def check(self: Any, stream: Any, keys: Keys, rows: Any, size: int) -> None:
+            if keys.room.segments:
+                original(self, stream, keys, rows, size)
+
+        return check
+
+    replace(stack, Conditions, "_check_room", make)
+
+
 PLANTS: dict[str, Planted] = {
     "newest-not-copied": Planted(
         "keys", "a segment is given up without copies of some newest records",
@@ -47,5 +59,9 @@ PLANTS: dict[str, Planted] = {
     "copies-unread": Planted(
         "keys", "a start does not know the newest records that have moved",
         _copies_unread, codes("key"), 40,
+    ),
+    "unknown-room": Planted(
+        "keys", "records are taken before it is known how full the ring is",
+        _unknown_room, codes("stuck"), 40,
     ),
 }  # fmt: skip
