@@ -46,6 +46,54 @@ class Floors(dict[int, int]):
         self.past.append(dict(self))
 
 
+class SlowReader:
+    """A live reader of all records, which has little credit, over all links of its program."""
+
+    LINK = 2
+
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
+        self._number = 0
+        self._noted = 0
+        """Records of the present link that are in `got`."""
+        self.next = 1
+        """Offset from which the next link goes on."""
+        self.got: dict[int, bytes] = {}
+        """Offset -> body of what came, on all links."""
+        self.gaps = 0
+
+    def open(self) -> None:
+        """Begin a link, and go on where the last one ended."""
+        self._shell.hello(self.LINK)
+        self._number += 1
+        self._noted = 0
+        self._shell.subscribe(self.LINK, self._number, "s", start=[2, self.next], records=2)
+
+    def give_credit(self, records: int) -> None:
+        """Let some more records come."""
+        self._shell.send(self.LINK, wire.Credit(self._number, records, 1 << 30))
+        self.note()
+
+    def note(self) -> None:
+        """Take what has come."""
+        peer = self._shell.peers[self.LINK]
+        received = peer.received.get(self._number, [])
+        for offset, body in received[self._noted :]:
+            if offset < self.next:
+                raise Violation("twice", f"the slow reader got {offset} again")
+            self.got[offset] = body
+        self._noted = len(received)
+        self.next = max(self.next, peer.expected.get(self._number, self.next))
+        self.gaps = len(peer.of(wire.Gap))
+        if self.gaps:
+            raise Violation("gap_called_hole", f"the slow reader got {peer.of(wire.Gap)}")
+
+    def rewind(self, next: int) -> None:
+        """Forget what a power loss took back: the stream ends before `next`."""
+        self.next = min(self.next, next)
+        self.got = {offset: body for offset, body in self.got.items() if offset < next}
+
+
 class KeysRun:
     """One seed of the scenario."""
 
@@ -63,8 +111,12 @@ class KeysRun:
         self.tracker = 0
         self.last: tuple[wire.UpdateKey, bytes, int] | None = None
         """The last update that was confirmed: command, content, offset."""
+        self.pinned = False
+        """Whether a cursor keeps the ring from giving up segments."""
         self._link()
         self.shell.send(1, wire.CreateStream(1, "s", SETTINGS))
+        self.reader = SlowReader(self.shell)
+        self.reader.open()
 
     def _link(self) -> None:
         """Link the client anew, and resume its producer."""
@@ -98,17 +150,22 @@ class KeysRun:
                 self.shell.auto_sync = not self.shell.auto_sync
             elif draw < 0.96:
                 self.shell.now_ms += 1_000
-            elif draw < 0.97:
+            elif draw < 0.964:
+                self._pin()
+            elif draw < 0.968:
                 self._check_readers()
-            elif draw < 0.98:
+            elif draw < 0.978:
+                self.reader.give_credit(self.rng.choice((1, 3, 20, 1_000)))
+            elif draw < 0.983:
                 self._burst()
-            elif draw < 0.985:
+            elif draw < 0.987:
                 self._leave_unanswered()
             else:
                 self._crash(burst=self.rng.random() < 0.5)
         self._crash()
         self._check_all()
         self._check_readers()
+        self._check_slow_reader()
 
     def _calm(self) -> None:
         """Have the journal answer everything."""
@@ -235,6 +292,8 @@ class KeysRun:
         self.sequence += taken
         self.trace.note("burst", len(keys), taken)
         self._calm()
+        if self.pinned:
+            return
         # A deletion needs no room for a newest record: `full` means that the ring is full for good.
         answer = self._say(self.keys[0], None, wire.Publish)
         if not isinstance(answer, wire.Confirm):
@@ -252,6 +311,16 @@ class KeysRun:
                 shell.queries.append(query)
         shell.run()
         self.trace.note("unanswered", len(asked) - len(shell.queries))
+
+    def _pin(self) -> None:
+        """Have a cursor at the oldest record pin the stream, or remove it."""
+        self._calm()
+        if self.pinned:
+            self._ask(wire.RemoveCursor(9, "s", "c"))
+        else:
+            self._ask(wire.EditCursor(9, "s", "c", {"pin": True}, [0]))
+        self.pinned = not self.pinned
+        self.trace.note("pin", self.pinned)
 
     def _retry(self) -> None:
         """Send the last update again, as after a lost link."""
@@ -282,6 +351,7 @@ class KeysRun:
         self.floors.clear()
         self.floors.update(kept)
         shell.auto_sync, shell.auto_ask = True, not burst
+        self.reader.note()
         shell.restart(power_loss=power)
         if burst:
             self._answer_all_but_ring()
@@ -295,6 +365,8 @@ class KeysRun:
         ]
         self.last = None if gone else self.last
         self._link()
+        self.reader.rewind(after)
+        self.reader.open()
         if burst:
             self._burst()
         self._check_all()
@@ -344,6 +416,16 @@ class KeysRun:
         }
         if dict(listed) != wanted:
             raise Violation("key", f"listed are {listed}, and there are {wanted}")
+
+    def _check_slow_reader(self) -> None:
+        """Let the slow reader catch up: it has each newest record, from one of its links."""
+        self._calm()
+        self.reader.give_credit(1 << 30)
+        self._calm()
+        self.reader.note()
+        for key, entry in self._newest().items():
+            if entry.body is not None and self.reader.got.get(entry.offset) != entry.body:
+                raise Violation("key", f"the slow reader misses {key} at {entry.offset}")
 
     def _check_readers(self) -> None:
         """Read from the beginning, and from the newest of each subject: none may be missing."""
