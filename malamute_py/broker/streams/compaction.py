@@ -146,8 +146,11 @@ class Compaction:
             room.look_lsn = stream.ring.end_lsn + room.segment_bytes // 8
 
     def _failed(self, stream: Stream, keys: Keys, failure: IndexFailure) -> None:
-        """Report that the journal did not answer; the next record that is taken asks again."""
-        if stream.removed:
+        """Report that the journal did not answer; the next record that is taken asks again.
+
+        A ring that is being opened is asked again, and has not failed.
+        """
+        if stream.removed or failure.code == "wait":
             return
         self._shard.counters["compaction_failures"] += 1
         if not keys.room.failed:

@@ -551,6 +551,10 @@ class Rings:
             # A client that asks and leaves, again and again, must not keep the others waiting.
             return IndexAnswer(job.token, IndexFailure("cancelled", "no reader waits for it"))
         if ring is None:
+            unready = self._unready.get(job.ring)
+            if unready is not None:  # It is being opened, or that failed.
+                code, reason, _ = unready.refusal
+                return IndexAnswer(job.token, IndexFailure(code, reason))
             return IndexAnswer(
                 job.token, IndexFailure("journal_failed", f"the ring {job.ring} is not open")
             )

@@ -139,6 +139,23 @@ def test_a_new_ring_is_opened_beside_the_loop_and_its_appends_wait(bench: Bench)
     assert bench.rings.facts()["own"]["prepared_in_append_total"] == 0
 
 
+def test_a_question_about_a_ring_that_is_being_opened_may_come_again(bench: Bench) -> None:
+    bench.troubles.may_create.clear()
+    bench.rings.open("own", OWN)
+    codes: dict[int, str] = {}
+    bench.rings.ask(IndexQuery("own", 1, 1, "oldest_segments", {}))
+    bench.rings.ask(IndexQuery("none", 1, 2, "oldest_segments", {}))
+    deadline = time.monotonic() + WAIT_S
+    while len(codes) < 2:
+        assert time.monotonic() < deadline
+        found = [one for one in bench.results.take() if isinstance(one, IndexAnswer)]
+        codes |= {one.token: one.value.code for one in found}
+        time.sleep(0.01)
+    bench.troubles.may_create.set()
+    bench.appended("own")
+    assert codes == {1: "wait", 2: "journal_failed"}
+
+
 def test_a_pin_that_comes_while_its_ring_is_being_opened_holds(bench: Bench) -> None:
     with bench.rings._rings[MAIN]._space.preparing:
         bench.troubles.may_create.clear()
