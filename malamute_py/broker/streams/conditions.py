@@ -105,8 +105,7 @@ class Conditions:
             # What is taken before it is known where the ring is full could fill it for good. The
             # first batch of a stream does not, and is not to wait.
             self._look(stream)
-            doing = f"cannot be looked at: {room.failed}" if room.failed else "is being looked at"
-            raise BrokerRefused("wait", f"the ring of stream '{stream.name}' {doing}")
+            raise BrokerRefused("wait", _ring(stream.name, "is being looked at", room.failed))
         end_lsn = stream.ring.end_lsn + keys.taken_bytes + size
         most = keys.bytes + keys.coming_bytes + size
         # `most` counts the batch as if it replaced no record: most batches need no closer look.
@@ -129,8 +128,7 @@ class Conditions:
             self._look(stream)
             # Compaction makes room by itself unless a cursor pins records of the stream.
             code = "wait" if stream.pinned >= stream.next else "full"
-            doing = f"cannot be looked at: {room.failed}" if room.failed else "gives up old records"
-            raise BrokerRefused(code, f"the ring of stream '{stream.name}' {doing}")
+            raise BrokerRefused(code, _ring(stream.name, "gives up old records", room.failed))
 
     def _check_counts(self, stream: Stream, keys: Keys, rows: list[NewestRow], size: int) -> None:
         """Raise BrokerRefused `limit` where a batch of `size` bytes would bring too many keys."""
@@ -199,3 +197,8 @@ def _found(stream: Stream, subject: str, revision: int) -> str:
     if not revision:
         return f"stream '{stream.name}' has no key '{subject}'"
     return f"key '{subject}' of stream '{stream.name}' is at revision {revision}"
+
+
+def _ring(stream: str, doing: str, failed: str) -> str:
+    """Return why the ring of a stream takes nothing now. failed: the journal's fault, if any."""
+    return f"the ring of stream '{stream}' {f'cannot be looked at: {failed}' if failed else doing}"
