@@ -47,7 +47,8 @@ Examples:
 
 Variables (MALAMUTE_JOURNAL_RING_BYTES) count, as for a broker that starts in this shell. Nothing is
 changed, and no address is bound. Root may check for a broker of another user: files with secrets
-may then be that user's, or root's and for a group to read.
+may then be any user's, or root's and for a group to read. `sudo -u USER malamute config check FILE`
+judges them as the broker's own user.
 
 Exit codes: 0 good, 2 there are problems.""",
 )
