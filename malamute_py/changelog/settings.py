@@ -24,6 +24,7 @@ FULL = "full"
 VALIDATES = ("schema", FULL)
 RING_BYTES_MIN = 1 << 20
 _SHOWN_MAX = 60
+_BITS_MAX = 63
 
 
 class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -275,6 +276,9 @@ def queue_settings(
     if defaults is not None:
         kept = {name: value for name, value in known.items() if name in KEPT_SETTINGS}
         known = {**defaults, **kept}
+    for name, value in {**known, **values}.items():
+        if isinstance(value, int) and value.bit_length() > _BITS_MAX:
+            raise BrokerRefused("bad_setting", f"{name[:_SHOWN_MAX]} is beyond {_BITS_MAX} bits")
     try:
         settings = msgspec.convert({**known, **values}, kind)
         size = len(msgspec.msgpack.encode(settings))

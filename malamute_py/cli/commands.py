@@ -117,6 +117,15 @@ SHARED: Final = frozenset({"endpoint", "context_name", "identity", "connect_time
 """Options of the root that a command which talks to a broker also takes."""
 
 
+_MEANT: Final[dict[str, tuple[str, ...]]] = {
+    "show": ("info",), "describe": ("info", "show"), "view": ("info", "show", "peek"),
+    "info": ("show",), "list": ("ls",), "delete": ("rm",), "remove": ("rm",), "del": ("rm",),
+    "add": ("create", "new"), "new": ("create", "add"), "create": ("new", "add"),
+    "update": ("edit",), "set": ("edit", "put"), "clear": ("purge",),
+}  # fmt: skip
+"""Words of other tools for a command of a group, and the ones that may be meant, first to last."""
+
+
 def group(name: str) -> typer.Typer:
     """Return the group of commands of this name, with plain help as the root's."""
     return typer.Typer(
@@ -124,7 +133,19 @@ def group(name: str) -> typer.Typer:
         no_args_is_help=True,
         rich_markup_mode=None,
         add_completion=False,
+        cls=Verbs,
     )
+
+
+class Verbs(TyperGroup):
+    """A group of commands that knows by which other words theirs are sought."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that is meant; another word for one leads to it."""
+        meant = next((own for own in _MEANT.get(args[0], ()) if own in self.commands), None)
+        if meant is not None and args[0] not in self.commands:
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {meant!r}?")
+        return super().resolve_command(ctx, args)
 
 
 class Commands(TyperGroup):

@@ -66,7 +66,7 @@ def check(
     with judged_for_another():
         problems = examined.all_problems(start_faults(examined.config))
         warnings = [
-            Problem(examined.place_of(doubt.key), doubt.key, doubt.why)
+            Problem(doubt.place or examined.place_of(doubt.name), doubt.name, doubt.why)
             for doubt in start_doubts(examined.config)
         ]
     if as_json:

@@ -82,8 +82,17 @@ def _check(verb: str, names: list[str], deny: bool) -> None:
         import difflib
 
         near = difflib.get_close_matches(verb, (*NAMED, *WITHOUT_NAMES), n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {_VERBS}"
+        hint = f"did you mean {near[0]}?" if near else f"there are {_VERBS}; denied: replay, too"
         raise CommandFailed(f"there is no verb {verb!r}; {hint}", USAGE)
+
+
+def _check_patterns(names: list[str]) -> None:
+    """Raise CommandFailed for a pattern that would allow nothing, and deny nothing."""
+    from malamute_py.server.authentication.name_patterns import pattern_fault
+
+    for each in names:
+        if fault := pattern_fault(each):
+            raise CommandFailed(fault, USAGE)
 
 
 def grant(
@@ -111,6 +120,7 @@ def grant(
         raise CommandFailed(f"{verb} what? name one, or '*' for all", USAGE)
     if subject and (verb != "write" or deny):
         raise CommandFailed("--subject goes with write", USAGE)
+    _check_patterns(names)
     with editing(users, config) as edit:
         _known(edit, name)
         table = edit.table("permissions", name)

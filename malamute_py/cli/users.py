@@ -240,6 +240,11 @@ def passwd(
     as_json: output.Json = False,
 ) -> None:
     """Give a user another password."""
+    if read_config(users, config).authentication.mechanism == "curve":
+        raise CommandFailed(
+            f'mechanism = "curve" asks for no password: `malamute user key {name} --new-key FILE`'
+            " gives another key", USAGE,
+        )  # fmt: skip
     with editing(users, config) as edit:
         told = _give_password(edit.user(name), generate)
     _say(f"user {name} has another password", {"user": name, **told}, as_json)

@@ -172,7 +172,8 @@ def editing(users: Path | None, config: Path | None, *, dry_run: bool = False) -
     dry_run: it is checked and not replaced.
     Raises CommandFailed, ConfigError: nothing was written, and what the edit made is removed.
     """
-    path = Path(read_config(users, config).authentication.users_file).absolute()
+    # A link stays: the file that it leads to is replaced.
+    path = Path(read_config(users, config).authentication.users_file).resolve()
     # The lock is the directory's: the file itself is another one after each edit.
     folder = os.open(path.parent, os.O_RDONLY)
     try:

@@ -151,6 +151,8 @@ def read_file(path: Path) -> dict[str, Any]:
         ) from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(str(path), f"not valid TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(str(path), "not valid TOML: nested too deep") from None
     except UnicodeDecodeError as error:
         raise ConfigError(str(path), f"not UTF-8: {error}") from None
     except OSError as error:

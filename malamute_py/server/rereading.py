@@ -19,7 +19,8 @@ from malamute_py.config import Config
 from malamute_py.config_check import Examined, in_force, of_program
 from malamute_py.server.authentication.authenticator import Authenticator
 from malamute_py.server.authentication.namespaces import doubts
-from malamute_py.server.authentication.users_file import with_users
+from malamute_py.server.authentication.permissions import permission_doubts
+from malamute_py.server.authentication.users_file import check_not_cut_short, with_users
 from malamute_py.server.http_process import HttpCredential, admit
 from malamute_py.server.loop import Loop
 from malamute_py.server.reloading import (
@@ -139,8 +140,11 @@ class Rereading:
             examined = Examined(before.config, [], [], str) if self.read is None else self.read()
             reading = take_up(before, examined, self._complete)
             # Here, for many users and patterns take longer than a turn of the loop has.
-            for doubt in doubts(reading.complete) if reading.complete != before.complete else ():
-                self._log.warning("namespace_doubted", key=doubt.key, reason=doubt.why)
+            if reading.complete != before.complete:
+                for doubt in doubts(reading.complete):
+                    self._log.warning("namespace_doubted", key=doubt.key, reason=doubt.why)
+                for doubt in permission_doubts(reading.complete.permissions):
+                    self._log.warning("permission_doubted", key=doubt.key, reason=doubt.why)
         except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
             trace = traceback.format_exc()
             self._log.error("internal_error", doing="reload", error=repr(error), trace=trace)
@@ -148,6 +152,7 @@ class Rereading:
         self._results.put(Reread(reading, link, request))
 
     def _complete(self, config: Config) -> Config:
+        check_not_cut_short(config)
         return admit(with_users(config), self._http_credential)[0]
 
     def taken_up(self, reread: Reread, now_ms: int) -> None:

@@ -34,6 +34,7 @@ from malamute_py.journal import FileStorage, JournalFailed, Storage
 from malamute_py.journal.directory import Journal
 from malamute_py.server.authentication.authenticator import Authenticator
 from malamute_py.server.authentication.namespaces import check_namespaces, doubts
+from malamute_py.server.authentication.permissions import permission_doubts
 from malamute_py.server.checkpointing.checkpoints import Checkpoints
 from malamute_py.server.checkpointing.recovered import QueuesFound, QueuesLost, find_queues
 from malamute_py.server.clock import Clock
@@ -328,6 +329,8 @@ class Server:
         check_namespaces(config)
         for doubt in doubts(config):
             self.log.warning("namespace_doubted", key=doubt.key, reason=doubt.why)
+        for doubt in permission_doubts(config.permissions):
+            self.log.warning("permission_doubted", key=doubt.key, reason=doubt.why)
         self._check_counts(endpoints)
         self._started_ms = self._clock()
         with contextlib.ExitStack() as parts:

@@ -14,6 +14,7 @@ from malamute_py.config import Config
 from malamute_py.sections import ConfigError, read_token
 from malamute_py.server.authentication.credentials import check_credentials
 from malamute_py.server.authentication.namespaces import check_namespaces, doubts
+from malamute_py.server.authentication.permissions import permission_doubts
 from malamute_py.server.authentication.users_file import examine_users
 from malamute_py.server.defaults import check_defaults
 from malamute_py.server.sockets import check_public, parse_endpoint
@@ -26,6 +27,13 @@ def start_doubts(config: Config) -> Iterator[ConfigError]:
     except ConfigError:
         return  # It is a fault.
     yield from doubts(complete)
+    for doubt in permission_doubts(complete.permissions):
+        # What the configuration itself does not have stands in the users file.
+        here = doubt.key.split(".", 1)[1].startswith(
+            tuple(f"{each}." for each in config.permissions)
+        )
+        place = "" if here else config.authentication.users_file
+        yield ConfigError(doubt.key, doubt.why, place)
 
 
 def start_faults(config: Config) -> Iterator[ConfigError]:

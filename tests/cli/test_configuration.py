@@ -206,6 +206,42 @@ def test_a_namespace_without_users_is_a_warning(tmp_path: Path) -> None:
     assert told["warnings"][0] == {"place": f"{file}:4", "key": "namespaces.acmee", "why": why}
 
 
+def test_a_pattern_that_fits_no_name_is_a_warning(tmp_path: Path) -> None:
+    file, users = tmp_path / "malamute.toml", tmp_path / "users.toml"
+    password = hash_password("a")
+    file.write_text(
+        '[authentication]\nmechanism = "plain"\nusers_file = "users.toml"\n'
+        f'users = {{bob = "{password}"}}\n[permissions.bob]\nread = ["trades.>"]\n'
+    )
+    users.write_text(
+        f'[users.ann]\npassword = "{password}"\n[permissions.ann]\nread = ["*", "a.*.b"]\n'
+        '[permissions.ann.deny]\nread = ["salaries.#"]\n'
+    )
+    users.chmod(0o600)
+    told = run_cli("config", "check", str(file), "--json").ok().json
+    assert (told["good"], told["problems"]) == (True, [])
+    places = {(each["place"], each["key"]) for each in told["warnings"]}
+    assert places == {
+        (f"{file}:5", "permissions.bob.read"), (str(users), "permissions.ann.deny.read")
+    }  # fmt: skip
+    assert all("fits no name" in each["why"] for each in told["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("a = " + "[" * 100_000, "nested too deep"),
+        ('[streams.default]\nring_bytes = "99999999999TiB"\n', "ring_bytes is beyond 63 bits"),
+    ],
+)
+def test_what_is_far_too_much_is_named(tmp_path: Path, text: str, why: str) -> None:
+    file = tmp_path / "malamute.toml"
+    file.write_text(text)
+    outcome = run_cli("config", "check", str(file))
+    assert outcome.code == 2
+    assert why in outcome.out
+
+
 def test_files_that_a_configuration_names_are_looked_for_beside_it(tmp_path: Path) -> None:
     folder = tmp_path / "etc"
     folder.mkdir()

@@ -119,6 +119,8 @@ def test_peeking_consumes_nothing_and_shows_the_newest(m: Run, stream: str) -> N
         (["rm", "no-such", "--yes"], 1, "malamute stream ls"),
         (["peek", "x", "--last", "1", "--offset", "1"], 2, "exclude each other"),
         (["lss"], 2, "Did you mean 'ls'?"),
+        (["show", "orders"], 2, "Did you mean 'info'?"),
+        (["delete", "orders"], 2, "Did you mean 'rm'?"),
     ],
 )
 def test_what_cannot_be_done_is_said(m: Run, args: list[str], code: int, says: str) -> None:

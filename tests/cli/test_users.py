@@ -233,6 +233,11 @@ def test_what_cannot_be_done_is_said_and_nothing_is_written(plain: Run) -> None:
         assert f"there is none of {', '.join(without)}" in told
     failed(plain("grant", "ann", "read", "x", "--subject", "y"), 2, "goes with write")
     failed(plain("who-can", "read"), 2, "read what?")
+    failed(plain("grant", "ann", "read", ""), 2, "must not be empty")
+    failed(plain("grant", "ann", "read", "salaries.#", "--deny"), 2, "`*` stands for any")
+    failed(plain("grant", "ann", "write", "orders.>", "--subject", "x"), 2, "fits no name")
+    failed(plain("who-can", "raed", "x"), 2, "did you mean read?")
+    failed(plain("who-can", "frob", "x"), 2, "denied: replay")
     assert Path("users.toml").read_text() == before
     assert sorted(path.name for path in Path.cwd().iterdir()) == ["malamute.toml", "users.toml"]
 
@@ -254,6 +259,7 @@ def test_a_file_must_be_named(m: Run) -> None:
         ("[permissions.ann]\nreed = []\n", "did you mean read?"),
         ("[quotas.ann]\nlinks = 'x'\n", "quotas"),
         ("[users", "not valid TOML"),
+        ("a = " + "[" * 100_000, "nested too deep"),
         ("[users.bob]\n", "stands in the configuration as well"),
         ("[permissions.bob]\n", "stands in the configuration as well"),
     ],
@@ -269,6 +275,34 @@ def test_a_wrong_users_file_is_named_with_what_is_wrong(m: Run, text: str, why: 
         read()
     assert why in str(caught.value)
     assert why in m("config", "check", "malamute.toml").out
+
+
+def test_a_password_is_not_given_where_keys_are_asked_for(m: Run) -> None:
+    m("key", "new", "broker.key").ok()
+    Path("malamute.toml").write_text(CURVE)
+    m("user", "add", "ann", "--new-key", "ann.key").ok()
+    before = Path("users.toml").read_text()
+    failed(m("user", "passwd", "ann", stdin="secret\n"), 2, "malamute user key ann")
+    assert Path("users.toml").read_text() == before
+
+
+def test_an_edit_of_a_linked_file_changes_what_the_link_leads_to(plain: Run) -> None:
+    Path("kept").mkdir()
+    Path("users.toml").rename("kept/users.toml")
+    Path("users.toml").symlink_to("kept/users.toml")
+    plain("grant", "ann", "read", "orders").ok()
+    assert Path("users.toml").is_symlink()
+    assert "orders" in Path("kept/users.toml").read_text()
+
+
+def test_a_directory_in_place_of_the_users_file_is_named(plain: Run) -> None:
+    Path("users.toml").unlink()
+    Path("users.toml").mkdir()
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(ConfigError, match=r"users\.toml is not a regular file") as caught:
+        read()
+    assert "Errno" not in str(caught.value)
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
 
 
 def test_a_users_file_that_others_can_read_is_refused(plain: Run) -> None:

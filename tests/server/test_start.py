@@ -15,7 +15,7 @@ import pytest
 import malamute_py as malamute
 from malamute_protocol.commands import Confirm, Publish
 from malamute_protocol.encode import encode
-from malamute_py.config import PUBLIC_WORDS, Authentication, Config, NamespaceSection
+from malamute_py.config import PUBLIC_WORDS, Authentication, Config, Grant, NamespaceSection
 from malamute_py.journal import MemoryStorage
 from malamute_py.sections import ConfigError
 from malamute_py.server import Server, StartError
@@ -436,6 +436,18 @@ def test_a_start_without_room_for_a_thread_ends_and_leaves_nothing(
     until(lambda: threading.active_count() <= before)
     with Server(wanted, log=Lines()):
         pass
+
+
+def test_a_start_tells_of_a_pattern_that_fits_no_name() -> None:
+    wanted = Config(
+        data_directory="", listen=["inproc://patterns"],
+        permissions={"ann": Grant(read=["a b", "*"])},
+    )  # fmt: skip
+    lines = Lines()
+    with Server(wanted, log=lines):
+        [told] = [fields for _, event, fields in lines.lines if event == "permission_doubted"]
+    assert told["key"] == "permissions.ann.read"
+    assert "'a b' fits no name" in told["reason"]
 
 
 def test_a_start_tells_of_a_user_who_is_nearly_in_a_namespace() -> None:

@@ -144,7 +144,9 @@ def read_guarded(path: str, key: str, refused: int, advice: str) -> bytes:
     the descriptor, so that both are the same file; a FIFO does not hang the start.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(fd, "rb") as file:
+    # Opened without a buffer first, as a buffered file cannot be made of a directory.
+    with contextlib.ExitStack() as opened:
+        opened.callback(os.close, fd)
         facts = os.fstat(fd)
         if not stat.S_ISREG(facts.st_mode):
             raise ConfigError(key, f"{path} is not a regular file; name one")
@@ -161,7 +163,8 @@ def read_guarded(path: str, key: str, refused: int, advice: str) -> bytes:
                 f"{path} belongs to user {facts.st_uid}, who can write it; "
                 f"type: chown {os.geteuid()} {path}",
             )
-        return file.read()
+        with os.fdopen(fd, "rb", closefd=False) as file:
+            return file.read()
 
 
 def read_users_file(path: str) -> dict[str, str]:

@@ -12,16 +12,20 @@ their permissions are the credential's. Source: SPEC.md, section 15.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Final
 
 from malamute_protocol.address import NAME_BYTES_MAX
 from malamute_py.broker.limits import Quota
 from malamute_py.config import QUOTAS, Denied, Grant, NamedVerbs, QuotasSection
+from malamute_py.sections import ConfigError
 from malamute_py.server.authentication.carriers import Carriers
-from malamute_py.server.authentication.name_patterns import compiled
+from malamute_py.server.authentication.name_patterns import compiled, pattern_fault
 from malamute_py.server.authentication.namespaces import HTTP_USER, Namespaces
 
+_DOUBTED_MAX: Final = 20
+"""Patterns of a configuration that are doubted; further ones would say the same."""
 GIVEN_BY: Final[dict[str, tuple[str, ...]]] = {
     "read": ("read",),
     "replay": ("read",),
@@ -242,3 +246,22 @@ class QuotaTable:
             )
             found = next(fitting, self._common)
         return found
+
+
+def permission_doubts(permissions: Mapping[str, Grant]) -> Iterator[ConfigError]:
+    """Yield patterns that fit no name, though they may stand there: each is a warning.
+
+    Such a permission allows nothing, and such a denial denies nothing.
+    """
+    yield from islice(_without_names(permissions), _DOUBTED_MAX)
+
+
+def _without_names(permissions: Mapping[str, Grant]) -> Iterator[ConfigError]:
+    """Yield each pattern that fits no name, by the key that it stands under."""
+    for owner, grant in permissions.items():
+        for table, verbs in (("", grant), ("deny.", grant.deny)):
+            for verb in verbs.__struct_fields__:
+                named = getattr(verbs, verb)
+                for pattern in named if isinstance(named, list | dict) else ():
+                    if fault := pattern_fault(pattern):
+                        yield ConfigError(f"permissions.{owner}.{table}{verb}", fault)

@@ -75,6 +75,8 @@ class _Reading:
             line = re.search(r"\(at line (\d+)", str(error))
             place = f"{path}:{line[1]}" if line else path
             raise ConfigError("", f"not valid TOML: {error}", place) from None
+        except RecursionError:
+            raise ConfigError("", "not valid TOML: nested too deep", path) from None
         self._text = text
         self.faults: list[ConfigError] = []
 
@@ -217,8 +219,21 @@ def _text_of(path: str) -> str:
         raise ConfigError(
             USERS_FILE, f"there is no {path}; `malamute user add NAME --users {path}` makes it"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(USERS_FILE, f"{path} cannot be read: {error}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(USERS_FILE, f"{path} is not UTF-8: {error}") from None
+    except OSError as error:
+        raise ConfigError(USERS_FILE, f"{path} cannot be read: {error.strerror}") from None
+
+
+def check_not_cut_short(config: Config) -> None:
+    """Raise ConfigError where a reload would find nothing at all in the users file.
+
+    An editor or a copy that failed leaves such a file, and it would shut everybody out.
+    """
+    path = config.authentication.users_file
+    if path.endswith(SUFFIX) and not _text_of(path).strip():
+        why = f"{path} is empty, as if it was cut short; where no user is meant, write # none in it"
+        raise ConfigError(USERS_FILE, why)
 
 
 def with_users(config: Config) -> Config:
