@@ -16,7 +16,7 @@ import msgspec
 from malamute_protocol import commands as wire
 from malamute_protocol.framing import encode_message
 from tests.attacks.aim import Aim
-from tests.fuzz.live import BACK_S
+from tests.fuzz.canary import PATIENCE_S
 from tests.fuzz.zmtp import message
 
 MIB: Final = 1 << 20
@@ -41,10 +41,12 @@ class Attack(msgspec.Struct, frozen=True):
     seconds: float = 120.0
     """Seconds after which the short form ends, however few its rounds were: peers of a broker that
     keeps them out wait."""
-    back_s: float = BACK_S
+    back_s: float = PATIENCE_S
     """Seconds after which memory, sockets and files are what they were."""
     files: int = 0
     """Descriptors that lasting things may take."""
+    patience_s: float = PATIENCE_S
+    """How long the canary waits for an answer before it counts as lost."""
     password: str = ""
     """The canary's password, where the broker asks for one."""
     canary: str = "canary"

@@ -120,8 +120,8 @@ def run(
     with Daemon(directory, SETTINGS + attack.settings, program) as daemon:
         broker = Broker(daemon)
         canary = subprocess.Popen(
-            [sys.executable, "-m", "tests.fuzz.canary", daemon.endpoint, attack.password,
-             attack.canary],
+            [sys.executable, "-m", "tests.fuzz.canary", str(attack.patience_s), daemon.endpoint,
+             attack.password, attack.canary],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert canary.stdin is not None

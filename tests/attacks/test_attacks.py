@@ -44,7 +44,7 @@ def test_an_attack_ends_no_broker_and_takes_nothing_from_the_canary(
 )
 def test_what_is_planted_is_found(name: str, bug: str, said: str, tmp_path: Path) -> None:
     known = ATTACKS["hostile-contents" if bug == "codes_unchecked" else name]
-    attack = msgspec.structs.replace(known, back_s=2.0)
+    attack = msgspec.structs.replace(known, back_s=2.0, patience_s=5.0)
     found = run(
         attack, tmp_path, rounds=10 * attack.rounds, seconds=attack.seconds, quiet_s=0.2,
         program=planted(bug),

@@ -3,8 +3,8 @@
 Owns a publisher with its subscriber, a requester with its worker, and a link that only sends PING:
 what each sent and got, and how long confirms, replies and PONGs took, by phase; also how much later
 than it asked the canary was woken, which the machine causes and not the broker. `python -m
-tests.fuzz.canary ENDPOINT [PASSWORD [NAME]]`: a line on standard input begins the phase of its
-name, the end of the input ends it all. It prints `ready` when all are connected, and one line of
+tests.fuzz.canary PATIENCE_S ENDPOINT [PASSWORD [NAME]]`: a line on standard input begins the phase
+of its name, the end of the input ends it all. It prints `ready` when all are connected, and one line of
 JSON at the end. The clients are NAME-0 to NAME-4 (canary-0 unless a name is given), with a password
 where there is one; with an empty NAME they have no identity.
 """
@@ -28,14 +28,15 @@ from malamute_protocol.commands import AnyCommand, Hello, Ping, Pong
 from malamute_protocol.framing import encode_message
 
 _PAUSE_S = 0.005
-_END_S = 60.0
+PATIENCE_S = 60.0
 
 
 class Canary:
     """The honest clients and their figures."""
 
-    def __init__(self) -> None:
-        """Begin without any figure."""
+    def __init__(self, patience_s: float = PATIENCE_S) -> None:
+        """patience_s: how long an answer may take before it counts as lost."""
+        self._patience_s = patience_s
         self.phase = "quiet"
         self.confirms: dict[str, list[float]] = defaultdict(list)
         self.replies: dict[str, list[float]] = defaultdict(list)
@@ -104,7 +105,7 @@ class Canary:
 
     async def pong(self, socket: Any, token: int) -> bool:
         """Whether PONG of a token came; the broker's own PINGs are answered meanwhile."""
-        while await socket.poll(_END_S * 1000):
+        while await socket.poll(self._patience_s * 1000):
             head, *_ = await socket.recv_multipart()
             for command in msgspec.msgpack.decode(head, type=list[AnyCommand]):
                 if isinstance(command, Ping):
@@ -137,13 +138,14 @@ class Canary:
             self.phase = line.strip()
         self.stopped.set()
         try:
-            async with asyncio.timeout(_END_S):
+            async with asyncio.timeout(self._patience_s):
                 await asyncio.gather(*writing)
                 # An Event would not do: the reader moves the count that is waited for.
                 while len(self.received) < self.published:  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
         except TimeoutError:
-            self.wrong.append("a confirm, a reply or a record did not come within a minute")
+            late = f"within {self._patience_s:g} s"
+            self.wrong.append(f"a confirm, a reply or a record did not come {late}")
         for task in (*reading, *writing):
             task.cancel()
         await asyncio.gather(*reading, *writing, return_exceptions=True)
@@ -174,4 +176,5 @@ def spread(times: list[float]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(Canary().run(*sys.argv[1:]))))
+    # The patience in seconds; the endpoint; then, where they are asked for, password and name.
+    print(json.dumps(asyncio.run(Canary(float(sys.argv[1])).run(*sys.argv[2:]))))

@@ -25,6 +25,7 @@ from malamute_protocol.errors import RemoteProtocolError
 from malamute_protocol.framing import decode_message
 from malamute_py.demo.daemon import Daemon
 from tests.fuzz import zmtp
+from tests.fuzz.canary import PATIENCE_S
 from tests.fuzz.inside import ERRORS
 from tests.fuzz.messages import Messages, Step, View, read_steps
 
@@ -38,7 +39,6 @@ _ANSWER_S: Final = 0.0003
 _GREETING_S: Final = 2.0
 """Time to wait for the READY of the broker's side, before which a message is an error."""
 _WELCOME_S: Final = 0.05
-BACK_S: Final = 60.0
 """Time within which sockets, descriptors and memory must come back: links of half-open peers end by
 their expiry."""
 SPARE_BYTES: Final = 200 << 20
@@ -201,19 +201,20 @@ class Broker:
 def run(
     directory: Path, *, messages: int, seconds: float = 0.0, seed: int = 0,
     record: Path | None = None, without: Sequence[str] = (), program: Sequence[str] = (),
-    steps: Iterable[Step] | None = None,
+    steps: Iterable[Step] | None = None, patience_s: float = PATIENCE_S,
 ) -> dict[str, Any]:  # fmt: skip
     """Attack a broker of its own; returns the finds. `faults` is empty when all held.
 
     seconds: end then, however few the messages were; 0: the messages alone decide. steps: play
-    these instead. program: to run instead of the broker, for planted bugs.
+    these instead. program: to run instead of the broker, for planted bugs. patience_s: how long
+    the canary waits for an answer, and the broker has to be what it was.
     """
     faults: list[str] = []
     with Daemon(directory, SETTINGS, program) as daemon:
         broker = Broker(daemon)
         port = int(daemon.endpoint.rpartition(":")[2])
         canary = subprocess.Popen(
-            [sys.executable, "-m", "tests.fuzz.canary", daemon.endpoint],
+            [sys.executable, "-m", "tests.fuzz.canary", str(patience_s), daemon.endpoint],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert canary.stdin is not None
@@ -252,7 +253,7 @@ def run(
             canary.kill()
             canary.communicate()
             return {"faults": faults, "messages": attack.messages, "seconds": round(took, 1)}
-        after = _come_back(broker, before, faults)
+        after = _come_back(broker, before, faults, patience_s)
         heard, _ = canary.communicate()
         told = json.loads(heard.splitlines()[-1])
         faults += told["wrong"]
@@ -271,14 +272,16 @@ def own_errors(log: Path) -> list[str]:
     return [line[:2_000] for line in wrong[:3]]
 
 
-def _come_back(broker: Broker, before: dict[str, int], faults: list[str]) -> dict[str, int]:
+def _come_back(
+    broker: Broker, before: dict[str, int], faults: list[str], patience_s: float
+) -> dict[str, int]:
     """Return the broker's usage once it is what it was before, or when its time is over."""
     most = {
         "sockets": before["sockets"],
         "files": before["files"] + SPARE_FILES,
         "resident_bytes": before["resident_bytes"] + SPARE_BYTES,
     }
-    until = time.monotonic() + BACK_S
+    until = time.monotonic() + patience_s
     while True:
         now = broker.facts()
         over = [name for name, value in now.items() if value > most[name]]

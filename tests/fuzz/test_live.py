@@ -51,10 +51,10 @@ def test_a_record_is_sent_again_as_it_was(tmp_path: Path) -> None:
 
 
 def test_a_lost_delivery_is_found(tmp_path: Path) -> None:
-    found = run(tmp_path, messages=4_000, program=planted("delivery_dropped"))
+    found = run(tmp_path, messages=4_000, program=planted("delivery_dropped"), patience_s=5)
     assert any("records" in fault or "did not come" in fault for fault in found["faults"])
 
 
 def test_connections_that_stay_are_found(tmp_path: Path) -> None:
-    found = run(tmp_path, messages=1_500, program=planted("sockets_kept"))
+    found = run(tmp_path, messages=1_500, program=planted("sockets_kept"), patience_s=5)
     assert any(fault.startswith("sockets were") for fault in found["faults"])
