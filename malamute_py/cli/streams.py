@@ -97,10 +97,13 @@ def ls(
         [
             Column("name", "Stream", style="cyan"),
             figure("records", "Records"),
-            figure("first", "First"),
+            figure("first", "First", spare=True),
             figure("tail", "Next"),
             figure("bytes", "Bytes", sized),
-            Column("memory", "Kept", cell=lambda each: kept(bool(each.more.get("memory")))),
+            Column(
+                "memory", "Kept", spare=True,
+                cell=lambda each: kept(bool(each.more.get("memory"))),
+            ),
         ],
         found,
         as_json=as_json,

@@ -66,6 +66,8 @@ def top(
     if every_s < 0.1:
         raise CommandFailed("--every is at least 100ms", USAGE)
     live = output.on_terminal() and sys.stdin.isatty() and not (once or as_json)
+    # Nothing can be drawn on a terminal without positions: it gets one look, as a pipe does.
+    live = live and not output.console().is_dumb_terminal
     with linked(ctx, stays=live) as client:
         if live:
             _watch(client, every_s)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from malamute_py import EmbeddedBroker
+from malamute_py.cli import output
 from tests.cli.running import Run, as_user, broker_of
 
 
@@ -222,3 +223,14 @@ def test_a_peek_of_history_that_is_denied_says_so_once_in_words() -> None:
     assert told.lines == []
     (line,) = told.err.splitlines()
     assert line.startswith("gap: offsets 0 to 11 (12 records) are gone: ")
+
+
+def test_a_narrow_terminal_shows_the_list_without_broken_lines(
+    m: Run, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    m("stream", "create", stream).ok()
+    monkeypatch.setenv("COLUMNS", "48")
+    monkeypatch.setattr(output, "on_terminal", lambda: True)
+    told = m("stream", "ls", stream).ok()
+    assert max(map(len, told.lines)) <= 48
+    assert "not shown for want of room" in told.out + told.err

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +27,7 @@ from malamute_py.client.facts import (
 )
 from malamute_py.health.facts import Everything, Facts
 from tests.cli.running import Run
+from tests.waiting import WAIT_S
 
 NOW_MS = 10_000_000
 
@@ -251,6 +254,22 @@ def test_the_screen_goes_on_after_a_look_that_failed_and_ends_at_q(
     monkeypatch.setattr(top, "Screen", Noted)
     top._watch(Client(), 1.0)  # type: ignore[arg-type]  # it asks for nothing else
     assert gone == ["", "no answer", "", ""]
+
+
+@pytest.mark.moderate
+def test_a_terminal_without_positions_gets_one_look(broker: EmbeddedBroker, stream: str) -> None:
+    with broker.connect_sync() as client:
+        client.publish(stream, b"x")
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "malamute_py", "--endpoint", broker.tcp_endpoint, "top"]
+    with os.fdopen(ours, "rb", buffering=0) as screen:
+        done = subprocess.run(
+            [*command, "--every", "100ms"], stdin=theirs, stdout=theirs, timeout=WAIT_S,
+            env={**os.environ, "TERM": "dumb"}, check=True,
+        )  # fmt: skip
+        os.close(theirs)
+        assert done.returncode == 0
+        assert stream.encode() in screen.read(65_536)
 
 
 def test_a_pipe_gets_one_look(m: Run, broker: EmbeddedBroker, stream: str) -> None:
