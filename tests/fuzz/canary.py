@@ -4,9 +4,9 @@ Owns a publisher with its subscriber, a requester with its worker, and a link th
 what each sent and got, and how long confirms, replies and PONGs took, by phase; also how much later
 than it asked the canary was woken, which the machine causes and not the broker. `python -m
 tests.fuzz.canary PATIENCE_S ENDPOINT [PASSWORD [NAME]]`: a line on standard input begins the phase
-of its name, the end of the input ends it all. It prints `ready` when all are connected, and one line of
-JSON at the end. The clients are NAME-0 to NAME-4 (canary-0 unless a name is given), with a password
-where there is one; with an empty NAME they have no identity.
+of its name, the end of the input ends it all. It prints `ready` when all are connected, and one
+line of JSON at the end. The clients are NAME-0 to NAME-4 (canary-0 unless a name is given), with a
+password where there is one; with an empty NAME they have no identity.
 """
 
 from __future__ import annotations
