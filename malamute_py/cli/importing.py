@@ -379,9 +379,9 @@ class _Import:
     def go(self, chunks: Iterator[_Chunk], source: IO[bytes], total: int, *, as_json: bool) -> int:
         """Import all of it, and say how much of it was new; returns the exit code."""
         began = time.monotonic()
+        unreadable: CommandFailed | None = None
         try:
             with Progress(f"importing into {self._stream}", total=total) as progress:
-                unreadable: CommandFailed | None = None
                 try:
                     for chunk in chunks:
                         self._put(chunk)
@@ -404,7 +404,8 @@ class _Import:
                     " key; --no-keys imports without: each run adds all records"
                 ) from None
             again = "run it again to go on" if self._key else "a further run adds them once more"
-            say(f"{count_text(self._added, 'record')} added for certain; {again}")
+            first = "mend the file, then " if error is unreadable and self._key else ""
+            say(f"{count_text(self._added, 'record')} added for certain; {first}{again}")
             raise
         spent_ms = round((time.monotonic() - began) * 1_000)
         known = f", {self._known:,} were there already" if self._known else ""

@@ -333,7 +333,7 @@ def test_an_import_that_is_cut_off_says_how_much_is_there_and_what_a_further_run
     assert told.code == 1
     there = len(kept(m, stream))
     assert f"{there} records added for certain" in told.err
-    assert ("to go on" in told.err) == (not keys)
+    assert ("mend the file, then run it again to go on" in told.err) == (not keys)
     assert "line 16: is not JSON" in told.err
     assert "were taken" not in told.err
 
