@@ -1,4 +1,4 @@
-"""What a mapped reader is told of records that were trimmed, purged, or grew too old."""
+"""Records that were trimmed, purged or grew too old: a mapped reader is told of each of them."""
 
 from __future__ import annotations
 
