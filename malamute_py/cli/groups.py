@@ -133,7 +133,7 @@ def _show(found: GroupFacts, as_json: bool) -> None:
         "attempts": _attempts(found),
         "dead": dead(found),
         "dead_letters": found.dead_letters,
-        **({"dead_in": found.dead_in} if as_json else {}),
+        **({} if output.on_terminal() and not as_json else {"dead_in": found.dead_in}),
         "settings": found.settings if as_json else shown(found.settings, _ZERO),
         **beside(_named(found.more), as_json),
     }
@@ -309,7 +309,8 @@ def requeue(
             if numbers or error.code != "unknown_request":
                 raise
             count = 0  # nothing to do is no fault, as with a service
-        left = len(set(numbers)) - count if numbers else client.group_info(stream, group).dead
+        after = found if numbers else client.group_info(stream, group)
+        left = len(set(numbers)) - count if numbers else after.dead
     text = f"{count_text(count, 'record')} of {stream} again for {group}"
     if left > 0 and numbers:
         text += (
@@ -318,7 +319,7 @@ def requeue(
         )
     elif left > 0:
         text += (
-            f"; {count_text(left, 'message')} left in {letters_of(found)}, of others, or whose"
+            f"; {count_text(left, 'message')} left in {letters_of(after)}, of others, or whose"
             " records are gone, or which a reader holds"
         )
     elif not count:

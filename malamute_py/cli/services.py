@@ -123,7 +123,7 @@ def _show(found: ServiceFacts, as_json: bool) -> None:
         "credit": found.credit,
         "dead": dead(found),
         "dead_letters": found.dead_letters,
-        **({"dead_in": found.dead_in} if as_json else {}),
+        **({} if output.on_terminal() and not as_json else {"dead_in": found.dead_in}),
         **made(found.created_ms, found.by),
         **beside(found.more, as_json),
         "attempts": _attempts(found) if output.on_terminal() and not as_json else attempts,

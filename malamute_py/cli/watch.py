@@ -87,15 +87,10 @@ def watch(
     with linked(ctx, stays=True) as client:
         before = look(client, links_max=_LINKS_MAX)
         for kind, why in before.unseen.items():
-            say(f"{kind}: not watched: {why}")
+            say(f"{kind}: {why}" if _own_alone(kind, why) else f"{kind}: not watched: {why}")
         if len(before.links) >= _LINKS_MAX:
             say(f"clients: more than {_LINKS_MAX - 1}, so that none is said to come or go")
-        # What was put off (`wait`) is asked for again, and what is not permitted is not.
-        kinds = [
-            each
-            for each in KINDS
-            if not before.unseen.get(each, "").startswith(("forbidden", "this user"))
-        ]
+        kinds = _watched(before)
         if len(kinds) < len(KINDS):
             # Listings refused to this command are no event of the broker.
             before = look(client, kinds, links_max=_LINKS_MAX)
@@ -115,6 +110,24 @@ def watch(
                 if said == count:
                     break
             before = now
+
+
+def _watched(look: Look) -> list[str]:
+    """Return the kinds of things to look at again.
+
+    What was put off (`wait`) is asked for again, and what is not permitted is not.
+    """
+    return [
+        kind
+        for kind in KINDS
+        for why in [look.unseen.get(kind, "")]
+        if _own_alone(kind, why) or not why.startswith(("forbidden", "this user"))
+    ]
+
+
+def _own_alone(kind: str, why: str) -> bool:
+    """Whether a user is shown its own mailbox and no other. why: as Look.unseen has it."""
+    return kind == "mailboxes" and why.startswith("this user")
 
 
 def happened(now: Look, before: Look) -> Iterator[Happened]:

@@ -242,7 +242,11 @@ def test_a_requeue_finds_dead_letters_beside_the_mailbox_of_the_settings(
         m("group", "edit", five, "g", "--dead-letters", "elsewhere").ok()
         shown = m("group", "info", five, "g", "--json").ok().json
         assert (shown["dead"], shown["dead_in"]) == (1, {f"{five}.g.dead": 1})
-        assert f"1 record of {five} again" in m("group", "requeue", five, "g").ok().out
+        # In a pipe, too: `dead_letters` alone names a mailbox that has none of them.
+        assert f"dead_in.{five}.g.dead\t1" in m("group", "info", five, "g").ok().lines
+        m("send", "elsewhere", "of another").ok()
+        told = m("group", "requeue", five, "g").ok().out
+        assert f"1 record of {five} again for g; 1 message left in elsewhere, of others" in told
 
 
 def test_a_requeue_by_number_tells_of_numbers_that_are_no_dead_letters(

@@ -10,7 +10,7 @@ import pytest
 
 from malamute_protocol.errors import MalamuteError
 from malamute_py import EmbeddedBroker, Plain, connect_sync
-from malamute_py.cli.looking import Look
+from malamute_py.cli.looking import KINDS, Look
 from malamute_py.cli.looking import look as look_at
 from malamute_py.cli.watch import COUNTERS, happened
 from malamute_py.client.facts import LinkFacts, MailboxFacts, ServiceFacts
@@ -105,6 +105,29 @@ def test_events_come_from_a_broker_until_enough_were_said(
     assert len(told) == 2
     assert {each["kind"] for each in told} <= {"linked", "unlinked", "stuck", "slow", "over"}
     assert m("watch", "--every", "1ms").code == 2
+
+
+def test_who_is_shown_its_own_mailbox_alone_has_that_one_watched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with broker_of({"ann": {"read": ["open"]}, "root": {"send": ["*"]}}) as guarded:
+        as_user(guarded, "root")("send", "ann", "x").ok()
+        asked: list[Any] = []
+
+        def look(client: Any, kinds: Any = KINDS, **options: Any) -> Look:
+            if asked:
+                raise KeyboardInterrupt
+            found = look_at(client, kinds, **options)
+            if kinds is not KINDS:
+                asked.append(kinds)
+                assert [each.name for each in found.everything.mailboxes] == ["ann"]
+            return found
+
+        monkeypatch.setattr("malamute_py.cli.watch.look", look)
+        told = as_user(guarded, "ann")("watch", "--every", "100ms")
+    assert asked == [["streams", "mailboxes", "cursors", "groups"]]
+    assert "mailboxes: this user may see no mailboxes but its own" in told.err
+    assert "services: not watched: this user may see no services" in told.err
 
 
 def test_refused_credentials_and_commands_are_events_and_those_of_the_watch_are_not(

@@ -299,6 +299,31 @@ async def test_a_member_that_stands_still_over_a_restart_is_not_given_its_record
         await asyncio.to_thread(broker.stop)
 
 
+async def test_a_program_whose_wait_for_records_is_over_stands_still_until_its_next_call(
+    shell: Any,
+) -> None:
+    await shell.do("publish", "s", b"0")
+    member = joined(shell, ack="manual", settings={"lease_ms": 100})
+    held = await shell.call(member.next_batch, WAIT_MS)
+    with pytest.raises(Timeout):
+        await shell.call(member.next_batch, 0)
+    if shell.kind == "asyncio":
+        waiting = asyncio.create_task(member.next_batch(WAIT_MS))
+        await asyncio.sleep(0)
+        assert member._membership.waits
+        waiting.cancel()
+        await asyncio.wait([waiting])
+    async with asyncio.timeout(WAIT_S):
+        while not member._membership.passed_over:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    assert member._membership.stands_still
+    with pytest.raises(Timeout):
+        await shell.call(member.next_batch, 0)
+    assert not member._membership.stands_still
+    assert await shell.call(member.ack, held) is False
+    await shell.call(member.close)
+
+
 # --- attempts and dead letters --------------------------------------------------------------------
 
 

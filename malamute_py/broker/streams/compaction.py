@@ -138,8 +138,7 @@ class Compaction:
                 return
             self._give_up(stream, following, copy)
             room.begin(end_lsn)
-        else:
-            room.failed = ""
+        room.failed = ""
         if stream.ring.end_lsn >= room.look_lsn:
             # One segment's records are copied for each eighth of a segment that is written: more
             # would copy the same records again and again where they fill much of the ring.

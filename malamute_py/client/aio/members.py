@@ -105,13 +105,17 @@ class Member(MemberBase):
                         raise membership.error
                     if membership.ended:
                         return None
-                    timeout_ms = await link.until(
-                        lambda: bool(membership.queue) or self.ended,
-                        membership,
-                        timeout_ms,
-                        PASSED_OVER if membership.passed_over else NOTHING,
-                        "record",
-                    )
+                    try:
+                        timeout_ms = await link.until(
+                            lambda: bool(membership.queue) or self.ended,
+                            membership,
+                            timeout_ms,
+                            PASSED_OVER if membership.passed_over else NOTHING,
+                            "record",
+                        )
+                    except BaseException:
+                        membership.waits = False
+                        raise
                     continue
             if isinstance(item, HeldBatch):
                 return item

@@ -101,6 +101,8 @@ class Transaction:
         if self._opened.begun:
             # The broker may know the former one yet, and its batches keep their places.
             self._opened = self._new()
+            # A stream may have been made anew meanwhile, with another schema.
+            self._tables = Tables(self._link)
             self._commit_unanswered = self._committed = self._taking_back = None
         step = self._opened.begin(self._timeout_ms, self._link.session.steps.limits)
         await self._send(step)
@@ -379,7 +381,11 @@ class Transaction:
             codec=codec,
         )
         # All are encoded before the first is added: a table that is refused adds nothing.
-        for at, (content, _) in enumerate(list(batches)):
+        contents = []
+        for content, _ in batches:
+            contents.append(content)
+            await asyncio.sleep(0)  # asyncio only
+        for at, content in enumerate(contents):
             try:
                 await self._add_content(stream, content)
             except BaseException:

@@ -130,8 +130,8 @@ class Membership(Standing):
             self._memberships.acks.add(self, RENEWED, [self._dropped])
             self._dropped = None
             self._asks = True
-        self.took_nothing = not self.queue
-        if self.took_nothing:
+        self.waits = not self.queue
+        if self.waits:
             return None
         item = self.queue.popleft()
         if isinstance(item, HeldBatch):
@@ -268,7 +268,8 @@ class Membership(Standing):
         link is then shown to it again, should the broker hand it out to this member.
         """
         if self.left_out:
-            self.note_progress()
+            # No step has the link woken that nothing is put into: the next take() does.
+            self._asks = self.note_progress()
         if not self.in_hand.issuperset(numbers):
             for number in numbers:
                 self._of_earlier_links.pop(number, None)

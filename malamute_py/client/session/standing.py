@@ -2,8 +2,8 @@
 
 Owns whether the program still takes, acknowledges or renews records, and whether a new link begins
 without the member. The rule: a member that is passed over, and whose program has made none of these
-calls since, joins a new link at the next of them. If it joined before, the broker would hand it the
-same records, which no program sees, and would count an attempt of them.
+calls since and waits in none, joins a new link at the next of them. If it joined before, the broker
+would hand it the same records, which no program sees, and would count an attempt of them.
 Source: SPEC.md, section 4.8.
 """
 
@@ -22,13 +22,13 @@ class Standing(Opened):
         renewal of all."""
         self.passed_over = False
         """Whether it is given nothing, since a lease of its records has ended."""
-        self.took_nothing = False
-        """Whether the last take() of its program found no record: the program waits for one."""
+        self.waits = False
+        """Whether its program waits for a record, as its last take() found none."""
 
     @property
     def stands_still(self) -> bool:
-        """Whether it is passed over, and its program has made no call since."""
-        return self.passed_over and not self.progressed and not self.took_nothing
+        """Whether it is passed over, and its program has made no call since, and is in none."""
+        return self.passed_over and not self.progressed and not self.waits
 
     def note_progress(self) -> bool:
         """Note that the program made a call; return whether the member has to join the link now."""

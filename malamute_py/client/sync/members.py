@@ -101,12 +101,16 @@ class SyncMember(MemberBase):
                         raise membership.error
                     if membership.ended:
                         return None
-                    timeout_ms = link.until(
-                        lambda: bool(membership.queue) or self.ended,
-                        timeout_ms,
-                        PASSED_OVER if membership.passed_over else NOTHING,
-                        "record",
-                    )
+                    try:
+                        timeout_ms = link.until(
+                            lambda: bool(membership.queue) or self.ended,
+                            timeout_ms,
+                            PASSED_OVER if membership.passed_over else NOTHING,
+                            "record",
+                        )
+                    except BaseException:
+                        membership.waits = False
+                        raise
                     continue
             if isinstance(item, HeldBatch):
                 return item

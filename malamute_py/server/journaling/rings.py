@@ -522,6 +522,8 @@ class Rings:
 
         A read that another reader has just made is answered from memory.
         """
+        # Asked first: the opening thread enters a ring before it is no longer awaited.
+        unready = self._unready.get(job.ring)
         ring = self._rings.get(job.ring)
         if isinstance(job, ReadRange):
             if ring is None:
@@ -551,7 +553,6 @@ class Rings:
             # A client that asks and leaves, again and again, must not keep the others waiting.
             return IndexAnswer(job.token, IndexFailure("cancelled", "no reader waits for it"))
         if ring is None:
-            unready = self._unready.get(job.ring)
             if unready is not None:  # It is being opened, or that failed.
                 code, reason, _ = unready.refusal
                 return IndexAnswer(job.token, IndexFailure(code, reason))

@@ -311,3 +311,22 @@ def test_what_the_journal_does_not_answer_is_told_once_and_asked_again(kind: str
     world.run()
     turned(world)
     assert world.get("a")["body"] == b"value"
+
+
+def test_a_fault_of_the_journal_that_is_over_is_not_named_where_a_cursor_pins() -> None:
+    world = World()
+    world.send(1, wire.EditCursor(90, "s", "c", {"pin": True}, [2, 0]))
+    world.put("busy", b"x")
+    world.auto_ask = False
+    while not world.queries:
+        world.put("busy", b"x" * 900)
+    [query] = world.queries
+    world.queries.clear()
+    failure = IndexFailure("journal_failed", "too many open files")
+    world.broker.answered(IndexAnswer(query.token, failure))
+    world.auto_ask = True
+    refused: wire.Refused | None = None
+    while refused is None:
+        answer = world.put("busy", b"x" * 900)
+        refused = answer if isinstance(answer, wire.Refused) else None
+    assert (refused.code, refused.reason) == ("full", "the ring of stream 's' gives up old records")

@@ -157,6 +157,9 @@ def test_a_member_that_stands_still_while_it_is_passed_over_joins_again_at_a_wor
     else:
         with pytest.raises(BrokerRefused):
             script.member.lend([0])
+        # A step without parts wakes no link; the program's next call for records does.
+        assert script.member.take() is None
+        assert script.member.wakes
     assert [type(one) for one in script.wait(0)] == [c.JoinGroup]
     script.accept_member(script.member)
     # What the program has is its own again, and the next link begins with the member.

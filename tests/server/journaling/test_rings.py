@@ -156,6 +156,26 @@ def test_a_question_about_a_ring_that_is_being_opened_may_come_again(bench: Benc
     assert codes == {1: "wait", 2: "journal_failed"}
 
 
+def test_a_question_amid_which_a_ring_gets_open_may_come_again(bench: Bench) -> None:
+    class Slow(dict[str, Ring]):
+        """Rings that are looked up so slowly that one is open meanwhile."""
+
+        def get(self, name: str, default: Any = None) -> Any:
+            found = super().get(name, default)
+            if name == "own" and found is None:
+                bench.troubles.may_create.set()
+                while name in bench.rings._unready:
+                    time.sleep(0.001)
+            return found
+
+    bench.troubles.may_create.clear()
+    bench.rings.open("own", OWN)
+    bench.journal.rings = bench.rings._rings = Slow(bench.rings._rings)
+    answer = bench.rings._read(IndexQuery("own", 1, 1, "oldest_segments", {}))
+    assert isinstance(answer, IndexAnswer)
+    assert answer.value.code == "wait"
+
+
 def test_a_pin_that_comes_while_its_ring_is_being_opened_holds(bench: Bench) -> None:
     with bench.rings._rings[MAIN]._space.preparing:
         bench.troubles.may_create.clear()
