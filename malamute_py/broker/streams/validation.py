@@ -150,7 +150,7 @@ class Validation:
 
 
 def needed_setting(command: Publish | Stage, frame: Any) -> str:
-    """Return the setting without which a batch is of no use to a stream; empty: there is none.
+    """Return the setting that a batch needs its stream to have; empty: it needs none.
 
     A stream that a first publish makes has none of these settings: nobody could read typed rows.
     """
