@@ -65,15 +65,19 @@ class Conditions:
                 coming += keys.coming_memory
         return now, coming
 
-    def admit(self, stream: Stream, content: Content, size: int, revision: int) -> None:
+    def admit(
+        self, stream: Stream, content: Content, size: int, revision: int, *, staged: bool = False
+    ) -> None:
         """Take a batch for a stream with keys. Raises BrokerRefused: nothing was taken.
 
         revision: what the subject of its one record must have; UNCONDITIONAL: there is no such
-        condition.
+        condition. staged: it is of a committed transaction, and was checked when it was staged.
         """
         keys = stream.keys
         assert keys is not None
         check_ready(stream, keys)
+        if not staged:
+            check_lasting(stream, content)
         count = content.head.count
         rows = newest_rows(content, size)
         if revision != UNCONDITIONAL:
@@ -182,9 +186,19 @@ def check_staged(stream: Stream, content: Content, keys_max: int) -> None:
     if stream.keys is None:
         check_size(stream, size, STAGED_PARTS)
         return
+    check_lasting(stream, content)
     check_size(stream, size)
     if content.head.subjects_count > keys_max and len(newest_rows(content, size)) > keys_max:
         raise BrokerRefused("limit", f"a batch of more than {keys_max} keys: streams.keys_max")
+
+
+def check_lasting(stream: Stream, content: Content) -> None:
+    """Raise BrokerRefused where a record for a stream with keys expires, which no key does."""
+    if content.head.earliest_expiry_ms:
+        raise BrokerRefused(
+            "unsupported",
+            f"stream '{stream.name}' keeps the newest record of each subject: none expires",
+        )
 
 
 def check_ready(stream: Stream, keys: Keys) -> None:

@@ -382,7 +382,7 @@ class Publishing:
         if waiting and waiting + size > self._shard.settings.unsynced_bytes_max:
             raise BrokerRefused("wait", "too much waits for the disk")
         if stream.keys is not None:
-            self._conditions.admit(stream, content, size, UNCONDITIONAL)
+            self._conditions.admit(stream, content, size, UNCONDITIONAL, staged=True)
         self.unsettled_bytes += size
         self._queue.append(Pending(ring, frame, content, size, stream, place=place))
 

@@ -275,9 +275,14 @@ class Transaction:
 
     async def __aenter__(self) -> Transaction:
         """Begin; a refusal is raised where it is waited for next, at the commit at the latest."""
-        if not self._opened.open:
-            await self._begin()
-        await asyncio.sleep(0)  # asyncio only
+        try:
+            if not self._opened.open:
+                await self._begin()
+            await asyncio.sleep(0)  # asyncio only
+        except BaseException:
+            if self._opened.open:  # The block does not begin, and so does not end it.
+                self._abandon()
+            raise
         return self
 
     async def __aexit__(
@@ -290,7 +295,15 @@ class Transaction:
         if not self._opened.open:
             return
         if kind is None:
-            await self.commit()
+            try:
+                await self.commit()
+            except Exception:
+                raise
+            except BaseException:
+                # A commit that has left goes on; before that the block ends as one cancelled.
+                if self._opened.open:
+                    self._abandon()
+                raise
         elif issubclass(kind, Exception):
             with contextlib.suppress(MalamuteError):
                 await self.roll_back()

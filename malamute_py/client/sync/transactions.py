@@ -273,8 +273,13 @@ class SyncTransaction:
 
     def __enter__(self) -> SyncTransaction:
         """Begin; a refusal is raised where it is waited for next, at the commit at the latest."""
-        if not self._opened.open:
-            self._begin()
+        try:
+            if not self._opened.open:
+                self._begin()
+        except BaseException:
+            if self._opened.open:  # The block does not begin, and so does not end it.
+                self._abandon()
+            raise
         return self
 
     def __exit__(
@@ -287,7 +292,15 @@ class SyncTransaction:
         if not self._opened.open:
             return
         if kind is None:
-            self.commit()
+            try:
+                self.commit()
+            except Exception:
+                raise
+            except BaseException:
+                # A commit that has left goes on; before that the block ends as one cancelled.
+                if self._opened.open:
+                    self._abandon()
+                raise
         elif issubclass(kind, Exception):
             with contextlib.suppress(MalamuteError):
                 self.roll_back()

@@ -48,6 +48,20 @@ def test_a_keyed_publish_needs_a_stream_that_keeps_keys(
         assert isinstance(answer, wire.Confirm)
 
 
+@pytest.mark.parametrize("by", ["publish", "update", "transaction"])
+def test_a_record_that_expires_is_no_key(by: str) -> None:
+    world = World()
+    content = encode([b"v", b"w"][: 1 + (by != "update")], subject="k", expires_at_ms=1 << 50)
+    command = wire.UpdateKey("s", 71) if by == "update" else wire.Publish("s", 71)
+    commands: list[wire.Command] = [command]
+    if by == "transaction":
+        world.send(1, wire.Atomic(70, 1), wire.BeginTransaction(b"t" * 16, 0, 0))
+        commands = [wire.Atomic(71, 1), wire.Stage(b"t" * 16, "s", 0, 0)]
+    refused = world.send(1, *commands, frames=[content]).last(wire.Refused)
+    assert (refused.reference, refused.code) == (71, "unsupported")
+    assert world.keys() == {}
+
+
 @pytest.mark.parametrize(
     "command",
     [wire.Publish("new", 72), wire.Publish("new", 72, 0, True), wire.UpdateKey("new", 72)],
