@@ -116,6 +116,7 @@ CALLS: list[Wrong] = [
     ("create", "group", ("s", "g"), {"create": 1}),
     ("until", "subscribe", ("s",), {"until": "now"}),
     ("end", "subscribe", ("s",), {"end": 1.5}),
+    ("end", "subscribe", ("s",), {"end": -1}),
     ("credit_records", "subscribe", ("s",), {"credit_records": 0}),
     ("credit_bytes", "subscribe", ("s",), {"credit_bytes": 2**64}),
     ("client_time", "subscribe", ("s",), {"client_time": 5}),

@@ -166,7 +166,8 @@ class KeyView:
 
         The marker is kept for the broker's `streams.deleted_keys_ms`. A key that is not there gets
         one, too: deleting twice is deleting once. revision: delete the key only if this is its
-        revision, so that one that is not there is refused. Raises as update().
+        revision; 0 stands for no key, so that another one is refused where there is none. Raises
+        as update().
         """
         empty = await self._known()  # The body of a marker, which depends on the stream's kind.
         wanted = None if revision is None else revision_of(revision)

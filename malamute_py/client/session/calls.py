@@ -462,7 +462,7 @@ def subscribe_options(
         pattern=make_pattern(pattern),
         start=start_on_wire(start),
         visibility=VISIBILITIES[visibility],
-        end=-1 if end is None else integer("end", end, -1),
+        end=-1 if end is None else integer("end", end, 0),
         until=until,
         client_time=_times(client_time),
         create=truth("create", create),
