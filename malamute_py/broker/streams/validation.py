@@ -152,7 +152,7 @@ class Validation:
 def needed_setting(command: Publish | Stage, frame: Any) -> str:
     """Return the setting that a batch needs its stream to have; empty: it needs none.
 
-    A stream that a first publish makes has neither: typed rows could not be read from it.
+    A stream that a first publish makes has none of these settings: nobody could read typed rows.
     """
     if isinstance(command, Publish) and command.keyed:
         return "keep"
