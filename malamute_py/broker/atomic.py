@@ -29,7 +29,6 @@ from malamute_py.broker.log.steps import Part, Steps, content_size
 from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.streams.catalogue import Catalogue
 from malamute_py.broker.streams.publishing import Publishing
-from malamute_py.broker.streams.validation import needed_setting
 from malamute_py.changelog.records import StepTaken
 
 Prepare: TypeAlias = Callable[[Link, Any, Any], Part]
@@ -242,10 +241,10 @@ class Intake:
         missing = sorted(
             {
                 part.stream
-                for part, frame in parts
+                for part, _ in parts
                 if isinstance(part, WRITING)
+                and not getattr(part, "keyed", False)
                 and self._catalogue.get(part.stream) is None
-                and self._makes(part, frame)
             }
         )
         if not missing:
@@ -254,11 +253,6 @@ class Intake:
         # While the step waits it is held in memory: the window counts it like a taken one.
         link.unconfirmed_bytes += size
         self._with_streams(link, command, parts, missing, 0, size)
-
-    def _makes(self, part: wire.Publish | wire.Stage, frame: Any) -> bool:
-        """Whether a part makes its stream, which is not there, or waits until it is made."""
-        needs = needed_setting(part, frame)
-        return not needs or (needs == "a schema" and self._catalogue.expects(part.stream))
 
     def _check_parts(self, parts: Sequence[tuple[Command, Any]]) -> None:
         """Raise BrokerRefused unless a step may have these parts, before any is prepared."""

@@ -27,7 +27,6 @@ from malamute_py.broker.mail.mail import Mail
 from malamute_py.broker.streams.catalogue import Catalogue
 from malamute_py.broker.streams.key_commands import KeyCommands
 from malamute_py.broker.streams.publishing import Publishing
-from malamute_py.broker.streams.validation import needed_setting
 
 ANSWERED: Final = frozenset(kind for kind in NUMBERS if "request" in kind.__struct_fields__)
 """Commands that a RESULT answers: a RESULT is bounded in size, and the waiting ones in number."""
@@ -246,9 +245,8 @@ class Reception:
             if bound is None:
                 refuse(link, command, "forbidden", f"you may not write to stream '{name}'")
                 return
-        needs = needed_setting(command, frame)
-        if needs and not self._catalogue.expects(name):
-            absent = self._catalogue.absent(link.owner, name, needs=needs)
+        if command.keyed and not self._catalogue.expects(name):
+            absent = self._catalogue.absent(link.owner, name, keep=True)
             refuse(link, command, "unknown_stream", absent)
             return
         size = len(memoryview(frame))

@@ -82,29 +82,6 @@ async def test_what_does_not_fit_is_refused_by_the_broker_and_before_by_the_clie
         await shell.do("publish_table", "plain", TABLE)
 
 
-@pytest.mark.parametrize("by", ["window", "step", "transaction"])
-async def test_a_table_makes_no_stream_anew_that_was_removed(shell: Any, by: str) -> None:
-    await shell.do("create_stream", "s", schema=OLD)
-    opened = {
-        "window": lambda: shell.client.publisher("s"),
-        "step": shell.client.atomic,
-        "transaction": shell.client.transaction,
-    }[by]()
-    where: tuple[str, ...] = () if by == "window" else ("s",)
-    if by == "transaction":
-        await shell.call(opened.begin)
-    await shell.call(opened.publish_table, *where, TABLE)
-    if by == "window":
-        await shell.call(opened.wait)
-    await shell.do("remove_stream", "s")
-    if by == "window":  # It knows the schema, and does not ask for it again.
-        await shell.call(opened.publish_table, TABLE)
-    with pytest.raises(BrokerRefused, match="unknown_stream"):
-        await shell.call(opened.wait if by == "window" else opened.commit)
-    with pytest.raises(BrokerRefused, match="unknown_stream"):
-        await shell.do("stream_info", "s")
-
-
 async def test_a_subscription_goes_over_to_a_newer_version_as_it_comes(shell: Any) -> None:
     await shell.do("create_stream", "s", schema=OLD)
     await shell.do("publish_table", "s", TABLE)

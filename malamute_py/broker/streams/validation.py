@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from malamute_protocol.commands import Command, Publish, Stage
 from malamute_protocol.content_layout import (
     ARROW,
-    AT,
     BODY_KINDS,
     Head,
     claimed_schema,
@@ -147,18 +146,6 @@ class Validation:
         if verdict is None or verdict.schema != stream.schemas[head.schema_id]:
             return "wait", f"stream '{stream.name}' validates batches, and has not seen this one"
         return (verdict.code, verdict.reason) if verdict.code else None
-
-
-def needed_setting(command: Publish | Stage, frame: Any) -> str:
-    """Return the setting that a batch needs its stream to have; empty: it needs none.
-
-    A stream that a first publish makes has none of these settings: nobody could read typed rows.
-    """
-    if isinstance(command, Publish) and command.keyed:
-        return "keep"
-    # What is no batch is refused as such.
-    typed = claimed_schema(frame) and memoryview(frame)[AT.body_kind] == ARROW
-    return "a schema" if typed else ""
 
 
 def _misfit(stream: Stream, head: Head) -> tuple[str, str] | None:
