@@ -462,12 +462,12 @@ class Keys:
 
     def _without_copied(self, found: NewestColumns) -> NewestColumns:
         """Return the records of which no copy is known."""
+        if not any(map(self._moved.__contains__, found.subjects)):
+            return found
         copied = [
             (place := self._moved.get(subject)) is not None and place.value >> _SHIFT == offset
             for subject, offset in zip(found.subjects, found.offsets, strict=True)
         ]
-        if not any(copied):
-            return found
         rest = [row for row, known in enumerate(copied) if not known]
         subjects = [found.subjects[row] for row in rest]
         return NewestColumns(

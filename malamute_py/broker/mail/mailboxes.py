@@ -77,14 +77,14 @@ class Mailboxes:
         """Return the mailbox of a name, also while it is being created."""
         return self.by_name.get(name)
 
-    def letters_in(self, *names: str) -> dict[str, Any]:
-        """Return facts about dead letters that may lie in the mailboxes of these names.
+    def letters_in(self, mailbox: str, default: str) -> dict[str, Any]:
+        """Return facts about the dead letters of a service or group, by its mailbox for them.
 
-        names: the mailbox that the settings name, and the default one; they may be the same.
+        default: name of the one that gets what the mailbox refuses; they may be the same.
         """
-        found = {name: self.by_name[name].messages for name in names if name in self.by_name}
-        places = {name: count for name, count in found.items() if count}
-        return {"dead": sum(places.values()), "dead_letters": names[0], "dead_in": places}
+        found = [self.by_name.get(name) for name in dict.fromkeys((mailbox, default))]
+        places = {box.name: box.messages for box in found if box is not None and box.messages}
+        return {"dead": sum(places.values()), "dead_letters": mailbox, "dead_in": places}
 
     def number(self) -> int:
         """Return a number for a new mailbox or service; no number is given twice."""
