@@ -271,7 +271,7 @@ FILES: Final = {
             ("Iterate the result, or its batches().", TIMEOUT),
         ),
     ),
-    "tables.py": File(("Client",)),
+    "tables.py": File(("Client",), ((" The event loop has its turn meanwhile.", ""),)),
     "transactions.py": File(
         ("Client", "Transaction"),
         (

@@ -163,26 +163,6 @@ async def test_each_transaction_asks_for_the_schema_of_a_stream_that_may_have_be
         await shell.do("remove_stream", "s")
 
 
-async def test_the_loop_gets_its_turn_while_a_large_table_is_encoded(shell: Any) -> None:
-    if shell.kind != "asyncio":
-        pytest.skip("the link of a sync client has its own thread")
-    await shell.do("create_stream", "s", schema=OLD)
-    async with shell.client.transaction() as transaction:
-        await transaction.publish_table("s", TABLE)
-        added = transaction._opened.chunk.count
-        rows = 100_000
-        table = pa.table({"carrier": ["x" * 50] * rows, "delay": pa.array(range(rows), pa.int32())})
-        adding = asyncio.create_task(transaction.publish_table("s", table))
-        for _ in range(3):
-            await asyncio.sleep(0)
-        assert not adding.done()
-        assert transaction._opened.chunk.count == added
-        # A call that is cancelled has added nothing.
-        adding.cancel()
-        await asyncio.wait([adding])
-    assert (await table_of(shell)).num_rows == TABLE.num_rows
-
-
 async def test_a_table_whose_chunk_is_refused_ends_its_transaction(shell: Any) -> None:
     await shell.do("create_stream", "s", schema=OLD)
     table = pa.table({"carrier": ["x" * 50] * 100_000})

@@ -346,13 +346,9 @@ class BulkPublisher:
         Arguments, and what is raised: as of Client.publish_table().
         """
         for content, count in await self._tables.contents(
-            self._stream,
-            table,
-            subject=subject,
-            client_time=client_time,
-            properties=properties,
-            codec=codec,
-        ):
+            self._stream, table, properties,
+            subject=subject, client_time=client_time, codec=codec,
+        ):  # fmt: skip
             await self._add(content, count)
             # The link sends this batch while the next one is encoded.
             await asyncio.sleep(0)  # asyncio only

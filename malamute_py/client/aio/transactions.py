@@ -385,19 +385,9 @@ class Transaction:
         opened = self._opened
         opened.check_open()
         name_of("stream", stream)
-        batches = await self._tables.contents(
-            stream,
-            table,
-            subject=subject,
-            client_time=client_time,
-            properties=properties,
-            codec=codec,
+        contents = await self._tables.encoded(
+            stream, table, properties, subject=subject, client_time=client_time, codec=codec
         )
-        # All are encoded before the first is added: a table that is refused adds nothing.
-        contents = []
-        for content, _ in batches:
-            contents.append(content)
-            await asyncio.sleep(0)  # asyncio only
         for at, content in enumerate(contents):
             try:
                 await self._add_content(stream, content)

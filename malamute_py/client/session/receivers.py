@@ -7,7 +7,7 @@ of its program. Source: SPEC.md, sections 4 and 8.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, TypeVar
 
 from malamute_protocol.commands import Command, Ended, Subscribed
@@ -98,8 +98,10 @@ class Receivers:
                 commands.append(opened.open())
         return commands
 
-    def wakes(self) -> list[int]:
+    def wakes(self) -> Collection[int]:
         """Return the times at which due() has something to do."""
+        if not self._left_out:
+            return self.again.values()
         return [*self.again.values(), *(0 for each in self._left_out if not each.left_out)]
 
     def due(self, now_ms: int) -> list[Command]:

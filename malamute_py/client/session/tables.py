@@ -7,7 +7,7 @@ in full, and cast to the newest version, before any of it is sent. Source: SPEC.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 import numpy as np
 
@@ -121,6 +121,14 @@ def _own_bytes(column: Any) -> Any:
     if pa.types.is_binary_view(column.type):
         return column.cast(pa.large_binary())
     return column
+
+
+class TableOptions(TypedDict):
+    """Arguments of TableRows beside the table and its schemas."""
+
+    subject: str
+    client_time: str
+    codec: str | None
 
 
 class TableRows:

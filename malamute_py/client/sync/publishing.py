@@ -335,13 +335,9 @@ class SyncBulkPublisher:
         Arguments, and what is raised: as of SyncClient.publish_table().
         """
         for content, count in self._tables.contents(
-            self._stream,
-            table,
-            subject=subject,
-            client_time=client_time,
-            properties=properties,
-            codec=codec,
-        ):
+            self._stream, table, properties,
+            subject=subject, client_time=client_time, codec=codec,
+        ):  # fmt: skip
             self._add(content, count)
 
     def _add(self, content: bytes | bytearray, count: int, taker: Any = None) -> None:

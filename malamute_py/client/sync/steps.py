@@ -66,15 +66,10 @@ class SyncAtomicStep(Step):
         """
         self.check_open()
         name_of("stream", stream)
-        batches = Tables(self._link).contents(
-            stream,
-            table,
-            subject=subject,
-            client_time=client_time,
-            properties=properties,
-            codec=codec,
+        contents = Tables(self._link).encoded(
+            stream, table, properties, subject=subject, client_time=client_time, codec=codec
         )
-        for content, _ in list(batches):
+        for content in contents:
             super().publish_batch(stream, content)
 
     def _lend(self, holder: Any, numbers: list[int]) -> None:

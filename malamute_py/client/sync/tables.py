@@ -8,12 +8,12 @@ schema that is known, the broker is asked once more, since the schema may have g
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Unpack
 
 from malamute_protocol.errors import LocalProtocolError
 from malamute_protocol.schema import Schemas
 from malamute_py.client.session.calls import Properties
-from malamute_py.client.session.tables import TableRows
+from malamute_py.client.session.tables import TableOptions, TableRows
 from malamute_py.client.sync.link import ThreadLink
 from malamute_py.client.sync.streams import stream_schemas
 
@@ -28,15 +28,28 @@ class Tables:
         self._known: dict[str, Schemas] = {}
         """Schemas of each stream that a table went to."""
 
+    def encoded(
+        self,
+        stream: str,
+        table: Any,
+        properties: Properties | None,
+        **options: Unpack[TableOptions],
+    ) -> list[bytes]:
+        """Return the contents of all batches of a table: one that is refused gives none.
+
+        Arguments, and what is raised: as of contents().
+        """
+        encoded = []
+        for content, _ in self.contents(stream, table, properties, **options):
+            encoded.append(content)
+        return encoded
+
     def contents(
         self,
         stream: str,
         table: Any,
-        *,
-        subject: str = "",
-        client_time: str = "",
-        properties: Properties | None = None,
-        codec: str | None = None,
+        properties: Properties | None,
+        **options: Unpack[TableOptions],
     ) -> Iterator[tuple[bytes, int]]:
         """Return the content and the count of records of each batch of a table.
 
@@ -48,15 +61,13 @@ class Tables:
         known = self._known.get(stream)
         if known is not None:
             try:
-                rows = TableRows(
-                    table, known, subject=subject, client_time=client_time, codec=codec
-                )
+                rows = TableRows(table, known, **options)
             except LocalProtocolError as error:
                 if error.code != "bad_schema":
                     raise
         if rows is None:
             known = self._known[stream] = stream_schemas(self._link, stream)
-            rows = TableRows(table, known, subject=subject, client_time=client_time, codec=codec)
+            rows = TableRows(table, known, **options)
         publisher = self._link.publisher
         return rows.contents(
             publisher.batch_bytes_of(stream),

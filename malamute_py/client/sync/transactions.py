@@ -382,18 +382,9 @@ class SyncTransaction:
         opened = self._opened
         opened.check_open()
         name_of("stream", stream)
-        batches = self._tables.contents(
-            stream,
-            table,
-            subject=subject,
-            client_time=client_time,
-            properties=properties,
-            codec=codec,
+        contents = self._tables.encoded(
+            stream, table, properties, subject=subject, client_time=client_time, codec=codec
         )
-        # All are encoded before the first is added: a table that is refused adds nothing.
-        contents = []
-        for content, _ in batches:
-            contents.append(content)
         for at, content in enumerate(contents):
             try:
                 self._add_content(stream, content)
