@@ -29,6 +29,7 @@ from malamute_py.broker.log.steps import Part, Steps, content_size
 from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.streams.catalogue import Catalogue
 from malamute_py.broker.streams.publishing import Publishing
+from malamute_py.broker.streams.validation import needed_setting
 from malamute_py.changelog.records import StepTaken
 
 Prepare: TypeAlias = Callable[[Link, Any, Any], Part]
@@ -243,8 +244,8 @@ class Intake:
                 part.stream
                 for part, _ in parts
                 if isinstance(part, WRITING)
-                and not getattr(part, "keyed", False)
                 and self._catalogue.get(part.stream) is None
+                and (not needed_setting(part) or self._catalogue.expects(part.stream))
             }
         )
         if not missing:

@@ -27,6 +27,7 @@ from malamute_py.broker.mail.mail import Mail
 from malamute_py.broker.streams.catalogue import Catalogue
 from malamute_py.broker.streams.key_commands import KeyCommands
 from malamute_py.broker.streams.publishing import Publishing
+from malamute_py.broker.streams.validation import check_needed, needed_setting
 
 ANSWERED: Final = frozenset(kind for kind in NUMBERS if "request" in kind.__struct_fields__)
 """Commands that a RESULT answers: a RESULT is bounded in size, and the waiting ones in number."""
@@ -98,7 +99,10 @@ class Reception:
                 try:
                     stream = publishing.get(command.stream)  # type: ignore[attr-defined]
                     if (
-                        stream is None or stream.removed or (command.keyed and stream.keys is None)  # type: ignore[attr-defined]
+                        stream is None
+                        or stream.removed
+                        or (command.keyed and stream.keys is None)  # type: ignore[attr-defined]
+                        or (command.typed and not stream.schemas)  # type: ignore[attr-defined]
                     ):
                         self._first_publish(link, command, frame)
                     else:
@@ -245,8 +249,9 @@ class Reception:
             if bound is None:
                 refuse(link, command, "forbidden", f"you may not write to stream '{name}'")
                 return
-        if command.keyed and not self._catalogue.expects(name):
-            absent = self._catalogue.absent(link.owner, name, keep=True)
+        needed = needed_setting(command)
+        if needed and not self._catalogue.expects(name):
+            absent = self._catalogue.absent(link.owner, name, needed)
             refuse(link, command, "unknown_stream", absent)
             return
         size = len(memoryview(frame))
@@ -274,12 +279,11 @@ class Reception:
         link.unconfirmed_bytes -= size
         if not link.open:
             return
-        if command.keyed:
-            try:
-                stream.needed_keys()
-            except BrokerRefused as error:
-                self._publishing.refuse(link, command, error.code, error.reason)
-                return
+        try:
+            check_needed(command, stream)
+        except BrokerRefused as error:
+            self._publishing.refuse(link, command, error.code, error.reason)
+            return
         # The stream may be created first: what was read of the frame is still good afterwards.
         self._shard.contents = contents
         if bound is None:

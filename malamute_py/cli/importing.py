@@ -437,7 +437,7 @@ class _Import:
         """Publish one chunk: rows, or batches of a typed stream."""
         if chunk.contents:
             for content, _ in chunk.contents:
-                self._client.publish_batch(self._stream, content)
+                self._client.publish_batch(self._stream, content, typed=True)
         else:
             options = dict(chunk.options)
             subjects = options.pop("subject")

@@ -12,6 +12,7 @@ import pytest
 from malamute_protocol.arrow import parse_schema
 from malamute_protocol.commands import Schema, Subscribed
 from malamute_protocol.content import Content
+from malamute_protocol.encode import encode_arrow
 from malamute_protocol.errors import BrokerRefused, LocalProtocolError, Timeout
 from malamute_protocol.limits import DEFAULT_LIMITS
 from malamute_protocol.schema import Schemas, schema_id
@@ -80,6 +81,61 @@ async def test_what_does_not_fit_is_refused_by_the_broker_and_before_by_the_clie
     await shell.do("publish", "plain", b"x")
     with pytest.raises(BrokerRefused, match="has no schema"):
         await shell.do("publish_table", "plain", TABLE)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["removed", "without a schema"])
+@pytest.mark.parametrize("by", ["window", "step", "transaction"])
+async def test_a_table_makes_no_stream_anew_that_was_removed(
+    shell: Any, by: str, again: bool
+) -> None:
+    await shell.do("create_stream", "s", schema=OLD)
+    opened = {
+        "window": lambda: shell.client.publisher("s"),
+        "step": shell.client.atomic,
+        "transaction": shell.client.transaction,
+    }[by]()
+    where: tuple[str, ...] = () if by == "window" else ("s",)
+    if by == "transaction":
+        await shell.call(opened.begin)
+    await shell.call(opened.publish_table, *where, TABLE)
+    if by == "window":
+        await shell.call(opened.wait)
+    await shell.do("remove_stream", "s")
+    if again:
+        await shell.do("create_stream", "s")
+    if by == "window":  # It knows the schema, and does not ask for it again.
+        await shell.call(opened.publish_table, TABLE)
+    with pytest.raises(BrokerRefused, match="bad_schema" if again else "unknown_stream"):
+        await shell.call(opened.wait if by == "window" else opened.commit)
+    if again:
+        assert (await shell.do("stream_info", "s")).records == 0
+    else:
+        with pytest.raises(BrokerRefused, match="unknown_stream"):
+            await shell.do("stream_info", "s")
+
+
+@pytest.mark.parametrize("by", ["alone", "step", "transaction"])
+async def test_an_encoded_batch_says_that_its_stream_must_have_a_schema(
+    shell: Any, by: str
+) -> None:
+    content = encode_arrow(b"of a schema of the program's own", 1, schema_id=7)
+
+    async def publish(*, typed: bool) -> None:
+        if by == "alone":
+            await shell.do("publish_batch", "s", content, typed=typed)
+        elif by == "step":
+            step = shell.client.atomic()
+            step.publish_batch("s", content, typed=typed)
+            await shell.call(step.commit)
+        else:
+            transaction = shell.client.transaction()
+            await shell.call(transaction.begin)
+            await shell.call(transaction.publish_batch, "s", content, typed=typed)
+            await shell.call(transaction.commit)
+
+    with pytest.raises(BrokerRefused, match="unknown_stream"):
+        await publish(typed=True)
+    await publish(typed=False)
 
 
 async def test_a_subscription_goes_over_to_a_newer_version_as_it_comes(shell: Any) -> None:

@@ -161,10 +161,10 @@ class Catalogue:
             yield names[place]
             place += 1
 
-    def absent(self, owner: str, name: str, *, keep: bool = False) -> str:
+    def absent(self, owner: str, name: str, needed: str = "") -> str:
         """Reason that there is no stream of a name, with names that its owner may have meant.
 
-        keep: the command is on keys, which a stream that is made by publishing does not have.
+        needed: setting that the command needs, which a stream made by publishing does not have.
         """
         from difflib import get_close_matches
 
@@ -177,8 +177,8 @@ class Catalogue:
         near = get_close_matches(name, readable, n=2, cutoff=0.7)
         meant = " or ".join(f"'{each}'" for each in near)
         made = (
-            "`create` with keep makes it"
-            if keep
+            f"`create` with {needed} makes it"
+            if needed
             else "to publish to it makes it, and `create` does"
         )
         hint = f"did you mean {meant}?" if near else made
@@ -194,7 +194,7 @@ class Catalogue:
         if stream is None and name in self._waiting:
             raise BrokerRefused("wait", f"stream '{name}' is being created")
         if stream is None:
-            raise BrokerRefused("unknown_stream", self.absent(owner, name, keep=True))
+            raise BrokerRefused("unknown_stream", self.absent(owner, name, "keep"))
         return stream, stream.needed_keys()
 
     # --- rings and streams at run time ---------------------------------------------------

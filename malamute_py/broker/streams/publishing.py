@@ -36,7 +36,7 @@ from malamute_py.broker.ready import (
 from malamute_py.broker.streams.arrivals import Arrival, check_ring
 from malamute_py.broker.streams.conditions import UNCONDITIONAL, Conditions, check_staged
 from malamute_py.broker.streams.producers import FORGOTTEN, Pending, Producers, ProducerStream
-from malamute_py.broker.streams.validation import Validation
+from malamute_py.broker.streams.validation import Validation, check_needed
 from malamute_py.changelog.records import ProducersForgotten
 
 TIME_AT = 56
@@ -340,8 +340,7 @@ class Publishing:
                 raise BrokerRefused("forbidden", f"you may not write to stream '{name}'")
         if stream is None or stream.removed:
             raise BrokerRefused("unknown_stream", f"there is no stream '{name}'")
-        if isinstance(command, Publish) and command.keyed:
-            stream.needed_keys()
+        check_needed(command, stream)
         try:
             content = self._shard.content(frame)
         except BatchError as error:

@@ -19,6 +19,7 @@ from malamute_protocol.content_layout import (
     claimed_schema,
     has_large_table,
 )
+from malamute_protocol.errors import BrokerRefused
 from malamute_protocol.header import TABLE_BYTES_MAX
 from malamute_py.broker.context import Shard, Verdict
 from malamute_py.broker.links.link import Link
@@ -146,6 +147,26 @@ class Validation:
         if verdict is None or verdict.schema != stream.schemas[head.schema_id]:
             return "wait", f"stream '{stream.name}' validates batches, and has not seen this one"
         return (verdict.code, verdict.reason) if verdict.code else None
+
+
+def needed_setting(command: Publish | Stage) -> str:
+    """Return the setting that a batch's stream must have by its command; empty: any stream does.
+
+    A stream that a first publish makes has none of these settings.
+    """
+    if command.typed:
+        return "a schema"
+    return "keep" if isinstance(command, Publish) and command.keyed else ""
+
+
+def check_needed(command: Publish | Stage, stream: Stream) -> None:
+    """Raise BrokerRefused unless a stream has the setting that a command needs."""
+    if command.typed and not stream.schemas:
+        raise BrokerRefused(
+            "bad_schema", f"stream '{stream.name}' has no declared schema, of which the batch is"
+        )
+    if isinstance(command, Publish) and command.keyed:
+        stream.needed_keys()
 
 
 def _misfit(stream: Stream, head: Head) -> tuple[str, str] | None:

@@ -161,19 +161,23 @@ class PublishVerbs(AsyncVerbs):
         stream: str,
         content: bytes,
         *,
+        typed: bool = False,
         confirm: ConfirmAt = "default",
         timeout_ms: Wait = "default",
     ) -> Confirmation:
         """Publish one batch content that malamute_protocol.batch encoded.
 
-        It goes as it is but for its producer and sequence, unless `idempotent` is off: then a
-        refusal of these (`unknown_producer`, `out_of_sequence`) is raised. A batch that is too
+        typed: the stream must have a declared schema (else `bad_schema`), and is not created where
+        there is none (`unknown_stream`).
+
+        The batch goes as it is but for its producer and sequence, unless `idempotent` is off: then
+        a refusal of these (`unknown_producer`, `out_of_sequence`) is raised. A batch that is too
         large for its stream leaves in parts; then the first part's Confirmation is returned, whose
         `count` says how many records that part has. Of a table (an Arrow body) it is refused, as
         its rows cannot be told apart without their schema. Raises as publish().
         """
         async with self._window(stream, confirm, timeout_ms) as window:
-            await window.publish_batch(content)
+            await window.publish_batch(content, typed=typed)
         return window.confirmations[0]
 
     async def publish_arrow(
@@ -323,14 +327,15 @@ class BulkPublisher:
             # The link sends this batch while the next one is encoded.
             await asyncio.sleep(0)  # asyncio only
 
-    async def publish_batch(self, content: bytes) -> None:
+    async def publish_batch(self, content: bytes, *, typed: bool = False) -> None:
         """Publish one encoded content; returns when it is in the window.
 
-        Raises LocalProtocolError: it is none, or `corrupt`; and the first failure so far.
+        typed: as of Client.publish_batch(). Raises LocalProtocolError: it is none, or `corrupt`;
+        and the first failure so far.
         """
         count = content_count(content)
         check_crc(content)
-        await self._add(content, count)
+        await self._add(content, count, typed=typed)
 
     async def publish_table(
         self,
@@ -349,14 +354,22 @@ class BulkPublisher:
             self._stream, table, properties,
             subject=subject, client_time=client_time, codec=codec,
         ):  # fmt: skip
-            await self._add(content, count)
+            await self._add(content, count, typed=True)
             # The link sends this batch while the next one is encoded.
             await asyncio.sleep(0)  # asyncio only
 
-    async def _add(self, content: bytes | bytearray, count: int, taker: Any = None) -> None:
+    async def _add(
+        self,
+        content: bytes | bytearray,
+        count: int,
+        taker: Any = None,
+        *,
+        typed: bool = False,
+    ) -> None:
         """Put an encoded batch on its way once the window has room.
 
-        taker: of its outcome; None: this. Raises what an earlier one met.
+        taker: of its outcome; None: this. typed: the batch has rows of a table. Raises what an
+        earlier batch met.
         """
         link = self._link
         if True:  # sync: with link.lock:
@@ -364,7 +377,9 @@ class BulkPublisher:
                 await link.room(len(content), self._timeout_ms, self._stream)
             if self.error is not None:
                 raise self.error
-            self._publisher.add_content(self._stream, self._level, content, count, taker or self)
+            self._publisher.add_content(
+                self._stream, self._level, content, count, taker or self, typed=typed
+            )
             self._open += count
             self.published += count
             link.wake_up()

@@ -70,7 +70,7 @@ class AtomicStep(Step):
             stream, table, properties, subject=subject, client_time=client_time, codec=codec
         )
         for content in contents:
-            super().publish_batch(stream, content)
+            super().publish_batch(stream, content, typed=True)
 
     # sync: def _lend(self, holder: Any, numbers: list[int]) -> None:
     # sync:     with self._link.lock:

@@ -303,12 +303,19 @@ class TracedBulkPublisher(BulkPublisher):
     publish_batch = of_window(BulkPublisher.publish_batch)
     publish_table = of_window(BulkPublisher.publish_table)
 
-    async def _add(self, content: bytes | bytearray, count: int, taker: Any = None) -> None:
+    async def _add(
+        self,
+        content: bytes | bytearray,
+        count: int,
+        taker: Any = None,
+        *,
+        typed: bool = False,
+    ) -> None:
         call = _WINDOW_CALL.get()
         if True:  # sync: with self._link.lock:
             call.added(count)
         try:
-            await super()._add(content, count, call)
+            await super()._add(content, count, call, typed=typed)
         except BaseException:
             if True:  # sync: with self._link.lock:
                 call.ended(count)
@@ -396,10 +403,10 @@ class TracedStep(AtomicStep):
     send = of_step(AtomicStep.send)
     request = of_step(AtomicStep.request)
 
-    def publish_batch(self, stream: str, content: bytes) -> None:
+    def publish_batch(self, stream: str, content: bytes, *, typed: bool = False) -> None:
         """Add an encoded content with the span's context; see AtomicStep.publish_batch()."""
         carried = spans_of(self._link).carried_in(content, self._span, self._link.publisher.limits)
-        super().publish_batch(stream, carried)
+        super().publish_batch(stream, carried, typed=typed)
 
     async def commit(self, timeout_ms: Wait = "default") -> Confirmation | None:
         """Have it taken, and wait for the confirm; see AtomicStep.commit()."""

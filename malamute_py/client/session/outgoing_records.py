@@ -62,6 +62,8 @@ class OutgoingRecords(OutgoingBatch):
     """Whether each record has a token of its own."""
     keyed: ClassVar[bool] = False
     """Whether the stream must have keys: none is created for the records."""
+    typed: ClassVar[bool] = False
+    """Whether the stream must have a declared schema: none is created for the records."""
 
     __slots__ = ("numbered", "parted", "records", "sequence", "since_ms", "tokens")
 
@@ -149,7 +151,7 @@ class OutgoingRecords(OutgoingBatch):
 
     def _command(self, tracker: int) -> Publish | UpdateKey:
         """Return the command that the content goes with."""
-        return Publish(self.lane.place, tracker, self.level, self.keyed)
+        return Publish(self.lane.place, tracker, self.level, self.keyed, self.typed)
 
     def settle(self, outcome: Confirm | MalamuteError) -> None:
         """Give the callers of the records their outcome."""
@@ -197,6 +199,14 @@ class OutgoingContent(OutgoingRecords):
         """Drop the rows: their bodies are in the content."""
         self.records = len(self.rows)
         self.rows = []
+
+
+class OutgoingTable(OutgoingContent):
+    """Records of a declared schema, which no reader of a stream made for them would know."""
+
+    typed = True
+
+    __slots__ = ()
 
 
 class OutgoingPut(OutgoingRecords):

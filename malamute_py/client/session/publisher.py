@@ -31,6 +31,7 @@ from malamute_py.client.session.outgoing_records import (
     OutgoingContent,
     OutgoingPut,
     OutgoingRecords,
+    OutgoingTable,
     OutgoingUpdate,
     StreamLane,
     restamp,
@@ -150,9 +151,12 @@ class Publisher(Lanes[OutgoingRecords]):
         self.check(row)
         self.begin(OutgoingUpdate(lane, level, revision), row)
 
-    def add_content(self, stream: str, level: int, content: Any, count: int, token: Any) -> None:
+    def add_content(
+        self, stream: str, level: int, content: Any, count: int, token: Any, *, typed: bool = False
+    ) -> None:
         """Queue an encoded batch content of `count` records; its outcome goes to `token`.
 
+        typed: the stream must have a declared schema, and is not created.
         Raises LocalProtocolError `too_large`, or what ended the session: nothing was taken.
         """
         lane = self.lane(self.streams, stream, "stream")
@@ -161,7 +165,7 @@ class Publisher(Lanes[OutgoingRecords]):
         fits = size <= limits.batch_bytes_max and count <= limits.batch_records_max
         if not fits:
             self.check_content(content, count)
-        batch = OutgoingContent(lane, level)
+        batch = (OutgoingTable if typed else OutgoingContent)(lane, level)
         batch.content, batch.records = content, count
         batch.tokens = token
         batch.bytes = size

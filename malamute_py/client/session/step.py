@@ -256,11 +256,11 @@ class Step:
         self.size += size
         self.count += len(rows)
 
-    def publish_batch(self, stream: str, content: bytes) -> None:
+    def publish_batch(self, stream: str, content: bytes, *, typed: bool = False) -> None:
         """Add records for a stream, as one content that malamute_protocol.batch encoded.
 
-        The step is merged with no other. Raises LocalProtocolError: the content is no batch, or
-        has a producer.
+        typed: the stream must have a declared schema, and is not created. The step is merged with
+        no other. Raises LocalProtocolError: the content is no batch, or has a producer.
         """
         name_of("stream", stream)
         count = content_count(content)
@@ -268,7 +268,8 @@ class Step:
         if producer_id:
             raise LocalProtocolError("bad_batch", "a content in a step has no producer")
         self.check_open()
-        place = CONTENT, stream, len(self.parts)  # by the number it is a part of its own
+        # By the number it is a part of its own.
+        place = CONTENT, stream, typed, len(self.parts)
         self.parts[place] = [content]
         self.turns[PUBLISH, stream] = place, place  # rows that follow begin a part after it
         self.size += len(content) + STAMP_BYTES
@@ -567,7 +568,8 @@ def staged(place: Place, transaction: bytes, number: int) -> Place:
     """
     kind, stream, *packing = place
     if kind == CONTENT:
-        return STAGE_CONTENT, stream, transaction, number
+        [typed, _] = packing
+        return STAGE_CONTENT, stream, transaction, number, typed
     return STAGE, stream, transaction, number, *packing
 
 

@@ -261,14 +261,14 @@ class OutgoingSteps(OutgoingBatch):
                     for at in range(0, len(ranges), RANGES_MAX)
                 ]
             elif kind == CONTENT:
-                _, stream, _ = place
+                _, stream, typed, _ = place
                 contents += rows
-                commands.append(Publish(stream, 0))
+                commands.append(Publish(stream, 0, typed=typed))
             elif kind == COMMAND:
                 commands += rows
             elif kind == STAGE_CONTENT:
                 contents += rows
-                commands.append(_stage(place))
+                commands.append(_stage(place, typed=place[4]))
             elif kind == STAGE:
                 contents.append(content_of(rows, steps.limits))
                 commands.append(_stage(place))
@@ -335,9 +335,9 @@ def _move(place: Place, moves: list[Move]) -> MoveCursor:
     )
 
 
-def _stage(place: Place) -> Stage:
+def _stage(place: Place, *, typed: bool = False) -> Stage:
     _, stream, transaction, number = place[:4]
-    return Stage(transaction, stream, number, 0)
+    return Stage(transaction, stream, number, 0, typed=typed)
 
 
 def _alone(part: Command, tracker: int, level: int) -> Command:

@@ -154,19 +154,23 @@ class SyncPublishVerbs(SyncVerbs):
         stream: str,
         content: bytes,
         *,
+        typed: bool = False,
         confirm: ConfirmAt = "default",
         timeout_ms: Wait = "default",
     ) -> Confirmation:
         """Publish one batch content that malamute_protocol.batch encoded.
 
-        It goes as it is but for its producer and sequence, unless `idempotent` is off: then a
-        refusal of these (`unknown_producer`, `out_of_sequence`) is raised. A batch that is too
+        typed: the stream must have a declared schema (else `bad_schema`), and is not created where
+        there is none (`unknown_stream`).
+
+        The batch goes as it is but for its producer and sequence, unless `idempotent` is off: then
+        a refusal of these (`unknown_producer`, `out_of_sequence`) is raised. A batch that is too
         large for its stream leaves in parts; then the first part's Confirmation is returned, whose
         `count` says how many records that part has. Of a table (an Arrow body) it is refused, as
         its rows cannot be told apart without their schema. Raises as publish().
         """
         with self._window(stream, confirm, timeout_ms) as window:
-            window.publish_batch(content)
+            window.publish_batch(content, typed=typed)
         return window.confirmations[0]
 
     def publish_arrow(
@@ -312,14 +316,15 @@ class SyncBulkPublisher:
             if content is not None:
                 self._add(content, end - first)
 
-    def publish_batch(self, content: bytes) -> None:
+    def publish_batch(self, content: bytes, *, typed: bool = False) -> None:
         """Publish one encoded content; returns when it is in the window.
 
-        Raises LocalProtocolError: it is none, or `corrupt`; and the first failure so far.
+        typed: as of SyncClient.publish_batch(). Raises LocalProtocolError: it is none, or
+        `corrupt`; and the first failure so far.
         """
         count = content_count(content)
         check_crc(content)
-        self._add(content, count)
+        self._add(content, count, typed=typed)
 
     def publish_table(
         self,
@@ -338,12 +343,20 @@ class SyncBulkPublisher:
             self._stream, table, properties,
             subject=subject, client_time=client_time, codec=codec,
         ):  # fmt: skip
-            self._add(content, count)
+            self._add(content, count, typed=True)
 
-    def _add(self, content: bytes | bytearray, count: int, taker: Any = None) -> None:
+    def _add(
+        self,
+        content: bytes | bytearray,
+        count: int,
+        taker: Any = None,
+        *,
+        typed: bool = False,
+    ) -> None:
         """Put an encoded batch on its way once the window has room.
 
-        taker: of its outcome; None: this. Raises what an earlier one met.
+        taker: of its outcome; None: this. typed: the batch has rows of a table. Raises what an
+        earlier batch met.
         """
         link = self._link
         with link.lock:
@@ -351,7 +364,9 @@ class SyncBulkPublisher:
                 link.room(self._timeout_ms, self._stream)
             if self.error is not None:
                 raise self.error
-            self._publisher.add_content(self._stream, self._level, content, count, taker or self)
+            self._publisher.add_content(
+                self._stream, self._level, content, count, taker or self, typed=typed
+            )
             self._open += count
             self.published += count
             link.wake_up()

@@ -70,7 +70,7 @@ class SyncAtomicStep(Step):
             stream, table, properties, subject=subject, client_time=client_time, codec=codec
         )
         for content in contents:
-            super().publish_batch(stream, content)
+            super().publish_batch(stream, content, typed=True)
 
     def _lend(self, holder: Any, numbers: list[int]) -> None:
         with self._link.lock:

@@ -288,12 +288,19 @@ class SyncTracedBulkPublisher(SyncBulkPublisher):
     publish_batch = of_window(SyncBulkPublisher.publish_batch)
     publish_table = of_window(SyncBulkPublisher.publish_table)
 
-    def _add(self, content: bytes | bytearray, count: int, taker: Any = None) -> None:
+    def _add(
+        self,
+        content: bytes | bytearray,
+        count: int,
+        taker: Any = None,
+        *,
+        typed: bool = False,
+    ) -> None:
         call = _WINDOW_CALL.get()
         with self._link.lock:
             call.added(count)
         try:
-            super()._add(content, count, call)
+            super()._add(content, count, call, typed=typed)
         except BaseException:
             with self._link.lock:
                 call.ended(count)
@@ -374,10 +381,10 @@ class SyncTracedStep(SyncAtomicStep):
     send = of_step(SyncAtomicStep.send)
     request = of_step(SyncAtomicStep.request)
 
-    def publish_batch(self, stream: str, content: bytes) -> None:
+    def publish_batch(self, stream: str, content: bytes, *, typed: bool = False) -> None:
         """Add an encoded content with the span's context; see SyncAtomicStep.publish_batch()."""
         carried = spans_of(self._link).carried_in(content, self._span, self._link.publisher.limits)
-        super().publish_batch(stream, carried)
+        super().publish_batch(stream, carried, typed=typed)
 
     def commit(self, timeout_ms: Wait = "default") -> Confirmation | None:
         """Have it taken, and wait for the confirm; see SyncAtomicStep.commit()."""

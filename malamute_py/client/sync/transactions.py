@@ -356,12 +356,15 @@ class SyncTransaction:
         )
         self._add(stream, rows)
 
-    def publish_batch(self, stream: str, content: bytes) -> None:
+    def publish_batch(self, stream: str, content: bytes, *, typed: bool = False) -> None:
         """Add records for a stream, as one batch content that malamute_protocol.batch encoded.
 
-        Raises as publish(), and LocalProtocolError: the content is no batch, or has a producer.
+        typed: the stream must have a declared schema. Raises as publish(), and LocalProtocolError:
+        the content is no batch, or has a producer. A call that raises has added nothing.
         """
-        self._add_content(stream, content)
+        if self._opened.lacks_room_for(content):
+            self._flush()
+        self._opened.chunk.publish_batch(stream, content, typed=typed)
 
     def publish_table(
         self,
@@ -387,17 +390,11 @@ class SyncTransaction:
         )
         for at, content in enumerate(contents):
             try:
-                self._add_content(stream, content)
+                SyncTransaction.publish_batch(self, stream, content, typed=True)
             except BaseException:
                 if at and opened.open:
                     self._abandon()
                 raise
-
-    def _add_content(self, stream: str, content: bytes) -> None:
-        """Add an encoded content for a stream; a call that raises has added nothing."""
-        if self._opened.lacks_room_for(content):
-            self._flush()
-        self._opened.chunk.publish_batch(stream, content)
 
     def _add(self, stream: str, rows: Sequence[OutgoingRow]) -> None:
         """Add rows for a stream, and stage each chunk that gets full."""

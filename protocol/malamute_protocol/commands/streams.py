@@ -22,6 +22,8 @@ class Publish(WithContent, tag=10, frozen=True):
     level: int = 0
     keyed: bool = False
     """True: only to a stream with `keep`, which this does not create."""
+    typed: bool = False
+    """True: only to a stream with a declared schema, which this does not create."""
 
 
 class Confirm(Command, tag=11, frozen=True):

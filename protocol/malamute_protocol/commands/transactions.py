@@ -29,6 +29,8 @@ class Stage(WithContent, tag=94, frozen=True):
     """Place of the batch among those of the transaction, whose records come in this order."""
     tracker: int
     level: int = 0
+    typed: bool = False
+    """True: only for a stream with a declared schema."""
 
 
 class CommitTransaction(Command, tag=95, frozen=True):
