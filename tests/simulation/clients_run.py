@@ -12,9 +12,11 @@ import gc
 import logging
 from collections.abc import Callable
 from functools import partial
+from random import Random
 from typing import Any
 
 from malamute_protocol import commands as c
+from malamute_protocol.commands import WorkState
 from malamute_py.broker.limits import BrokerSettings
 from tests.simulation.faults import plan_crash
 from tests.simulation.history import ToldModel
@@ -36,9 +38,11 @@ RENEWS, ANONYMOUS, ANSWERS_IN_STEPS, GROUP_STEPS, GROUPS_LOSE, STORED_REQUESTS, 
     "handlers answer in steps", "members acknowledge in steps", "groups and power losses",
     "requests are confirmed as stored", "late hellos",
 )  # fmt: skip
-HABITS = frozenset(
-    (RENEWS, ANONYMOUS, ANSWERS_IN_STEPS, GROUP_STEPS, GROUPS_LOSE, STORED_REQUESTS, LATE_HELLOS)
-)
+GROUP_BOUNDS = "groups have leases and bounds of attempts"
+HABITS = frozenset((
+    RENEWS, ANONYMOUS, ANSWERS_IN_STEPS, GROUP_STEPS, GROUPS_LOSE, STORED_REQUESTS, LATE_HELLOS,
+    GROUP_BOUNDS,
+))  # fmt: skip
 """Behaviour of programs, beside the plain use of everything."""
 
 
@@ -82,6 +86,8 @@ class ClientsRun(WorkRun):
         self.outputs = ["s2"]
         self.services: list[str] = []
         self.groups = False
+        self.group_bounds: dict[str, int] | None = None
+        """Settings of each group; None: they have none, and programs take their records singly."""
         self.subs: dict[tuple[int, int], tuple[str, str, list[Any], str]] = {}
         """(link, subscription) -> (kind, place, pattern, kind of the group)."""
         self.holders: dict[int, str] = {}
@@ -194,7 +200,10 @@ class ClientsRun(WorkRun):
         if self.groups:
             for number in rng.sample(some, rng.randint(1, count)):
                 asks[number].append(("publishes",))
+            self._draw_bounds()
             for place in rng.sample(self.inputs, rng.randint(1, 2)):
+                if self.model.state.group_attempts:
+                    serving[0].append(("reads", f"{place}.g.dead"))
                 kind = rng.choice(("shared", "shared", "keyed", "exclusive"))
                 for number in rng.sample(some, rng.randint(1, count)):
                     serving[number].append(("joins", place, "g", kind))
@@ -209,6 +218,19 @@ class ClientsRun(WorkRun):
             self.processes.append(process)
         for process in self.processes:
             process.start()
+
+    def _draw_bounds(self) -> None:
+        """Draw the settings of the groups, apart from the other draws of the seed."""
+        dice = Random(f"groups {self.seed}")
+        if GROUP_BOUNDS not in self.habits or dice.random() < 0.3:
+            return
+        # The log says when a lease has ended where attempts are counted.
+        bounds = dice.choice((
+            {}, {"attempts_max": 1}, {"attempts_max": 3}, {"attempts_max": 3, "lease_ms": 100},
+            {"attempts_max": 50, "lease_ms": 100}, {"attempts_max": 50, "lease_ms": 300},
+        ))  # fmt: skip
+        self.model.state.group_attempts = bounds.get("attempts_max", 0)
+        self.group_bounds = bounds
 
     def _kind(self) -> type[Process]:
         """Draw the kind of the next program."""
@@ -290,11 +312,15 @@ class ClientsRun(WorkRun):
                 for number in _numbers(command.ranges):
                     model.free(("mail", box, number))
                     model.free(("memory", number))
-            elif kind is c.AckRecords and command.again_ms >= 0:
-                _, place, _, _ = self.subs[link, command.subscription]
-                for number in _numbers(command.ranges):
-                    model.free(("record", place, number))
-                    model.free(("key", place, "", number))
+            elif kind is c.AckRecords and command.state != WorkState.RENEWED:
+                sub = self.subs.get((link, command.subscription))
+                if sub is None:
+                    continue  # It is a part of a step that is sent again, whose member has left.
+                _, place, _, _ = sub
+                if command.again_ms < 0 and not command.state:
+                    model.said_done.update((place, number) for number in _numbers(command.ranges))
+                else:
+                    model.let_go(place, _numbers(command.ranges))
 
     def overheard(
         self, process: Process, connection: Connection, commands: list[Any], frames: list[bytes]

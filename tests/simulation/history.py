@@ -77,7 +77,8 @@ class ToldState(State):
         for first, end in change.ranges:
             for offset in range(first, end):
                 serial = self.records.get((change.stream, offset))
-                if serial is not None and (place, serial) not in self.history.shown:
+                dead = (change.stream, change.name, offset) in self.buried
+                if serial is not None and not dead and (place, serial) not in self.history.shown:
                     raise Violation("unseen", f"{place}: offset {offset}, record {serial}")
         State._group_done(self, change, lsn)
 

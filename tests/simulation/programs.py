@@ -17,6 +17,7 @@ from malamute_protocol.errors import (
     ConnectionLost,
     LocalProtocolError,
     MalamuteError,
+    Timeout,
 )
 from malamute_py.client.session.group_options import GroupOptions
 from malamute_py.client.session.letters import RequestFailed
@@ -352,6 +353,7 @@ def joins(stream: str, group: str, kind: GroupKind) -> Role:
             seen = {"visibility": "durable" if is_durable(place) else "live"}
         if "create" in GroupOptions.__struct_fields__:
             seen["create"] = True
+        bounds = p.world.group_bounds
         while True:
             ack = rng.choice(("next", "manual"))
             left = rng.choice((2, 10, 1_000))
@@ -359,7 +361,11 @@ def joins(stream: str, group: str, kind: GroupKind) -> Role:
                 async with p.client.group(
                     stream, group, kind=kind, start="earliest", ack=ack,
                     credit_records=rng.choice((1, 4, 8192)), **seen,
+                    **({} if bounds is None else {"settings": bounds}),
                 ) as member:  # fmt: skip
+                    if bounds is not None and ack == "manual":
+                        await _share(p, place, member, left)
+                        continue
                     async for record in member:
                         serial = serial_of(record.body)
                         p.world.note("record shown", p.name, place, record.offset, serial)
@@ -393,6 +399,41 @@ async def _settle_record(p: Process, place: str, member: Any, record: Any) -> No
         told = await p.step(fill)
         if told.error is not None and told.code != "not_held":
             await p.call("member.nack", member.nack(record))
+
+
+async def _share(p: Process, place: str, member: Any, left: int) -> None:
+    """Take batches, and settle their records in any order, some of them late."""
+    rng = p.rng
+    leases = "lease_ms" in p.world.group_bounds
+    held: dict[int, Any] = {}
+    while left > 0 or held:
+        batch = None
+        if left > 0:
+            with contextlib.suppress(Timeout):
+                batch = await member.next_batch(rng.choice((0, 5, 50)) if held else None)
+            if batch is None and not held:
+                return
+        for record in batch.records() if batch is not None else ():
+            serial = serial_of(record.body)
+            p.world.note("record shown", p.name, place, record.offset, serial)
+            p.model.show(place, serial)
+            if record.offset in held and not leases:
+                raise Violation("two_hands", f"{place}: {record.offset} came to {p.name} again")
+            held[record.offset] = record
+            left -= 1
+        if held and (rng.random() < 0.6 or batch is None):
+            if rng.random() < 0.3:
+                await p.pause()
+            record = held.pop(rng.choice(sorted(held)))
+            if rng.random() < 0.2:
+                await p.call("member.renew", member.renew(record))
+            draw = rng.random()
+            if draw < 0.1:
+                await p.call("member.fail", member.fail(record, "so"))
+            elif draw < 0.15:
+                await p.call("member.release", member.release(record))
+            else:
+                await _settle_record(p, place, member, record)
 
 
 ROLES: dict[str, Callable[..., Role]] = {

@@ -275,6 +275,8 @@ class WorkLog:
                 self._not_lost(change, bundle.lsn)
             if isinstance(change, r.WorkReturned) and change.why == "lease" and not self.replays:
                 self._by_lease(change)
+            if isinstance(change, r.GroupReturned) and change.why == "lease" and not self.replays:
+                self._lease_ended(change)
             if isinstance(change, r.WorkTaken):
                 # Until it is shown to the new holder, no link is known to have it.
                 for base, rows in change.rows:
@@ -333,6 +335,9 @@ class WorkLog:
                     raise Violation(
                         "late", f"request {number}: link {link} ended {since_us} us ago"
                     )
+
+    def _lease_ended(self, change: r.GroupReturned) -> None:
+        """Note that records of a group are in no hand, since their leases have ended."""
 
     def _step_of(self, change: r.StepTaken) -> Act | None:
         """Return the act that has this name; None: its records tell it."""

@@ -15,6 +15,7 @@ from zlib import crc32
 
 from malamute_protocol import commands as c
 from malamute_py.broker.ready import MAIL_STREAM, MAIN
+from malamute_py.changelog import records as r
 from tests.simulation.acts import LEVEL_SYNCED, Act
 from tests.simulation.model import Violation
 from tests.simulation.records import CONTENT_HEAD, STAMP_BYTES, decode_batch
@@ -233,6 +234,18 @@ class WorkModel(WorkLog):
         """Note that a client is about to give this back; when the broker hears of it is unknown."""
         self.held.pop(thing, None)
         self.loose.add(thing)
+
+    def _lease_ended(self, change: r.GroupReturned) -> None:
+        place = f"{self.state.streams[change.stream]}/{change.name}"
+        self.let_go(place, (n for first, end in change.ranges for n in range(first, end)))
+
+    def let_go(self, place: str, offsets: Iterable[int]) -> None:
+        """Note that records of a group are about to be in no hand."""
+        keys = {thing[-1]: thing for thing in self.held if thing[:2] == ("key", place)}
+        for offset in offsets:
+            self.free(("record", place, offset))
+            if offset in keys:
+                self.free(keys[offset])
 
     def judge(self, alive: Iterable[int]) -> None:
         """Judge the messages of one turn, which are sent; these links live on."""

@@ -362,6 +362,7 @@ class Membership(Standing):
             if self._doubts:
                 self._doubts.drop((number,))
                 self._count_bytes()
+            self._memberships.give_credit(self)
             return
         self._memberships.not_held += 1
         self._memberships.warnings.add(

@@ -125,6 +125,20 @@ def test_a_record_is_renewed_by_name_and_one_that_others_have_is_ours_no_more() 
     assert script.member.in_hand == {0}
 
 
+def test_credit_comes_back_for_records_that_went_to_others_when_a_lease_ended() -> None:
+    """The member had credit for one record and no more, and was given nothing for ever."""
+    script = Leased(credit_records=1)
+    script.hand(1, 0)
+    script.say(c.Mode(script.member.number, False, 0))
+    assert isinstance(script.member.take(), PassedOverNotice)
+    assert script.member.take() is None
+    [ack] = [one for one in script.step() if isinstance(one, c.AckRecords)]
+    assert (ack.state, ack.ranges) == (2, [(0, 1)])
+    said = script.say(c.Refused(64, ack.tracker, "not_held"))
+    [credit] = [one for one in [*said, *script.step()] if isinstance(one, c.Credit)]
+    assert credit.credit_records == 2
+
+
 def test_a_group_without_a_lease_renews_nothing() -> None:
     script = Grouped()
     script.hand(2, 0)
