@@ -417,7 +417,9 @@ async def _share(p: Process, place: str, member: Any, left: int) -> None:
             serial = serial_of(record.body)
             p.world.note("record shown", p.name, place, record.offset, serial)
             p.model.show(place, serial)
-            if record.offset in held and not leases:
+            known = held.get(record.offset)
+            # After a power loss the offset is another record's.
+            if known is not None and known.epoch == record.epoch and not leases:
                 raise Violation("two_hands", f"{place}: {record.offset} came to {p.name} again")
             held[record.offset] = record
             left -= 1

@@ -509,6 +509,7 @@ def joins(stream: str, group: str, kind: str) -> Callable[[ThreadedProcess], Non
         rng = p.rng
         place = f"{stream}/{group}"
         visibility = "durable" if is_durable(place) else "live"
+        bounds = p.world.group_bounds
         while not p.closing:
             ack = rng.choice(("next", "manual"))
             left = rng.choice((2, 10, 1_000))
@@ -516,7 +517,11 @@ def joins(stream: str, group: str, kind: str) -> Callable[[ThreadedProcess], Non
                 with p.client.group(
                     stream, group, kind=kind, start="earliest", ack=ack,
                     credit_records=rng.choice((1, 4, 8192)), visibility=visibility, create=True,
+                    settings=bounds,
                 ) as member:  # fmt: skip
+                    if bounds is not None and ack == "manual":
+                        _share(p, place, member, left)
+                        continue
                     for record in member:
                         serial = serial_of(record.body)
                         p.world.note("record shown", p.name, place, record.offset, serial)
@@ -533,6 +538,43 @@ def joins(stream: str, group: str, kind: str) -> Callable[[ThreadedProcess], Non
             p.pause()
 
     return role
+
+
+def _share(p: ThreadedProcess, place: str, member: Any, left: int) -> None:
+    """Take batches, and settle their records in any order, some of them late."""
+    rng = p.rng
+    leases = "lease_ms" in p.world.group_bounds
+    held: dict[int, Any] = {}
+    while (left > 0 or held) and not p.closing:
+        batch = None
+        if left > 0:
+            with contextlib.suppress(Timeout):
+                batch = member.next_batch(rng.choice((0, 5, 50)) if held else None)
+            if batch is None and not held:
+                return
+        for record in batch.records() if batch is not None else ():
+            serial = serial_of(record.body)
+            p.world.note("record shown", p.name, place, record.offset, serial)
+            p.model.show(place, serial)
+            known = held.get(record.offset)
+            # After a power loss the offset is another record's.
+            if known is not None and known.epoch == record.epoch and not leases:
+                raise Violation("two_hands", f"{place}: {record.offset} came to {p.name} again")
+            held[record.offset] = record
+            left -= 1
+        if held and (rng.random() < 0.6 or batch is None):
+            if rng.random() < 0.3:
+                p.pause()
+            record = held.pop(rng.choice(sorted(held)))
+            if rng.random() < 0.2:
+                p.call("member.renew", partial(member.renew, record))
+            draw = rng.random()
+            if draw < 0.1:
+                p.call("member.fail", partial(member.fail, record, "so"))
+            elif draw < 0.15:
+                p.call("member.release", partial(member.release, record))
+            else:
+                _settle_record(p, place, member, record)
 
 
 def _settle_record(p: ThreadedProcess, place: str, member: Any, record: Any) -> None:

@@ -30,7 +30,14 @@ from malamute_protocol.errors import (
     RemoteProtocolError,
 )
 from malamute_protocol.limits import Limits
-from malamute_py.client.session.acknowledgements import Ack, AckForm, Acknowledging, Acks, Range
+from malamute_py.client.session.acknowledgements import (
+    Ack,
+    AckForm,
+    Acknowledging,
+    Acks,
+    Range,
+    merged,
+)
 from malamute_py.client.session.events import Event, Settled
 from malamute_py.client.session.letters import HandoutBatch, chosen, ranges_of, rows_of
 from malamute_py.client.session.outgoing import CommandSink, Trackers
@@ -307,6 +314,12 @@ class OpenedMailbox(Opened):
 
     def lost_to_others(self, numbers: list[int]) -> None:
         """Wait: an acknowledgement of each by itself, or the link's end, tells where they are."""
+
+    def give_back(self, numbers: list[int]) -> None:
+        """Have the broker hand out messages again that a step has brought back into hand."""
+        mine = [(number, number + 1) for number in numbers if number in self.in_hand]
+        if mine and not self.ended:
+            self.ack(merged(mine), 0)
 
     # --- acknowledgements --------------------------------------------------------------------
 

@@ -301,6 +301,14 @@ class Membership(Standing):
     def lost_to_others(self, numbers: list[int]) -> None:
         """Wait: an acknowledgement of each by itself, or the link's end, tells where they are."""
 
+    def give_back(self, numbers: list[int]) -> None:
+        """Have the broker hand out records again that a step has brought back into hand."""
+        mine = self.give_up(numbers)
+        if mine and not self.ended:
+            ranges = merged([(offset, offset + 1) for offset in mine])
+            self._memberships.acks.add(self, AckForm(0, 0), ranges)
+            self._memberships.give_credit(self)
+
     # --- acknowledgements --------------------------------------------------------------------
 
     @property

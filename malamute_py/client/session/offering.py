@@ -22,7 +22,13 @@ from malamute_protocol.errors import BrokerRefused, MalamuteError, RemoteProtoco
 from malamute_protocol.limits import REASON_BYTES_MAX, Limits
 from malamute_py.client.session.acknowledgements import Ack, AckForm, Acks, Range
 from malamute_py.client.session.letters import HandedOut, HandoutBatch, rows_of
-from malamute_py.client.session.offer_options import FAILED, RECEIVED, RENEWED, OfferOptions
+from malamute_py.client.session.offer_options import (
+    FAILED,
+    RECEIVED,
+    RENEWED,
+    RETURNED,
+    OfferOptions,
+)
 from malamute_py.client.session.receiver import Opened
 from malamute_py.client.session.rows import OutgoingRow
 from malamute_py.client.session.unreadable import Unreadable, one_taken_in
@@ -411,6 +417,13 @@ class Offering(Opened):
             if request is not None:
                 self._taken_away(request)
                 self.drop(request)
+
+    def give_back(self, numbers: list[int]) -> None:
+        """Have the broker hand out requests again that a step has brought back into hand."""
+        for number in numbers:
+            request = self.in_hand.get(number)
+            if request is not None and not (request.lost or self.ended):
+                self.offerings.end(request, RETURNED)
 
     def discard(self) -> None:
         """Drop what was not begun: the caller works no more."""

@@ -85,6 +85,9 @@ class Holder(Protocol):
     def lost_to_others(self, numbers: list[int]) -> None:
         """Take note that a step was refused as this client does not hold some of these numbers."""
 
+    def give_back(self, numbers: list[int]) -> None:
+        """Have the broker hand out numbers again that were regained and that no caller expects."""
+
 
 class HandedOut(Protocol):
     """One message, request or record in hand."""
@@ -538,6 +541,18 @@ class Step:
             if not_held:
                 holder.lost_to_others(numbers)
         self.lent = []
+
+    def end_untaken(self, error: MalamuteError | None = None) -> None:
+        """End the step, of which the broker has taken nothing and will take nothing.
+
+        Its caller, if one waits, is told so and has again what the step took from readers. Nobody
+        else knows that the readers hold it: it goes back to the broker.
+        """
+        self.state = OVER
+        lent = [] if self.token is not None else self.lent
+        self.regain(error)
+        for holder, numbers in lent:
+            holder.give_back(numbers)
 
     def settle(self) -> None:
         """Have the holders forget what the step has acknowledged."""

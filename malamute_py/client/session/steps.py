@@ -207,8 +207,7 @@ class OutgoingSteps(OutgoingBatch):
         """Go on with the steps in other batches; those that no caller waits for are dropped."""
         for step in self.rows:
             if step.token is None:
-                step.state = OVER
-                step.regain()
+                step.end_untaken()
 
     def put_off(self) -> None:
         """Drop the encoded form, so that a caller which withdraws now is left out of the next."""
@@ -306,8 +305,7 @@ class OutgoingSteps(OutgoingBatch):
                     told.append((step.token, step.confirmation))
         else:
             for step in self.rows:
-                step.state = OVER
-                step.regain(outcome)
+                step.end_untaken(outcome)
                 if step.token is not None:
                     told.append((step.token, outcome))
         self.lane.owner.emit(Settled(told))

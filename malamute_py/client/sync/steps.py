@@ -80,7 +80,8 @@ class SyncAtomicStep(Step):
         """Have the step taken, and wait for the confirm; None: there was nothing in it.
 
         Raises BrokerRefused (nothing of it happened), LocalProtocolError (nothing was sent),
-        Timeout or ConnectionLost (it may have been taken, as a whole).
+        Timeout or ConnectionLost (it may have been taken, as a whole). If it is not taken after a
+        Timeout or a cancellation, what it was to acknowledge goes back to the broker.
         """
         if not self.parts:
             return None

@@ -356,6 +356,23 @@ def test_a_message_that_came_again_while_a_step_waited_is_the_readers_when_it_is
     assert outcomes(script) == {"mine": True}
 
 
+def test_messages_of_a_withdrawn_step_that_is_refused_go_back_to_the_broker() -> None:
+    script = opened()
+    view = script.session.mailboxes.read(InboxOptions("box"))
+    script.step()
+    accept(script)
+    deliver(script, [b"a", b"b"], 0)
+    view.take()
+    step = Step()
+    step.ack(SimpleNamespace(opened=view.mailbox, number=0))
+    script.session.steps.add(step, "step")
+    [atomic] = of(script.step(), c.Atomic)
+    script.session.steps.withdraw(step)
+    said = [*script.say(c.Refused(66, atomic.tracker, "conflict")), *script.step()]
+    [ack] = of(said, c.AckMail)
+    assert (ack.ranges, ack.again_ms) == ([(0, 1)], 0)
+
+
 def test_a_reader_that_closes_gives_back_nothing_of_a_step_that_leaves_again() -> None:
     """The message had come again on the new link, and went to others before the step did."""
     script = opened()

@@ -362,6 +362,22 @@ def test_a_step_acknowledges_records_and_batches_of_a_group() -> None:
     assert script.member.in_hand == {0, 1, 2, 3, 10, 11}
 
 
+def test_records_of_a_withdrawn_step_that_is_refused_go_back_to_the_broker() -> None:
+    script = Grouped(credit_records=2)
+    script.hand(2, 0)
+    step = Step()
+    step.ack(script.take())
+    script.session.steps.add(step, "step")
+    [atomic, _] = script.step()
+    script.session.steps.withdraw(step)
+    assert isinstance(atomic, c.Atomic)
+    said = [*script.say(c.Refused(66, atomic.tracker, "conflict")), *script.step()]
+    [ack] = [one for one in said if isinstance(one, c.AckRecords)]
+    assert (ack.ranges, ack.again_ms, ack.state) == ([(0, 2)], 0, 0)
+    assert not script.member.in_hand
+    assert script.last(c.Credit).credit_records == 4
+
+
 def test_credit_comes_back_of_records_that_came_again_before_their_step_was_answered() -> None:
     script = Grouped(credit_records=2)
     script.hand(2, 0)

@@ -14,6 +14,7 @@ from malamute_py.client.session.events import Warned
 from malamute_py.client.session.offer_options import OfferOptions
 from malamute_py.client.session.offering import ReplyToken, RequestBase
 from malamute_py.client.session.publisher import level_number
+from malamute_py.client.session.step import Step
 from malamute_py.client.words import ConfirmAt
 from tests.client.script import Script, stamped
 from tests.client.session.conversation import (
@@ -290,6 +291,22 @@ def test_a_step_does_not_end_a_request_whose_replies_are_not_confirmed() -> None
     confirm(script, step)
     offering.lend([first.number, second.number])
     assert all(job.finished for job in (first, second))
+
+
+def test_requests_of_a_withdrawn_step_that_is_refused_go_back_to_the_broker() -> None:
+    script = opened()
+    offering = working(script, 1)
+    job = offering.take()
+    assert job is not None
+    step = Step()
+    step.complete(job)
+    script.session.steps.add(step, "step")
+    [atomic] = of(script.step(), c.Atomic)
+    script.session.steps.withdraw(step)
+    said = [*script.say(c.Refused(66, atomic.tracker, "conflict")), *script.step()]
+    [ack] = of(said, c.AckWork)
+    assert (ack.ranges, ack.state) == ([(job.number, job.number + 1)], c.WorkState.RETURNED)
+    assert job.finished
 
 
 def test_who_waits_for_an_end_behind_replies_is_told_when_the_client_is_closed() -> None:

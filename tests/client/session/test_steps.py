@@ -32,6 +32,7 @@ class Bag:
         self.number = number
         self.held = held
         self.gone: set[int] = set()
+        self.back: list[int] = []
 
     def ack_command(self, form: AckForm, ranges: list[tuple[int, int]], tracker: int) -> Command:
         if form.state:
@@ -52,6 +53,10 @@ class Bag:
 
     def regained(self, numbers: list[int]) -> None:
         self.held.update(numbers)
+
+    def give_back(self, numbers: list[int]) -> None:
+        self.held.difference_update(numbers)
+        self.back += numbers
 
 
 class Item:
@@ -393,6 +398,25 @@ def test_a_step_that_is_withdrawn_after_it_left_may_still_be_taken() -> None:
     assert inbox.held == set()
     script.taken(script.sent()[0][0][0])
     assert (inbox.gone, script.settled()) == ({1}, {})
+
+
+@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize("code", ["conflict", "not_held", "wait"])
+def test_what_a_withdrawn_step_took_from_a_reader_goes_back_when_it_is_refused(
+    merged: bool, code: str
+) -> None:
+    """Nobody knew that the reader held it again, which kept it from all others for ever."""
+    script = Stepping()
+    inbox = Bag(7, {1})
+    step = published(b"gone")
+    step.ack(Item(inbox, 1))
+    script.add(step, "1")
+    if merged:
+        script.add(published(b"kept"), "2")
+    script.step()
+    script.session.steps.withdraw(step)
+    script.refuse(script.sent()[0][0][0], code)
+    assert (inbox.held, inbox.gone, inbox.back) == (set(), set(), [1])
 
 
 def test_who_acknowledges_in_a_step_acknowledges_nowhere_else() -> None:
