@@ -545,8 +545,8 @@ class Step:
     def end_untaken(self, error: MalamuteError | None = None) -> None:
         """End the step, of which the broker has taken nothing and will take nothing.
 
-        Its caller, if one waits, is told so and has again what the step took from readers. Nobody
-        else knows that the readers hold it: it goes back to the broker.
+        A caller that waits is told so, and has again what the step took from readers. Where none
+        waits, no program knows that the readers hold it: it goes back to the broker.
         """
         self.state = OVER
         lent = [] if self.token is not None else self.lent

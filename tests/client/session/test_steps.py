@@ -405,7 +405,7 @@ def test_a_step_that_is_withdrawn_after_it_left_may_still_be_taken() -> None:
 def test_what_a_withdrawn_step_took_from_a_reader_goes_back_when_it_is_refused(
     merged: bool, code: str
 ) -> None:
-    """Nobody knew that the reader held it again, which kept it from all others for ever."""
+    """No program knew that its reader held it again, which kept it from all others for ever."""
     script = Stepping()
     inbox = Bag(7, {1})
     step = published(b"gone")
