@@ -47,6 +47,7 @@ EVENTS: Final = (
     Event("passwords_in_clear", "warning", 'authentication.mechanism = "curve" would encrypt them'),
     Event("denied", "warning", "a connection was turned away, and why: `credential`, `mechanism`, `paused`, `busy`"),
     Event("handshake_abandoned", "info", "where credentials are asked for, a connection ended amid ZeroMQ's handshake (`address` is `unknown` where it was gone before it could be asked for): a health check, a port scan, a client that was ended, one that took longer than `links.handshake_ms`, or one without a credential or with another kind of it. The broker tells the last kind by `denied` only where it saw the kind before that client left"),
+    Event("nobody_may_connect", "warning", "credentials are asked for, and no user has one: `reason`. `malamute user add` makes a user, and SIGHUP or a restart takes it up"),
     Event("namespace_doubted", "warning", "no user belongs to the namespace of a `key`, or the name of a user in none is like those of one: `reason`. What a user in no namespace may do counts for the whole broker"),
     Event("permission_doubted", "warning", "a pattern of the permissions of a `key` fits no name that there can be: `reason`. So it allows nothing and denies nothing"),
     Event("password_pause", "warning", "a user's password (`user` empty: those of names that no user has) was wrong too often at an address; others there are not concerned"),
