@@ -67,7 +67,7 @@ EVENTS: Final = (
     Event("link_closed", "info warning", "a session ended, and why"),
     Event("quota_reached", "warning", "an identity has what `[quotas]` gives it of a resource (`rate`: it sends faster); said again once a tenth of it was given back. Raise it in `[quotas.identities]`, or find out which program it is"),
     Event("identity_taken", "warning", "a second client has the identity; the first one was fenced"),
-    Event("forbidden", "warning", "an identity was refused what it may not do: `command` is the number of SPEC.md, `reason` says what. `malamute who-can` tells who may"),
+    Event("forbidden", "warning", "an identity was refused what it may not do: by which `command`; `reason` says what. `malamute who-can` tells who may"),
     Event("administered", "info", "an identity (`by`) changed what others use: `command` and what it was about"),
     Event("configuration_reloaded", "info", "the configuration was read anew, because a signal (`link` 0) or a link asked: how many settings were `applied`, `refused` (the old value stays in force), and need a `restart`"),
     Event("setting_reloaded", "info warning", "one of these settings, and why"),
