@@ -267,6 +267,18 @@ def test_files_that_a_configuration_names_are_looked_for_beside_it(tmp_path: Pat
     assert "[users.ann]" in (folder / "users.toml").read_text()
 
 
+def test_a_variable_that_sets_nothing_is_named_once_with_the_one_that_was_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MALAMUTE_LIMITS_MAX_LINKS", "5")
+    file = tmp_path / "malamute.toml"
+    file.write_text("")
+    assert run_cli("config", "check", str(file)).lines == [
+        "MALAMUTE_LIMITS_MAX_LINKS: no setting has this variable; "
+        "did you mean MALAMUTE_LINKS_LINKS_MAX?"
+    ]
+
+
 @pytest.mark.parametrize("name", ["users.toml", "users"])
 def test_an_empty_users_file_is_refused_and_one_without_users_is_warned_of(
     tmp_path: Path, name: str
