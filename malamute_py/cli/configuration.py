@@ -84,7 +84,8 @@ def check(
 def tell_problems(problems: Iterable[Problem], *, err: bool = False) -> None:
     """Print each problem as a line with its place, for a person or an editor."""
     for place, key, why in problems:
-        text = ": ".join(part for part in (place, key, why) if part)
+        # A wrong variable is its own place.
+        text = ": ".join(part for part in (place, key if key != place else "", why) if part)
         print(text, file=sys.stderr if err else sys.stdout)
 
 

@@ -98,7 +98,9 @@ def explained(error: BaseException) -> tuple[str, int] | None:
         if "unexpected extra argument" in text and "=" in text and _has_settings(ctx):
             text = f"{text.rstrip('.')}: a setting is written --set NAME=VALUE"
         if ctx is not None and not text.startswith("Usage:"):
-            text = f"{text.rstrip('.')}; see `{ctx.command_path} --help`"
+            text = text.rstrip(".")
+            text += " See " if text.endswith("?") else "; see "
+            text += f"`{ctx.command_path} --help`"
         return text, error.exit_code
     if isinstance(error, BrokerRefused):
         text = str(error)

@@ -9,6 +9,7 @@ table is cut, rows are scrolled, a figure is never broken.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from textwrap import wrap
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
+THINGS_MAX: Final = 1000
+"""Things of each kind that are looked at."""
 _TROUBLES_MAX: Final = 5
 _ONE_LINE: Final = 110
 """Width from which all rates have one line; below, two, so that no figure moves the others."""
@@ -269,32 +272,105 @@ def _sorted(rows: list[dict[str, Value]], by: Field, *, turned: bool) -> list[di
     return there + [row for row in rows if row[by.key] is None]
 
 
-class Screen:
-    """One terminal: the table on it, the order of its rows, and how far it is scrolled."""
+EVERY_MIN_S: Final = 0.1
+"""Least pause between two looks."""
+_EVERY_MAX_S: Final = 3600.0
+_PACES: Final = {"+": 2.0, "-": 0.5}
+_ORDERS: Final = {"s": 1, "right": 1, "left": -1}
+_MOVES: Final[dict[str, Callable[[int, int], int]]] = {
+    "down": lambda first, page: first + 1,
+    "j": lambda first, page: first + 1,
+    "up": lambda first, page: first - 1,
+    "k": lambda first, page: first - 1,
+    "page down": lambda first, page: first + page,
+    "page up": lambda first, page: first - page,
+    "home": lambda first, page: 0,
+    "g": lambda first, page: 0,
+    "end": lambda first, page: sys.maxsize,
+    "G": lambda first, page: sys.maxsize,
+}
+"""Key -> the first row that is shown, by the one of before and the rows of a page."""
+KEYS: Final = """\
+  1 to 5, Tab        streams, readers, mailboxes, services, clients
+  s, left, right     sort by the next column, or by the one before
+  r                  sort in the other direction
+  up, down           scroll (also j and k); by pages and to the ends:
+                     PgUp, PgDn, Home, End (also g and G)
+  /                  show what has a text in its name; Esc shows all
+  p, Space           pause; look at once
+  +, -               look half as often; twice as often
+  ?, q               these keys; quit"""
+"""The keys, for the screen and for the help of the command."""
+_HELP: Final = (
+    "Keys", *KEYS.splitlines(), "",
+    "Readers are cursors and groups. Rates are the growth between two looks. Above",
+    "each table stands what is slow or stuck, the worst first.",
+)  # fmt: skip
 
-    def __init__(self) -> None:
+
+class Screen:
+    """One terminal: the table on it, its order and filter, and how far it is scrolled."""
+
+    def __init__(self, every_s: float = 2.0) -> None:
+        """every_s: time between two looks at first."""
+        self.every_s = self._began_s = every_s
+        self.paused = False
+        """Whether the look that is shown stays."""
+        self.typing = False
+        """Whether keys are signs of the filter."""
+        self._helping = False
+        self._filter = ""
         self._view = 0
         self._orders = [view.order for view in VIEWS]
         self._turned = [False] * len(VIEWS)
         self._first = 0
+        self._room = 1
+        """Rows that were shown last."""
 
     def press(self, key: str) -> None:
-        """Take up a key; others than those of the footer do nothing."""
-        at = self._view
-        if key.isdigit() and 1 <= int(key) <= len(VIEWS):
+        """Take up a key: a sign, or the name of a special one; others do nothing."""
+        if self.typing:
+            self._type(key)
+        elif self._helping:
+            self._helping = False
+        elif key.isdigit() and 1 <= int(key) <= len(VIEWS):
             self._view, self._first = int(key) - 1, 0
         elif key == "\t":
-            self._view, self._first = (at + 1) % len(VIEWS), 0
-        elif key == "s":
-            # The name comes after the last column.
-            self._orders[at] = (self._orders[at] + 1) % (len(VIEWS[at].fields) + 1)
-            self._turned[at], self._first = False, 0
+            self._view, self._first = (self._view + 1) % len(VIEWS), 0
+        elif key in _ORDERS:
+            self._order(_ORDERS[key])
+        elif key in _MOVES:
+            self._first = _MOVES[key](self._first, max(1, self._room - 1))
         elif key == "r":
-            self._turned[at] = not self._turned[at]
-        elif key == "j":
-            self._first += 1
-        elif key == "k":
-            self._first = max(0, self._first - 1)
+            self._turned[self._view] = not self._turned[self._view]
+        elif key == "p":
+            self.paused = not self.paused
+        elif key in ("?", "h"):
+            self._helping = True
+        elif key == "/":
+            self.typing = True
+        elif key == "escape":
+            self._filter, self._first = "", 0
+        elif key in _PACES:
+            self.every_s = min(max(self.every_s * _PACES[key], EVERY_MIN_S), _EVERY_MAX_S)
+
+    def _type(self, key: str) -> None:
+        """Take up a key while the filter is typed."""
+        self._first = 0
+        if key in ("enter", "escape"):
+            self.typing = False
+            if key == "escape":
+                self._filter = ""
+        elif key == "backspace":
+            self._filter = self._filter[:-1]
+        elif len(key) == 1 and key.isprintable():
+            self._filter += key
+
+    def _order(self, by: int) -> None:
+        """Sort by a column further to the right or left; the name comes after the last one."""
+        at = self._view
+        self._orders[at] = (self._orders[at] + by) % (len(VIEWS[at].fields) + 1)
+        self._turned[at], self._first = False, 0
 
     def drawn(
         self, now: Sample, before: Sample | None, width: int, height: int, *, gone: str = ""
@@ -303,24 +379,39 @@ class Screen:
         from rich.console import Group
 
         head = _head(now, before, gone, width)
-        room = max(1, height // 2 - len(head))
-        head += _troubles(now, width, room)
-        tabs = _flowed(self._tabs(now), width, gap="")
-        columns, rows = self._table(now, before, width)
-        # Three lines more: an empty one, the titles of the columns, and the foot.
-        room = max(1, height - len(head) - len(tabs) - 3)
-        self._first = max(0, min(self._first, len(rows) - room))
-        shown = rows[self._first : self._first + room]
-        left = len(rows) - self._first - len(shown)
-        foot = "1-5 table  s sort  r reverse  ↑↓ scroll  q quit"
-        if left:
-            foot += f"   {count_text(left)} more below"
-        shown += [_text("")] * (room - len(shown))
-        lines = [*head, _text(""), *tabs, columns, *shown, _text(foot, "dim")]
-        lines = lines[:height]
+        if self._helping:
+            body = [_text(line) for line in _HELP]
+            foot = "any key: back to the table"
+        else:
+            head += _troubles(now, width, max(1, height // 2 - len(head)))
+            body = _flowed(self._tabs(now), width, gap="")
+            columns, rows = self._table(now, before, width)
+            # Three lines more: an empty one, the titles of the columns, and the foot.
+            self._room = room = max(1, height - len(head) - len(body) - 3)
+            self._first = max(0, min(self._first, len(rows) - room))
+            body += [columns, *rows[self._first : self._first + room]]
+            foot = self._foot(len(rows))
+        lines = [*head, _text(""), *body]
+        lines += [_text("")] * (height - 1 - len(lines))
+        lines = [*lines[: height - 1], _text(foot, "dim")]
         for line in lines:
             line.truncate(width, overflow="ellipsis")
         return Group(*lines)
+
+    def _foot(self, rows: int) -> str:
+        """Return the last line: the filter, what of the table is shown, and keys."""
+        if self.typing:
+            return f"filter: {self._filter}_   Enter keeps it, Esc shows all"
+        shown = min(self._room, rows - self._first)
+        words = ["paused"] if self.paused else []
+        if self.every_s != self._began_s:
+            words.append(f"each {duration_text(round(self.every_s * 1000))}")
+        if self._filter:
+            words.append(f"filter {self._filter} (Esc)")
+        if shown < rows:
+            last = count_text(self._first + shown)
+            words.append(f"{count_text(self._first + 1)}-{last} of {count_text(rows)}")
+        return "  ".join([*words, "? help  q quit  / filter  s sort  p pause  1-5 table"])
 
     def _table(self, now: Sample, before: Sample | None, width: int) -> tuple[Text, list[Text]]:
         """Return the titles of the columns, and a line for each row."""
@@ -328,6 +419,8 @@ class Screen:
         turned = self._turned[self._view]
         by = view.fields[order] if order < len(view.fields) else _NAME
         rows = _sorted(view.rows(now, before), by, turned=turned)
+        sought = self._filter.casefold()
+        rows = [row for row in rows if sought in _searched(row)]
         cells = [[_cell(row, field) for field in view.fields] for row in rows]
         # The title of the column that sorts has an arrow besides.
         widths = [
@@ -352,18 +445,33 @@ class Screen:
             line.append("".join(_GAP + values[at].rjust(widths[at]) for at in shown), "default")
             found.append(line)
         if not rows:
-            found.append(_text(now.look.unseen.get(view.kind, f"no {view.kind}"), "dim"))
+            none = f"no {view.kind}" + (f" with {self._filter} in the name" if sought else "")
+            found.append(_text(now.look.unseen.get(view.kind, none), "dim"))
         return columns, found
 
     def _tabs(self, now: Sample) -> list[Text]:
         """Return the views with their keys, the shown one marked."""
         return [
             _text(
-                f" {at + 1} {view.kind} {count_text(len(view.rows(now, None)))} ",
+                f" {at + 1} {view.kind} {_counted(now, view)} ",
                 "reverse" if at == self._view else "",
             )
             for at, view in enumerate(VIEWS)
         ]
+
+
+def _searched(row: dict[str, Value]) -> str:
+    """Return the text of a row that the filter is sought in."""
+    return f"{row['name']} {row.get('software', '')}".casefold()
+
+
+def _counted(now: Sample, view: View) -> str:
+    """Return how many things a table has; with a plus where the broker may have more."""
+    seen = now.look
+    lists = {"readers": (seen.everything.cursors, seen.everything.groups), "clients": (seen.links,)}
+    listed = lists.get(view.kind) or (getattr(seen.everything, view.kind),)
+    more = "+" if any(len(each) >= THINGS_MAX for each in listed) else ""
+    return f"{count_text(sum(map(len, listed)))}{more}"
 
 
 _NAME: Final = Field("name", "name", falling=False)

@@ -76,6 +76,14 @@ WITH_UNITS: Final = ("streams.default", "mailboxes.default", "services.default",
 """Tables whose keys are no keys of ours, and in which sizes and times stand."""
 
 
+_MISTYPED: Final = 0.9
+"""Likeness from which on two names differ by a slip of the finger."""
+_OF_MEASURE: Final = frozenset(
+    {"max", "maximum", "min", "byte", "size", "m", "", "limit", "count", "number"}
+)
+"""Words of keys, without an `s` at their ends, that tell how much is meant and not of what."""
+
+
 def key_of_variable(name: str) -> str | None:
     """Return the key of an environment variable; None when it is none of ours.
 
@@ -85,10 +93,14 @@ def key_of_variable(name: str) -> str | None:
     if not name.startswith(ENVIRONMENT_PREFIX):
         return None
     key = _VARIABLES.get(name)
-    if key is None and any(
-        name.startswith(f"{ENVIRONMENT_PREFIX}{section.upper()}_") for section in SECTIONS
-    ):
-        raise ConfigError(name, f"no setting has this variable{nearest(name, _VARIABLES)}")
+    for section in SECTIONS:
+        beginning = f"{ENVIRONMENT_PREFIX}{section.upper()}_"
+        if key is None and name.startswith(beginning):
+            meant = f"{section}.{name.removeprefix(beginning).lower()}"
+            variables = {key: variable for variable, key in _VARIABLES.items()}
+            near = _nearest(meant, [*variables])
+            hint = f"; did you mean {variables[near]}?" if near else ""
+            raise ConfigError(name, f"no setting has this variable{hint}")
     return key
 
 
@@ -148,12 +160,42 @@ def _there_is(key: str) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a hint at the key that was meant by a wrong one; empty: none is near."""
-    known = list(known)
-    near: list[str] = []
+    near = _nearest(name, list(known))
+    return f"; did you mean {near}?" if near else ""
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    """Return the key that was meant by a wrong one; empty: none is near."""
     if "." not in name:  # The right key without its section.
         near = [key for key in known if key.rpartition(".")[2] == name][:1]
-    near = near or difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    if not near:  # The right key in the wrong section.
-        last = name.rpartition(".")[2]
-        near = [key for key in known if key.rpartition(".")[2] == last][:1]
-    return f"; did you mean {near[0]}?" if near else ""
+        if near:
+            return near[0]
+    if mistyped := difflib.get_close_matches(name, known, n=1, cutoff=_MISTYPED):
+        return mistyped[0]
+    if same := _of_the_same_words(name, known):
+        return same[0]
+    section, _, last = name.rpartition(".")
+    # The section itself must not make two keys of it alike.
+    beside = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == section}
+    near = difflib.get_close_matches(last, beside, n=1)
+    return beside[near[0]] if near else ""
+
+
+def _of_the_same_words(name: str, known: Iterable[str]) -> list[str]:
+    """Return keys about the same, with their words in any order; the likest first."""
+    words, section = _words(name), name.rpartition(".")[0]
+    about = words - _OF_MEASURE
+
+    def likeness(key: str) -> tuple[bool, bool, float]:
+        alike = difflib.SequenceMatcher(None, name, key).ratio()
+        return key.rpartition(".")[0] == section, _words(key) == words, alike
+
+    # A table, such as that of users, is no bound of how many there are.
+    keys = [key for key in known if KEYS.get(key) is not dict]
+    found = [key for key in keys if about and _words(key) - _OF_MEASURE == about]
+    return sorted(found, key=likeness, reverse=True)
+
+
+def _words(key: str) -> frozenset[str]:
+    """Return the words of a key without its section, each without an `s` at its end."""
+    return frozenset(word.removesuffix("s") for word in key.rpartition(".")[2].lower().split("_"))

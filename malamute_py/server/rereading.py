@@ -20,7 +20,7 @@ from malamute_py.config_check import Examined, in_force, of_program
 from malamute_py.server.authentication.authenticator import Authenticator
 from malamute_py.server.authentication.namespaces import doubts
 from malamute_py.server.authentication.permissions import permission_doubts
-from malamute_py.server.authentication.users_file import check_not_cut_short, with_users
+from malamute_py.server.authentication.users_file import nobody, with_users
 from malamute_py.server.http_process import HttpCredential, admit
 from malamute_py.server.loop import Loop
 from malamute_py.server.reloading import (
@@ -141,6 +141,8 @@ class Rereading:
             reading = take_up(before, examined, self._complete)
             # Here, for many users and patterns take longer than a turn of the loop has.
             if reading.complete != before.complete:
+                for doubt in nobody(reading.complete):
+                    self._log.warning("nobody_may_connect", key=doubt.key, reason=doubt.why)
                 for doubt in doubts(reading.complete):
                     self._log.warning("namespace_doubted", key=doubt.key, reason=doubt.why)
                 for doubt in permission_doubts(reading.complete.permissions):
@@ -152,7 +154,6 @@ class Rereading:
         self._results.put(Reread(reading, link, request))
 
     def _complete(self, config: Config) -> Config:
-        check_not_cut_short(config)
         return admit(with_users(config), self._http_credential)[0]
 
     def taken_up(self, reread: Reread, now_ms: int) -> None:

@@ -245,7 +245,7 @@ def test_what_is_far_too_much_is_named(tmp_path: Path, text: str, why: str) -> N
 def test_files_that_a_configuration_names_are_looked_for_beside_it(tmp_path: Path) -> None:
     folder = tmp_path / "etc"
     folder.mkdir()
-    (folder / "users.toml").write_text("")
+    (folder / "users.toml").write_text("# none yet\n")
     (folder / "users.toml").chmod(0o600)
     (folder / "token").write_text("a-token-of-thirty-two-characters")
     (folder / "token").chmod(0o600)
@@ -254,7 +254,9 @@ def test_files_that_a_configuration_names_are_looked_for_beside_it(tmp_path: Pat
         'data_directory = "data"\n[authentication]\nmechanism = "plain"\n'
         'users_file = "users.toml"\n[http]\nbind = "127.0.0.1:0"\ntoken_file = "token"\n'
     )
-    assert run_cli("config", "check", str(file)).ok().lines == [f"{file} is good"]
+    warned, good = run_cli("config", "check", str(file)).ok().lines
+    assert "authentication.users_file: warning: nobody may connect" in warned
+    assert good == f"{file} is good"
     assert run_cli("broker", "--check", "--config", str(file)).code == 0
     shown = {row[0]: row[1] for row in run_cli("config", "show", str(file)).ok().rows}
     assert shown["authentication.users_file"] == str(folder / "users.toml")
@@ -265,12 +267,51 @@ def test_files_that_a_configuration_names_are_looked_for_beside_it(tmp_path: Pat
     assert "[users.ann]" in (folder / "users.toml").read_text()
 
 
+def test_a_variable_that_sets_nothing_is_named_once_with_the_one_that_was_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MALAMUTE_LIMITS_MAX_LINKS", "5")
+    file = tmp_path / "malamute.toml"
+    file.write_text("")
+    [line] = run_cli("config", "check", str(file)).lines
+    assert line == (
+        "MALAMUTE_LIMITS_MAX_LINKS: no setting has this variable; "
+        "did you mean MALAMUTE_LINKS_LINKS_MAX?"
+    )
+
+
+@pytest.mark.parametrize("name", ["users.toml", "users"])
+def test_an_empty_users_file_is_refused_and_one_without_users_is_warned_of(
+    tmp_path: Path, name: str
+) -> None:
+    """A check called it good, a start took it up, and every user was shut out."""
+    users = tmp_path / name
+    users.write_text(" \n")
+    users.chmod(0o600)
+    file = tmp_path / "malamute.toml"
+    file.write_text(f'[authentication]\nmechanism = "plain"\nusers_file = "{name}"\n')
+    refused = run_cli("config", "check", str(file))
+    assert refused.code == 2
+    assert f"{users} is empty, as if it was cut short" in refused.out
+    with (
+        pytest.raises(ConfigError, match="is empty, as if it was cut short"),
+        Server(load(file), log=Lines()),
+    ):
+        pass
+    users.write_text("# none\n")
+    warned, good = run_cli("config", "check", str(file)).ok().lines
+    assert warned == (
+        f"{file}:3: authentication.users_file: warning: nobody may connect: no user has a password"
+    )
+    assert good == f"{file} is good"
+
+
 def test_files_that_a_configuration_names_may_be_at_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The token was found there, and neither users nor the key."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "users.toml").write_text("")
+    (tmp_path / "users.toml").write_text(f'[users.ann]\npassword = "{hash_password("a")}"\n')
     (tmp_path / "users.toml").chmod(0o600)
     file = tmp_path / "malamute.toml"
     file.write_text('[authentication]\nmechanism = "plain"\nusers_file = "~/users.toml"\n')

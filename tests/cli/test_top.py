@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from typing import Any
+import termios
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import pytest
 
+from malamute_protocol.errors import Timeout
 from malamute_py import EmbeddedBroker
 from malamute_py.cli import top
 from malamute_py.cli.looking import Look
-from malamute_py.cli.screens import Sample, Screen, rates, snapshot
+from malamute_py.cli.screens import KEYS, THINGS_MAX, Sample, Screen, rates, snapshot
 from malamute_py.client.facts import (
     CursorFacts,
     GroupFacts,
@@ -27,7 +32,7 @@ from malamute_py.client.facts import (
 )
 from malamute_py.health.facts import Everything, Facts
 from tests.cli.running import Run
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, until
 
 NOW_MS = 10_000_000
 
@@ -88,7 +93,8 @@ def test_a_screen_of_80_by_24_has_every_part() -> None:
     assert "main 50% overwrites" in text
     assert "stuck  service lookup: 3 requests waiting for 1 min 30 s, and no worker" in text
     assert "q quit" in shown[-1]
-    assert "more below" in shown[-1]
+    assert "1-" in shown[-1]
+    assert " of 40  ? help" in shown[-1]
 
 
 def test_at_80_columns_no_figure_and_no_trouble_is_cut() -> None:
@@ -190,7 +196,7 @@ def test_a_table_is_scrolled_to_its_end_and_no_further() -> None:
         screen.press("j")
         shown = lines(screen, now)
     assert names(shown)[-1] == "t39"
-    assert "more below" not in shown[-1]
+    assert " of 40" in shown[-1]
     screen.press("k")
     assert names(lines(screen, now))[-1] == "t38"
 
@@ -209,51 +215,231 @@ def test_a_lost_link_is_said_above_the_last_look() -> None:
     assert names(shown) == ["t"]
 
 
-def test_keys_that_come_together_are_taken_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_filter_shows_what_has_it_in_its_name_in_every_table() -> None:
+    now = sample(
+        streams=[StreamFacts(name=f"t{at:02}", tail=at) for at in range(40)],
+        links=[LinkFacts(link=1, software="Shop 2"), LinkFacts(link=2, software="other")],
+    )
+    screen = Screen()
+    for key in ("/", "T", "2", "q", "backspace"):
+        screen.press(key)
+    assert "filter: T2_" in lines(screen, now)[-1]
+    screen.press("enter")
+    assert not screen.typing
+    shown = lines(screen, now)
+    assert names(shown) == [f"t{at}" for at in range(20, 30)]
+    assert "filter T2 (Esc)" in shown[-1]
+    for key in ("5", "/", "backspace", "backspace", "s", "h", "o", "p", "enter"):
+        screen.press(key)
+    assert names(lines(screen, now)) == ["anonymous"]
+    screen.press("1")
+    assert "no streams with shop in the name" in "\n".join(lines(screen, now))
+    screen.press("escape")
+    assert len(names(lines(screen, now))) > 10
+
+
+def test_a_long_table_is_scrolled_by_pages_and_to_its_ends() -> None:
+    now = sample(streams=[StreamFacts(name=f"t{at:02}", tail=at) for at in range(40)])
+    screen = Screen()
+    page = len(names(lines(screen, now)))
+    screen.press("page down")
+    assert names(lines(screen, now))[0] == f"t{page - 1:02}"
+    screen.press("end")
+    shown = lines(screen, now)
+    assert names(shown)[-1] == "t39"
+    assert f"{41 - page}-40 of 40" in shown[-1]
+    screen.press("page up")
+    assert names(lines(screen, now))[-1] == f"t{40 - page:02}"
+    screen.press("home")
+    assert names(lines(screen, now))[0] == "t00"
+
+
+def test_a_table_of_as_many_things_as_are_looked_at_says_that_there_may_be_more() -> None:
+    now = sample(cursors=[CursorFacts(stream="t", cursor=f"{at}") for at in range(THINGS_MAX)])
+    assert "2 readers 1,000+" in "\n".join(lines(Screen(), now))
+
+
+def test_help_names_each_key_and_goes_at_any() -> None:
+    screen = Screen()
+    screen.press("?")
+    shown = lines(screen, sample(streams=[StreamFacts(name="t")]))
+    assert len(shown) == 24
+    assert KEYS.splitlines()[-1] in shown
+    screen.press("q")
+    assert names(lines(screen, sample(streams=[StreamFacts(name="t")]))) == ["t"]
+
+
+def test_pause_and_pace_stand_in_the_foot() -> None:
+    screen = Screen(2.0)
+    for key in ("p", "+"):
+        screen.press(key)
+    assert (screen.paused, screen.every_s) == (True, 4.0)
+    assert lines(screen, sample())[-1].startswith("paused  each 4 s  ")
+    for key in ("p", *"---------"):
+        screen.press(key)
+    assert (screen.paused, screen.every_s) == (False, 0.1)
+
+
+def test_keys_that_come_together_or_in_parts_are_taken_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ours, theirs = os.openpty()
     with os.fdopen(theirs) as entry:
         monkeypatch.setattr("sys.stdin", entry)
-        with top._keys() as key:
-            os.write(ours, b"2s\x1b[B\x1b[A\x1b[15~q")
-            assert [key(5.0) for _ in range(6)] == ["2", "s", "j", "k", "?", "q"]
-            assert key(0.0) == ""
+        with top._keys() as keys:
+            os.write(ours, "2s\x1b[B\x1b[A\x1b[5~\x1b[15~\u00e9\x7f\x1a".encode())
+            found = [keys.next(5.0) for _ in range(9)]
+            assert found == ["2", "s", "down", "up", "page up", "other", "\u00e9", "backspace",
+                             "suspend"]  # fmt: skip
+            assert keys.next(0.0) == ""
+            os.write(ours, b"\x1b")
+            assert keys.next(5.0) == "escape"
+            os.kill(os.getpid(), signal.SIGWINCH)
+            assert keys.next(None) == ""
+        keys.wake()  # A look that ends after the screen.
     os.close(ours)
 
 
+class Terminal:
+    """Keys that are pressed by a test, each once the screen waits for one."""
+
+    def __init__(self, *pressed: str) -> None:
+        """pressed: empty: what ends the wait is a look, or the time."""
+        self.pressed = iter(pressed)
+        self.woken = threading.Event()
+
+    def wake(self) -> None:
+        self.woken.set()
+
+    def next(self, wait_s: float | None) -> str:
+        key = next(self.pressed)
+        if not key:
+            self.woken.wait(WAIT_S if wait_s is None else wait_s)
+            self.woken.clear()
+        return key
+
+
+class Watched(NamedTuple):
+    gone: list[str]
+    shown: list[Sample]
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Watched]:
+    """Return a function that runs the screen over these looks and keys, and tells what it drew."""
+
+    def run(looks: list[Sample | Exception], *pressed: str) -> Watched:
+        coming, drew = iter(looks), Watched([], [])
+
+        def look(client: object) -> Sample:
+            found = next(coming)
+            if isinstance(found, Exception):
+                raise found
+            return found
+
+        class Noted(Screen):
+            def drawn(self, now: Sample, *args: Any, **options: Any) -> Any:
+                drew.gone.append(options["gone"])
+                drew.shown.append(now)
+                return super().drawn(now, *args, **options)
+
+        @contextlib.contextmanager
+        def keys() -> Iterator[Terminal]:
+            yield Terminal(*pressed)
+
+        class Client:
+            linked = True
+
+        monkeypatch.setattr(top, "_sample", look)
+        monkeypatch.setattr(top, "_keys", keys)
+        monkeypatch.setattr(top, "Screen", Noted)
+        top._watch(Client(), 0.1)  # type: ignore[arg-type]  # it asks for nothing else
+        return drew
+
+    return run
+
+
 def test_the_screen_goes_on_after_a_look_that_failed_and_ends_at_q(
+    watched: Callable[..., Watched],
+) -> None:
+    first, last = sample(streams=[StreamFacts(name="t")]), sample()
+    drew = watched([first, Timeout("no answer"), last], *[""] * 4, "3", "q")
+    assert [why for why, _ in itertools.groupby(drew.gone)] == ["", "no answer", ""]
+    assert drew.shown[0] is first
+    assert drew.shown[-1] is last
+
+
+def test_a_screen_that_is_paused_stays_until_a_look_is_asked_for(
+    watched: Callable[..., Watched],
+) -> None:
+    first, last = sample(), sample()
+    drew = watched([first, last], "p", "5", "r", " ", "", "q")
+    assert drew.shown[:4] == [first] * 4
+    assert drew.shown[-1] is last
+
+
+def test_a_q_in_a_filter_ends_nothing(watched: Callable[..., Watched]) -> None:
+    drew = watched([sample()] * 9, "/", "q", "escape", "q")
+    assert len(drew.shown) == 4
+
+
+def test_a_broker_that_does_not_answer_leaves_the_keys_and_is_told_of(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from malamute_protocol.errors import Timeout
+    monkeypatch.setattr(top, "_SILENT_S", 0)
+    answer = threading.Event()
+    monkeypatch.setattr(top, "_sample", lambda client: answer.wait(WAIT_S) and sample())
+    looks = top._Looks(None, lambda: None)  # type: ignore[arg-type]  # nobody is asked
+    assert looks.silence == ""
+    looks.begin()
+    assert looks.take() is None
+    assert looks.silence == "the broker has not answered for 0 s"
+    answer.set()
+    until(lambda: looks.take() is not None)
+    assert not looks.under_way
 
-    looks: Iterator[Sample | Timeout] = iter(
-        [sample(streams=[StreamFacts(name="t")]), Timeout("no answer"), sample()]
-    )
-    pressed = iter(["", "", "3", "q"])
-    gone: list[str] = []
 
-    class Client:
-        linked = True
+@pytest.mark.moderate
+def test_a_terminal_is_drawn_anew_when_its_size_changes_and_ends_at_q(
+    broker: EmbeddedBroker,
+) -> None:
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    command = [sys.executable, "-m", "malamute_py", "--endpoint", broker.tcp_endpoint, "top"]
+    running = subprocess.Popen(
+        [*command, "--every", "1h"], stdin=theirs, stdout=theirs, start_new_session=True,
+        env={name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+        | {"TERM": "xterm"},
+    )  # fmt: skip
+    os.set_blocking(ours, False)
+    drawn: list[str] = []
 
-    def look(client: object) -> Sample:
-        found = next(looks)
-        if isinstance(found, Timeout):
-            raise found
-        return found
+    def shows(text: str) -> None:
+        """Wait until the screen shows a text that it did not show before."""
 
-    class Noted(Screen):
-        def drawn(self, *args: Any, **options: Any) -> Any:
-            gone.append(options["gone"])
-            return super().drawn(*args, **options)
+        def found() -> bool:
+            with contextlib.suppress(BlockingIOError):
+                drawn.append(os.read(ours, 1 << 16).decode("utf-8", "replace"))
+            return text in "".join(drawn)
 
-    @contextlib.contextmanager
-    def keys() -> Iterator[Any]:
-        yield lambda wait_s: next(pressed)
+        until(found)
+        drawn.clear()
 
-    monkeypatch.setattr(top, "_sample", look)
-    monkeypatch.setattr(top, "_keys", keys)
-    monkeypatch.setattr(top, "Screen", Noted)
-    top._watch(Client(), 1.0)  # type: ignore[arg-type]  # it asks for nothing else
-    assert gone == ["", "no answer", "", ""]
+    try:
+        shows("q quit")
+        os.write(ours, b"/no such\n")  # Whatever the other tests made, the foot is as long as this.
+        shows("filter no such (Esc)")
+        termios.tcsetwinsize(theirs, (24, 40))
+        running.send_signal(signal.SIGWINCH)  # The terminal is not the one of the session.
+        shows("? help  q quit  /…")
+        os.write(ours, b"?")
+        shows("any key: back to the table")
+        os.write(ours, b"xq")
+        assert running.wait(WAIT_S) == 0
+    finally:
+        running.kill()
+        os.close(theirs)
+        os.close(ours)
 
 
 @pytest.mark.moderate

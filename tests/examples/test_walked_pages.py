@@ -255,6 +255,7 @@ def test_the_commands_of_the_troubleshooting_page_run(tmp_path: Path) -> None:
     assert len(commands) > 4
     meant = {"DIR": "data", "HOST": "127.0.0.1", "NAME": "trades", "VERB": "read"}
     (tmp_path / "users.toml").touch(mode=0o600)
+    (tmp_path / "users.toml").write_text("# none yet\n")
     (tmp_path / "malamute.toml").write_text('[authentication]\nusers_file = "users.toml"\n')
     with Port() as port, terminal(tmp_path, port.number) as shell:
         shell.serve(f"malamute broker --data data --listen {port.endpoint}")

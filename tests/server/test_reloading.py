@@ -604,7 +604,7 @@ def test_an_embedded_broker_reads_its_users_anew(tmp_path: Path) -> None:
 @pytest.mark.system
 def test_sighup_has_a_broker_read_its_users_anew(tmp_path: Path) -> None:
     users = tmp_path / "users.toml"
-    users.write_text("")
+    users.write_text("# none yet")
     users.chmod(0o600)
     with Daemon("", authentication__mechanism="plain", authentication__users_file=users) as daemon:
         users.write_text(f'[users.ann]\npassword = "{ANN}"\n')

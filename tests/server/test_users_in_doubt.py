@@ -31,3 +31,8 @@ def test_a_users_file_that_was_cut_short_shuts_nobody_out(tmp_path: Path) -> Non
             assert "is empty" in told["authentication.users_file"]
         with made.peer("ann", "a"):
             pass
+        assert made.lines.of("nobody_may_connect") == []
+        made.write("# none\n")
+        made.reload(root)
+        [told] = made.lines.of("nobody_may_connect")
+        assert told["reason"] == "nobody may connect: no user has a password"

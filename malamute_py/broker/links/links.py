@@ -31,7 +31,7 @@ from malamute_protocol.commands import (
     Welcome,
 )
 from malamute_protocol.errors import BrokerRefused
-from malamute_protocol.framing import NUMBERS
+from malamute_protocol.framing import COMMANDS, NUMBERS
 from malamute_protocol.link import TRANSITIONS, Moves, Side, State
 from malamute_protocol.version import VERSIONS, Feature, negotiate
 from malamute_py.broker.context import Shard
@@ -316,8 +316,8 @@ class Links:
         error concerns the link as a whole.
         """
         self._shard.erred(
-            doing, error, link=link.number, identity=link.identity, command=command,
-            reference=reference,
+            doing, error, link=link.number, identity=link.identity,
+            command=_name(command), reference=reference,
         )  # fmt: skip
         self.refuse(link, command, reference, "internal", ERRED)
         self.close(link, "failed", "internal", ERRED)
@@ -461,7 +461,7 @@ class Links:
         if code == "forbidden":
             self._shard.event(
                 "forbidden", "warning", identity=link.owner or link.credential, link=link.number,
-                command=command, reason=reason,
+                command=_name(command), reason=reason,
             )  # fmt: skip
         reason = reason[: self._shard.settings.reason_max]
         self.say(link, Refused(command, reference, code, reason, retry_ms, revision))
@@ -641,3 +641,8 @@ def split(
 
 def _carries_nothing(link: Link) -> bool:
     return not link.frames
+
+
+def _name(command: int) -> str:
+    """Return the name of a command, for the log; empty: no command is meant."""
+    return COMMANDS[command].__name__ if command else ""

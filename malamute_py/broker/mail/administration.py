@@ -193,6 +193,9 @@ class MailboxAdmin:
         oldest_ms = 0
         if mailbox.order:
             oldest_ms = mailbox.rows[mailbox.number, mailbox.order.first].at_ms
+        # What is still read back from the disk is in nobody's hand: a client that waits for the
+        # mailbox to have nothing left for it counts on that.
+        coming = sum(each.mask.bit_count() for inbox in mailbox.readers for each in inbox.pipe)
         return {
             "name": mailbox.name,
             "number": mailbox.number,
@@ -200,7 +203,7 @@ class MailboxAdmin:
             "bytes": mailbox.bytes,
             "oldest_ms": oldest_ms,
             "readers": len(mailbox.readers),
-            "held": mailbox.held,
+            "held": mailbox.held - coming,
             "delayed": mailbox.delayed,
             "memory": mailbox.memory,
             "temporary": mailbox.temporary is not None,

@@ -183,11 +183,11 @@ class Console:
         return self.sessions.find(request.cookies.get(_COOKIE, ""))
 
     def _showing(
-        self, template: str, page: pages.Page, found: HTTPStatus = HTTPStatus.OK
+        self, template: str, page: pages.Page, *, absent: bool = False
     ) -> Callable[[Request], Awaitable[Response]]:
         """Return the handler that shows a page within a session, or sends the person to log in.
 
-        found: status of the page, unless the broker refuses it.
+        absent: whether the page says that there is none at its address.
         """
 
         async def show(request: Request) -> Response:
@@ -199,7 +199,7 @@ class Console:
             if not refreshing:
                 self.sessions.touch(session)
             query = dict(request.query_params)
-            status, silent = found, False
+            status, silent = HTTPStatus.NOT_FOUND if absent else HTTPStatus.OK, False
             try:
                 values = await page(session, query)
             except MalamuteError as error:
@@ -209,8 +209,9 @@ class Console:
                 template_, status, values = "fault", _status(error), {"fault": str(error)}
             else:
                 template_ = template
-            # A page that refreshes by itself must not take what the person is to be told.
-            notes = [] if refreshing else session.take_notes()
+            # What asks by itself, as a page that refreshes and a browser in search of an icon do,
+            # must not take what the person is to be told.
+            notes = [] if refreshing or absent else session.take_notes()
             # Waiting for a silent broker once more would last longer than a request may.
             broker = {} if silent else (await session.source.facts()).broker
             here = request.url.path.removeprefix(ROOT).strip("/")
@@ -232,7 +233,7 @@ class Console:
             return PlainTextResponse(
                 f"There is no such page; the console begins at {ROOT}\n", HTTPStatus.NOT_FOUND
             )
-        return await self._showing("absent", pages.absent, HTTPStatus.NOT_FOUND)(request)
+        return await self._showing("absent", pages.absent, absent=True)(request)
 
     def _streaming(
         self, make: Callable[[Session, Request], events.Events]

@@ -175,6 +175,7 @@ def read_users_file(path: str) -> dict[str, str]:
         lines = read_guarded(path, key, 0o027, "chmod 640").decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(key, f"{path} cannot be read: {error}") from None
+    check_not_cut_short("".join(lines), path)
     users: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.lstrip().startswith("#"):
@@ -184,6 +185,16 @@ def read_users_file(path: str) -> dict[str, str]:
             raise ConfigError(key, f"{path}, line {number}: write `name hash`, each name once")
         users[name] = text.strip()
     return users
+
+
+def check_not_cut_short(text: str, path: str) -> None:
+    """Raise ConfigError where a users file has nothing at all, not even a comment.
+
+    An editor or a copy that failed leaves such a file, and it would shut everybody out.
+    """
+    if not text.strip():
+        why = f"{path} is empty, as if it was cut short; where no user is meant, write # none in it"
+        raise ConfigError(USERS_FILE, why)
 
 
 def plain_users(settings: Authentication) -> dict[str, str]:

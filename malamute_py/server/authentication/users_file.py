@@ -23,10 +23,12 @@ from malamute_py.sections import ConfigError
 from malamute_py.server.authentication.credentials import (
     USERS_FILE,
     check_hash,
+    check_not_cut_short,
     checked_key,
     plain_users,
     read_guarded,
 )
+from malamute_py.server.authentication.namespaces import HTTP_USER
 
 SUFFIX: Final = ".toml"
 """End of the name of a users file; any other is a file of lines `name hash`."""
@@ -225,17 +227,6 @@ def _text_of(path: str) -> str:
         raise ConfigError(USERS_FILE, f"{path} cannot be read: {error.strerror}") from None
 
 
-def check_not_cut_short(config: Config) -> None:
-    """Raise ConfigError where a reload would find nothing at all in the users file.
-
-    An editor or a copy that failed leaves such a file, and it would shut everybody out.
-    """
-    path = config.authentication.users_file
-    if path.endswith(SUFFIX) and not _text_of(path).strip():
-        why = f"{path} is empty, as if it was cut short; where no user is meant, write # none in it"
-        raise ConfigError(USERS_FILE, why)
-
-
 def with_users(config: Config) -> Config:
     """Return the configuration with what its users file has.
 
@@ -250,11 +241,13 @@ def with_users(config: Config) -> Config:
 def examine_users(config: Config) -> tuple[Config, list[ConfigError]]:
     """Return the configuration with what is right in its users file, and every fault of the rest.
 
-    Raises ConfigError: the file cannot be read, or is no TOML.
+    Raises ConfigError: the file cannot be read, is empty, or is no TOML.
     """
     path = config.authentication.users_file
     if path.endswith(SUFFIX):
-        reading = _Reading(_text_of(path), path)
+        text = _text_of(path)
+        check_not_cut_short(text, path)
+        reading = _Reading(text, path)
         merged = _with_tables(config, reading)
         faults = reading.faults
         # Those of the configuration alone are found where it is checked.
@@ -270,6 +263,20 @@ def examine_users(config: Config) -> tuple[Config, list[ConfigError]]:
         return config, []
     authentication = msgspec.structs.replace(merged.authentication, users_file="")
     return msgspec.structs.replace(merged, authentication=authentication), faults
+
+
+def nobody(config: Config) -> Iterator[ConfigError]:
+    """Yield a warning where a credential is asked for and no user has one.
+
+    config: with all users.
+    """
+    authentication = config.authentication
+    users, kind = {
+        "plain": (authentication.users, "password"),
+        "curve": (authentication.clients, "public key"),
+    }.get(authentication.mechanism, ({HTTP_USER: "", "any": ""}, ""))
+    if not users.keys() - {HTTP_USER}:
+        yield ConfigError(USERS_FILE, f"nobody may connect: no user has a {kind}")
 
 
 def _with_tables(config: Config, reading: _Reading) -> Config:

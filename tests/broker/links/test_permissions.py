@@ -257,7 +257,7 @@ def test_events_tell_what_was_refused_and_what_administrators_did() -> None:
     post.mail(2, "box", [b"a"])
     post.ask(3, wire.PurgeMail, "box", "box")
     assert [(each["identity"], each["command"]) for each in post.told("forbidden")] == [
-        ("carla", 45)
+        ("carla", "PurgeMail")
     ]
     post.ask(3, wire.CreateStream, "orders")
     post.ask(3, wire.StreamInfo, "orders")

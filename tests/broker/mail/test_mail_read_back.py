@@ -92,6 +92,18 @@ def test_a_message_that_was_not_sent_yet_cannot_be_acknowledged() -> None:
     assert code(post.ack(2, (0, 1))) == "Confirm"
 
 
+def test_a_message_that_is_still_read_back_is_in_nobodys_hand() -> None:
+    """A reader that asked meanwhile took it for another's, and that there was none for it."""
+    post = Post(mail_hot_bytes=1, read=False)
+    post.mail(1, "bert", [b"a", b"b"])
+    post.mail(1, "other", [b"z"])
+    post.inbox(2)
+    assert (post.info("bert")["messages"], post.info("bert")["held"]) == (2, 0)
+    post.answer_bodies()
+    post.run()
+    assert post.info("bert")["held"] == 2
+
+
 def test_a_message_that_expires_while_its_body_is_read_is_not_delivered() -> None:
     post = Post(mail_hot_bytes=1, read=False)
     post.mail(1, "bert", [b"a", b"b"], expires_at_ms=[post.now_ms + 10, 0])

@@ -47,6 +47,16 @@ return [...document.querySelectorAll(kinds)].filter(each => each.checkVisibility
   (each, at) => each.dataset.at = `${at} ${each.tagName} ${each.textContent.trim()}`);
 """
 """Script that opens all forms, and names all that a person can press or fill in."""
+SMALL = """
+for (const each of document.querySelectorAll("details")) each.open = true;
+const kinds = "a[href]:not(.skip, .hint a), button, input:not([type=hidden]), select, summary";
+return [...document.querySelectorAll(kinds)].filter(each => each.checkVisibility()).filter(each => {
+  const box = each.getBoundingClientRect();
+  return box.width < 24 || box.height < 24;
+}).map(each => each.outerHTML);
+"""
+"""Script that opens all forms, and names what is too small to be pressed by a finger; a link amid a
+sentence is as high as the sentence."""
 FOCUS = """
 const at = document.activeElement, box = at.getBoundingClientRect(), style = getComputedStyle(at);
 const field = ["INPUT", "SELECT", "TEXTAREA"].includes(at.tagName);
@@ -188,6 +198,30 @@ def test_a_phone_shows_every_page_without_scrolling_sideways(
         phone.until("return document.querySelector('th.mark') !== null")
         assert phone.run("return document.querySelector('th.mark').offsetWidth") < 80
         assert phone.run("return document.querySelector('.records tbody tr').offsetHeight") < 80
+
+
+def test_what_is_pressed_on_a_phone_is_24_pixels_wide_and_high(
+    http: RunningHttp, client: SyncClient, tmp_path: Path
+) -> None:
+    """Links in tables were 17 pixels high, and as narrow as a name of one sign."""
+    for name in ("a", "walked"):
+        client.publish(name, b"x")
+    client.send("walked.box", b"x")
+    client.edit_service("walked.service", attempts_max=1)
+    client.submit("walked.service", b"x")
+    client.cursor("walked", "billing").edit()
+    with client.group("walked", "readers", start="latest") as member:
+        member.accepted()
+    with client.worker("walked.service") as worker:
+        request = worker.next()
+        assert request is not None
+        request.fail("not today")
+    client.submit("walked.service", b"x")
+    with Chromium(tmp_path / "pressed", width=380, height=800) as phone:
+        log_in(phone, http)
+        for page in (*PAGES, "/nowhere"):
+            phone.go(f"{http.serving.url}/console{page}")
+            assert phone.run(SMALL) == [], page
 
 
 def test_a_refresh_leaves_a_table_where_it_was_scrolled_to_and_what_is_marked(

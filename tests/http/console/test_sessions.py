@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import urlencode
 
 import pytest
 import zmq
@@ -14,7 +15,7 @@ from malamute_py.client.aio.client import Client
 from malamute_py.http.console import logins
 from malamute_py.http.console.logins import WRONG_FREE, Attempts
 from malamute_py.http.console.sessions import Sessions
-from tests.http.console.browsing import Browser
+from tests.http.console.browsing import FORM, Browser
 from tests.http.console.conftest import PASSWORDS
 from tests.http.running import RunningHttp, at, until
 
@@ -46,6 +47,17 @@ def test_an_address_that_no_page_has_is_answered_with_the_menu(root: Browser) ->
     assert page.status == 404
     assert "No such page" in page.words
     assert 'href="/console/streams"' in page.text
+
+
+def test_an_address_that_no_page_has_takes_no_note_away(root: Browser) -> None:
+    root.get("streams")
+    created = root.ask(
+        "/console/do/create-stream", "POST",
+        urlencode({"csrf": root.csrf, "name": "noted"}), content_type=FORM,
+    )  # fmt: skip
+    assert created.status == 303
+    assert "noted" not in root.get("favicon.ico").words
+    assert "noted" in root.get("streams", prefix="none").words
 
 
 def test_the_root_leads_to_the_console(http: RunningHttp) -> None:
