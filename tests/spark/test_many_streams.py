@@ -13,7 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from malamute_py.client.sync.client import SyncClient
 from pyspark_malamute.batch_reader import MalamuteReader
-from pyspark_malamute.errors import CheckpointMismatch, DataLoss, SourceUnavailable
+from pyspark_malamute.errors import CheckpointMismatch, DataLoss, OptionError, SourceUnavailable
 from pyspark_malamute.options import parse_options
 from pyspark_malamute.planning import Range, Ranges
 from pyspark_malamute.stream_reader import MalamuteStreamReader
@@ -392,3 +392,25 @@ def test_a_batch_read_begins_and_ends_by_stream(
         **{a: (10, 11), b: (0, 10), c: (0, 10)}
     )
     assert read(pattern="nothing.#") == []
+
+
+@pytest.mark.parametrize("option", ["startingOffsets", "startingTimestamp", "endingOffsets"])
+def test_a_place_in_a_stream_that_is_not_there_is_refused_when_a_query_begins(
+    endpoint: str, client: SyncClient, prefix: str, reader: Callable[..., MalamuteStreamReader],
+    option: str,
+) -> None:  # fmt: skip
+    there, missing = f"{prefix}.a", f"{prefix}.missing"
+    publish(client, there, 10)
+    places = json.dumps({there: 0, missing: 3})
+    pattern = {"streamsPattern": rf"{prefix}\..*"}
+    told = rf"'{option}': names stream '{missing}', which is not there"
+    with pytest.raises(OptionError, match=told):
+        MalamuteReader(
+            parse_options({"endpoint": endpoint, **pattern, option: places})
+        ).partitions()
+    if option == "startingOffsets":
+        begun = reader().initialOffset()
+        with pytest.raises(OptionError, match=told):
+            reader(startingOffsets=places).initialOffset()
+        # A query that goes on does not look at where it would begin.
+        assert batch(reader(startingOffsets=places), begun)[1] == expected(**{there: (0, 10)})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Set
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -51,9 +52,11 @@ def history(spark: SparkSession, path: str, **options: Any) -> DataFrame:
     given = {"failOnDataLoss": "all", **texts(options), **state.settings.selection}
     if state.settings.columns:
         given["columns"] = state.settings.columns
-    _check_seam(state, parse_options(given))
+    found = _check_seam(state, parse_options(given))
     if state.position:
-        given["startingOffsets"] = json.dumps(state.reached)
+        given["startingOffsets"] = json.dumps(
+            {name: offset for name, offset in state.reached.items() if name in found}
+        )
     log = spark.read.format("malamute").options(**given).load()
     columns = StructType.fromJson(json.loads(state.settings.schema)).fieldNames()
     recent = with_stream(log, state.settings.selection).select(*columns)
@@ -101,8 +104,11 @@ def _escaped(path: str) -> str:
     return "".join(f"\\{letter}" if letter in "*?[]{}\\" else letter for letter in path)
 
 
-def _check_seam(state: State, options: SourceOptions) -> None:
-    """Raise DataLoss or CheckpointMismatch where the log does not go on from the archive."""
+def _check_seam(state: State, options: SourceOptions) -> Set[str]:
+    """Return the names of the streams that there are, each of which goes on from the archive.
+
+    Raises DataLoss or CheckpointMismatch where one does not.
+    """
     broker = Broker(options)
     try:
         found = find_streams(broker, options)
@@ -113,5 +119,6 @@ def _check_seam(state: State, options: SourceOptions) -> None:
                 plan = ask_plan(broker, of, at.offset, at.epoch)
                 check_stream(at, plan.stream.hex(), of)
                 check_plan(broker, of, plan, at.offset, at.epoch)
+        return found.keys()
     finally:
         broker.close()
