@@ -120,6 +120,17 @@ def test_a_paced_replay_waits_as_long_as_the_records_times_say(
     assert (done.records_done, done.late_ms) == (40, 0)
 
 
+def test_a_replay_goes_by_the_time_that_it_is_given_and_has_what_lies_between_two(
+    client: SyncClient, stream: str, again: Callable[..., Replayed]
+) -> None:
+    # The archive is by client time, and the records were appended together, the later half first.
+    again(by="append_time")
+    half = COUNT // 2
+    assert replayed(client, stream) == EXPECTED[half:] + EXPECTED[:half]
+    assert again(name=f"{stream}-part", start_ms=500, end_ms=1000).records_done == 10
+    assert replayed(client, stream)[COUNT:] == EXPECTED[10:20]
+
+
 def test_records_of_a_stream_that_was_removed_are_replayed_too(
     spark: SparkSession, client: SyncClient, endpoint: str, stream: str, tmp_path: Path
 ) -> None:
