@@ -39,10 +39,11 @@ def find_streams(broker: Broker, options: SourceOptions) -> dict[str, StreamFact
         return {name: facts for name, facts in found.items() if expression.fullmatch(name)}
     missing = next((name for name in options.streams if name not in found), None)
     if missing is not None:
+        option = "stream" if options.stream else "streams"
         raise SourceUnavailable(
             f"malamute source: there is no stream '{missing}' at {', '.join(options.endpoints)} "
-            "that this identity may read. Correct option 'streams', or create it: malamute stream "
-            f"create {missing}"
+            f"that this identity may read. Correct option '{option}', or create it: malamute "
+            f"stream create {missing}"
         )
     return {name: found[name] for name in options.streams}
 
