@@ -23,7 +23,7 @@ from pyspark_malamute.planning import (
     locate_start,
     ranges,
 )
-from pyspark_malamute.streams import find_streams, together
+from pyspark_malamute.streams import begin_with, together
 
 
 class MalamuteReader(DataSourceReader):
@@ -37,7 +37,7 @@ class MalamuteReader(DataSourceReader):
         options = self._options
         broker = Broker(options)
         try:
-            names = [options.stream] if options.stream else list(find_streams(broker, options))
+            names = [options.stream] if options.stream else list(begin_with(broker, options))
             chosen = options.bounds.streams
             names = [name for name in names if chosen is None or name in chosen]
             found = together(lambda name: _ranges(broker, options.of(name)), names)

@@ -7,18 +7,26 @@ could not count; module scope imports pyspark only, for the package does so too.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from pyspark.sql import SparkSession
+
+_OF_COLUMNS: Final = (
+    "columns", "fieldColumns", "includeFields", "includeKeys", "includeProperties", "bodyType",
+    "pushFilters",
+)  # fmt: skip
+"""Options that say which columns a read has, or what it does with filters: not how many records."""
 
 
 def count_records(spark: SparkSession, **options: Any) -> int:
     """The number of records that a read with these options selects.
 
-    options: those of spark.read; `columns` is not one of them. Raises what such a read raises.
+    options: those of spark.read; what they say of columns does not count. Raises what such a read
+    raises before it has rows.
     """
-    from pyspark_malamute.pipelines.given import texts
+    from pyspark_malamute.pipelines.given import of_source
 
-    given = {**texts(options), "columns": "records"}
+    selecting = {name: text for name, text in of_source(options).items() if name not in _OF_COLUMNS}
+    given = {**selecting, "columns": "records"}
     rows = spark.read.format("malamute").options(**given).load().collect()
     return sum(row["records"] for row in rows)

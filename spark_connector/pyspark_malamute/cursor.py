@@ -59,18 +59,28 @@ class QueryCursor:
         return known if known is not None and known.stream == at.stream else None
 
     def _create(self, name: str, at: StreamOffset) -> None:
-        """Make the query's cursor in a stream, with a pin if the options ask for one."""
+        """Make the query's cursor in a stream, with a pin if the options ask for one.
+
+        One that is there and is ahead of the query stays, and is told of: it may be another's.
+        """
         pin = self._options.cursor_pin_bytes
         settings: dict[str, Any] = {"description": "moved by a Spark query"}
         if pin:
             settings |= {"pin": True, "pin_bytes_max": pin}
 
-        def edit(client: SyncClient) -> None:
+        def edit(client: SyncClient) -> int:
             cursor = client.cursor(name, self._options.cursor)
-            cursor.edit(settings, start=_position(at))
+            return cursor.edit(settings, start=_position(at)).next
 
         doing = "pin a cursor" if pin else "make a cursor"
-        self._broker.ask(doing, edit, self._options.of(name))
+        stands = self._broker.ask(doing, edit, self._options.of(name))
+        if stands > at.offset:
+            LOG.warning(
+                "malamute source: cursor '%s' of stream '%s' stands at offset %d, and this query "
+                "is at %d: does another query move it? It shows neither's lag then, and keeps "
+                "nothing for the slower one. Give each query a cursor of its own",
+                self._options.cursor, name, stands, at.offset,
+            )  # fmt: skip
 
     def _move(self, name: str, at: StreamOffset) -> None:
         """Move the query's cursor in a stream; if the broker refuses, it stays."""

@@ -388,6 +388,8 @@ def parse_options(raw: Mapping[str, str]) -> SourceOptions:
     """
     given, keys, values = TABLE.read(raw)
     stream, streams = _streams(keys, values)
+    named = re.compile(values["streamsPattern"] or "").fullmatch
+    reads = streams.__contains__ if streams else lambda name: named(name) is not None
     pattern = values["pattern"]
     return SourceOptions(
         **TABLE.linking(values),
@@ -396,9 +398,9 @@ def parse_options(raw: Mapping[str, str]) -> SourceOptions:
         streams_pattern=values["streamsPattern"] or "",
         pattern=pattern,
         pattern_text="#" if pattern == ["all"] else to_text(pattern),
-        starting=_places_of(given, values, streams, "startingTimestamp", "startingOffsets"),
+        starting=_places_of(given, values, reads, "startingTimestamp", "startingOffsets"),
         starting_strategy=values["startingOffsetsByTimestampStrategy"],
-        ending=_places_of(given, values, streams, "endingTimestamp", "endingOffsets"),
+        ending=_places_of(given, values, reads, "endingTimestamp", "endingOffsets"),
         client_time=_window(values["clientTimeFrom"], values["clientTimeTo"]),
         fail_on_data_loss=values["failOnDataLoss"] != "false",
         fail_on_trim=values["failOnDataLoss"] == "all",
@@ -470,15 +472,18 @@ def _streams(keys: Mapping[str, str], values: Mapping[str, Any]) -> tuple[str, t
 
 
 def _places_of(
-    given: Mapping[str, str], values: Mapping[str, Any], streams: tuple[str, ...],
+    given: Mapping[str, str], values: Mapping[str, Any], reads: Callable[[str], bool],
     one: str, other: str,
 ) -> Places:  # fmt: skip
-    """The places of whichever of two options was given. Raises OptionError."""
+    """The places of whichever of two options was given. Raises OptionError.
+
+    reads: whether the query reads the streams of this name.
+    """
     if one in given and other in given:
         raise OptionError(one, f"says the same as '{other}'; give only one of them")
     name = one if one in given else other
     places: Places = values[name] or Places()
-    stranger = next((each for each in places.by_stream if streams and each not in streams), None)
+    stranger = next((each for each in places.by_stream if not reads(each)), None)
     if stranger is not None:
         raise OptionError(name, f"names stream '{stranger}', which is not read")
     return places

@@ -47,7 +47,7 @@ from pyspark_malamute.planning import (
     stored,
 )
 from pyspark_malamute.shares import shares
-from pyspark_malamute.streams import find_streams, gone, together
+from pyspark_malamute.streams import begin_with, find_streams, gone, together
 
 
 class Lag(NamedTuple):
@@ -100,7 +100,8 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         def begin(name: str) -> StreamOffset:
             return _offset_of(locate_start(broker, options.of(name), "latest"))
 
-        return to_json(together(begin, self._names()), options)
+        names = [options.stream] if options.stream else begin_with(broker, options)
+        return to_json(together(begin, names), options)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """The caps of the options; Spark knows only one of them at a time."""

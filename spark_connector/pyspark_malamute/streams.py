@@ -14,9 +14,9 @@ from itertools import takewhile
 from typing import Final, TypeVar
 
 from malamute_py.client.facts import StreamFacts
-from pyspark_malamute.errors import SourceUnavailable
+from pyspark_malamute.errors import OptionError, SourceUnavailable
 from pyspark_malamute.links import Broker
-from pyspark_malamute.options import SourceOptions
+from pyspark_malamute.options import Places, SourceOptions
 
 _AT_ONCE: Final = 8
 """Questions that are under way together; the broker answers them one by one."""
@@ -39,12 +39,25 @@ def find_streams(broker: Broker, options: SourceOptions) -> dict[str, StreamFact
         return {name: facts for name, facts in found.items() if expression.fullmatch(name)}
     missing = next((name for name in options.streams if name not in found), None)
     if missing is not None:
+        option = "stream" if options.stream else "streams"
         raise SourceUnavailable(
             f"malamute source: there is no stream '{missing}' at {', '.join(options.endpoints)} "
-            "that this identity may read. Correct option 'streams', or create it: malamute stream "
-            f"create {missing}"
+            f"that this identity may read. Correct option '{option}', or create it: malamute "
+            f"stream create {missing}"
         )
     return {name: found[name] for name in options.streams}
+
+
+def begin_with(broker: Broker, options: SourceOptions) -> dict[str, StreamFacts]:
+    """The streams of a query that begins, as find_streams() has them.
+
+    Raises OptionError: an option names a place in a stream that is not there. Raises as
+    find_streams() does.
+    """
+    found = find_streams(broker, options)
+    for places, begins in ((options.starting, "starting"), (options.ending, "ending")):
+        _check_there(places, begins, found)
+    return found
 
 
 def gone(offsets: Iterable[str], found: Mapping[str, object], options: SourceOptions) -> set[str]:
@@ -66,6 +79,21 @@ def together(ask: Callable[[str], Answer], names: Iterable[str]) -> dict[str, An
     finally:
         # Without waiting: where one fails, the others may wait for an absent broker.
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _check_there(places: Places, begins: str, found: Mapping[str, object]) -> None:
+    """Raise OptionError where one of the places is in a stream that was not found.
+
+    begins: word with which the names of the two options begin.
+    """
+    for name, place in places.by_stream.items():
+        if name not in found:
+            option = f"{begins}Timestamp" if place.kind == "time" else f"{begins}Offsets"
+            raise OptionError(
+                option,
+                f"names stream '{name}', which is not there, or which this identity may not read. "
+                "Correct the name, or leave it out",
+            )
 
 
 def _prefix(options: SourceOptions) -> str:

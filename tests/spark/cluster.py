@@ -1,6 +1,6 @@
 """A Spark standalone cluster on this machine, of the processes that the pyspark package brings.
 
-Owns master, worker and submitted jobs. The rule: Python on the cluster has the installed
+Owns master, workers and submitted jobs. The rule: Python on the cluster has the installed
 distributions but none of ours, so that what it imports of ours came in the zip.
 """
 
@@ -27,7 +27,7 @@ _EXECUTOR = "CoarseGrainedExecutorBackend"
 
 
 class Cluster:
-    """A master and one worker of two cores; a context manager."""
+    """A master and one worker of two cores, or more; a context manager."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True)
@@ -47,15 +47,21 @@ class Cluster:
         self._start("master", "master.Master", "--host", "127.0.0.1", "--port", "0",
                     "--webui-port", "0")  # fmt: skip
         self.url = self._said("master", r"Starting Spark master at (spark://\S+)")
-        self._worker = self._start(
-            "worker", "worker.Worker", "--host", "127.0.0.1", "--cores", "2", "--memory", "1g",
-            "--webui-port", "0", "--work-dir", str(self._directory / "work"), self.url,
-        )  # fmt: skip
-        self._said("worker", r"(Successfully registered with master)")
+        self._worker = self.add_worker("127.0.0.1")
         return self
 
     def __exit__(self, *_: object) -> None:
         self._processes.close()
+
+    def add_worker(self, host: str) -> subprocess.Popen[bytes]:
+        """Start a worker of two cores. host: an address of this machine."""
+        name = f"worker-{host}"
+        worker = self._start(
+            name, "worker.Worker", "--host", host, "--cores", "2", "--memory", "1g",
+            "--webui-port", "0", "--work-dir", str(self._directory / name), self.url,
+        )  # fmt: skip
+        self._said(name, r"(Successfully registered with master)")
+        return worker
 
     @contextlib.contextmanager
     def running(self, zipped: Path, *job: str) -> Iterator[subprocess.Popen[bytes]]:

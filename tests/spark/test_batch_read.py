@@ -12,6 +12,7 @@ import pytest
 
 from malamute_py.client.sync.client import SyncClient
 from pyspark_malamute import count_records
+from pyspark_malamute.pipelines.given import texts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -94,9 +95,17 @@ def test_a_count_by_ranges_is_the_same(
     def counted(**more: object) -> int:
         return count_records(spark, endpoint=endpoint, **{"stream": stream, **more})
 
-    ranges: dict[str, object] = {"maxRecordsPerPartition": 1000}
-    for more in ({}, {"pattern": "flights.JFK.*"}, {"pattern": "nothing.#"}, ranges):
-        assert counted(**more) == read(**{name: str(value) for name, value in more.items()}).count()
+    cases: list[dict[str, object]] = [
+        {},
+        {"pattern": "flights.JFK.*"},
+        {"pattern": "nothing.#"},
+        {"maxRecordsPerPartition": 1000},
+        # Options of columns count for nothing.
+        {"includeKeys": True, "includeHeaders": False, "fieldColumns": "carrier"},
+        {"columns": "subject", "clientTimeTo": BEGIN_MS + 60_000},
+    ]
+    for more in cases:
+        assert counted(**more) == read(**texts(more)).count()
     rows = read(columns="stream,records", maxRecordsPerPartition="1000").collect()
     assert [row.asDict() for row in rows] == [{"stream": stream, "records": 1000}] * 3
     client.purge(stream, "flights.JFK.*")

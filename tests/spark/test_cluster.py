@@ -29,6 +29,34 @@ spark = SparkSession.builder.getOrCreate()
 read = spark.read.format("malamute").options(endpoint=sys.argv[1], stream="s", splitBytes="1m")
 print("counted", read.load().selectExpr("length(body) as n").groupBy().sum("n").first()[0])
 """
+SPECULATING = """\
+import sys, time
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+spark = (
+    SparkSession.builder.config("spark.speculation", "true")
+    .config("spark.speculation.multiplier", "1.0").config("spark.speculation.quantile", "0.25")
+    .config("spark.speculation.interval", "100ms")
+    .config("spark.speculation.minTaskRuntime", "100ms")
+    .config("spark.sql.execution.arrow.maxRecordsPerBatch", "2000").getOrCreate()
+)
+endpoint, seen = sys.argv[1:]
+def slowly(batches):
+    context = TaskContext.get()
+    with open(seen, "a") as attempts:
+        attempts.write(f"{context.partitionId()} {context.attemptNumber()}\\n")
+    for batch in batches:
+        if context.partitionId() == 0:
+            time.sleep(1)
+        yield batch
+# Executors and their Python start here, so that no task of the next job takes long for that.
+spark.range(0, 400, 1, 8).mapInArrow(lambda batches: batches, "id bigint").count()
+rows = spark.range(0, 100_000, 1, 4).selectExpr("lpad(cast(id as string), 100, ' ') body")
+slow = rows.mapInArrow(slowly, "body string").write.format("malamute").mode("append")
+slow.options(endpoint=endpoint, stream="s", chunkBytes="64k").save()
+print("written")
+"""
+"""A job of four tasks, one of which is so slow that Spark runs it a second time beside itself."""
 
 
 @pytest.mark.moderate
@@ -103,3 +131,26 @@ def test_the_commands_of_the_guide_ship_the_connector(tmp_path: Path) -> None:
             check=False,
         )  # fmt: skip
     assert "counted 2100" in done.stdout, done.stderr[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(1200)
+def test_speculative_attempts_publish_each_row_once(tmp_path: Path) -> None:
+    zipped, job, seen = (tmp_path / name for name in ("malamute.zip", "job.py", "attempts"))
+    build_zip(zipped)
+    job.write_text(SPECULATING)
+    with (
+        Daemon(tmp_path / "broker") as broker,
+        connect_sync(broker.endpoint) as client,
+        Cluster(tmp_path / "cluster") as cluster,
+    ):
+        # Spark runs no second attempt on a host that has the first.
+        cluster.add_worker("127.0.0.2")
+        with cluster.running(zipped, str(job), broker.endpoint, str(seen)) as driver:
+            driver.wait(WAIT_S)
+            assert "written" in cluster.log("driver"), cluster.log("driver")[-3000:]
+        with client.subscribe("s", start="earliest", until="tail") as reading:
+            found = [int(body) for batch in reading.batches() for body in batch.bodies()]
+    assert "0 1" in seen.read_text().splitlines()
+    assert sorted(found) == [*range(100_000)]

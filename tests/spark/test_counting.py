@@ -7,6 +7,7 @@ everything were read, or everything guessed, fails.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -234,6 +235,32 @@ def test_several_streams_are_counted_by_one_task(
         ],
         [{"stream": f"{stream}-1", "records": 75}],
     ]
+
+
+@pytest.mark.parametrize(
+    ("more", "records", "planned"),
+    [
+        ({}, 600, 600),
+        ({"startingOffsets": {"a": 30, "b": "latest"}}, 370, 370),
+        ({"endingOffsets": {"a": 30, "b": {"0": 60}}}, 390, 390),
+        ({"startingOffsets": {"a": 30}, "endingOffsets": {"a": 50}, "pattern": "a"}, 260, 0),
+        ({"startingTimestamp": {"a": 1}, "endingTimestamp": {"b": 1}}, 400, 400),
+        ({"clientTimeFrom": "50000", "minPartitions": "2"}, 450, 0),
+    ],
+)
+def test_streams_that_an_expression_selects_are_counted_between_their_places(
+    endpoint: str, client: SyncClient, stream: str, more: dict[str, Any], records: int, planned: int
+) -> None:
+    for number, name in enumerate("abc"):
+        fill(client, f"{stream}-{name}", 100 * (number + 1))
+    given = {
+        option: json.dumps({f"{stream}-{name}": place for name, place in value.items()})
+        if isinstance(value, dict)
+        else value
+        for option, value in more.items()
+    }
+    expression = {"subscribePattern": rf"{stream}-[abc]"}
+    assert count_alike(endpoint, **expression, **given) == (records, planned, "")
 
 
 def expiring(client: SyncClient, stream: str, expires_at_ms: int) -> None:

@@ -88,6 +88,21 @@ def test_a_cursor_that_is_ahead_stays_where_it_is(
     assert client.cursor_info(stream, "spark-1").next == 150
 
 
+def test_a_cursor_that_another_query_has_moved_on_is_told_of(
+    reader: Make, client: SyncClient, stream: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(client, stream, 100)
+    faster, slower = reader(), reader(maxRecordsPerTrigger="10")
+    begin = through_json(faster.initialOffset())
+    faster.commit(through_json(faster.latestOffset(begin, ALL)))
+    # Its own cursor is behind a query that goes on.
+    faster.latestOffset(begin, ALL)
+    assert not caplog.text
+    slower.latestOffset(begin, slower.getDefaultReadLimit())
+    assert f"cursor 'spark-1' of stream '{stream}' stands at offset 100" in caplog.text
+    assert "a cursor of its own" in caplog.text
+
+
 def test_a_pin_keeps_what_the_query_has_not_read_up_to_its_bound(
     reader: Make, client: SyncClient, stream: str
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ from malamute_py.server import Server
 from pyspark_malamute import links
 from pyspark_malamute.errors import SourceUnavailable
 from pyspark_malamute.kept_links import KEPT
+from pyspark_malamute.option_values import LinkOptions
 from pyspark_malamute.options import SourceOptions, parse_options
+from pyspark_malamute.sink_options import SinkOptions, parse_sink_options
 from tests.ports import Port
 from tests.spark.conftest import serve
 from tests.spark.scripted import Clock
@@ -28,6 +30,14 @@ LONG = {"connectTimeoutMs": "600000"}
 
 def options(endpoint: str, **more: str) -> SourceOptions:
     return parse_options({"endpoint": endpoint, "stream": "s", **more})
+
+
+def sink_options(endpoint: str, **more: str) -> SinkOptions:
+    given = {"endpoint": endpoint, "stream": "s", **more}
+    return parse_sink_options(given, streaming=False)
+
+
+BOTH_SIDES = pytest.mark.parametrize("side", [options, sink_options])
 
 
 @pytest.fixture(autouse=True)
@@ -76,28 +86,45 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> Any:
     return script
 
 
+@BOTH_SIDES
 def test_a_broker_that_is_not_there_yet_is_tried_until_the_time_is_over(
-    attempts: Any, clock: Clock
+    attempts: Any, clock: Clock, side: Callable[..., LinkOptions]
 ) -> None:
     made = attempts(*["closed"] * 9, "linked")
-    assert links.link(options("tcp://a:1", **LONG)) is made
+    assert links.link(side("tcp://a:1", **LONG)) is made
     KEPT.forget()
     began_s = clock.now_s
     attempts("closed")
     with pytest.raises(SourceUnavailable, match="Is the broker running there"):
-        links.link(options("tcp://b:1", connectTimeoutMs="20000"))
+        links.link(side("tcp://b:1", connectTimeoutMs="20000"))
     assert 18 < clock.now_s - began_s <= 20
 
 
-def test_what_the_options_say_of_a_link_is_asked_for(attempts: Any) -> None:
+@BOTH_SIDES
+def test_a_broker_that_was_reached_is_waited_for_as_long_as_an_outage_may_be(
+    attempts: Any, clock: Clock, side: Callable[..., LinkOptions]
+) -> None:
+    attempts("closed")
+    began_s = clock.now_s
+    given = side("tcp://c:1", connectTimeoutMs="5", brokerOutageMs="40000")
+    with pytest.raises(SourceUnavailable, match="Is the broker running there"):
+        links.link(given, reached_broker=True)
+    assert 38 < clock.now_s - began_s <= 40
+
+
+@BOTH_SIDES
+def test_what_the_options_say_of_a_link_is_asked_for(
+    attempts: Any, side: Callable[..., LinkOptions]
+) -> None:
     made = attempts("linked")
-    more = {"identity": "spark-1", "requestTimeoutMs": "1234"}
-    links.link(options("tcp://a:1", **more, user="ann", password="of ann"))
-    assert (made.asked["identity"], made.asked["call_timeout_ms"]) == ("spark-1", 1234)
+    links.link(side("tcp://a:1", requestTimeoutMs="1234", user="ann", password="of ann"))
+    assert made.asked["call_timeout_ms"] == 1234
     assert made.asked["credential"] == Plain("ann", "of ann")
+    links.link(options("tcp://a:1", identity="spark-1"))
+    assert made.asked["identity"] == "spark-1"
     key = "k" * 39
     curve = {"curveServerKey": f"{key}1", "curvePublicKey": f"{key}2", "curveSecretKey": f"{key}3"}
-    links.link(options("tcp://a:1", **curve))
+    links.link(side("tcp://a:1", **curve))
     assert made.asked["credential"] == Curve(f"{key}1", f"{key}2", f"{key}3")
     KEPT.forget()
 

@@ -13,10 +13,12 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from malamute_py.client.sync.client import SyncClient
 from pyspark_malamute.batch_reader import MalamuteReader
-from pyspark_malamute.errors import CheckpointMismatch, DataLoss, SourceUnavailable
+from pyspark_malamute.errors import CheckpointMismatch, DataLoss, OptionError, SourceUnavailable
+from pyspark_malamute.links import Broker
 from pyspark_malamute.options import parse_options
 from pyspark_malamute.planning import Range, Ranges
 from pyspark_malamute.stream_reader import MalamuteStreamReader
+from pyspark_malamute.streams import find_streams
 
 ALL = ReadAllAvailable()
 _NUMBERS = count(1)
@@ -222,11 +224,18 @@ def test_each_removal_of_a_stream_is_logged(
 
 
 def test_a_stream_that_is_named_and_not_there_is_told(
-    reader: Callable[..., MalamuteStreamReader], client: SyncClient, prefix: str
+    reader: Callable[..., MalamuteStreamReader], client: SyncClient, endpoint: str, prefix: str
 ) -> None:
     publish(client, f"{prefix}.a", 1)
-    with pytest.raises(SourceUnavailable, match=rf"no stream '{prefix}\.b'"):
+    told = rf"no stream '{prefix}\.b' .* Correct option 'streams'"
+    with pytest.raises(SourceUnavailable, match=told):
         reader(streams=f"{prefix}.a,{prefix}.b").initialOffset()
+    # A run of an archive asks so about a single stream as well.
+    options = parse_options({"endpoint": endpoint, "stream": f"{prefix}.b"})
+    broker = Broker(options)
+    with pytest.raises(SourceUnavailable, match="Correct option 'stream', or create it"):
+        find_streams(broker, options)
+    broker.close()
 
 
 def test_a_cap_is_shared_and_what_one_stream_leaves_another_takes(
@@ -392,3 +401,25 @@ def test_a_batch_read_begins_and_ends_by_stream(
         **{a: (10, 11), b: (0, 10), c: (0, 10)}
     )
     assert read(pattern="nothing.#") == []
+
+
+@pytest.mark.parametrize("option", ["startingOffsets", "startingTimestamp", "endingOffsets"])
+def test_a_place_in_a_stream_that_is_not_there_is_refused_when_a_query_begins(
+    endpoint: str, client: SyncClient, prefix: str, reader: Callable[..., MalamuteStreamReader],
+    option: str,
+) -> None:  # fmt: skip
+    there, missing = f"{prefix}.a", f"{prefix}.missing"
+    publish(client, there, 10)
+    places = json.dumps({there: 0, missing: 3})
+    pattern = {"streamsPattern": rf"{prefix}\..*"}
+    told = rf"'{option}': names stream '{missing}', which is not there"
+    with pytest.raises(OptionError, match=told):
+        MalamuteReader(
+            parse_options({"endpoint": endpoint, **pattern, option: places})
+        ).partitions()
+    if option == "startingOffsets":
+        begun = reader().initialOffset()
+        with pytest.raises(OptionError, match=told):
+            reader(startingOffsets=places).initialOffset()
+        # A query that goes on does not look at where it would begin.
+        assert batch(reader(startingOffsets=places), begun)[1] == expected(**{there: (0, 10)})

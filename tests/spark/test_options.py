@@ -105,6 +105,14 @@ def test_places_by_stream_are_ours_or_kafkas() -> None:
     assert options.ending.of("flights") == Place("time", 1_357_016_400_000)
 
 
+def test_a_place_in_a_stream_that_the_expression_does_not_select_is_refused() -> None:
+    given = {"endpoint": "tcp://a:1", "streamsPattern": "flights.*"}
+    for option in ("startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp"):
+        parse_options({**given, option: '{"flights.JFK": 5}'})
+        with pytest.raises(OptionError, match=rf"'{option}': names stream 'weather', which is not"):
+            parse_options({**given, option: '{"flights.JFK": 5, "weather": 5}'})
+
+
 def test_no_columns_are_an_empty_list_of_them_and_no_typed_stream() -> None:
     assert parse_options({**LEAST, "columns": " "}).counts_only
     assert not parse_options({**LEAST, "columns": "offset"}).counts_only

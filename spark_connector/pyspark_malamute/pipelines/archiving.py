@@ -21,9 +21,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pyspark_malamute.errors import OptionError
+from pyspark_malamute.errors import CheckpointMismatch, OptionError
 from pyspark_malamute.links import Broker
-from pyspark_malamute.offsets import StreamOffset, read_offsets, to_json
+from pyspark_malamute.offsets import NEVER_READ, StreamOffset, read_offsets, to_json
 from pyspark_malamute.options import SourceOptions, parse_options
 from pyspark_malamute.pipelines.archive_log import (
     ArchivedFile,
@@ -95,8 +95,7 @@ def archive(
         for name in _STARTING:
             if name in given:
                 raise OptionError(name, "is for the first run; the archive goes on. Remove it")
-        if accepts_loss:
-            state = _with_gaps(folder, log, state, parse_options(source))
+        state = _with_gaps(folder, log, state, parse_options(source), accepted=accepts_loss)
     columns = state.settings.columns if state else _typed_columns(given)
     if columns:
         source["columns"] = columns
@@ -252,10 +251,23 @@ def with_stream(frame: DataFrame, given: Mapping[str, str]) -> DataFrame:
     return frame.select(sf.lit(given["stream"]).alias("stream"), "*")
 
 
-def _with_gaps(folder: Folder, log: ArchiveLog, state: State, options: SourceOptions) -> State:
+def made_again(folder: Folder, name: str, at: StreamOffset) -> CheckpointMismatch:
+    """Make the error that an archive does not go on with a stream; at: where it ends."""
+    return CheckpointMismatch(
+        f"stream '{name}' was removed and made again, or the endpoint is another broker's: the "
+        f"archive {folder.uri} ends at offset {at.offset} of the former one. To note that what "
+        "came after is gone, and to archive the new stream from its first record, run archive with "
+        "failOnDataLoss false (malamute spark archive --accept-loss)"
+    )
+
+
+def _with_gaps(
+    folder: Folder, log: ArchiveLog, state: State, options: SourceOptions, *, accepted: bool
+) -> State:
     """Note what is gone of the streams before it was archived, and go on after it.
 
-    Raises ArchiveError: another run has archived meanwhile.
+    accepted: False notes nothing, for the query tells what is gone. Raises CheckpointMismatch
+    then: a stream was made again. Raises ArchiveError: another run has archived meanwhile.
     """
     broker = Broker(options)
     try:
@@ -269,10 +281,15 @@ def _with_gaps(folder: Folder, log: ArchiveLog, state: State, options: SourceOpt
         if facts is None:
             gaps.append(Gap(name, at.offset, 0))  # 0: the stream itself was removed
             del reached[name]
-        elif facts.uuid.hex() == at.stream and facts.first > at.offset and at.epoch:
+        elif facts.uuid.hex() != at.stream:
+            if not accepted:
+                raise made_again(folder, name, at)
+            gaps.append(Gap(name, at.offset, 0))
+            reached[name] = StreamOffset(facts.uuid.hex(), *NEVER_READ)
+        elif facts.first > at.offset and at.epoch:
             gaps.append(Gap(name, at.offset, facts.first))
             reached[name] = StreamOffset(at.stream, facts.epoch, facts.first)
-    if not gaps:
+    if not gaps or not accepted:
         return state
     change = {"position": to_json(reached, options), "gaps": gaps}
     return log.commit(lambda newest: _after(folder, log, newest, state.position, change))

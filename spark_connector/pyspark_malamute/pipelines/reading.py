@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Set
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import DateType, StringType, StructField, StructType
 
 from pyspark_malamute.links import Broker
-from pyspark_malamute.offsets import check_stream, read_offsets
+from pyspark_malamute.loss import removed
+from pyspark_malamute.offsets import read_offsets
 from pyspark_malamute.options import SourceOptions, parse_options
 from pyspark_malamute.pipelines.archive_log import ArchiveError, Settings, State, load_state
-from pyspark_malamute.pipelines.archiving import partitioned, with_stream
+from pyspark_malamute.pipelines.archiving import made_again, partitioned, with_stream
 from pyspark_malamute.pipelines.folder import Folder
 from pyspark_malamute.pipelines.given import texts
 from pyspark_malamute.planning import ask_plan, check_plan
@@ -51,9 +53,11 @@ def history(spark: SparkSession, path: str, **options: Any) -> DataFrame:
     given = {"failOnDataLoss": "all", **texts(options), **state.settings.selection}
     if state.settings.columns:
         given["columns"] = state.settings.columns
-    _check_seam(state, parse_options(given))
+    found = _check_seam(folder, state, parse_options(given))
     if state.position:
-        given["startingOffsets"] = json.dumps(state.reached)
+        given["startingOffsets"] = json.dumps(
+            {name: offset for name, offset in state.reached.items() if name in found}
+        )
     log = spark.read.format("malamute").options(**given).load()
     columns = StructType.fromJson(json.loads(state.settings.schema)).fieldNames()
     recent = with_stream(log, state.settings.selection).select(*columns)
@@ -101,17 +105,24 @@ def _escaped(path: str) -> str:
     return "".join(f"\\{letter}" if letter in "*?[]{}\\" else letter for letter in path)
 
 
-def _check_seam(state: State, options: SourceOptions) -> None:
-    """Raise DataLoss or CheckpointMismatch where the log does not go on from the archive."""
+def _check_seam(folder: Folder, state: State, options: SourceOptions) -> Set[str]:
+    """Return the names of the streams that there are, each of which goes on from the archive.
+
+    Raises DataLoss or CheckpointMismatch where one does not.
+    """
     broker = Broker(options)
     try:
         found = find_streams(broker, options)
         positions = read_offsets(state.position, options) if state.position else {}
         for name, at in positions.items():
-            if name in found:
-                of = options.of(name)
-                plan = ask_plan(broker, of, at.offset, at.epoch)
-                check_stream(at, plan.stream.hex(), of)
-                check_plan(broker, of, plan, at.offset, at.epoch)
+            of = options.of(name)
+            if name not in found:
+                removed(of)
+                continue
+            plan = ask_plan(broker, of, at.offset, at.epoch)
+            if plan.stream.hex() != at.stream:
+                raise made_again(folder, name, at)
+            check_plan(broker, of, plan, at.offset, at.epoch)
+        return found.keys()
     finally:
         broker.close()

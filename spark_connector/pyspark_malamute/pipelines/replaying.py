@@ -8,7 +8,9 @@ Source: ARCHITECTURE.md, The archive and the other pipelines.
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 import time as clock
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
@@ -35,7 +37,7 @@ _BUCKETS: Final = 100_000
 TICK_MS: Final = 100
 """Records of a paced replay that are due within this time are published together."""
 _EVER: Final = 1 << 53
-_ORDER: Final = ("at_ms", "stream", "offset", "date")
+_ORDER: Final = ("at_ms", "stream", "offset", "appended_ms", "date")
 """Columns by which rows are found and put in order, which are not published."""
 
 
@@ -47,6 +49,16 @@ class PlannedStep(NamedTuple):
     records: int
 
 
+class Bound(NamedTuple):
+    """Bound of a stream's records; a replay has those that lie within one of its bounds."""
+
+    offset: int
+    """Offset before which they lie."""
+    appended_ms: int
+    """Greatest time at which one of them was appended. It tells the records of a stream that was
+    made again from those of the former one, which may have the same offsets."""
+
+
 class Plan(msgspec.Struct, frozen=True):
     """A replay as it was begun."""
 
@@ -56,6 +68,21 @@ class Plan(msgspec.Struct, frozen=True):
     steps: list[PlannedStep]
     tick_ms: int = 0
     """Records within this time of the archive are published together; 0: all of a step."""
+    bounds: dict[str, list[Bound]] = {}
+    """Stream -> bounds within `reached`; of an older version: none."""
+
+    def has(self) -> Column:
+        """Whether a row was archived when the replay was begun."""
+        found = sf.lit(False)
+        for stream, offset in self.reached.items():
+            bounds = self.bounds.get(stream, [Bound(offset, _EVER)])
+            within = [
+                (sf.col("offset") < bound.offset) & (sf.col("appended_ms") <= bound.appended_ms)
+                for bound in bounds
+            ]
+            any_of = functools.reduce(operator.or_, within)
+            found = sf.when(sf.col("stream") == stream, any_of).otherwise(found)
+        return found
 
 
 class Replayed(NamedTuple):
@@ -179,17 +206,15 @@ class _Run:
     def _step(self, number: int) -> DataFrame:
         """The rows of a step in their order, in one partition."""
         begin, end, _ = self._plan.steps[number]
-        of = sf.lit(None)
-        for stream, offset in self._plan.reached.items():
-            of = sf.when(sf.col("stream") == stream, sf.lit(offset)).otherwise(of)
         found = self._rows.where(
-            (sf.col("at_ms") >= begin) & (sf.col("at_ms") < end) & (sf.col("offset") < of)
+            (sf.col("at_ms") >= begin) & (sf.col("at_ms") < end) & self._plan.has()
         )
         if "date" in found.columns:
             # Spark leaves out the files of other days.
             days = [day(sf.timestamp_millis(sf.lit(at))) for at in (begin, end - 1)]
             found = found.where(sf.col("date").between(*days))
-        return found.repartition(1).sortWithinPartitions("at_ms", "stream", "offset")
+        # Two streams that had one name may have records of the same time and offset.
+        return found.repartition(1).sortWithinPartitions("at_ms", "stream", "offset", "appended_ms")
 
     def _publish(self, number: int) -> None:
         frame = self._step(number).drop(*_ORDER)
@@ -248,7 +273,9 @@ def _rows(frame: DataFrame, state: State, by: str) -> DataFrame:
         )
     # A time and a date of the same column: _step() leaves out the files of other days by it.
     dates = ["date"] if by == state.settings.date_of == "append_time" else []
-    return frame.select(*columns, "stream", "offset", *dates, sf.unix_millis(at).alias("at_ms"))
+    appended_ms = sf.unix_millis("append_time").alias("appended_ms")
+    at_ms = sf.unix_millis(at).alias("at_ms")
+    return frame.select(*columns, "stream", "offset", appended_ms, *dates, at_ms)
 
 
 def _planned(
@@ -260,7 +287,7 @@ def _planned(
         plan = msgspec.json.decode(folder.read(file), type=Plan)
     except FileNotFoundError:
         steps = _steps(rows, settings, PACED_ROWS if tick_ms else STEP_ROWS)
-        plan = Plan(settings, state.ends, steps, tick_ms)
+        plan = Plan(settings, state.ends, steps, tick_ms, _bounds(rows, state))
         # Of two runs that begin the replay one creates the file, and both go by it.
         folder.create(file, msgspec.json.encode(plan))
         plan = msgspec.json.decode(folder.read(file), type=Plan)
@@ -273,6 +300,26 @@ def _planned(
                 f"has {value!r}. Put the old one back, or give the replay another name"
             )
     return plan
+
+
+def _bounds(rows: DataFrame, state: State) -> dict[str, list[Bound]]:
+    """Bounds of each stream's rows: of the stream that is there, and of those that it had before.
+
+    The latter matter where they had more records than the former has by now.
+    """
+    reached = sf.lit(0)
+    for stream, offset in state.reached.items():
+        reached = sf.when(sf.col("stream") == stream, sf.lit(offset)).otherwise(reached)
+    at = sf.col("appended_ms")
+    latest = rows.groupBy("stream").agg(
+        sf.max(at).alias("all"), sf.max(sf.when(sf.col("offset") >= reached, at)).alias("former")
+    )
+    found: dict[str, list[Bound]] = {}
+    for stream, of_all, of_former in latest.collect():
+        found[stream] = [Bound(state.reached.get(stream, 0), of_all)]
+        if of_former is not None:
+            found[stream].append(Bound(state.ends[stream], of_former))
+    return found
 
 
 def _steps(rows: DataFrame, settings: Mapping[str, Any], most: int) -> list[PlannedStep]:

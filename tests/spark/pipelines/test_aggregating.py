@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,6 +93,33 @@ def test_a_window_has_open_high_low_close_and_is_published_once_though_its_batch
     assert sum(each.stateOperators[0].numRowsDroppedByWatermark for each in told) == 1
     seen = [each.observedMetrics[aggregating.OBSERVED] for each in told if each.observedMetrics]
     assert (sum(each.records for each in seen), len(bars(client, stream))) == (2, 4)
+
+
+def test_windows_slide_and_a_record_may_be_as_late_as_the_watermark_says(
+    client: SyncClient, stream: str, run: Callable[..., Any]
+) -> None:
+    given = {"window": "1 minute", "slide": "30 seconds", "watermark": "1 minute"}
+    publish(client, stream, [("A", 10, "1"), ("A", 40, "2"), ("A", 150, "9")])
+    run(**given)
+    assert [(bar["at_s"], bar["count"]) for bar in bars(client, stream)] == [
+        (30, 1), (60, 2), (90, 1),
+    ]  # fmt: skip
+    publish(client, stream, [("A", 100, "3"), ("A", 20, "4"), ("A", 400, "5")])
+    run(**given)
+    # The record of second 100 is late and counts, that of second 20 is too late.
+    assert [(bar["at_s"], bar["last"]) for bar in bars(client, stream)[3:]] == [
+        (120, 3), (150, 3), (180, 9), (210, 9),
+    ]  # fmt: skip
+
+
+def test_windows_may_be_over_the_time_of_appending(
+    client: SyncClient, stream: str, run: Callable[..., Any]
+) -> None:
+    for price in ("1", "2"):
+        client.publish(stream, b"", subject="A", fields={"price": price})
+        time.sleep(0.3)
+    run(time="append_time", window="100 milliseconds", watermark="0 seconds")
+    assert [bar["last"] for bar in bars(client, stream)] == [1]
 
 
 def test_a_checkpoint_of_another_window_is_refused(

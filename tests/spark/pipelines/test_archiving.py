@@ -11,6 +11,7 @@ import pytest
 from malamute_py.client.sync.client import SyncClient
 from pyspark_malamute.errors import DataLoss
 from pyspark_malamute.pipelines import (
+    aggregate,
     archive,
     archiving,
     compact,
@@ -75,6 +76,7 @@ def test_an_archive_goes_on_where_it_was_and_history_has_the_log_after_it(
     assert numbers(whole.where("date = '1970-01-02'")) == [n for n in expected if n >= 100]
 
     before = archived.count()
+    assert compact(spark, path, target_bytes=1).files > 2
     # A session that bounds its files has a compaction make no smaller ones: it would never end.
     spark.conf.set("spark.sql.files.maxRecordsPerFile", 30)
     try:
@@ -90,6 +92,36 @@ def test_an_archive_goes_on_where_it_was_and_history_has_the_log_after_it(
     assert numbers(read_archive(spark, path)) == expected
     run()
     assert numbers(read_archive(spark, path)) == [*expected, *range(300, 350)]
+
+
+def test_a_run_that_follows_writes_as_often_as_it_is_told(
+    spark: SparkSession, client: SyncClient, endpoint: str, stream: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    triggers: list[dict[str, Any]] = []
+    trigger = DataStreamWriter.trigger
+
+    def seen(writer: DataStreamWriter, **given: Any) -> DataStreamWriter:
+        triggers.append(given)
+        return trigger(writer, **given)
+
+    monkeypatch.setattr(DataStreamWriter, "trigger", seen)
+    publish(client, stream, 0, 10)
+    given: dict[str, Any] = {"endpoint": endpoint, "stream": stream, "follow": True}
+    archiver = archive(spark, str(tmp_path / "archive"), every_ms=70, **given)
+    state = str(tmp_path / "state")
+    aggregator = aggregate(spark, f"{stream}-bars", state, every_ms=80, **given)
+    try:
+        assert triggers == [{"processingTime": f"{every_ms} milliseconds"} for every_ms in (70, 80)]
+        archiver.processAllAvailable()
+        publish(client, stream, 10, 5)
+        archiver.processAllAvailable()
+        assert numbers(read_archive(spark, str(tmp_path / "archive"))) == [*range(15)]
+    finally:
+        archiver.stop()
+        aggregator.stop()
 
 
 def test_what_a_death_left_before_the_entry_is_written_anew_and_no_reader_sees_it(

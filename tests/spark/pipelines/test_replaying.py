@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from malamute_py.client.sync.client import SyncClient
-from pyspark_malamute.pipelines import Replayed, archive, replay, replaying
+from pyspark_malamute.errors import CheckpointMismatch, DataLoss
+from pyspark_malamute.pipelines import Replayed, archive, history, replay, replaying
 from pyspark_malamute.pipelines.archive_log import ArchiveError
 
 if TYPE_CHECKING:
@@ -119,6 +120,17 @@ def test_a_paced_replay_waits_as_long_as_the_records_times_say(
     assert (done.records_done, done.late_ms) == (40, 0)
 
 
+def test_a_replay_goes_by_the_time_that_it_is_given_and_has_what_lies_between_two(
+    client: SyncClient, stream: str, again: Callable[..., Replayed]
+) -> None:
+    # The archive is by client time, and the records were appended together, the later half first.
+    again(by="append_time")
+    half = COUNT // 2
+    assert replayed(client, stream) == EXPECTED[half:] + EXPECTED[:half]
+    assert again(name=f"{stream}-part", start_ms=500, end_ms=1000).records_done == 10
+    assert replayed(client, stream)[COUNT:] == EXPECTED[10:20]
+
+
 def test_records_of_a_stream_that_was_removed_are_replayed_too(
     spark: SparkSession, client: SyncClient, endpoint: str, stream: str, tmp_path: Path
 ) -> None:
@@ -133,9 +145,72 @@ def test_records_of_a_stream_that_was_removed_are_replayed_too(
     assert archive(spark, path, **given).awaitTermination(180)
     client.remove_stream(names[1])
     client.publish(names[0], b"more", subject="a.b", fields={"kind": "x"})
+    with pytest.raises(DataLoss, match=rf"'{names[1]}' was removed, with what"):
+        history(spark, path, endpoint=endpoint)
+    assert history(spark, path, endpoint=endpoint, failOnDataLoss=False).count() == 11
     assert archive(spark, path, **given).awaitTermination(180)
     done = replay(spark, path, f"{stream}-again", name=stream, endpoint=endpoint)
     assert done.records_done == 11
     with client.subscribe(f"{stream}-again", start="earliest", until="tail") as reading:
         found = Counter(each.body for each in reading)
     assert found == {names[0].encode(): 5, names[1].encode(): 5, b"more": 1}
+
+
+def test_records_of_two_streams_of_one_name_are_replayed_and_none_that_came_since(
+    spark: SparkSession, client: SyncClient, endpoint: str, stream: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    path, seconds = str(tmp_path / "twice"), 3
+    monkeypatch.setattr(replaying, "STEP_ROWS", 20)
+
+    def published(word: str, count: int) -> list[bytes]:
+        """Publish records, 20 of each second by client time, all streams from the first one on."""
+        bodies = [b"%s %d" % (word.encode(), number) for number in range(count)]
+        times = [1000 * (number % seconds) for number in range(count)]
+        client.publish_many(
+            stream, bodies, subject="a.b", client_time_ms=times, fields={"kind": "x"}
+        )
+        return bodies
+
+    def run(**options: Any) -> None:
+        query = archive(
+            spark, path, endpoint=endpoint, stream=stream, date_of="client_time", **options
+        )
+        assert query.awaitTermination(180)
+
+    former = published("former", 60)
+    run()
+    client.remove_stream(stream)
+    newest = published("newest", 6)
+    with pytest.raises(CheckpointMismatch, match=r"was removed and made again.*--accept-loss"):
+        run()
+    with pytest.raises(CheckpointMismatch, match="ends at offset 60 of the former one"):
+        history(spark, path, endpoint=endpoint)
+    run(failOnDataLoss=False)
+    whole = history(spark, path, endpoint=endpoint)
+    assert sorted(row.body for row in whole.collect()) == sorted(former + newest)
+
+    publish = replaying._Run._publish
+
+    def dies(run: Any, number: int) -> None:
+        publish(run, number)
+        raise ZeroDivisionError
+
+    def go() -> Replayed:
+        return replay(spark, path, f"{stream}-again", name=stream, endpoint=endpoint)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(replaying._Run, "_publish", dies)
+        with pytest.raises(ZeroDivisionError):
+            go()
+    # Of the same offsets and times as records of the former stream.
+    published("later", 60)
+    run()
+    client.remove_stream(stream)
+    published("last", 60)
+    run(failOnDataLoss=False)
+    assert go().records_done == 66
+    with client.subscribe(f"{stream}-again", start="earliest", until="tail") as reading:
+        found = [(each.client_time_ms or 0, each.body) for each in reading]
+    assert sorted(body for _, body in found) == sorted(former + newest)
+    assert [at for at, _ in found] == sorted(at for at, _ in found)
