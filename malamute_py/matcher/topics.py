@@ -305,11 +305,26 @@ class TopicKind(PatternKind):
             return lambda keys, fields: text in keys
         if "#" not in pattern and len(pattern) > 1:
             return _positional(pattern)
+        if pattern[-1] == "#" and "*" not in pattern and "#" not in pattern[:-1]:
+            return _beginning(text[:-1])
         return lambda keys, fields: any(parts_match(pattern, key.split(".")) for key in keys)
 
     def table(self) -> Table:
         """Return a trie."""
         return TopicTable()
+
+
+def _beginning(start: str) -> Predicate:
+    """Make the predicate of literal parts before one `#`: the text before that begins a key."""
+
+    def beginning(keys: Keys, fields: Fields) -> bool:
+        """Whether a key goes on after that beginning, which ends with a dot."""
+        for key in keys:  # noqa: SIM110 - a generator would cost more than the comparison
+            if key.startswith(start):
+                return True
+        return False
+
+    return beginning
 
 
 def _positional(pattern: tuple[str, ...]) -> Predicate:
