@@ -93,6 +93,7 @@ class AtomicStep(Step):
         except (Timeout, asyncio.CancelledError):
             if True:  # sync: with link.lock:
                 link.session.steps.withdraw(self)
+                link.wake_up()
             raise
 
     # sync: def commit_nowait(self, timeout_ms: Wait = "default") -> Pending[Confirmation | None]:
@@ -112,7 +113,8 @@ class AtomicStep(Step):
                 try:
                     timeout_ms = await link.room(self.size, timeout_ms, "a step")
                 except (Timeout, asyncio.CancelledError):
-                    self.give_up()
+                    self.end_untaken()
+                    link.wake_up()
                     raise
             link.session.steps.add(self, future)
             link.wake_up()

@@ -454,8 +454,7 @@ class Steps(Lanes[OutgoingSteps]):
                 if step in batch.rows and not batch.content:
                     batch.remove(step)
                     self.window.queued_bytes -= step.size
-                    step.state = OVER
-                    step.regain()
+                    step.end_untaken()
                     if not batch.rows:
                         self._take_out(lane, [batch])
                     return

@@ -93,6 +93,7 @@ class SyncAtomicStep(Step):
         except BaseException:
             with link.lock:
                 link.session.steps.withdraw(self)
+                link.wake_up()
             raise
 
     def commit_nowait(self, timeout_ms: Wait = "default") -> Pending[Confirmation | None]:
@@ -112,7 +113,8 @@ class SyncAtomicStep(Step):
                 try:
                     timeout_ms = link.room(timeout_ms, "a step")
                 except BaseException:
-                    self.give_up()
+                    self.end_untaken()
+                    link.wake_up()
                     raise
             link.session.steps.add(self, pending)
             link.wake_up()
