@@ -406,6 +406,8 @@ class Offering(Opened):
             request = self.in_hand.get(number)
             if request is not None:
                 self.reopened(request)
+        if self.closing and not self.ended:
+            self.offerings.close(self)
 
     def lost_to_others(self, numbers: list[int]) -> None:
         """Drop requests, as a step with them was refused `not_held`.

@@ -309,6 +309,25 @@ def test_requests_of_a_withdrawn_step_that_is_refused_go_back_to_the_broker() ->
     assert job.finished
 
 
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_worker_that_was_closed_while_a_step_is_refused_releases_the_request(gone: bool) -> None:
+    """It waited for an end of the request for ever, and renewed its lease."""
+    script = opened()
+    offering = working(script, 1)
+    job = offering.take()
+    step = Step()
+    step.complete(job)
+    script.session.steps.add(step, "step")
+    [atomic] = of(script.step(), c.Atomic)
+    if gone:
+        script.session.steps.withdraw(step)
+    script.session.offerings.close(offering)
+    assert not of(script.step(), c.Unsubscribe)
+    said = [*script.say(c.Refused(66, atomic.tracker, "conflict")), *script.step()]
+    assert [ack.state for ack in of(said, c.AckWork)] == [c.WorkState.RELEASED]
+    assert of(said, c.Unsubscribe)
+
+
 def test_who_waits_for_an_end_behind_replies_is_told_when_the_client_is_closed() -> None:
     script = opened()
     offering = working(script, 1)
