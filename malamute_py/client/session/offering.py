@@ -426,6 +426,7 @@ class Offering(Opened):
             request = self.in_hand.get(number)
             if request is not None and not (request.lost or self.ended):
                 self.offerings.end(request, RETURNED)
+                self._taken_away(request)
 
     def discard(self) -> None:
         """Drop what was not begun: the caller works no more."""
