@@ -197,6 +197,33 @@ async def test_mail_of_a_step_that_found_no_room_comes_again(
     await shell.call(inbox.close)
 
 
+async def test_mail_of_a_step_comes_again_whose_caller_is_cancelled_as_the_refusal_comes(
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller hears of the cancellation alone."""
+    async with broker.connect() as client, client.inbox("desk", ack="manual") as inbox:
+        await client.send("desk", b"x")
+        step = client.atomic()
+        mail = await inbox.next(WAIT_MS)
+        assert mail is not None
+        step.ack(mail)
+        step.move_cursor("nowhere", "cursor", 5)
+        committing = asyncio.create_task(step.commit())
+        steps = client._session.steps
+        refused = steps.refused
+
+        def cancelled(*arguments: Any) -> None:
+            committing.cancel()
+            refused(*arguments)
+
+        monkeypatch.setattr(steps, "refused", cancelled)
+        with pytest.raises(asyncio.CancelledError):
+            await committing
+        again = await inbox.next(WAIT_MS)
+        assert again is not None
+        assert (again.number, again.attempts) == (mail.number, 2)
+
+
 async def test_mail_is_taken_and_what_became_of_it_published_in_one_step(shell: Any) -> None:
     await shell.do("send_many", "desk", [b"%d" % n for n in range(4)])
     inbox = shell.client.inbox("desk", ack="manual")

@@ -424,8 +424,9 @@ class Offering(Opened):
         """Have the broker hand out requests again that a step has brought back into hand."""
         for number in numbers:
             request = self.in_hand.get(number)
-            if request is not None and not (request.lost or self.ended):
-                self.offerings.end(request, RETURNED)
+            if request is None or request.lost or self.ended:
+                continue
+            if self.offerings.end(request, RETURNED):
                 self._taken_away(request)
 
     def discard(self) -> None:

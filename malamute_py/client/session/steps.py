@@ -446,6 +446,8 @@ class Steps(Lanes[OutgoingSteps]):
     def withdraw(self, step: Step) -> None:
         """Take back a step that no caller waits for, if it has not left."""
         step.token = None
+        if step.state == OVER:
+            step.give_back_untold()
         if step.state != QUEUED:
             return
         for lane in self._lanes():

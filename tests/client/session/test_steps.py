@@ -437,6 +437,21 @@ def test_what_a_step_took_from_a_reader_goes_back_when_it_is_withdrawn_after_a_r
     assert (inbox.held, inbox.gone, inbox.back) == (set(), set(), [1])
 
 
+def test_what_a_step_took_goes_back_when_its_caller_is_cancelled_as_the_refusal_comes() -> None:
+    """Its caller was to be told of the refusal, and hears of the cancellation alone."""
+    script = Stepping()
+    inbox = Bag(7, {1})
+    step = published(b"gone")
+    step.ack(Item(inbox, 1))
+    script.add(step, "1")
+    script.step()
+    script.refuse(script.sent()[0][0][0], "conflict")
+    assert (inbox.held, inbox.back) == ({1}, [])
+    script.session.steps.withdraw(step)
+    script.session.steps.withdraw(step)
+    assert (inbox.held, inbox.back) == (set(), [1])
+
+
 def test_who_acknowledges_in_a_step_acknowledges_nowhere_else() -> None:
     inbox = Bag(7, {1, 2})
     first, second = Step(), Step()
