@@ -199,7 +199,7 @@ def _watch(client: SyncClient, every_s: float) -> None:
                 live.start()
             elif pressed == " " and not screen.typing:
                 asked = True
-            else:
+            elif pressed:
                 screen.press(pressed)
 
 
@@ -283,11 +283,18 @@ def _keys() -> Iterator[_Keys]:
     def resized(number: int, frame: FrameType | None) -> None:
         keys.wake()
 
-    former = signal.signal(signal.SIGWINCH, resized)
+    def ended(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    former = [
+        (number, signal.signal(number, handler))
+        for number, handler in ((signal.SIGWINCH, resized), (signal.SIGTERM, ended))
+    ]
     try:
         keys.take()
         yield keys
     finally:
-        signal.signal(signal.SIGWINCH, former)
+        for number, before in former:
+            signal.signal(number, before)
         keys.give_back()
         keys.close()

@@ -136,6 +136,9 @@ class Edit:
     def checked(self) -> str:
         """Return the new text. Raises ConfigError: a broker would refuse it."""
         text: str = self._document.as_string()
+        if not text.strip():
+            # A broker takes an empty file for one that was cut short.
+            text = _BEGINNING
         self._check(text)
         return text
 

@@ -434,8 +434,43 @@ def test_a_terminal_is_drawn_anew_when_its_size_changes_and_ends_at_q(
         shows("? help  q quit  /…")
         os.write(ours, b"?")
         shows("any key: back to the table")
+        termios.tcsetwinsize(theirs, (24, 60))
+        running.send_signal(signal.SIGWINCH)
+        shows("any key: back to the table")  # It is no key.
         os.write(ours, b"xq")
         assert running.wait(WAIT_S) == 0
+    finally:
+        running.kill()
+        os.close(theirs)
+        os.close(ours)
+
+
+@pytest.mark.moderate
+def test_a_terminal_is_given_back_when_the_command_is_ended_by_sigterm(
+    broker: EmbeddedBroker,
+) -> None:
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    before = termios.tcgetattr(theirs)
+    running = subprocess.Popen(
+        [sys.executable, "-m", "malamute_py", "--endpoint", broker.tcp_endpoint, "top"],
+        stdin=theirs, stdout=theirs, env={**os.environ, "TERM": "xterm"}, start_new_session=True,
+    )  # fmt: skip
+    os.set_blocking(ours, False)
+    drawn: list[bytes] = []
+
+    def shows(what: bytes) -> bool:
+        with contextlib.suppress(BlockingIOError):
+            drawn.append(os.read(ours, 1 << 16))
+        return what in b"".join(drawn)
+
+    try:
+        until(lambda: shows(b"q quit"))
+        assert termios.tcgetattr(theirs) != before
+        running.terminate()
+        until(lambda: shows(b"\x1b[?1049l"))
+        assert running.wait(WAIT_S) == 128 + signal.SIGTERM
+        assert termios.tcgetattr(theirs) == before
     finally:
         running.kill()
         os.close(theirs)

@@ -182,6 +182,16 @@ def test_comments_and_order_of_the_file_stay(plain: Run) -> None:
     assert read().quotas.identities == {}
 
 
+def test_a_file_whose_last_user_was_removed_is_not_empty(plain: Run) -> None:
+    """A broker did not start with it: it looked as if it was cut short."""
+    path = Path("users.toml")
+    path.write_text(path.read_text().partition("\n\n")[2])
+    assert path.read_text().startswith("[users.ann]")
+    plain("user", "rm", "ann").ok()
+    assert path.read_text().startswith("#")
+    assert plain("config", "check", "malamute.toml").code == 0
+
+
 def test_users_are_listed(plain: Run) -> None:
     plain("grant", "ann", "write", "orders").ok()
     assert plain("user", "ls").ok().rows == [["ann", "password", "", "write orders", ""]]

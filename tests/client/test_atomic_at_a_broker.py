@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from malamute_protocol.errors import BrokerRefused, LocalProtocolError
+from malamute_protocol.errors import BrokerRefused, LocalProtocolError, Timeout
 from malamute_py.client.position import FromCursor
 from malamute_py.embedded import EmbeddedBroker
 from tests.client.shells import FAST, SHELLS, AsyncShell
@@ -180,6 +180,48 @@ async def test_a_request_is_in_hand_after_a_step_that_was_refused(shell: Any) ->
     with pytest.raises(BrokerRefused, match="not_held"):
         shell.client.atomic().complete(request)
     await shell.call(worker.close)
+
+
+async def test_mail_of_a_step_that_found_no_room_comes_again(
+    shell: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await shell.do("send", "desk", b"x")
+    inbox = shell.client.inbox("desk", ack="manual")
+    step = shell.client.atomic()
+    step.ack(await shell.call(inbox.next, WAIT_MS))
+    with monkeypatch.context() as patched:
+        patched.setattr(shell.client._session.window, "bytes_max", 0)
+        with pytest.raises(Timeout):
+            await shell.call(step.commit, 20)
+    assert (await shell.call(inbox.next, WAIT_MS)).body == b"x"
+    await shell.call(inbox.close)
+
+
+async def test_mail_of_a_step_comes_again_whose_caller_is_cancelled_as_the_refusal_comes(
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller hears of the cancellation alone."""
+    async with broker.connect() as client, client.inbox("desk", ack="manual") as inbox:
+        await client.send("desk", b"x")
+        step = client.atomic()
+        mail = await inbox.next(WAIT_MS)
+        assert mail is not None
+        step.ack(mail)
+        step.move_cursor("nowhere", "cursor", 5)
+        committing = asyncio.create_task(step.commit())
+        steps = client._session.steps
+        refused = steps.refused
+
+        def cancelled(*arguments: Any) -> None:
+            committing.cancel()
+            refused(*arguments)
+
+        monkeypatch.setattr(steps, "refused", cancelled)
+        with pytest.raises(asyncio.CancelledError):
+            await committing
+        again = await inbox.next(WAIT_MS)
+        assert again is not None
+        assert (again.number, again.attempts) == (mail.number, 2)
 
 
 async def test_mail_is_taken_and_what_became_of_it_published_in_one_step(shell: Any) -> None:

@@ -9,7 +9,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from malamute_protocol.errors import LocalProtocolError, Timeout
+from malamute_protocol.errors import (
+    BrokerRefused,
+    ConnectionLost,
+    LocalProtocolError,
+    Timeout,
+)
 from malamute_py.client.aio.link import LoopLink
 from malamute_py.client.aio.tables import Tables
 from malamute_py.client.arguments import name_of
@@ -90,9 +95,12 @@ class AtomicStep(Step):
         left = await self._put(future, timeout_ms)
         try:
             return await link.limit(future, left, STEP)
+        except _TOLD:
+            raise
         except (Timeout, asyncio.CancelledError):
             if True:  # sync: with link.lock:
                 link.session.steps.withdraw(self)
+                link.wake_up()
             raise
 
     # sync: def commit_nowait(self, timeout_ms: Wait = "default") -> Pending[Confirmation | None]:
@@ -112,8 +120,13 @@ class AtomicStep(Step):
                 try:
                     timeout_ms = await link.room(self.size, timeout_ms, "a step")
                 except (Timeout, asyncio.CancelledError):
-                    self.give_up()
+                    self.end_untaken()
+                    link.wake_up()
                     raise
             link.session.steps.add(self, future)
             link.wake_up()
         return timeout_ms
+
+
+_TOLD = BrokerRefused, ConnectionLost, LocalProtocolError
+"""What a caller is told of a step that was not taken: it has again what the step took."""

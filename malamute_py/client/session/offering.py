@@ -406,6 +406,8 @@ class Offering(Opened):
             request = self.in_hand.get(number)
             if request is not None:
                 self.reopened(request)
+        if self.closing and not self.ended:
+            self.offerings.close(self)
 
     def lost_to_others(self, numbers: list[int]) -> None:
         """Drop requests, as a step with them was refused `not_held`.
@@ -422,8 +424,10 @@ class Offering(Opened):
         """Have the broker hand out requests again that a step has brought back into hand."""
         for number in numbers:
             request = self.in_hand.get(number)
-            if request is not None and not (request.lost or self.ended):
-                self.offerings.end(request, RETURNED)
+            if request is None or request.lost or self.ended:
+                continue
+            if self.offerings.end(request, RETURNED):
+                self._taken_away(request)
 
     def discard(self) -> None:
         """Drop what was not begun: the caller works no more."""

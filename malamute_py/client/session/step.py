@@ -168,6 +168,7 @@ class Step:
         "state",
         "token",
         "turns",
+        "untold",
     )  # fmt: skip
 
     def __init__(self, confirm: ConfirmAt = "default", key: bytes = b"") -> None:
@@ -193,6 +194,8 @@ class Step:
         """Whether the order of its parts matters: rows of several forms go to one place, or replies
         come before what ends their requests."""
         self.lent: list[tuple[Holder, list[int]]] = []
+        self.untold: list[tuple[Holder, list[int]]] = []
+        """What a caller has again that is about to be told so."""
         self.state = OPEN
         self.token: Any = None
         self.first = -1
@@ -549,10 +552,16 @@ class Step:
         waits, no program knows that the readers hold it: it goes back to the broker.
         """
         self.state = OVER
-        lent = [] if self.token is not None else self.lent
+        self.untold = self.lent
         self.regain(error)
-        for holder, numbers in lent:
+        if self.token is None:
+            self.give_back_untold()
+
+    def give_back_untold(self) -> None:
+        """Give back what its caller has again, who is not told any more."""
+        for holder, numbers in self.untold:
             holder.give_back(numbers)
+        self.untold = []
 
     def settle(self) -> None:
         """Have the holders forget what the step has acknowledged."""

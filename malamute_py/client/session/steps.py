@@ -446,6 +446,8 @@ class Steps(Lanes[OutgoingSteps]):
     def withdraw(self, step: Step) -> None:
         """Take back a step that no caller waits for, if it has not left."""
         step.token = None
+        if step.state == OVER:
+            step.give_back_untold()
         if step.state != QUEUED:
             return
         for lane in self._lanes():
@@ -454,8 +456,7 @@ class Steps(Lanes[OutgoingSteps]):
                 if step in batch.rows and not batch.content:
                     batch.remove(step)
                     self.window.queued_bytes -= step.size
-                    step.state = OVER
-                    step.regain()
+                    step.end_untaken()
                     if not batch.rows:
                         self._take_out(lane, [batch])
                     return

@@ -9,7 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from malamute_protocol.errors import LocalProtocolError
+from malamute_protocol.errors import (
+    BrokerRefused,
+    ConnectionLost,
+    LocalProtocolError,
+)
 from malamute_py.client.arguments import name_of
 from malamute_py.client.engine.waits import STEP
 from malamute_py.client.position import Confirmation
@@ -90,9 +94,12 @@ class SyncAtomicStep(Step):
         left = self._put(pending, timeout_ms)
         try:
             return pending.result(left, STEP)
+        except _TOLD:
+            raise
         except BaseException:
             with link.lock:
                 link.session.steps.withdraw(self)
+                link.wake_up()
             raise
 
     def commit_nowait(self, timeout_ms: Wait = "default") -> Pending[Confirmation | None]:
@@ -112,8 +119,13 @@ class SyncAtomicStep(Step):
                 try:
                     timeout_ms = link.room(timeout_ms, "a step")
                 except BaseException:
-                    self.give_up()
+                    self.end_untaken()
+                    link.wake_up()
                     raise
             link.session.steps.add(self, pending)
             link.wake_up()
         return timeout_ms
+
+
+_TOLD = BrokerRefused, ConnectionLost, LocalProtocolError
+"""What a caller is told of a step that was not taken: it has again what the step took."""

@@ -309,6 +309,48 @@ def test_requests_of_a_withdrawn_step_that_is_refused_go_back_to_the_broker() ->
     assert job.finished
 
 
+def test_a_request_that_a_step_gave_back_is_begun_anew_when_its_handler_has_ended() -> None:
+    script = opened()
+    offering = working(script, 1)
+    job = offering.take()
+    assert job is not None
+    job.running = True
+    step = Step()
+    step.complete(job)
+    script.session.steps.add(step, "step")
+    [atomic] = of(script.step(), c.Atomic)
+    script.session.steps.withdraw(step)
+    said = [*script.say(c.Refused(66, atomic.tracker, "conflict")), *script.step()]
+    confirm(script, of(said, c.AckWork)[0])
+    work(script, offering, 1, attempts=2)
+    assert offering.take() is None
+    assert job.cancelled()
+    job.running = False
+    offering.ran(job)
+    again = offering.take()
+    assert again is not None
+    assert (again.number, again.attempts) == (job.number, 2)
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_worker_that_was_closed_while_a_step_is_refused_releases_the_request(gone: bool) -> None:
+    """It waited for an end of the request for ever, and renewed its lease."""
+    script = opened()
+    offering = working(script, 1)
+    job = offering.take()
+    step = Step()
+    step.complete(job)
+    script.session.steps.add(step, "step")
+    [atomic] = of(script.step(), c.Atomic)
+    if gone:
+        script.session.steps.withdraw(step)
+    script.session.offerings.close(offering)
+    assert not of(script.step(), c.Unsubscribe)
+    said = [*script.say(c.Refused(66, atomic.tracker, "conflict")), *script.step()]
+    assert [ack.state for ack in of(said, c.AckWork)] == [c.WorkState.RELEASED]
+    assert of(said, c.Unsubscribe)
+
+
 def test_who_waits_for_an_end_behind_replies_is_told_when_the_client_is_closed() -> None:
     script = opened()
     offering = working(script, 1)
