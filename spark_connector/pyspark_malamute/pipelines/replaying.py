@@ -69,13 +69,16 @@ class Plan(msgspec.Struct, frozen=True):
     tick_ms: int = 0
     """Records within this time of the archive are published together; 0: all of a step."""
     bounds: dict[str, list[Bound]] = {}
-    """Stream -> bounds within `reached`; of an older version: none."""
+    """Stream -> bounds within `reached`. A stream without a row has none; of a plan of an older
+    version no stream has any."""
 
     def has(self) -> Column:
         """Whether a row was archived when the replay was begun."""
         found = sf.lit(False)
         for stream, offset in self.reached.items():
-            bounds = self.bounds.get(stream, [Bound(offset, _EVER)])
+            bounds = self.bounds.get(stream, []) if self.bounds else [Bound(offset, _EVER)]
+            if not bounds:
+                continue  # The archive had no row of the stream.
             within = [
                 (sf.col("offset") < bound.offset) & (sf.col("appended_ms") <= bound.appended_ms)
                 for bound in bounds

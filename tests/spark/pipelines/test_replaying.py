@@ -214,3 +214,15 @@ def test_records_of_two_streams_of_one_name_are_replayed_and_none_that_came_sinc
         found = [(each.client_time_ms or 0, each.body) for each in reading]
     assert sorted(body for _, body in found) == sorted(former + newest)
     assert [at for at, _ in found] == sorted(at for at, _ in found)
+
+
+def test_a_replay_takes_in_nothing_of_a_stream_that_had_no_row_when_it_began(
+    spark: SparkSession,
+) -> None:
+    rows = spark.createDataFrame(
+        [("a", 1, 5), ("a", 1, 500), ("b", 1, 5)], "stream string, offset long, appended_ms long"
+    )
+    reached = {"a": 10, "b": 10}
+    plan = replaying.Plan({}, reached, [], bounds={"a": [replaying.Bound(10, 100)]})
+    assert [tuple(row) for row in rows.where(plan.has()).collect()] == [("a", 1, 5)]
+    assert rows.where(replaying.Plan({}, reached, []).has()).count() == 3, "of an older version"
