@@ -128,4 +128,4 @@ class SyncAtomicStep(Step):
 
 
 _TOLD = BrokerRefused, ConnectionLost, LocalProtocolError
-"""What a caller is told of a step that was not taken: it has again what the step took."""
+"""Errors that tell a caller of a step which was not taken: it has again what the step took."""
