@@ -195,7 +195,7 @@ class Step:
         come before what ends their requests."""
         self.lent: list[tuple[Holder, list[int]]] = []
         self.untold: list[tuple[Holder, list[int]]] = []
-        """What a caller has again that is about to be told so."""
+        """Holders and numbers that its caller has again, who is about to be told so."""
         self.state = OPEN
         self.token: Any = None
         self.first = -1
