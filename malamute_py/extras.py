@@ -23,6 +23,7 @@ EXTRAS: Final[dict[str, str]] = {
     "rich": "cli",
     "starlette": "http",
     "structlog": "server",
+    "textual": "cli",
     "tomlkit": "server",
     "typer": "cli",
     "uvicorn": "http",

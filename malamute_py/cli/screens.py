@@ -1,15 +1,14 @@
 """Screens of `malamute top`: figures, troubles and tables, made of two looks at the broker.
 
-Owns the columns, the order of rows and the lines of a screen. The rules: a rate is the growth
-between two looks by the broker's clock, and is left out where there is one look only; the screen
-fits the terminal, whatever its size: what has no room on a line goes to the next one, a name in the
-table is cut, rows are scrolled, a figure is never broken.
+Owns the columns, the order of rows and the lines above them; top_screen.py puts them on a terminal.
+The rules: a rate is the growth between two looks by the broker's clock, and is left out where there
+is one look only; what has no room on a line goes to the next one, a name in the table is cut, a
+figure is never broken.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from textwrap import wrap
@@ -21,11 +20,12 @@ from malamute_py.health.facts import ring_title
 from malamute_py.health.troubles import STUCK, Trouble, of_all
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
     from rich.text import Text
 
 THINGS_MAX: Final = 1000
 """Things of each kind that are looked at."""
+EVERY_MIN_S: Final = 0.1
+"""Least pause between two looks."""
 _TROUBLES_MAX: Final = 5
 _ONE_LINE: Final = 110
 """Width from which all rates have one line; below, two, so that no figure moves the others."""
@@ -90,6 +90,9 @@ def _bytes(value: float) -> str:
 def _spent_s(now: Sample, before: Sample | None) -> float:
     """Return the time between two looks by the broker's clock; 0: there is one look only."""
     if before is None or now.look.broker.get("epoch") != before.look.broker.get("epoch"):
+        return 0.0
+    # A broker that keeps nothing begins with the same epoch at each start.
+    if now.look.broker.get("uptime_ms", 0) < before.look.broker.get("uptime_ms", 0):
         return 0.0
     return max(0, now.look.now_ms - before.look.now_ms) / 1000
 
@@ -272,192 +275,98 @@ def _sorted(rows: list[dict[str, Value]], by: Field, *, turned: bool) -> list[di
     return there + [row for row in rows if row[by.key] is None]
 
 
-EVERY_MIN_S: Final = 0.1
-"""Least pause between two looks."""
-_EVERY_MAX_S: Final = 3600.0
-_PACES: Final = {"+": 2.0, "-": 0.5}
-_ORDERS: Final = {"s": 1, "right": 1, "left": -1}
-_MOVES: Final[dict[str, Callable[[int, int], int]]] = {
-    "down": lambda first, page: first + 1,
-    "j": lambda first, page: first + 1,
-    "up": lambda first, page: first - 1,
-    "k": lambda first, page: first - 1,
-    "page down": lambda first, page: first + page,
-    "page up": lambda first, page: first - page,
-    "home": lambda first, page: 0,
-    "g": lambda first, page: 0,
-    "end": lambda first, page: sys.maxsize,
-    "G": lambda first, page: sys.maxsize,
-}
-"""Key -> the first row that is shown, by the one of before and the rows of a page."""
 KEYS: Final = """\
-  1 to 5, Tab        streams, readers, mailboxes, services, clients
-  s, left, right     sort by the next column, or by the one before
-  r                  sort in the other direction
-  up, down           scroll (also j and k); by pages and to the ends:
-                     PgUp, PgDn, Home, End (also g and G)
-  /                  show what has a text in its name; Esc shows all
-  p, Space           pause; look at once
-  +, -               look half as often; twice as often
-  ?, q               these keys; quit"""
+  1 to 5, Tab     streams, readers, mailboxes, services,
+                  clients
+  s, left, right  sort by the next column, or the former
+  r               sort in the other direction
+  up, down        scroll (also j, k); by pages and to the
+                  ends: PgUp, PgDn, Home, End (also g, G)
+  /               show what has a text in its name
+  Esc             show all
+  p, Space        pause; look at once
+  +, -            look half as often; twice as often
+  ?, q            these keys; quit
+  the mouse       click on a table, or a column to sort"""
 """The keys, for the screen and for the help of the command."""
-_HELP: Final = (
-    "Keys", *KEYS.splitlines(), "",
-    "Readers are cursors and groups. Rates are the growth between two looks. Above",
-    "each table stands what is slow or stuck, the worst first.",
-)  # fmt: skip
 
 
-class Screen:
-    """One terminal: the table on it, its order and filter, and how far it is scrolled."""
+class Shown(NamedTuple):
+    """Choices of the person at the screen."""
 
-    def __init__(self, every_s: float = 2.0) -> None:
-        """every_s: time between two looks at first."""
-        self.every_s = self._began_s = every_s
-        self.paused = False
-        """Whether the look that is shown stays."""
-        self.typing = False
-        """Whether keys are signs of the filter."""
-        self._helping = False
-        self._filter = ""
-        self._view = 0
-        self._orders = [view.order for view in VIEWS]
-        self._turned = [False] * len(VIEWS)
-        self._first = 0
-        self._room = 1
-        """Rows that were shown last."""
+    view: int = 0
+    order: int = 0
+    """Column of figures that sorts; one more than there are: the name."""
+    turned: bool = False
+    sought: str = ""
+    """Text that a name has to have."""
 
-    def press(self, key: str) -> None:
-        """Take up a key: a sign, or the name of a special one; others do nothing."""
-        if self.typing:
-            self._type(key)
-        elif self._helping:
-            self._helping = False
-        elif key.isdigit() and 1 <= int(key) <= len(VIEWS):
-            self._view, self._first = int(key) - 1, 0
-        elif key == "\t":
-            self._view, self._first = (self._view + 1) % len(VIEWS), 0
-        elif key in _ORDERS:
-            self._order(_ORDERS[key])
-        elif key in _MOVES:
-            self._first = _MOVES[key](self._first, max(1, self._room - 1))
-        elif key == "r":
-            self._turned[self._view] = not self._turned[self._view]
-        elif key == "p":
-            self.paused = not self.paused
-        elif key in ("?", "h"):
-            self._helping = True
-        elif key == "/":
-            self.typing = True
-        elif key == "escape":
-            self._filter, self._first = "", 0
-        elif key in _PACES:
-            self.every_s = min(max(self.every_s * _PACES[key], EVERY_MIN_S), _EVERY_MAX_S)
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """Columns, with the name at the end, where `order` has it."""
+        return (*VIEWS[self.view].fields, _NAME)
 
-    def _type(self, key: str) -> None:
-        """Take up a key while the filter is typed."""
-        self._first = 0
-        if key in ("enter", "escape"):
-            self.typing = False
-            if key == "escape":
-                self._filter = ""
-        elif key == "backspace":
-            self._filter = self._filter[:-1]
-        elif len(key) == 1 and key.isprintable():
-            self._filter += key
 
-    def _order(self, by: int) -> None:
-        """Sort by a column further to the right or left; the name comes after the last one."""
-        at = self._view
-        self._orders[at] = (self._orders[at] + by) % (len(VIEWS[at].fields) + 1)
-        self._turned[at], self._first = False, 0
+class Table(NamedTuple):
+    """Columns that have room, and the rows that were found."""
 
-    def drawn(
-        self, now: Sample, before: Sample | None, width: int, height: int, *, gone: str = ""
-    ) -> RenderableType:
-        """Return the screen. gone: why there is no newer look."""
-        from rich.console import Group
+    columns: list[tuple[int, str, int]]
+    """Place in `Shown.order`, title and width."""
+    rows: list[list[Text]]
 
-        head = _head(now, before, gone, width)
-        if self._helping:
-            body = [_text(line) for line in _HELP]
-            foot = "any key: back to the table"
-        else:
-            head += _troubles(now, width, max(1, height // 2 - len(head)))
-            body = _flowed(self._tabs(now), width, gap="")
-            columns, rows = self._table(now, before, width)
-            # Three lines more: an empty one, the titles of the columns, and the foot.
-            self._room = room = max(1, height - len(head) - len(body) - 3)
-            self._first = max(0, min(self._first, len(rows) - room))
-            body += [columns, *rows[self._first : self._first + room]]
-            foot = self._foot(len(rows))
-        lines = [*head, _text(""), *body]
-        lines += [_text("")] * (height - 1 - len(lines))
-        lines = [*lines[: height - 1], _text(foot, "dim")]
-        for line in lines:
-            line.truncate(width, overflow="ellipsis")
-        return Group(*lines)
 
-    def _foot(self, rows: int) -> str:
-        """Return the last line: the filter, what of the table is shown, and keys."""
-        if self.typing:
-            return f"filter: {self._filter}_   Enter keeps it, Esc shows all"
-        shown = min(self._room, rows - self._first)
-        words = ["paused"] if self.paused else []
-        if self.every_s != self._began_s:
-            words.append(f"each {duration_text(round(self.every_s * 1000))}")
-        if self._filter:
-            words.append(f"filter {self._filter} (Esc)")
-        if shown < rows:
-            last = count_text(self._first + shown)
-            words.append(f"{count_text(self._first + 1)}-{last} of {count_text(rows)}")
-        return "  ".join([*words, "? help  q quit  / filter  s sort  p pause  1-5 table"])
+def above(now: Sample, before: Sample | None, gone: str, width: int, height: int) -> list[Text]:
+    """Return the lines above the tables. gone: why there is no newer look."""
+    head = _head(now, before, gone, width)
+    return head + _troubles(now, width, max(1, height // 2 - len(head)))
 
-    def _table(self, now: Sample, before: Sample | None, width: int) -> tuple[Text, list[Text]]:
-        """Return the titles of the columns, and a line for each row."""
-        view, order = VIEWS[self._view], self._orders[self._view]
-        turned = self._turned[self._view]
-        by = view.fields[order] if order < len(view.fields) else _NAME
-        rows = _sorted(view.rows(now, before), by, turned=turned)
-        sought = self._filter.casefold()
-        rows = [row for row in rows if sought in _searched(row)]
-        cells = [[_cell(row, field) for field in view.fields] for row in rows]
-        # The title of the column that sorts has an arrow besides.
-        widths = [
-            max([len(field.title) + (field is by), *(len(row[at]) for row in cells)])
-            for at, field in enumerate(view.fields)
-        ]
-        shown = list(range(len(view.fields)))
-        while len(shown) > 1 and width - _taken(widths, shown) < _NAME_MIN:
-            # The last column goes first; the one that sorts stays.
-            shown.remove(max(at for at in shown if at != order))
-        room = max(_NAME_MIN, width - _taken(widths, shown))
-        arrow = "▼" if by.falling is not turned else "▲"
-        head = "name" + (arrow if by is _NAME else "")
-        columns = _text(head.ljust(room), "bold")
-        for at in shown:
-            title = view.fields[at].title + (arrow if at == order else "")
-            columns.append(_GAP + title.rjust(widths[at]))
-        found: list[Text] = []
-        for row, values in zip(rows, cells, strict=True):
-            name = str(row["name"])
-            line = _text(f"{name[: room - 1]}…" if len(name) > room else name.ljust(room), "cyan")
-            line.append("".join(_GAP + values[at].rjust(widths[at]) for at in shown), "default")
-            found.append(line)
-        if not rows:
-            none = f"no {view.kind}" + (f" with {self._filter} in the name" if sought else "")
-            found.append(_text(now.look.unseen.get(view.kind, none), "dim"))
-        return columns, found
 
-    def _tabs(self, now: Sample) -> list[Text]:
-        """Return the views with their keys, the shown one marked."""
-        return [
-            _text(
-                f" {at + 1} {view.kind} {_counted(now, view)} ",
-                "reverse" if at == self._view else "",
-            )
-            for at, view in enumerate(VIEWS)
-        ]
+def tabs(now: Sample, at: int, width: int) -> list[Text]:
+    """Return the names of the tables with their keys, the one at a place marked."""
+    found = []
+    for place, view in enumerate(VIEWS):
+        words = f"{place + 1} {view.kind} {_counted(now, view)}"
+        text = _text(f"[{words}]", "reverse") if place == at else _text(f" {words} ")
+        found.append(text.on(click=f"app.view({place})"))
+    return _flowed(found, width, gap="")
+
+
+def table(now: Sample, before: Sample | None, shown: Shown, width: int) -> Table:
+    """Return the table that was chosen, with as many columns as have room."""
+    fields, order = shown.fields, shown.order
+    by = fields[order]
+    rows = _sorted(VIEWS[shown.view].rows(now, before), by, turned=shown.turned)
+    rows = [row for row in rows if shown.sought.casefold() in _searched(row)]
+    cells = [[_cell(row, field) for field in fields] for row in rows]
+    titles = [field.title for field in fields]
+    titles[order] += "▼" if by.falling is not shown.turned else "▲"
+    widths = [max(map(len, column)) for column in zip(titles, *cells, strict=True)]
+    name = len(fields) - 1
+    kept = list(range(name))
+    while len(kept) > 1 and width - _taken(widths, kept) < _NAME_MIN + len(_GAP):
+        # The last column goes first; the one that sorts stays.
+        kept.remove(max(at for at in kept if at != order))
+    widths[name] = max(_NAME_MIN, min(widths[name], width - _taken(widths, kept) - len(_GAP)))
+    places = [name, *kept]
+    return Table(
+        [(at, titles[at], widths[at]) for at in places],
+        [[_aligned(row[at], widths[at], at == name) for at in places] for row in cells],
+    )
+
+
+def none_of(now: Sample, shown: Shown) -> str:
+    """Return why a table is empty."""
+    kind = VIEWS[shown.view].kind
+    having = f" with {shown.sought} in the name" if shown.sought else ""
+    return now.look.unseen.get(kind, f"no {kind}{having}")
+
+
+def _aligned(words: str, width: int, name: bool) -> Text:
+    from rich.text import Text
+
+    if not name:
+        return Text(words, justify="right", no_wrap=True)
+    return Text(f"{words[: width - 1]}…" if len(words) > width else words, "cyan", no_wrap=True)
 
 
 def _searched(row: dict[str, Value]) -> str:

@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-import io
-import itertools
 import os
 import signal
 import subprocess
 import sys
 import termios
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
+from textual.pilot import Pilot
 
 from malamute_protocol.errors import Timeout
 from malamute_py import EmbeddedBroker
-from malamute_py.cli import top
+from malamute_py.cli import top_screen
 from malamute_py.cli.looking import Look
-from malamute_py.cli.screens import KEYS, THINGS_MAX, Sample, Screen, rates, snapshot
+from malamute_py.cli.screens import (
+    KEYS,
+    THINGS_MAX,
+    VIEWS,
+    Sample,
+    Shown,
+    above,
+    rates,
+    snapshot,
+    table,
+    tabs,
+)
+from malamute_py.cli.top_screen import TopScreen
 from malamute_py.client.facts import (
     CursorFacts,
     GroupFacts,
@@ -32,7 +43,7 @@ from malamute_py.client.facts import (
 )
 from malamute_py.health.facts import Everything, Facts
 from tests.cli.running import Run
-from tests.waiting import WAIT_S, until
+from tests.waiting import WAIT_S, until, until_async
 
 NOW_MS = 10_000_000
 
@@ -47,24 +58,83 @@ def sample(at_ms: int = NOW_MS, counters: dict[str, int] | None = None, epoch: i
     return Sample(Look(Everything(Facts(broker), **things), links or []), at_ms / 1000)
 
 
-def lines(screen: Screen, now: Sample, before: Sample | None = None, width: int = 80,
-          height: int = 24, gone: str = "") -> list[str]:  # fmt: skip
-    from rich.console import Console
-
-    out = io.StringIO()
-    console = Console(file=out, width=width, height=height, legacy_windows=False)
-    console.print(screen.drawn(now, before, width, height, gone=gone), end="")
-    return out.getvalue().splitlines()
+def head(now: Sample, before: Sample | None = None, width: int = 80, height: int = 24) -> str:
+    """Return what stands above the tables."""
+    return "\n".join(line.plain for line in above(now, before, "", width, height))
 
 
-def names(shown: list[str], titles: str = "name") -> list[str]:
-    begin = next(at for at, line in enumerate(shown) if line.startswith(titles)) + 1
-    return [line.split()[0] for line in shown[begin:-1] if line.strip()]
+def names(now: Sample, shown: Shown = Shown()) -> list[str]:  # noqa: B008 - it is immutable
+    return [row[0].plain for row in table(now, None, shown, 80).rows]
 
 
-@pytest.mark.parametrize(("width", "height"), [(80, 24), (40, 12), (20, 5), (200, 60)])
-@pytest.mark.parametrize("key", "12345")
-def test_a_screen_fits_the_terminal_whatever_its_size(key: str, width: int, height: int) -> None:
+class Watched(NamedTuple):
+    """A screen under test."""
+
+    app: TopScreen
+    pilot: Pilot[None]
+
+    @property
+    def lines(self) -> list[str]:
+        """The screen as a person sees it."""
+        strips = self.app.screen._compositor.render_strips()
+        return ["".join(part.text for part in strip).rstrip() for strip in strips]
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the rows that have room."""
+        begin = next(at for at, line in enumerate(self.lines) if line.startswith(" name")) + 1
+        return [line.split()[0] for line in self.lines[begin:-1] if line.strip()]
+
+    async def press(self, *keys: str) -> None:
+        await self.pilot.press(*keys)
+        await self.pilot.pause()
+
+
+class Broker:
+    """A broker that gives these looks, one after the other, and the last for ever."""
+
+    def __init__(self, *looks: Sample | Exception, linked: bool = True) -> None:
+        self.looks = list(looks)
+        self.linked = linked
+        self.asked = 0
+        self.answers = threading.Event()
+        self.answers.set()
+
+    def look(self) -> Sample:
+        self.asked += 1
+        self.answers.wait(WAIT_S)
+        found = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+@contextlib.asynccontextmanager
+async def watched(
+    first: Sample, broker: Broker | None = None, every_s: float = 3600, width: int = 80,
+    height: int = 24,
+) -> AsyncIterator[Watched]:  # fmt: skip
+    asked = broker or Broker(first)
+    app = TopScreen(asked.look, lambda: asked.linked, first, every_s)
+    async with app.run_test(size=(width, height)) as pilot:
+        await pilot.pause()
+        yield Watched(app, pilot)
+
+
+def many() -> Sample:
+    return sample(
+        streams=[StreamFacts(name=f"t{at:02}", tail=at) for at in range(40)],
+        links=[LinkFacts(link=1, software="Shop 2"), LinkFacts(link=2, software="other")],
+    )
+
+
+@pytest.mark.moderate
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 15), (200, 50), (20, 5)])
+async def test_a_screen_fits_the_terminal_whatever_its_size(width: int, height: int) -> None:
     busy = sample(
         streams=[StreamFacts(name=f"stream-{at}" * 5, tail=at * 10**9) for at in range(100)],
         mailboxes=[MailboxFacts(name="m", messages=10**9, oldest_ms=1)] * 50,
@@ -73,28 +143,35 @@ def test_a_screen_fits_the_terminal_whatever_its_size(key: str, width: int, heig
         groups=[GroupFacts(stream="t", group="g", kind="shared", lag=7)],
         links=[LinkFacts(link=at, software="x" * 60) for at in range(30)],
     )
-    screen = Screen()
-    screen.press(key)
-    shown = lines(screen, busy, width=width, height=height)
-    assert len(shown) <= height
-    assert all(len(line) <= width for line in shown)
+    async with watched(busy, width=width, height=height) as screen:
+        for key, view in zip("12345", VIEWS, strict=True):
+            await screen.press(key)
+            assert len(screen.lines) == height
+            if width >= 60:
+                assert f"[{key} {view.kind}" in screen.text
+                assert screen.lines[-1].startswith(" ? Keys  q Quit  / Filter  s Sort")
+                assert screen.names
 
 
-def test_a_screen_of_80_by_24_has_every_part() -> None:
+@pytest.mark.moderate
+async def test_a_screen_of_80_by_24_has_every_part() -> None:
     streams = [StreamFacts(name=f"t{at}", tail=at) for at in range(40)]
     services = [ServiceFacts(name="lookup", waiting=3, oldest_ms=NOW_MS - 90_000)]
     before = sample(NOW_MS - 2_000, {"records_in": 100}, streams=streams, services=services)
-    shown = lines(
-        Screen(), sample(counters={"records_in": 300}, streams=streams, services=services), before
-    )
-    assert len(shown) == 24
-    text = "\n".join(shown)
-    assert "in 100 records/s" in text
-    assert "main 50% overwrites" in text
-    assert "stuck  service lookup: 3 requests waiting for 1 min 30 s, and no worker" in text
-    assert "q quit" in shown[-1]
-    assert "1-" in shown[-1]
-    assert " of 40  ? help" in shown[-1]
+    now = sample(counters={"records_in": 300}, streams=streams, services=services)
+    async with watched(before, Broker(now)) as screen:
+        assert "rates come with the second look" in screen.text
+        await screen.press("space")
+        await until_async(lambda: "in 100 records/s" in screen.text)
+        assert "main 50% overwrites" in screen.text
+        trouble = "stuck  service lookup: 3 requests waiting for 1 min 30 s, and no worker"
+        assert trouble in screen.text
+        assert "[1 streams 40] 2 readers 0  3 mailboxes 0  4 services 1 " in screen.text
+        assert screen.lines[-1].endswith("Space Look  Esc All")
+        await screen.pilot.resize_terminal(40, 24)
+        await screen.pilot.pause()
+        assert trouble not in screen.text
+        assert trouble in " ".join(screen.text.split()).replace("stuck ", "stuck  ")
 
 
 def test_at_80_columns_no_figure_and_no_trouble_is_cut() -> None:
@@ -122,17 +199,30 @@ def test_at_80_columns_no_figure_and_no_trouble_is_cut() -> None:
 
     before, now = of(NOW_MS - 1_000, 0), of(NOW_MS, 123_456_789)
     for width in (80, 100, 40):
-        shown = lines(Screen(), now, before, width=width, height=50)
-        text = " ".join(" ".join(shown).split())
-        assert "…" not in text.partition(" 1 streams")[0]
-        assert all(len(line) <= width for line in shown)
+        lines = [*above(now, before, "", width, 50), *tabs(now, 0, width)]
+        assert all(line.cell_len <= width for line in lines)
+        text = " ".join(" ".join(line.plain for line in lines).split())
+        assert "…" not in text
         for part in ("in 123,456,789 records/s 117.7 MiB/s", "requests 123,456,789/s",
                      "gaps 123,456,789/s", "disk free 1023.0 GiB", "main 50% overwrites",
                      "less full", "for 1 min 30 s, and no worker", "5 clients 1,000"):  # fmt: skip
             assert part in text, (width, part)
-    shown = lines(Screen(), now, before)
-    assert len(shown) == 24
-    assert names(shown)[:3] == ["stream-0", "stream-1", "stream-10"]
+    assert [row[0].plain for row in table(now, before, Shown(), 80).rows[:3]] == [
+        "stream-0", "stream-1", "stream-10",
+    ]  # fmt: skip
+
+
+def test_a_narrow_table_leaves_out_the_last_columns_but_the_one_that_sorts() -> None:
+    now = sample(streams=[StreamFacts(name="n" * 60, tail=10**9)])
+
+    def titles(order: int, width: int) -> list[str]:
+        found = table(now, None, Shown(order=order), width)
+        assert sum(each[2] + 2 for each in found.columns) <= width
+        return [title for _, title, _ in found.columns]
+
+    assert titles(0, 80) == ["name", "records/s▼", "kept", "bytes", "tail"]
+    assert titles(0, 40) == ["name", "records/s▼"]
+    assert titles(3, 40) == ["name", "tail▼"]
 
 
 def test_a_ring_of_a_streams_own_has_the_streams_name() -> None:
@@ -141,8 +231,7 @@ def test_a_ring_of_a_streams_own_has_the_streams_name() -> None:
     now.look.broker["disk"][name] = {"end_lsn": 90, "start_lsn": 0, "ring_bytes": 100,
                                      "full": "refuse"}  # fmt: skip
     now.look.broker["rings"] = {"main": {}, name: {"stream": "invoices"}}
-    shown = "\n".join(lines(Screen(), now))
-    assert "rings: invoices (own) 90% refuses, main 50% overwrites" in shown
+    assert "rings: invoices (own) 90% refuses, main 50% overwrites" in head(now)
 
 
 def test_rates_are_growth_by_the_brokers_clock_and_none_over_a_restart() -> None:
@@ -152,6 +241,9 @@ def test_rates_are_growth_by_the_brokers_clock_and_none_over_a_restart() -> None
     assert rates(now, before)["delivered"] == 1.0
     assert rates(now, None) == {}
     assert rates(sample(epoch=2), before) == {}
+    for each, uptime_ms in ((before, 9_000), (now, 1_000)):  # One that keeps nothing.
+        each.look.broker["uptime_ms"] = uptime_ms
+    assert rates(now, before) == {}
 
 
 def test_latency_is_that_of_what_came_since_the_look_before() -> None:
@@ -162,319 +254,333 @@ def test_latency_is_that_of_what_came_since_the_look_before() -> None:
         return found
 
     before, now = of([1000, 0, 5], NOW_MS - 1_000), of([1000, 50, 5], NOW_MS)
-    assert "confirm p99 within 10 ms" in "\n".join(lines(Screen(), now, before))
+    assert "confirm p99 within 10 ms" in head(now, before)
     for quiet in (before, None):  # Nothing came since, or there is one look only.
         same = of([1000, 0, 5], NOW_MS)
-        assert "p99" not in "\n".join(lines(Screen(), same, quiet))
+        assert "p99" not in head(same, quiet)
+    # Counts of a broker that keeps nothing fall at a restart.
+    restarted = of([990, 3, 5], NOW_MS)
+    restarted.look.broker["uptime_ms"] = 1_000
+    assert "p99" not in head(restarted, before)
 
 
-def test_each_table_begins_with_the_worst_and_can_be_sorted_and_turned() -> None:
+@pytest.mark.moderate
+async def test_each_table_begins_with_the_worst_and_can_be_sorted_and_turned() -> None:
     now = sample(
         cursors=[CursorFacts(stream="t", cursor=name, lag=lag, moved_ms=moved)
                  for name, lag, moved in (("a", 1, 5), ("b", 9, 9_000_000), ("c", 5, 0))],
         groups=[GroupFacts(stream="t", group="g", kind="shared", lag=7,
                            members=[MemberFacts(held=3)])],
     )  # fmt: skip
-    screen = Screen()
-    screen.press("2")
-    assert names(lines(screen, now)) == ["t/b", "t/g", "t/c", "t/a"]
-    screen.press("r")
-    assert names(lines(screen, now)) == ["t/a", "t/c", "t/g", "t/b"]
-    for _ in range(2):  # By rate, which nobody has yet, then by what is in hand.
-        screen.press("s")
-    assert names(lines(screen, now))[0] == "t/g"
-    for _ in range(4):  # By the name, after the last column.
-        screen.press("s")
-    assert names(lines(screen, now), "name▲") == ["t/a", "t/b", "t/c", "t/g"]
+    assert names(now, Shown(1)) == ["t/b", "t/g", "t/c", "t/a"]
+    async with watched(now) as screen:
+        await screen.press("2")
+        assert screen.names == ["t/b", "t/g", "t/c", "t/a"]
+        await screen.press("r")
+        assert screen.names == ["t/a", "t/c", "t/g", "t/b"]
+        await screen.press("s", "right")  # By rate, which nobody has yet, then by what is in hand.
+        assert "in hand▼" in screen.text
+        assert screen.names[0] == "t/g"
+        await screen.press("left", "left", "left")  # The name comes before the first column.
+        assert "name▲" in screen.text
+        assert screen.names == ["t/a", "t/b", "t/c", "t/g"]
 
 
-def test_a_table_is_scrolled_to_its_end_and_no_further() -> None:
-    now = sample(streams=[StreamFacts(name=f"t{at:02}", tail=at) for at in range(40)])
-    screen = Screen()
-    assert names(lines(screen, now))[0] == "t00"
-    for _ in range(100):
-        screen.press("j")
-        shown = lines(screen, now)
-    assert names(shown)[-1] == "t39"
-    assert " of 40" in shown[-1]
-    screen.press("k")
-    assert names(lines(screen, now))[-1] == "t38"
+@pytest.mark.moderate
+async def test_the_mouse_chooses_a_table_and_the_column_that_sorts() -> None:
+    async with watched(many()) as screen:
+
+        async def click(word: str) -> None:
+            y = next(at for at, line in enumerate(screen.lines) if word in line)
+            await screen.pilot.click(offset=(screen.lines[y].index(word) + 1, y))
+            await screen.pilot.pause()
+
+        await click("tail")
+        assert "tail▼" in screen.text
+        assert screen.names[0] == "t39"
+        await click("tail▼")
+        assert screen.names[0] == "t00"
+        await click("5 clients")
+        assert "[5 clients 2]" in screen.text
 
 
-def test_what_may_not_be_seen_is_said_in_its_table() -> None:
+@pytest.mark.moderate
+async def test_a_long_table_is_scrolled_by_rows_pages_and_to_its_ends() -> None:
+    async with watched(many()) as screen:
+        page = len(screen.names)
+        assert screen.names[0] == "t00"
+        for down, up in (("j", "k"), ("down", "up")):
+            await screen.press(down, down)
+            assert screen.names[0] == "t02"
+            await screen.press(up)
+            assert screen.names[0] == "t01"
+            await screen.press("g")
+        await screen.press("pagedown")
+        assert screen.names[0] == f"t{page - 1:02}"
+        await screen.press("pageup")
+        assert screen.names[0] == "t00"
+        for end, begin in (("end", "home"), ("G", "g")):
+            await screen.press(end)
+            assert screen.names[-1] == "t39"
+            await screen.press("j")
+            assert screen.names[-1] == "t39"
+            await screen.press("space")  # A new look leaves the rows where they are.
+            await until_async(lambda: screen.app._looking_s is None)
+            await screen.pilot.pause()
+            assert screen.names[-1] == "t39"
+            await screen.press(begin)
+            assert screen.names[0] == "t00"
+
+
+@pytest.mark.moderate
+async def test_what_may_not_be_seen_is_said_in_its_table() -> None:
     now = Sample(Look(Everything(Facts({})), unseen={"clients": "forbidden: not you"}), 0.0)
-    screen = Screen()
-    screen.press("5")
-    assert "forbidden: not you" in "\n".join(lines(screen, now))
+    async with watched(now) as screen:
+        await screen.press("5")
+        assert "forbidden: not you" in screen.text
     assert snapshot(now, None)["unseen"] == {"clients": "forbidden: not you"}
 
 
-def test_a_lost_link_is_said_above_the_last_look() -> None:
-    shown = lines(Screen(), sample(streams=[StreamFacts(name="t")]), gone="the link is lost")
-    assert "no newer look: the link is lost" in "\n".join(shown)
-    assert names(shown) == ["t"]
-
-
-def test_a_filter_shows_what_has_it_in_its_name_in_every_table() -> None:
-    now = sample(
-        streams=[StreamFacts(name=f"t{at:02}", tail=at) for at in range(40)],
-        links=[LinkFacts(link=1, software="Shop 2"), LinkFacts(link=2, software="other")],
-    )
-    screen = Screen()
-    for key in ("/", "T", "2", "q", "backspace"):
-        screen.press(key)
-    assert "filter: T2_" in lines(screen, now)[-1]
-    screen.press("enter")
-    assert not screen.typing
-    shown = lines(screen, now)
-    assert names(shown) == [f"t{at}" for at in range(20, 30)]
-    assert "filter T2 (Esc)" in shown[-1]
-    for key in ("5", "/", "backspace", "backspace", "s", "h", "o", "p", "enter"):
-        screen.press(key)
-    assert names(lines(screen, now)) == ["anonymous"]
-    screen.press("1")
-    assert "no streams with shop in the name" in "\n".join(lines(screen, now))
-    screen.press("escape")
-    assert len(names(lines(screen, now))) > 10
-
-
-def test_a_long_table_is_scrolled_by_pages_and_to_its_ends() -> None:
-    now = sample(streams=[StreamFacts(name=f"t{at:02}", tail=at) for at in range(40)])
-    screen = Screen()
-    page = len(names(lines(screen, now)))
-    screen.press("page down")
-    assert names(lines(screen, now))[0] == f"t{page - 1:02}"
-    screen.press("end")
-    shown = lines(screen, now)
-    assert names(shown)[-1] == "t39"
-    assert f"{41 - page}-40 of 40" in shown[-1]
-    screen.press("page up")
-    assert names(lines(screen, now))[-1] == f"t{40 - page:02}"
-    screen.press("home")
-    assert names(lines(screen, now))[0] == "t00"
+@pytest.mark.moderate
+async def test_a_filter_shows_what_has_it_in_its_name_in_every_table() -> None:
+    async with watched(many()) as screen:
+        await screen.press("slash", "T", "2", "q", "backspace")
+        assert screen.lines[-2].strip() == "T2"
+        await screen.press("enter")
+        assert screen.names == [f"t{at}" for at in range(20, 30)]
+        assert "filter T2 (Esc): 10 found" in screen.text
+        await screen.press("5", "slash", "backspace", "backspace", *"shop", "enter")
+        assert screen.names == ["anonymous"]
+        await screen.press("1")
+        assert "no streams with shop in the name" in screen.text
+        await screen.press("escape")
+        assert len(screen.names) > 10
+        await screen.press("slash", "3", "escape", "3")
+        assert "[3 mailboxes 0]" in screen.text
 
 
 def test_a_table_of_as_many_things_as_are_looked_at_says_that_there_may_be_more() -> None:
     now = sample(cursors=[CursorFacts(stream="t", cursor=f"{at}") for at in range(THINGS_MAX)])
-    assert "2 readers 1,000+" in "\n".join(lines(Screen(), now))
+    assert "2 readers 1,000+" in tabs(now, 0, 80)[0].plain
 
 
-def test_help_names_each_key_and_goes_at_any() -> None:
-    screen = Screen()
-    screen.press("?")
-    shown = lines(screen, sample(streams=[StreamFacts(name="t")]))
-    assert len(shown) == 24
-    assert KEYS.splitlines()[-1] in shown
-    screen.press("q")
-    assert names(lines(screen, sample(streams=[StreamFacts(name="t")]))) == ["t"]
+@pytest.mark.moderate
+async def test_help_names_each_key_and_goes_at_any() -> None:
+    async with watched(many(), width=60) as screen:
+        await screen.press("question_mark")
+        assert set(KEYS.splitlines()) <= set(screen.lines)
+        await screen.press("q")
+        assert screen.names[0] == "t00"
+        await screen.press("h", "escape")
+        assert screen.names[0] == "t00"
+        await screen.press("h", "2")
+        assert "[1 streams 40]" in screen.text
 
 
-def test_pause_and_pace_stand_in_the_foot() -> None:
-    screen = Screen(2.0)
-    for key in ("p", "+"):
-        screen.press(key)
-    assert (screen.paused, screen.every_s) == (True, 4.0)
-    assert lines(screen, sample())[-1].startswith("paused  each 4 s  ")
-    for key in ("p", *"---------"):
-        screen.press(key)
-    assert (screen.paused, screen.every_s) == (False, 0.1)
+@pytest.mark.moderate
+async def test_pause_and_pace_stand_above_the_table() -> None:
+    async with watched(many(), every_s=2.0) as screen:
+        await screen.press("p", "plus")
+        assert "\n paused (p)  each 4 s (+, -)\n" in screen.text
+        await screen.press("p", *["minus"] * 9)
+        assert "\n each 100 ms (+, -)\n" in screen.text
 
 
-def test_keys_that_come_together_or_in_parts_are_taken_one_by_one(
+@pytest.mark.moderate
+async def test_the_screen_goes_on_after_a_look_that_failed_and_a_link_that_was_lost() -> None:
+    first, last = sample(streams=[StreamFacts(name="t")]), sample(streams=[StreamFacts(name="u")])
+    broker = Broker(Timeout("no answer"), last)
+    async with watched(first, broker, every_s=0.1) as screen:
+        await until_async(lambda: "no newer look: no answer" in screen.text)
+        assert screen.names == ["t"]
+        await until_async(lambda: screen.names == ["u"])
+        assert "no newer look" not in screen.text
+        broker.linked = False
+        await until_async(lambda: "no newer look: the link is lost; it is sought" in screen.text)
+        assert screen.names == ["u"]
+
+
+@pytest.mark.moderate
+async def test_a_fault_in_a_look_ends_the_screen_and_is_raised_by_the_command() -> None:
+    broker = Broker(ValueError("a fault"))
+    async with watched(sample(), broker, every_s=0.1) as screen:
+        await until_async(lambda: not screen.app.is_running)
+    assert isinstance(screen.app.failure, ValueError)
+
+
+@pytest.mark.moderate
+async def test_a_screen_that_is_paused_stays_until_a_look_is_asked_for() -> None:
+    first, last = sample(streams=[StreamFacts(name="t")]), sample(streams=[StreamFacts(name="u")])
+    broker = Broker(first)
+    async with watched(first, broker, every_s=0.1) as screen:
+        await screen.press("p")
+        broker.looks = [last]
+        asked = broker.asked
+        await screen.pilot.pause(0.3)
+        await screen.press("5", "r", "1")
+        assert broker.asked <= asked + 1  # One may have been under way.
+        assert screen.names == ["t"]
+        await screen.press("space")
+        await until_async(lambda: screen.names == ["u"])
+        assert "paused" in screen.text
+        asked = broker.asked
+        await screen.press("p")
+        await until_async(lambda: broker.asked > asked + 1)
+
+
+@pytest.mark.moderate
+async def test_a_broker_that_does_not_answer_leaves_the_keys_and_is_told_of(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ours, theirs = os.openpty()
-    with os.fdopen(theirs) as entry:
-        monkeypatch.setattr("sys.stdin", entry)
-        with top._keys() as keys:
-            os.write(ours, "2s\x1b[B\x1b[A\x1b[5~\x1b[15~\u00e9\x7f\x1a".encode())
-            found = [keys.next(5.0) for _ in range(9)]
-            assert found == ["2", "s", "down", "up", "page up", "other", "\u00e9", "backspace",
-                             "suspend"]  # fmt: skip
-            assert keys.next(0.0) == ""
-            os.write(ours, b"\x1b")
-            assert keys.next(5.0) == "escape"
-            os.kill(os.getpid(), signal.SIGWINCH)
-            assert keys.next(None) == ""
-        keys.wake()  # A look that ends after the screen.
-    os.close(ours)
+    monkeypatch.setattr(top_screen, "_SILENT_S", 0)
+    broker = Broker(sample())
+    broker.answers.clear()
+    async with watched(many(), broker) as screen:
+        await screen.press("space")
+        await until_async(lambda: "no newer look: the broker has not answered" in screen.text)
+        await screen.press("5")
+        assert "[5 clients 2]" in screen.text
+        await screen.press("space")
+        assert broker.asked == 1
+        await screen.press("q")
+        assert not screen.app.is_running
+    broker.answers.set()
+    assert screen.app.failure is None
+
+
+@pytest.mark.moderate
+@pytest.mark.parametrize("typed", [(), ("slash", "x"), ("question_mark",)])
+async def test_ctrl_c_ends_the_screen_whatever_is_on_it(typed: tuple[str, ...]) -> None:
+    async with watched(many()) as screen:
+        await screen.press(*typed, "ctrl+c")
+        assert not screen.app.is_running
+    assert isinstance(screen.app.failure, KeyboardInterrupt)
 
 
 class Terminal:
-    """Keys that are pressed by a test, each once the screen waits for one."""
+    """The command on a terminal of its own."""
 
-    def __init__(self, *pressed: str) -> None:
-        """pressed: empty: what ends the wait is a look, or the time."""
-        self.pressed = iter(pressed)
-        self.woken = threading.Event()
+    def __init__(self, endpoint: str) -> None:
+        self._ours, theirs = os.openpty()
+        termios.tcsetwinsize(theirs, (24, 80))
+        self.theirs = theirs
+        self.before = termios.tcgetattr(theirs)
+        self.running = subprocess.Popen(
+            [sys.executable, "-m", "malamute_py", "--endpoint", endpoint, "top", "--every", "1h"],
+            stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+            env={name: value for name, value in os.environ.items()
+                 if name not in ("COLUMNS", "LINES")} | {"TERM": "xterm"},
+        )  # fmt: skip
+        os.set_blocking(self._ours, False)
+        self.drawn = ""
 
-    def wake(self) -> None:
-        self.woken.set()
+    def type(self, keys: bytes) -> None:
+        os.write(self._ours, keys)
 
-    def next(self, wait_s: float | None) -> str:
-        key = next(self.pressed)
-        if not key:
-            self.woken.wait(WAIT_S if wait_s is None else wait_s)
-            self.woken.clear()
-        return key
+    def read(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self.drawn += os.read(self._ours, 1 << 16).decode("utf-8", "replace")
 
-
-class Watched(NamedTuple):
-    gone: list[str]
-    shown: list[Sample]
-
-
-@pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Watched]:
-    """Return a function that runs the screen over these looks and keys, and tells what it drew."""
-
-    def run(looks: list[Sample | Exception], *pressed: str) -> Watched:
-        coming, drew = iter(looks), Watched([], [])
-
-        def look(client: object) -> Sample:
-            found = next(coming)
-            if isinstance(found, Exception):
-                raise found
-            return found
-
-        class Noted(Screen):
-            def drawn(self, now: Sample, *args: Any, **options: Any) -> Any:
-                drew.gone.append(options["gone"])
-                drew.shown.append(now)
-                return super().drawn(now, *args, **options)
-
-        @contextlib.contextmanager
-        def keys() -> Iterator[Terminal]:
-            yield Terminal(*pressed)
-
-        class Client:
-            linked = True
-
-        monkeypatch.setattr(top, "_sample", look)
-        monkeypatch.setattr(top, "_keys", keys)
-        monkeypatch.setattr(top, "Screen", Noted)
-        top._watch(Client(), 0.1)  # type: ignore[arg-type]  # it asks for nothing else
-        return drew
-
-    return run
-
-
-def test_the_screen_goes_on_after_a_look_that_failed_and_ends_at_q(
-    watched: Callable[..., Watched],
-) -> None:
-    first, last = sample(streams=[StreamFacts(name="t")]), sample()
-    drew = watched([first, Timeout("no answer"), last], *[""] * 4, "3", "q")
-    assert [why for why, _ in itertools.groupby(drew.gone)] == ["", "no answer", ""]
-    assert drew.shown[0] is first
-    assert drew.shown[-1] is last
-
-
-def test_a_screen_that_is_paused_stays_until_a_look_is_asked_for(
-    watched: Callable[..., Watched],
-) -> None:
-    first, last = sample(), sample()
-    drew = watched([first, last], "p", "5", "r", " ", "", "q")
-    assert drew.shown[:4] == [first] * 4
-    assert drew.shown[-1] is last
-
-
-def test_a_q_in_a_filter_ends_nothing(watched: Callable[..., Watched]) -> None:
-    drew = watched([sample()] * 9, "/", "q", "escape", "q")
-    assert len(drew.shown) == 4
-
-
-def test_a_broker_that_does_not_answer_leaves_the_keys_and_is_told_of(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(top, "_SILENT_S", 0)
-    answer = threading.Event()
-    monkeypatch.setattr(top, "_sample", lambda client: answer.wait(WAIT_S) and sample())
-    looks = top._Looks(None, lambda: None)  # type: ignore[arg-type]  # nobody is asked
-    assert looks.silence == ""
-    looks.begin()
-    assert looks.take() is None
-    assert looks.silence == "the broker has not answered for 0 s"
-    answer.set()
-    until(lambda: looks.take() is not None)
-    assert not looks.under_way
-
-
-@pytest.mark.moderate
-def test_a_terminal_is_drawn_anew_when_its_size_changes_and_ends_at_q(
-    broker: EmbeddedBroker,
-) -> None:
-    ours, theirs = os.openpty()
-    termios.tcsetwinsize(theirs, (24, 80))
-    command = [sys.executable, "-m", "malamute_py", "--endpoint", broker.tcp_endpoint, "top"]
-    running = subprocess.Popen(
-        [*command, "--every", "1h"], stdin=theirs, stdout=theirs, start_new_session=True,
-        env={name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-        | {"TERM": "xterm"},
-    )  # fmt: skip
-    os.set_blocking(ours, False)
-    drawn: list[str] = []
-
-    def shows(text: str) -> None:
+    def shows(self, text: str) -> None:
         """Wait until the screen shows a text that it did not show before."""
 
         def found() -> bool:
-            with contextlib.suppress(BlockingIOError):
-                drawn.append(os.read(ours, 1 << 16).decode("utf-8", "replace"))
-            return text in "".join(drawn)
+            self.read()
+            return text in self.drawn
 
         until(found)
-        drawn.clear()
+        self.drawn = ""
 
-    try:
-        shows("q quit")
-        os.write(ours, b"/no such\n")  # Whatever the other tests made, the foot is as long as this.
-        shows("filter no such (Esc)")
-        termios.tcsetwinsize(theirs, (24, 40))
-        running.send_signal(signal.SIGWINCH)  # The terminal is not the one of the session.
-        shows("? help  q quit  /…")
-        os.write(ours, b"?")
-        shows("any key: back to the table")
-        termios.tcsetwinsize(theirs, (24, 60))
-        running.send_signal(signal.SIGWINCH)
-        shows("any key: back to the table")  # It is no key.
-        os.write(ours, b"xq")
-        assert running.wait(WAIT_S) == 0
-    finally:
-        running.kill()
-        os.close(theirs)
-        os.close(ours)
+    def ended(self) -> int:
+        def found() -> bool:
+            self.read()
+            return self.running.poll() is not None
+
+        until(found)
+        self.read()
+        return self.running.returncode
+
+    def close(self) -> None:
+        self.running.kill()
+        self.running.wait()
+        os.close(self.theirs)
+        os.close(self._ours)
+
+
+@pytest.fixture
+def terminal(broker: EmbeddedBroker) -> Iterator[Terminal]:
+    found = Terminal(broker.tcp_endpoint)
+    yield found
+    found.close()
+
+
+def by_key(key: bytes) -> Callable[[Terminal], None]:
+    return lambda terminal: terminal.type(key)
+
+
+def by_signal(number: int) -> Callable[[Terminal], None]:
+    return lambda terminal: terminal.running.send_signal(number)
 
 
 @pytest.mark.moderate
-def test_a_terminal_is_given_back_when_the_command_is_ended_by_sigterm(
-    broker: EmbeddedBroker,
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [(by_key(b"q"), 0), (by_key(b"\x03"), 130), (by_signal(signal.SIGINT), 130),
+     (by_signal(signal.SIGTERM), 143), (by_signal(signal.SIGHUP), 129)],
+    ids=["q", "Ctrl-C", "SIGINT", "SIGTERM", "SIGHUP"],
+)  # fmt: skip
+def test_a_terminal_is_given_back_however_the_screen_ends(
+    terminal: Terminal, end: Callable[[Terminal], None], code: int
 ) -> None:
+    terminal.shows("Quit")
+    assert termios.tcgetattr(terminal.theirs) != terminal.before
+    end(terminal)
+    assert terminal.ended() == code
+    assert termios.tcgetattr(terminal.theirs) == terminal.before
+    for given_back in ("?1049l", "?25h", "?1000l"):  # The screen, the cursor, the mouse.
+        assert f"\x1b[{given_back}" in terminal.drawn
+
+
+@pytest.mark.moderate
+def test_a_terminal_is_given_back_at_ctrl_z_and_drawn_anew_at_fg(terminal: Terminal) -> None:
+    terminal.shows("Quit")
+    terminal.type(b"\x1a")
+    terminal.shows("\x1b[?1049l")
+    _, status = os.waitpid(terminal.running.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    assert termios.tcgetattr(terminal.theirs) == terminal.before
+    terminal.running.send_signal(signal.SIGCONT)
+    terminal.shows("Quit")
+    terminal.type(b"q")
+    assert terminal.ended() == 0
+
+
+@pytest.mark.moderate
+def test_a_terminal_is_drawn_anew_when_its_size_changes(terminal: Terminal) -> None:
+    terminal.shows("Quit")
+    terminal.type(b"/no such\r")  # In one go: the text is for the filter.
+    terminal.shows("filter no such (Esc): 0 found")
+    termios.tcsetwinsize(terminal.theirs, (24, 40))
+    terminal.running.send_signal(signal.SIGWINCH)  # The terminal is not the one of the session.
+    terminal.shows("filter no such (Esc): 0 found")
+
+
+@pytest.mark.moderate
+def test_one_look_is_printed_where_the_screen_could_not_be_drawn(
+    broker: EmbeddedBroker, stream: str
+) -> None:
+    """It is drawn on standard error."""
+    with broker.connect_sync() as client:
+        client.publish(stream, b"x")
     ours, theirs = os.openpty()
-    termios.tcsetwinsize(theirs, (24, 80))
-    before = termios.tcgetattr(theirs)
-    running = subprocess.Popen(
-        [sys.executable, "-m", "malamute_py", "--endpoint", broker.tcp_endpoint, "top"],
-        stdin=theirs, stdout=theirs, env={**os.environ, "TERM": "xterm"}, start_new_session=True,
-    )  # fmt: skip
-    os.set_blocking(ours, False)
-    drawn: list[bytes] = []
-
-    def shows(what: bytes) -> bool:
-        with contextlib.suppress(BlockingIOError):
-            drawn.append(os.read(ours, 1 << 16))
-        return what in b"".join(drawn)
-
-    try:
-        until(lambda: shows(b"q quit"))
-        assert termios.tcgetattr(theirs) != before
-        running.terminate()
-        until(lambda: shows(b"\x1b[?1049l"))
-        assert running.wait(WAIT_S) == 128 + signal.SIGTERM
-        assert termios.tcgetattr(theirs) == before
-    finally:
-        running.kill()
+    command = [sys.executable, "-m", "malamute_py", "--endpoint", broker.tcp_endpoint, "top"]
+    with os.fdopen(ours, "rb", buffering=0) as screen:
+        subprocess.run(
+            [*command, "--every", "100ms"], stdin=theirs, stdout=theirs, stderr=subprocess.PIPE,
+            timeout=WAIT_S, check=True,
+        )  # fmt: skip
         os.close(theirs)
-        os.close(ours)
+        assert stream.encode() in screen.read(65_536)
 
 
 @pytest.mark.moderate
@@ -485,8 +591,8 @@ def test_a_terminal_without_positions_gets_one_look(broker: EmbeddedBroker, stre
     command = [sys.executable, "-m", "malamute_py", "--endpoint", broker.tcp_endpoint, "top"]
     with os.fdopen(ours, "rb", buffering=0) as screen:
         done = subprocess.run(
-            [*command, "--every", "100ms"], stdin=theirs, stdout=theirs, timeout=WAIT_S,
-            env={**os.environ, "TERM": "dumb"}, check=True,
+            [*command, "--every", "100ms"], stdin=theirs, stdout=theirs, stderr=theirs,
+            timeout=WAIT_S, env={**os.environ, "TERM": "dumb"}, check=True,
         )  # fmt: skip
         os.close(theirs)
         assert done.returncode == 0
@@ -520,3 +626,16 @@ def test_a_stream_that_was_made_again_and_a_reader_that_went_back_have_no_rate_b
     assert [row["rate"] for kind in ("streams", "readers") for row in things[kind]] == [None, None]
     things = snapshot(seen(5, 5), seen(5, 4, NOW_MS - 1_000))["things"]
     assert [row["rate"] for kind in ("streams", "readers") for row in things[kind]] == [0, 1]
+
+
+@pytest.mark.moderate
+def test_what_is_printed_needs_no_textual(broker: EmbeddedBroker) -> None:
+    program = (
+        "import sys\n"
+        f"sys.argv[1:] = ['--endpoint', {broker.tcp_endpoint!r}, 'top', '--every', '100ms']\n"
+        "from malamute_py.cli import main\n"
+        "try:\n    main()\nfinally:\n    print('textual' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
+                          timeout=WAIT_S, check=True)  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "False"
