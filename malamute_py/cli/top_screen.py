@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -161,8 +162,9 @@ class TopScreen(App[None]):
         """Begin to look."""
         # textual draws nothing by itself where `fg` finds no widget changed.
         self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))
-        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self._stop, number)
+        if sys.platform != "win32":  # No loop takes signals there.
+            for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number, self._stop, number)
         self._things.focus()
         self._due = self.set_timer(self.every_s, self._begin)
         self.set_interval(1.0, self._draw_above)
