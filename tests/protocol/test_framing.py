@@ -65,7 +65,7 @@ def test_trailing_fields_may_be_left_off_and_surplus_ones_are_ignored() -> None:
         ([packed([3]), b"x"], "1 content frames without a command"),
         ([packed([17, 1, 0, 1, -1])], "owns -1 content frames"),
         ([packed([17, 1, 0, 1, 2**40])], "content frames, 0 are left"),
-        ([b"\x91\x93\x05\xa1\xff\xa0"], "utf-8"),
+        ([b"\x91\x93\x05\xa1\xff\xa0"], "(?i)utf-8"),
         ([b"\x91" * 100_000], "recursion|nests"),
         ([packed([12, 1, "s", msgpack.Timestamp(0), [1]])], "frame 0|Expected|extension"),
         ([packed([12, 1, "s", [msgpack.ExtType(5, b"")], [1]])], "holds an extension type"),
