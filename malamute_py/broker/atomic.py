@@ -236,24 +236,31 @@ class Intake:
                 return
             adds = any(isinstance(part, ADDING) for part, _ in parts)
             self._steps.check(link, size, adds=adds, awaited=_awaited(command))
+            missing = self._missing(parts)
         except BrokerRefused as error:
             self._answers.refuse_with(link, command, error)
             return
-        missing = sorted(
-            {
-                part.stream
-                for part, _ in parts
-                if isinstance(part, WRITING)
-                and self._catalogue.get(part.stream) is None
-                and (not needed_setting(part) or self._catalogue.expects(part.stream))
-            }
-        )
         if not missing:
             self._take(link, command, parts)
             return
         # While the step waits it is held in memory: the window counts it like a taken one.
         link.unconfirmed_bytes += size
         self._with_streams(link, command, parts, missing, 0, size)
+
+    def _missing(self, parts: Sequence[tuple[Command, Any]]) -> list[str]:
+        """Return the streams that are made for a step, by name.
+
+        Raises BrokerRefused `wait`: a stream of which a part needs a setting is being created.
+        """
+        missing = set()
+        for part, _ in parts:
+            if not isinstance(part, WRITING) or self._catalogue.get(part.stream) is not None:
+                continue
+            if not needed_setting(part):
+                missing.add(part.stream)
+            elif self._catalogue.expects(part.stream):
+                raise BrokerRefused("wait", f"stream '{part.stream}' is being created")
+        return sorted(missing)
 
     def _check_parts(self, parts: Sequence[tuple[Command, Any]]) -> None:
         """Raise BrokerRefused unless a step may have these parts, before any is prepared."""

@@ -20,7 +20,7 @@ from malamute_py.config_check import Examined, in_force, of_program
 from malamute_py.server.authentication.authenticator import Authenticator
 from malamute_py.server.authentication.namespaces import doubts
 from malamute_py.server.authentication.permissions import permission_doubts
-from malamute_py.server.authentication.users_file import nobody, with_users
+from malamute_py.server.authentication.users_file import credential_doubts, with_users
 from malamute_py.server.http_process import HttpCredential, admit
 from malamute_py.server.loop import Loop
 from malamute_py.server.reloading import (
@@ -141,7 +141,7 @@ class Rereading:
             reading = take_up(before, examined, self._complete)
             # Here, for many users and patterns take longer than a turn of the loop has.
             if reading.complete != before.complete:
-                for doubt in nobody(reading.complete):
+                for doubt in credential_doubts(reading.complete):
                     self._log.warning("nobody_may_connect", key=doubt.key, reason=doubt.why)
                 for doubt in doubts(reading.complete):
                     self._log.warning("namespace_doubted", key=doubt.key, reason=doubt.why)

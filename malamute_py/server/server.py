@@ -35,7 +35,7 @@ from malamute_py.journal.directory import Journal
 from malamute_py.server.authentication.authenticator import Authenticator
 from malamute_py.server.authentication.namespaces import check_namespaces, doubts
 from malamute_py.server.authentication.permissions import permission_doubts
-from malamute_py.server.authentication.users_file import nobody
+from malamute_py.server.authentication.users_file import credential_doubts
 from malamute_py.server.checkpointing.checkpoints import Checkpoints
 from malamute_py.server.checkpointing.recovered import QueuesFound, QueuesLost, find_queues
 from malamute_py.server.clock import Clock
@@ -328,7 +328,7 @@ class Server:
         check_public(endpoints, config)
         check_defaults(config)
         check_namespaces(config)
-        for doubt in nobody(config):
+        for doubt in credential_doubts(config):
             self.log.warning("nobody_may_connect", key=doubt.key, reason=doubt.why)
         for doubt in doubts(config):
             self.log.warning("namespace_doubted", key=doubt.key, reason=doubt.why)

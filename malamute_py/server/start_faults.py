@@ -15,7 +15,7 @@ from malamute_py.sections import ConfigError, read_token
 from malamute_py.server.authentication.credentials import check_credentials
 from malamute_py.server.authentication.namespaces import check_namespaces, doubts
 from malamute_py.server.authentication.permissions import permission_doubts
-from malamute_py.server.authentication.users_file import examine_users, nobody
+from malamute_py.server.authentication.users_file import credential_doubts, examine_users
 from malamute_py.server.defaults import check_defaults
 from malamute_py.server.sockets import check_public, parse_endpoint
 
@@ -27,7 +27,7 @@ def start_doubts(config: Config) -> Iterator[ConfigError]:
     except ConfigError:
         return  # It is a fault.
     if config.authentication.users_file and not faults:
-        yield from nobody(complete)
+        yield from credential_doubts(complete)
     yield from doubts(complete)
     for doubt in permission_doubts(complete.permissions):
         # What the configuration itself does not have stands in the users file.

@@ -193,7 +193,7 @@ class MailboxAdmin:
         oldest_ms = 0
         if mailbox.order:
             oldest_ms = mailbox.rows[mailbox.number, mailbox.order.first].at_ms
-        # What is still read back from the disk is in nobody's hand: a client that waits for the
+        # What is still read back from the disk is in no reader's hand: a client that waits for the
         # mailbox to have nothing left for it counts on that.
         coming = sum(each.mask.bit_count() for inbox in mailbox.readers for each in inbox.pipe)
         return {

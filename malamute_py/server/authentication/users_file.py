@@ -265,7 +265,7 @@ def examine_users(config: Config) -> tuple[Config, list[ConfigError]]:
     return msgspec.structs.replace(merged, authentication=authentication), faults
 
 
-def nobody(config: Config) -> Iterator[ConfigError]:
+def credential_doubts(config: Config) -> Iterator[ConfigError]:
     """Yield a warning where a credential is asked for and no user has one.
 
     config: with all users.

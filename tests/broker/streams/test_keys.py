@@ -76,6 +76,16 @@ def test_a_batch_behind_its_stream_s_creation_in_one_message_may_come_again(comm
     assert peer.last(wire.Confirm).tracker == 72
 
 
+def test_a_step_behind_the_creation_of_a_stream_that_it_needs_keys_of_may_come_again() -> None:
+    world = World()
+    frames = [encode([b"v"], subject="k")]
+    step = wire.Atomic(72, 1), wire.Publish("new", 0, 0, True)
+    peer = world.send(1, wire.CreateStream(71, "new", KEEP), *step, frames=frames)
+    assert peer.last(wire.Refused).code == "wait"
+    # Streams with keys have rings of their own.
+    assert world.send(1, *step, frames=frames).last(wire.Refused).code == "cross_ring"
+
+
 @pytest.mark.parametrize("maker", [wire.CreateStream(71, "new", {}), wire.Publish("new", 71)])
 def test_a_keyed_publish_behind_the_creation_of_a_stream_without_keys_is_refused(
     maker: wire.Command,
