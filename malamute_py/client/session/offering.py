@@ -25,6 +25,7 @@ from malamute_py.client.session.letters import HandedOut, HandoutBatch, rows_of
 from malamute_py.client.session.offer_options import (
     FAILED,
     RECEIVED,
+    RELEASED,
     RENEWED,
     RETURNED,
     OfferOptions,
@@ -421,12 +422,17 @@ class Offering(Opened):
                 self.drop(request)
 
     def give_back(self, numbers: list[int]) -> None:
-        """Have the broker hand out requests again that a step has brought back into hand."""
+        """Have the broker hand out requests again that a step has brought back into hand.
+
+        That counts as an attempt, so that a request whose steps all fail has an end. It counts as
+        none while the worker drains: a stop may cancel each of its handlers.
+        """
+        state = RELEASED if self.draining else RETURNED
         for number in numbers:
             request = self.in_hand.get(number)
             if request is None or request.lost or self.ended:
                 continue
-            if self.offerings.end(request, RETURNED):
+            if self.offerings.end(request, state):
                 self._taken_away(request)
 
     def discard(self) -> None:

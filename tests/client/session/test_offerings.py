@@ -293,7 +293,13 @@ def test_a_step_does_not_end_a_request_whose_replies_are_not_confirmed() -> None
     assert all(job.finished for job in (first, second))
 
 
-def test_requests_of_a_withdrawn_step_that_is_refused_go_back_to_the_broker() -> None:
+@pytest.mark.parametrize(
+    ("draining", "state"), [(False, c.WorkState.RETURNED), (True, c.WorkState.RELEASED)]
+)
+def test_requests_of_a_withdrawn_step_that_is_refused_go_back_to_the_broker(
+    draining: bool, state: c.WorkState
+) -> None:
+    """That is no attempt of theirs where the worker drains."""
     script = opened()
     offering = working(script, 1)
     job = offering.take()
@@ -303,9 +309,11 @@ def test_requests_of_a_withdrawn_step_that_is_refused_go_back_to_the_broker() ->
     script.session.steps.add(step, "step")
     [atomic] = of(script.step(), c.Atomic)
     script.session.steps.withdraw(step)
+    if draining:
+        script.session.offerings.drain(offering)
     said = [*script.say(c.Refused(66, atomic.tracker, "conflict")), *script.step()]
     [ack] = of(said, c.AckWork)
-    assert (ack.ranges, ack.state) == ([(job.number, job.number + 1)], c.WorkState.RETURNED)
+    assert (ack.ranges, ack.state) == ([(job.number, job.number + 1)], state)
     assert job.finished
 
 
