@@ -18,6 +18,7 @@ from malamute_protocol.errors import BatchError
 from malamute_protocol.extract import extract, extractable
 from malamute_protocol.stamp import LAST_OF_BUNDLE, STAMP_BYTES, Stamp
 from malamute_py.broker.context import Shard
+from malamute_py.broker.log.stream import HEADER_OVERHEAD
 from malamute_py.broker.ready import MAIL_STREAM, BodiesFound, BodiesRead
 from malamute_py.broker.structures.bitmaps import rows_of_bits
 
@@ -26,7 +27,7 @@ READ_NUMBERS: Final = 256
 AGAIN_SHARE: Final = 8
 """Divisor of the window: an eighth of its bytes is for batches that were read back."""
 OVERHEAD: Final = 500
-"""Bytes, about, that a batch in memory takes beside its own."""
+"""Bytes, about, that a batch in memory takes beside its own and its headers."""
 
 
 class Body:
@@ -50,6 +51,13 @@ class Body:
         self.frames: tuple[Any, ...] = (stamp, frame) if whole is None else (whole,)
         """The frames of a delivery of the whole batch."""
         self.size = STAMP_BYTES + len(frame if content is None else content.view)
+
+    @property
+    def memory(self) -> int:
+        """Bytes that the batch takes in memory, about, once its header tables were read."""
+        head = self.content.head
+        headers = head.subjects_count + head.fieldmaps_count
+        return self.size + OVERHEAD + HEADER_OVERHEAD * headers
 
     @property
     def content(self) -> Content:
@@ -136,7 +144,7 @@ class Bodies:
         """Add a batch that was appended to the window; the oldest batches leave for it."""
         body = Body(self._shard, stamp, frame, content)
         self._hot[base] = body
-        self.hot_bytes += body.size + OVERHEAD
+        self.hot_bytes += body.memory
         if self.hot_bytes > self._shard.settings.mail_hot_bytes:
             self._shrink()
         return body
@@ -146,7 +154,7 @@ class Bodies:
         hot, most = self._hot, self._shard.settings.mail_hot_bytes
         while self.hot_bytes > most and len(hot) > 1:
             _, oldest = hot.popitem(last=False)
-            self.hot_bytes -= oldest.size + OVERHEAD
+            self.hot_bytes -= oldest.memory
 
     def hold(self, base: int, stamp: bytes | None, frame: Any, content: Content) -> Body:
         """Keep a batch that is in memory only, until each of its owners has dropped it.
@@ -196,7 +204,7 @@ class Bodies:
             self._gone.add(base)
         body = self._hot.pop(base, None)
         if body is not None:
-            self.hot_bytes -= body.size + OVERHEAD
+            self.hot_bytes -= body.memory
             return
         body = self._kept.pop(base, None)
         if body is not None:
@@ -204,7 +212,7 @@ class Bodies:
             return
         body = self._again.pop(base, None)
         if body is not None:
-            self.again_bytes -= body.size + OVERHEAD
+            self.again_bytes -= body.memory
 
     # --- reading back ---------------------------------------------------------------------
 
@@ -274,10 +282,10 @@ class Bodies:
         """Keep a batch that was read back, in place of the oldest such batches."""
         again, most = self._again, self._shard.settings.mail_hot_bytes // AGAIN_SHARE
         again[number] = body
-        self.again_bytes += body.size + OVERHEAD
+        self.again_bytes += body.memory
         while self.again_bytes > most:
             _, oldest = again.popitem(last=False)
-            self.again_bytes -= oldest.size + OVERHEAD
+            self.again_bytes -= oldest.memory
 
     def _parsed(self, number: int, data: Any) -> Body | None:
         """Return the body that bytes of the journal hold; None, with an event: they are damaged."""

@@ -10,9 +10,12 @@ from malamute_protocol.stamp import STAMP_BYTES, Stamp
 from malamute_py.broker.context import Shard
 from malamute_py.broker.limits import BrokerSettings
 from malamute_py.broker.log.bodies import OVERHEAD, READ_NUMBERS, Bodies, Body
+from malamute_py.broker.log.stream import HEADER_OVERHEAD
 from malamute_py.broker.ready import BodiesFound
 
 MANY = 1 << 40
+LONE_OVERHEAD = OVERHEAD + HEADER_OVERHEAD
+"""Bytes of a batch of one subject beside its own."""
 
 
 def bodies_of(**settings: Any) -> Bodies:
@@ -30,7 +33,7 @@ def batch(base: int, bodies: list[bytes]) -> tuple[bytes, bytes, Content]:
 
 
 def test_the_newest_stay_in_memory_and_the_oldest_leave() -> None:
-    size = STAMP_BYTES + len(batch(0, [bytes(100)])[1]) + OVERHEAD
+    size = STAMP_BYTES + len(batch(0, [bytes(100)])[1]) + LONE_OVERHEAD
     bodies = bodies_of(mail_hot_bytes=3 * size)
     for base in range(10):
         bodies.keep(base, *batch(base, [bytes(100)]))
@@ -38,6 +41,18 @@ def test_the_newest_stay_in_memory_and_the_oldest_leave() -> None:
     assert bodies.hot_bytes == 3 * size
     for base in range(10):
         bodies.drop(base)
+    assert bodies.hot_bytes == 0
+
+
+def test_a_batch_weighs_its_header_tables_too() -> None:
+    """Decoded, a table of 1,000 subjects takes several times the bytes of the batch."""
+    frame = encode([b""] * 1_000, subject=[f"s{number}" for number in range(1_000)])
+    stamp, _, _ = batch(0, [b""])
+    bodies = bodies_of(mail_hot_bytes=2 * 1_000 * HEADER_OVERHEAD)
+    for base in range(3):
+        bodies.keep(base, stamp, frame, Content(frame))
+    assert [base for base in range(3) if bodies.get(base)] == [2]
+    bodies.drop(2)
     assert bodies.hot_bytes == 0
 
 
@@ -81,7 +96,7 @@ def test_one_read_serves_all_callers_that_want_the_same_batch() -> None:
 
 def test_a_batch_that_was_read_back_stays_in_memory_for_a_while() -> None:
     stamp, frame, _ = batch(7, [bytes(100)])
-    size = len(stamp + frame) + OVERHEAD
+    size = len(stamp + frame) + LONE_OVERHEAD
     bodies = bodies_of(mail_hot_bytes=8 * 2 * size)
     for base in range(3):
         bodies.want(base, 300, lambda body: None)
