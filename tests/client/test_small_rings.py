@@ -95,7 +95,10 @@ async def test_every_way_to_publish_fits_its_batches_to_a_small_ring(
     await shell.do("create_stream", "s", **KEYS)
     refused = too_large(shell)
     confirmed = await way(shell)
-    assert len(refused) == 1 if idempotent else refused
+    # The thread of the sync client takes calls up while they come: its batches may all fit.
+    least = 0 if way is lone and shell.kind == "sync" else 1
+    assert least <= len(refused), refused
+    assert len(refused) <= 1 or not idempotent, refused
     found = await history(shell)
     if idempotent:
         assert [record[1:] for record in found] == list(zip(KEPT, BODIES, strict=True))
