@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from perf.peers import driver
+from perf.peers.checks import Check, selected
 from perf.peers.mosquitto import server as mosquitto
 from perf.peers.nats import server as nats
 from perf.peers.peer import ROLES, Peer
@@ -139,7 +140,7 @@ def test_bodies_that_are_too_many_for_memory_are_made_on_the_way(
 
 def test_a_check_is_content_with_all_records_in_order() -> None:
     asked = options()
-    check = driver.Check(asked)
+    check = Check(asked)
     assert [check.add(body) for body in sent(asked)] == [False] * 99 + [True]
     assert (check.received, check.missing, check.duplicates, check.misordered) == (100, 0, 0, 0)
     assert 0 < check.begun_ns <= check.ended_ns
@@ -148,7 +149,7 @@ def test_a_check_is_content_with_all_records_in_order() -> None:
 def test_a_check_tells_a_gap_a_duplicate_and_a_record_out_of_order() -> None:
     asked = options()
     bodies = sent(asked)
-    check = driver.Check(asked)
+    check = Check(asked)
     check.burst(bodies[:10])
     check.close()
     check.burst([bodies[12], bodies[11], bodies[11], bodies[5], *bodies[13:40]])
@@ -159,10 +160,10 @@ def test_a_check_tells_a_gap_a_duplicate_and_a_record_out_of_order() -> None:
 
 
 def test_a_check_refuses_another_size_and_records_of_nobody() -> None:
-    check = driver.Check(options())
+    check = Check(options())
     with pytest.raises(driver.DriverFailed, match="13"):
         check.burst([driver.body(0, n, 13) for n in range(100)])
-    check = driver.Check(options())
+    check = Check(options())
     with pytest.raises(driver.DriverFailed, match="nobody"):
         check.burst([driver.body(0, n + 1, 12) for n in range(100)])
 
@@ -172,10 +173,10 @@ def test_a_check_lets_producers_and_subjects_mix_but_not_the_order_within_them()
     first, second = sent(asked), sent(asked, producer=1)
     # Subjects 0 and 1 of a producer come before its subjects 2 and 3.
     mixed = [body for lane in (0, 2, 1, 3) for body in first[lane::4]]
-    check = driver.Check(asked)
+    check = Check(asked)
     check.burst([*second, *mixed])
     assert (check.received, check.missing, check.duplicates, check.misordered) == (200, 0, 0, 0)
-    check = driver.Check(asked)
+    check = Check(asked)
     check.burst([*second, *first[4:8], *first[:4], *first[8:]])
     assert (check.missing, check.duplicates, check.misordered) == (0, 0, 4)
 
@@ -196,18 +197,18 @@ def test_rare_places_are_the_same_in_every_language() -> None:
 
 def test_a_replay_of_the_rare_subject_wants_exactly_its_records() -> None:
     asked = options(count=50, rare=10, seed=3, select="rare")
-    wanted = driver.selected(asked)
+    wanted = selected(asked)
     assert wanted is not None
     bodies = [driver.body(0, number, 12) for number in wanted.tolist()]
-    check = driver.Check(asked, wanted)
+    check = Check(asked, wanted)
     assert check.burst(bodies)
     assert (check.received, check.missing) == (5, 0)
     with pytest.raises(driver.DriverFailed):
-        driver.Check(asked, wanted).burst([driver.body(0, n, 12) for n in range(5)])
+        Check(asked, wanted).burst([driver.body(0, n, 12) for n in range(5)])
 
 
 def test_a_replay_from_a_time_on_wants_all_that_came_after() -> None:
-    wanted = driver.selected(options(select="time", first=60))
+    wanted = selected(options(select="time", first=60))
     assert wanted is not None
     assert np.array_equal(wanted, np.arange(60, 100))
 

@@ -12,8 +12,9 @@ import pytest
 PREPARED = """
 import asyncio
 from perf.peers import driver
+from perf.peers.checks import Check, take_all
 options = driver.Options(role="subscribe", url="", size=16, count=3)
-check = driver.Check(options)
+check = Check(options)
 check.burst([driver.body(0, number, 16) for number in range(3)])
 heard, over = driver.Listen(options), asyncio.Event()
 for number in range(3):
@@ -35,7 +36,7 @@ def test_a_driver_is_ready_before_the_word_and_tells_its_result_after_it() -> No
     for call, result in (
         ("driver.begin('x')", set[str]()),
         ("driver.work_until_told('x')", {"cpu_s"}),
-        ("driver.take_all([check], options, 'x')", {"received", "missing", "begun_ns"}),
+        ("take_all([check], options, 'x')", {"received", "missing", "begun_ns"}),
         ("driver.listen_to_all(heard, over, 'x')", {"received", "p50_us"}),
     ):
         ready, *rest = said(f"asyncio.run({call})", "go\nend\n")

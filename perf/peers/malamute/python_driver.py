@@ -27,7 +27,8 @@ from malamute_protocol.batch import Batch
 from malamute_py import ConfirmAt
 from malamute_py.form import another_than_asked, running_form
 from perf.peers import driver
-from perf.peers.driver import Check, DriverFailed, Options, say, word
+from perf.peers.checks import Check, checks_of, say_received
+from perf.peers.driver import DriverFailed, Options, say, word
 
 SOFTWARE = "malamute_py, asyncio in uvloop" if driver.has_fast_loop() else "malamute_py, asyncio"
 LOOKED_AT_RECORDS = 256
@@ -265,7 +266,7 @@ async def subscribe(asked: Asked) -> None:
     if asked.subjects > 1:
         await subscribe_to_patterns(asked)
         return
-    checks = driver.checks_of(asked)
+    checks = checks_of(asked)
     async with clients(asked, asked.subscribers) as opened:
         subscriptions = [
             client.subscribe(asked.subject, start="earliest", strict=True, create=True)
@@ -285,7 +286,7 @@ async def subscribe(asked: Asked) -> None:
         )
         unbroken(*opened)
         info = await opened[0].stream_info(asked.subject)
-        driver.say_received(checks, clock, disk_bytes=info.bytes)
+        say_received(checks, clock, disk_bytes=info.bytes)
         await word()
         await opened[0].remove_stream(asked.subject)
 
@@ -336,7 +337,7 @@ async def subscribe_to_patterns(asked: Asked) -> None:
             task.cancel()
         unbroken(*opened)
         info = await opened[0].stream_info(asked.subject)
-        driver.say_received([check], clock, disk_bytes=info.bytes)
+        say_received([check], clock, disk_bytes=info.bytes)
         await word()
         await opened[0].remove_stream(asked.subject)
 
@@ -382,7 +383,7 @@ async def replay(asked: Asked) -> None:
         async for batch in reading.batches():
             look(check, batch)
         unbroken(client)
-        driver.say_received([check], clock)
+        say_received([check], clock)
         await word()
 
 
@@ -398,7 +399,7 @@ async def replay_records(asked: Asked) -> None:
             if check.add(record.body):
                 break
         unbroken(client)
-        driver.say_received([check], clock)
+        say_received([check], clock)
         await word()
 
 
@@ -516,7 +517,7 @@ async def read(asked: Asked) -> None:
             raise DriverFailed(f"{left} messages are still in the mailbox")
         check.ended_ns = ended_ns
         unbroken(client)
-        driver.say_received([check], clock, disk_bytes=await appended(client) - before)
+        say_received([check], clock, disk_bytes=await appended(client) - before)
         await word()
 
 

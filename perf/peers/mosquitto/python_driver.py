@@ -20,7 +20,8 @@ import gmqtt  # type: ignore[import-untyped]
 from gmqtt.storage import PersistentStorage  # type: ignore[import-untyped]
 
 from perf.peers import driver
-from perf.peers.driver import Check, DriverFailed, Options, Subjects, word
+from perf.peers.checks import Check, checks_of, take_all
+from perf.peers.driver import DriverFailed, Options, Subjects, word
 
 CLIENT = f"gmqtt {importlib.metadata.version('gmqtt')}"
 TURN = 200
@@ -156,7 +157,7 @@ async def publish(options: Options) -> None:
 
 
 async def subscribe(options: Options) -> None:
-    checks = driver.checks_of(options)
+    checks = checks_of(options)
     subjects = _subjects(options)
     clients = []
     for check in checks:
@@ -168,7 +169,7 @@ async def subscribe(options: Options) -> None:
         clients.append(mqtt)
         filters = subjects.patterns if subjects.many else [subjects.one]
         await mqtt.subscribe(filters, _qos(options))
-    await driver.take_all(checks, options, CLIENT)
+    await take_all(checks, options, CLIENT)
 
 
 async def request(options: Options) -> None:

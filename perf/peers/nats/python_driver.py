@@ -26,7 +26,8 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StorageType, S
 from nats.js.errors import BadRequestError, NotFoundError
 
 from perf.peers import driver
-from perf.peers.driver import Check, Options, Subjects, word
+from perf.peers.checks import Check, all_done, checks_of, say_received, selected, take_all
+from perf.peers.driver import Options, Subjects, word
 
 CLIENT = f"nats-py {importlib.metadata.version('nats-py')}"
 PENDING_BYTES = 8 << 20
@@ -189,7 +190,7 @@ async def publish(options: Options) -> None:
 
 async def subscribe(options: Options) -> None:
     """Take all records as they come, with each of `subscribers` clients; then remove the stream."""
-    checks = driver.checks_of(options)
+    checks = checks_of(options)
     clients = []
     for check in checks:
         client = await connect(options)
@@ -203,7 +204,7 @@ async def subscribe(options: Options) -> None:
         for pattern in subjects.patterns if subjects.many else [subjects.one]:
             await subscribe_to(client, options, pattern, take)
         await client.flush()
-    await driver.take_all(checks, options, CLIENT)
+    await take_all(checks, options, CLIENT)
     await remove_stream(clients[0], options)
     for client in clients:
         await client.close()
@@ -213,7 +214,7 @@ async def replay(options: Options) -> None:
     """Read the stream from its start; the server selects a subject of it."""
     client = await connect(options)
     subjects = Subjects(options)
-    check = Check(options, driver.selected(options))
+    check = Check(options, selected(options))
     clock = await driver.begin(CLIENT)
 
     async def take(message: Msg) -> None:
@@ -223,9 +224,9 @@ async def replay(options: Options) -> None:
     if not subjects.many:
         subject = subjects.one
     await subscribe_to(client, options, subject, take)
-    await driver.all_done([check], options.idle_s)
+    await all_done([check], options.idle_s)
     check.begun_ns = clock.begun_ns
-    driver.say_received([check], clock)
+    say_received([check], clock)
     await word()
     await client.close()
 

@@ -20,6 +20,7 @@ from pika.channel import Channel  # type: ignore[import-untyped]
 from pika.spec import PERSISTENT_DELIVERY_MODE, TRANSIENT_DELIVERY_MODE, Basic  # type: ignore[import-untyped]
 
 from perf.peers import driver
+from perf.peers.checks import checks_of, take_all, taking
 from perf.peers.driver import DriverFailed, Options, Subjects, word
 
 CLIENT = f"pika {importlib.metadata.version('pika')}"
@@ -193,15 +194,15 @@ async def publish(options: Options) -> None:
 
 
 async def subscribe(options: Options) -> None:
-    checks = driver.checks_of(options)
+    checks = checks_of(options)
     opened = []
     for number, check in enumerate(checks):
         amqp = await Amqp.connect(options)
         opened.append(amqp)
         await declare_exchange(amqp, options)
         await declare_queue(amqp, options, queue_of(options, number))
-        await consume(amqp, options, queue_of(options, number), driver.taking(check))
-    await driver.take_all(checks, options, CLIENT)
+        await consume(amqp, options, queue_of(options, number), taking(check))
+    await take_all(checks, options, CLIENT)
     await _remove(opened[0], options, len(opened))
 
 

@@ -20,7 +20,8 @@ import rstream.connection
 import rstream.exceptions
 
 from perf.peers import driver
-from perf.peers.driver import Check, DriverFailed, Options, word
+from perf.peers.checks import Check, all_done, checks_of, say_received, selected, take_all, taking
+from perf.peers.driver import DriverFailed, Options, word
 
 CLIENT = f"rstream {importlib.metadata.version('rstream')}"
 BATCH = 500
@@ -107,9 +108,9 @@ async def _read_stream(
 
 
 async def subscribe(options: Options) -> None:
-    checks = driver.checks_of(options)
-    consumers = [await _read_stream(options, driver.taking(check)) for check in checks]
-    await driver.take_all(checks, options, CLIENT)
+    checks = checks_of(options)
+    consumers = [await _read_stream(options, taking(check)) for check in checks]
+    await take_all(checks, options, CLIENT)
     await consumers[0].delete_stream(options.subject, missing_ok=True)
 
 
@@ -128,8 +129,8 @@ async def _available(options: Options) -> None:
 
 async def replay(options: Options) -> None:
     """Read the stream from its start, or from a time on."""
-    check = Check(options, driver.selected(options))
-    take = driver.taking(check)
+    check = Check(options, selected(options))
+    take = taking(check)
     if options.select == "time":
         # The chunk in which the time lies begins with earlier records: they are passed over.
         everything, begun = take, False
@@ -143,9 +144,9 @@ async def replay(options: Options) -> None:
     await _available(options)
     clock = await driver.begin(CLIENT)
     await _read_stream(options, take, create=False)
-    await driver.all_done([check], options.idle_s)
+    await all_done([check], options.idle_s)
     check.begun_ns = clock.begun_ns
-    driver.say_received([check], clock)
+    say_received([check], clock)
     await word()
 
 

@@ -29,7 +29,8 @@ from typing import Any, cast
 import hiredis
 
 from perf.peers import driver
-from perf.peers.driver import Check, Clock, DriverFailed, Options, Subjects, await_word, say
+from perf.peers.checks import Check, checks_of, say_received, selected
+from perf.peers.driver import Clock, DriverFailed, Options, Subjects, await_word, say
 
 CLIENT = f"hiredis-py {importlib.metadata.version('hiredis')}"
 READ_BYTES = 32 << 10
@@ -318,7 +319,7 @@ def _drive(parts: Sequence[_Reader | _Listener], idle_s: float) -> None:
 
 def subscribe(options: Options) -> None:
     """Take all records as they come, over `subscribers` connections."""
-    checks = driver.checks_of(options)
+    checks = checks_of(options)
     parts: list[_Reader | _Listener] = []
     for check in checks:
         wire = Wire(options.url)
@@ -340,7 +341,7 @@ def _hear(parts: Sequence[_Reader | _Listener], checks: Sequence[Check], options
     clock = Clock()
     with contextlib.suppress(TimeoutError):
         _drive(parts, options.idle_s)
-    driver.say_received(checks, clock)
+    say_received(checks, clock)
 
 
 def _remove(options: Options) -> None:
@@ -351,7 +352,7 @@ def _remove(options: Options) -> None:
 def replay(options: Options) -> None:
     """Read the stream whole, from a time on (ids begin with one), or look for a subject in it."""
     wire = Wire(options.url)
-    check = Check(options, driver.selected(options))
+    check = Check(options, selected(options))
     rare = Subjects(options).rare.encode()
     clock = driver.begin_in_thread(CLIENT)
     after = b"0-0"
@@ -375,7 +376,7 @@ def replay(options: Options) -> None:
         pass
     check.close()
     check.begun_ns = clock.begun_ns
-    driver.say_received([check], clock)
+    say_received([check], clock)
     await_word()
 
 
