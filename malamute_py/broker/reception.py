@@ -73,7 +73,11 @@ class Reception:
         """The command that is being handled, of the message that is being received."""
 
     def receive(self, link: Link, commands: Sequence[Command], frames: Sequence[Any]) -> None:
-        """Take up the commands of one message in order, each with the frames that it owns."""
+        """Take up the commands of one message in order, each with the frames that it owns.
+
+        A command that is refused is answered, and the next one is taken up; a message that is
+        malformed ends the link, and the rest of it is not looked at.
+        """
         commands_max = self._shard.settings.limits.message_commands_max
         if len(commands) > commands_max:
             self.malformed(
@@ -97,6 +101,8 @@ class Reception:
                 frame = frames[place]
                 place += 1
                 try:
+                    # A stream that the link may write to was noted by its first PUBLISH. A command
+                    # that needs a setting which the stream lacks is refused by the longer way.
                     stream = publishing.get(command.stream)  # type: ignore[attr-defined]
                     if (
                         stream is None
@@ -116,7 +122,7 @@ class Reception:
             self.handling = command
             first = place
             place += command.content_frames
-            if place > len(frames) or place < first:
+            if place > len(frames) or place < first:  # The peer may say a number below 0.
                 self.malformed(link, "malformed", "fewer content frames than its commands own")
                 return
             if skip:
@@ -139,6 +145,8 @@ class Reception:
             elif kind is wire.AckMail and self._may_put_off(link, command):  # type: ignore[arg-type]
                 self.acks.append((link, command))  # type: ignore[arg-type]
             elif kind in self._intake.kinds:
+                # Such a command is a step of its own. Acknowledgements that were put off are taken
+                # before it, unless it is of a kind that does not depend on them.
                 if kind not in _BESIDE_ACKS:
                     self.take_acks()
                 self._intake.single(link, command, frames[first] if place > first else None)
@@ -177,7 +185,11 @@ class Reception:
     def _parts(
         commands: Sequence[Command], frames: Sequence[Any]
     ) -> list[tuple[Command, Any]] | None:
-        """Return the parts of a step, each with its content frame; None: frames are missing."""
+        """Return the parts of a step, each with its content frame; None: frames are missing.
+
+        For ATOMIC, whose parts are the commands after it. frames: from the first one on that may
+        be theirs.
+        """
         parts: list[tuple[Command, Any]] = []
         place = 0
         for command in commands:
@@ -190,7 +202,11 @@ class Reception:
         return parts
 
     def _dispatch(self, link: Link, kind: type[Command], command: Command) -> None:
-        """Call the handler of a command, unless too many results wait to be sent on the link."""
+        """Call the handler of a command that is no step, or refuse the command.
+
+        It is refused when this broker has no handler for it, when too many results wait to be sent
+        on the link, or as the handler says.
+        """
         handler = self.handlers.get(kind)
         settings = self._shard.settings
         if handler is None:
@@ -240,7 +256,11 @@ class Reception:
     # --- the first PUBLISH to a stream ----------------------------------------------------------
 
     def _first_publish(self, link: Link, command: Any, frame: Any) -> None:
-        """Take a PUBLISH to a stream that the link has not written to before."""
+        """Take a PUBLISH to a stream that the link has not written to before.
+
+        The stream may have to be created first: the PUBLISH goes on in `_publish_to`, at once or
+        when the stream is there, or ends in `_not_published`.
+        """
         name = command.stream
         refuse = self._publishing.refuse
         bound = None
@@ -249,6 +269,7 @@ class Reception:
             if bound is None:
                 refuse(link, command, "forbidden", f"you may not write to stream '{name}'")
                 return
+        # First use makes no stream of which the command needs a setting (keys, a schema).
         needed = needed_setting(command)
         if needed and not self._catalogue.expects(name):
             absent = self._catalogue.absent(link.owner, name, needed)
@@ -299,5 +320,6 @@ class Reception:
     def _not_published(
         self, link: Link, command: Any, size: int, code: str, reason: str, retry_ms: int
     ) -> None:
+        """Refuse a PUBLISH whose stream was not created, and free its window."""
         link.unconfirmed_bytes -= size
         self._publishing.refuse(link, command, code, reason, retry_ms)

@@ -217,6 +217,9 @@ class Receiver:
 
 
 def cost_of_few(link: Link) -> int:
-    """Return the room of a link that a delivery of a few rows takes beside its bytes."""
+    """Return the room of a link that a delivery of a few rows takes beside its bytes.
+
+    A client pays for each delivery, however small: so many of them use up the room as bytes do.
+    """
     # Half of the room is enough for one such delivery to each receiver of the link.
     return link.ask_below // max(FEW_DELIVERIES, 2 * len(link.receivers))

@@ -51,8 +51,10 @@ class Replicas:
     ) -> str:
         """Return the identity of a session: the one that it has or had, or the next free one.
 
-        wanted: the number that the session had, as its client says; -1: none. taken: identities
-        that clients asked for by name. Raises BrokerRefused `limit`: every number is taken.
+        Called for a HELLO that asks for a template (`app-{n}`). wanted: the number that the session
+        had, as its client says; -1: none; a broker that was restarted knows no numbers. taken:
+        identities that clients asked for by name. Raises BrokerRefused `limit`: every number is
+        taken.
         """
         self._forget_absent()
         key = credential, template
@@ -70,7 +72,10 @@ class Replicas:
         return replica_name(template, number)
 
     def _pick(self, family: Family, wanted: int, taken: Container[str]) -> int:
-        """Return a free number of a family, the wanted one if possible. Raises BrokerRefused."""
+        """Return a free number of a family, the wanted one if possible, else the least.
+
+        Raises BrokerRefused `limit`: there is none.
+        """
         most = self._shard.settings.replicas_max
         if 0 <= wanted < most and self._free(family, wanted, taken):
             return wanted
@@ -92,13 +97,16 @@ class Replicas:
         return self._shard.settings.carrier(name) == family.credential
 
     def left(self, credential: str, template: str, session: bytes, happened: str) -> None:
-        """Keep the number of a session whose link has ended for a while, or free it at once."""
+        """Keep the number of a session whose link has ended for a while, or free it at once.
+
+        happened: how the link ended, as `Link.happened` has it.
+        """
         family = self._families[credential, template]
         if happened in ENDED:
             self._free_number(family, session)
             return
         settings = self._shard.settings
-        if len(self._absent) >= settings.links_max:
+        if len(self._absent) >= settings.links_max:  # The one that has been absent longest goes.
             first = next(iter(self._absent))
             del self._absent[first]
             self._free_number(*first)

@@ -50,7 +50,7 @@ class Answers:
     def result(self, link: Link, command: Any, value: dict[str, Any]) -> None:
         """Answer a command with RESULT, unless its link has ended.
 
-        An event tells what an administrator has done.
+        An event tells what an administrator has done, also where the link is gone.
         """
         if type(command) in ADMINISTRATION:
             self._shard.event(

@@ -48,16 +48,19 @@ class Ledger:
             self._piece_bytes = max(1 << 12, min(self._piece_bytes, bytes_max // 32))
 
     def add(self, next: int, size: int, time_ms: int) -> None:
-        """Count a batch that was appended. time_ms: not 0, which stands for a recovered piece."""
+        """Count a batch that was appended.
+
+        next: offset after it. time_ms: its append time; 0 would stand for a recovered piece.
+        """
         time_ms = time_ms or 1
         self.bytes += size
         pieces = self._pieces
-        if pieces and pieces[-1][1] < self._piece_bytes and pieces[-1][2]:
+        if pieces:
             last = pieces[-1]
-            last[0] = next
-            last[1] += size
-            last[2] = time_ms
-            return
+            _, last_bytes, newest_ms = last
+            if last_bytes < self._piece_bytes and newest_ms:  # 0: it was recovered.
+                last[:] = next, last_bytes + size, time_ms
+                return
         pieces.append([next, size, time_ms])
         if len(pieces) > PIECES_MAX:
             self._join()
@@ -67,28 +70,33 @@ class Ledger:
         self._piece_bytes *= 2
         joined: deque[list[int]] = deque()
         for piece in self._pieces:
-            alike = joined and bool(joined[-1][2]) == bool(piece[2])
-            if alike and joined[-1][1] + piece[1] <= self._piece_bytes:
-                joined[-1][0] = piece[0]
-                joined[-1][1] += piece[1]
-                joined[-1][2] = piece[2]
+            next, size, newest_ms = piece
+            last = joined[-1] if joined else None
+            # A recovered piece (time 0) is not joined with one whose time is known.
+            if (
+                last is not None
+                and bool(last[2]) == bool(newest_ms)
+                and last[1] + size <= self._piece_bytes
+            ):
+                last[:] = next, last[1] + size, newest_ms
             else:
                 joined.append(piece)
         self._pieces = joined
 
     def split(self, splits: list[tuple[int, int]], first: int) -> None:
-        """Replace the recovered piece by finer ones: (next, bytes), ascending, from `first` on.
+        """Replace the piece of all that was recovered by finer ones, as the journal's index says.
 
-        Retention by size need not drop all that was recovered then.
+        Called once after a start, so that retention by size need not drop all that was recovered
+        at once. splits: (offset after a range, its bytes), ascending. first: where they begin.
         """
-        if not self.unsplit:
+        if not self.unsplit:  # A trim has taken the recovered piece meanwhile, or it is split.
             return
         self.unsplit = False
         self.begin = first
         recovered_end, recovered_bytes, _ = self._pieces.popleft()
         size = 0
         for next, part in reversed(splits):
-            if next <= recovered_end:
+            if next <= recovered_end:  # What came after the start has pieces already.
                 self._pieces.appendleft([next, part, 0])  # 0: when it came is not known
                 size += part
         self.bytes += size - recovered_bytes
@@ -131,10 +139,11 @@ class Ledger:
     def first_within(self, bytes_max: int, durable: int) -> int | None:
         """Return the least offset from which the rest is within bytes_max; None: all of it is.
 
-        The newest piece stays whatever its size. durable: pieces that end after this offset do not
-        count, so that they push none out, and none of them is the newest.
+        For retention by size, which trims the stream there. The newest piece stays whatever its
+        size. durable: offset after the records on the disk; pieces that end after it may be lost
+        yet, so they do not count: they push none out, and none of them is the newest.
         """
-        left, last = self.bytes, len(self._pieces) - 1
+        left, last = self.bytes, len(self._pieces) - 1  # last: place of the newest piece
         for next, size, _ in reversed(self._pieces):
             if next <= durable:
                 break

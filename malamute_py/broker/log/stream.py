@@ -188,9 +188,10 @@ class Stream:
             self.body_kind = TYPED
 
     def settling(self, kind: int, now_ms: int) -> StreamEdited | None:
-        """Return the change by which the stream has the body kind of its first batch.
+        """Return the change that tells the log the body kind, which the first batch has settled.
 
-        None: the step with that batch was refused after all.
+        kind: the batch's. None: the step with that batch was refused after all, so that another
+        batch may settle another kind.
         """
         if self.body_kind != kind:
             return None
@@ -250,7 +251,10 @@ class Stream:
         return max(self.first, min(past, self.pinned))
 
     def first_of_age(self, now_ms: int) -> int:
-        """First of the records in the hot window that the stream keeps by its age; 0: all."""
+        """First of the records in the hot window that the stream keeps by its age; 0: all.
+
+        Batches are in the order of their append times, so that the first young one is searched.
+        """
         oldest_ms, hot = self.oldest_ms(now_ms), self.hot
         if not oldest_ms or not hot or _append_time(hot[0]) >= oldest_ms:
             return 0
@@ -270,7 +274,9 @@ class Stream:
     def aged_bytes(self, first: int) -> int:
         """Bytes before the first record within the stream's bounds that still take space, about.
 
-        The number is exact where that record is in the hot window.
+        For what an operator is told of a stream: records that are past its bounds, and that the
+        journal has not dropped yet. first: offset of that first record. The number is exact where
+        the record is in the hot window, whose batches are weighed one by one.
         """
         if not self.bounded:
             return 0

@@ -101,7 +101,8 @@ class TransactionAdmin:
     def end_transaction(self, link: Link, command: EndTransaction) -> None:
         """Roll a transaction of any client back, or give up what is put off of a committed one.
 
-        Answered when that is durable.
+        For END_TRANSACTION of an operator; answered when that is durable. Raises BrokerRefused: it
+        is not allowed, there is no such transaction, or its state does not permit it.
         """
         settings = self._shard.settings
         transaction = self._transactions.by_id.get(command.transaction)
@@ -128,9 +129,13 @@ class TransactionAdmin:
         self._transactions.end(transaction, ENDED, Answer(self._answers, link, command))
 
     def _end_put_off(self, link: Link, command: EndTransaction, transaction: Transaction) -> None:
-        """Give up what rings put off of a committed transaction, if the command says so."""
+        """Give up what rings put off of a committed transaction, if the command says so.
+
+        Raises BrokerRefused: the command does not say so, and is told what would be given up; or
+        there is nothing that can be.
+        """
         apart = [ring for ring in transaction.put_off if ring != MAIN]
-        if not apart:
+        if not apart:  # Ring main has failed: the commit itself may be lost, and a start will tell.
             code, reason = transaction.put_off[MAIN].code, transaction.put_off[MAIN].reason
             raise BrokerRefused(
                 "conflict", f"ring main takes nothing ({code}: {reason}): see the broker's log"
@@ -152,7 +157,10 @@ class TransactionAdmin:
         self._transactions.give_up(transaction, answer)
 
     def await_transaction(self, link: Link, command: AwaitTransaction) -> None:
-        """Answer once all of a committed transaction is durable in its streams."""
+        """Answer once all of a committed transaction is durable in its streams.
+
+        Raises BrokerRefused: records of it were given up, or it is not committed.
+        """
         transaction = self._transactions.by_id.get(command.transaction)
         if transaction is None and self._transactions.was_given_up(command.transaction):
             raise BrokerRefused(*WHY[GIVEN_UP])

@@ -45,7 +45,10 @@ def _cursor_removed(tables: Tables, queues: Queues, change: CursorRemoved) -> No
 
 
 def _group_set(tables: Tables, queues: Queues, change: GroupSet) -> None:
-    """Create a group or set it to a new position, with nothing done beyond that."""
+    """Create a group or set it to a new position, with nothing done beyond that.
+
+    The member that has the place of an exclusive group keeps it.
+    """
     place = change.stream, change.name
     known = queues.groups.get(place)
     queues.groups[place] = GroupRow(
@@ -60,7 +63,7 @@ def _row(queues: Queues, change: _OfGroup) -> GroupRow | None:
     place = change.stream, change.name
     row = queues.groups.get(place)
     if row is not None:
-        queues.groups[place] = row
+        queues.groups[place] = row  # The checkpoint's map writes rows that were set.
     return row
 
 
@@ -98,7 +101,7 @@ def _group_revived(tables: Tables, queues: Queues, change: GroupRevived) -> None
 
 
 def _group_done(tables: Tables, queues: Queues, change: GroupDone) -> None:
-    """Note records of a group as done, which moves its position past all that are."""
+    """Note records of a group as done; its position moves past those that follow on it."""
     row = _row(queues, change)
     if row is None:
         return
