@@ -381,6 +381,7 @@ class Inboxes:
         """Take the body that a hand-out waits for; None: it is lost, or could not be read."""
         if not inbox.ended:
             handout.missing = body is None
+            handout.failed = self._bodies.failed
             handout.body = body
             self._flush(inbox)
 
@@ -433,7 +434,7 @@ class Inboxes:
         row, mask = handout.row, handout.mask
         mailbox, messages = inbox.mailbox, self._messages
         self._forget_unsent(inbox, row, mask)
-        failed = self._bodies.failed
+        failed = handout.failed
         if not failed:
             messages.lost(mailbox, row, mask)
             return

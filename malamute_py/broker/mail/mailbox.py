@@ -334,7 +334,7 @@ def temporary_name(link: Link) -> str:
 class Handout:
     """Rows of one put that were given to a reader and wait for their bodies."""
 
-    __slots__ = ("attempts", "body", "mask", "missing", "row")
+    __slots__ = ("attempts", "body", "failed", "mask", "missing", "row")
 
     def __init__(self, row: MessageRow, mask: int, attempts: int) -> None:
         self.row = row
@@ -342,6 +342,9 @@ class Handout:
         self.attempts = attempts
         self.body: Body | None = None
         self.missing = False
+        """Whether the read of the body has ended without one."""
+        self.failed = ""
+        """Reason why that read failed; empty: the body is lost."""
 
 
 class Inbox(Receiver):

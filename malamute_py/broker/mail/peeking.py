@@ -26,6 +26,7 @@ from malamute_py.broker.log.bodies import Bodies, Body
 from malamute_py.broker.mail.inboxes import why_of
 from malamute_py.broker.mail.mailbox import Mailbox
 from malamute_py.broker.structures.bitmaps import places_of
+from malamute_py.changelog.records import mask_of
 from malamute_py.changelog.tables import MessageRow
 
 RESULT_BYTES: Final = 512 << 10
@@ -158,6 +159,8 @@ class Peeking:
             for at_ms, rows in (progress.times or {}).items():
                 if rows & bit:
                     not_before_ms = at_ms
+        elif rare is not None:  # Rows that were given back apart have attempts of their own.
+            attempts += sum(times for times, rows in rare.tries if mask_of(rows, bit))
         expires_at_ms = row.expires_at_ms
         if rare is not None and rare.expiries:
             expires_at_ms = rare.expiries[place]
