@@ -3,6 +3,9 @@
 Owns the commands about the whole broker that a RESULT answers; a handler raises BrokerRefused, and
 the broker answers with it. The rule: each list is bounded.
 Source: SPEC.md, section 4; docs/design.md, Safety.
+
+An owner is the credential (or identity) of a link, which has permissions. A namespace is a tenant:
+its users see nothing of others.
 """
 
 from __future__ import annotations

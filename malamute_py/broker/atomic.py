@@ -6,6 +6,9 @@ again, and nothing of it happens twice; a key that another command took, or the 
 another content, is a conflict; the reason that refuses one part refuses all parts, and what the
 others had reserved is free again. Source: SPEC.md, section 4.8; docs/design.md, Queues and the
 checkpoint.
+
+A part is what one command adds to a step. The window of a link is the bytes that its client may
+have sent without a confirm. A key is the name of a command, by which it is taken once.
 """
 
 from __future__ import annotations
@@ -261,7 +264,7 @@ class Intake:
             return
         # While the step waits it is held in memory: the window counts it like a taken one.
         link.unconfirmed_bytes += size
-        self._with_streams(link, command, parts, missing, 0, size)
+        self._with_streams(link, command, parts, missing, at=0, size=size)
 
     def _missing(self, parts: Sequence[tuple[Command, Any]]) -> list[str]:
         """Return the names of the streams that are made for a step: those that it is to write to.
@@ -345,7 +348,7 @@ class Intake:
             not settings.permit(link.owner, "write", name)
             and settings.subjects(link.owner, name) is None
         ):
-            refused("forbidden", f"you may not write to stream '{name}'", 0)
+            refused("forbidden", f"you may not write to stream '{name}'", retry_ms=0)
             return
         self._catalogue.use(
             name, link.owner,
@@ -415,7 +418,7 @@ class Intake:
         made = self._together[type(part)](link, part, frame)
         if isinstance(part, KEYED) and part.key:
             key = link.holder, part.key
-            if key in keys or self._steps.known(key, None):
+            if key in keys or self._steps.known(key, waiter=None):
                 raise BrokerRefused("conflict", f"key {part.key!r} was taken before")
             keys.add(key)
             made.key = key

@@ -689,6 +689,7 @@ class Broker:
             *self._producers.sequences(here, runs_max), *self._arrivals.sequences(here)
         ]  # fmt: skip
         if ring not in ("", MAIN):
-            return encode_snapshot(PackedSnapshot(Tables(), 0, sequences)) if sequences else []
+            none = Tables()
+            return encode_snapshot(PackedSnapshot(none, 0, sequences)) if sequences else []
         tables = self._catalogue.tables
         return encode_snapshot(PackedSnapshot(tables, self._steps.change_next, sequences))

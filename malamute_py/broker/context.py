@@ -3,6 +3,9 @@
 Owns the identity of the log, the time, the counters, the events, and the questions that are under
 way to the journal's index. The rule: time moves forward only, and the shell moves it. Source:
 docs/design.md, The core and its shell.
+
+A share is the time of a turn of the loop that one kind of work may take. A batch that the broker
+cannot handle is quarantined: readers skip it, and are told of a gap.
 """
 
 from __future__ import annotations

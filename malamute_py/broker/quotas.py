@@ -15,6 +15,9 @@ so do their messages and what they were refused. A batch of records needs no loo
 its owner's counts.
 
 Source: SPEC.md, section 4.
+
+A holder is the name under which a client sends: its identity, or one that begins with `~`. A
+resource is what a quota bounds, by the name of the setting.
 """
 
 from __future__ import annotations
@@ -250,7 +253,7 @@ class Quotas:
                     shared.held[resource] += amount
 
     def check(self, owner: str, resource: str, amount: int = 1, asker: str | None = None) -> None:
-        """Check that an owner may have so much more. Raises BrokerRefused.
+        """Raise BrokerRefused unless an owner may have so much more of a resource.
 
         asker: who is told of a refusal, as a user who edits a stream of another owner; None: the
         owner.
@@ -309,7 +312,7 @@ class Quotas:
             usage.told.discard(resource)
 
     def check_sent(self, holder: str, resource: str, size: int) -> None:
-        """Check that a sender may have so many bytes more on their way. Raises BrokerRefused.
+        """Raise BrokerRefused unless a sender may have so many bytes more on their way.
 
         resource: bytes in mailboxes or in the queues of services; see PASSING.
         """

@@ -3,6 +3,8 @@
 Owns what of a link's next message is still to be read: its large header tables, within each turn's
 share, and the batches that a thread of the shell validates. The rule: a message that waits delays
 its own link alone. Source: docs/design.md, Matching; SPEC.md, section 5.9.
+
+A header table has each distinct header of a batch once; a large one takes long to read.
 """
 
 from __future__ import annotations

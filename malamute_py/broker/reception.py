@@ -4,6 +4,9 @@ Owns the walk over the commands of one message. The rules: a command is handled 
 is looked at; a malformed message, or a command that the link's state does not allow, ends the link;
 an acknowledgement that no caller waits for may be taken after the rest. Source: SPEC.md, sections 3
 and 4.
+
+A step is commands that happen together, those after an ATOMIC, or a command that changes something
+alone. A frame of a message is the content (a batch) of one command.
 """
 
 from __future__ import annotations
@@ -177,7 +180,7 @@ class Reception:
             for link, command in acks:
                 if link.open:
                     try:
-                        self._intake.single(link, command, None)
+                        self._intake.single(link, command, frame=None)
                     except Exception as error:  # noqa: BLE001 - as in receive()
                         self.failed(link, command, error)
 
@@ -250,7 +253,8 @@ class Reception:
     def malformed(self, link: Link, code: str, reason: str) -> None:
         """End a link whose message no code can take up."""
         self._shard.counters["malformed"] += 1
-        self._links.refuse(link, 0, 0, code, reason)
+        no_command = no_reference = 0
+        self._links.refuse(link, no_command, no_reference, code, reason)
         self._links.close(link, "malformed", code, reason)
 
     # --- the first PUBLISH to a stream ----------------------------------------------------------

@@ -15,7 +15,10 @@ from malamute_py.changelog.settings import StreamSettings, encode_settings, vers
 
 
 def declared(wanted: StreamSettings) -> StreamSettings:
-    """The settings of a new stream: a schema makes its bodies arrow. Raises BrokerRefused."""
+    """Return the settings of a new stream: a schema makes its bodies arrow.
+
+    Raises BrokerRefused: the schema cannot be read.
+    """
     if not wanted.schema:
         return wanted
     try:
@@ -68,7 +71,10 @@ def evolved(old: StreamSettings, wanted: StreamSettings, bytes_max: int) -> Stre
 
 
 def is_version(settings: StreamSettings, schema: bytes) -> bool:
-    """Whether a schema says the same as a version that a stream has. Raises BrokerRefused."""
+    """Whether a schema says the same as a version that a stream has.
+
+    Raises BrokerRefused: the schema cannot be read.
+    """
     return version_of(settings, schema) > 0
 
 

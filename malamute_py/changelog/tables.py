@@ -343,9 +343,10 @@ def with_purge(marks: Iterable[PurgeMark], mark: PurgeMark, first: int) -> list[
     A mark takes the records before its offset that its pattern matches; of two marks with the same
     pattern the later one is enough. first: the first offset of the stream.
     """
-    before = max(each for pattern, each in (*marks, mark) if pattern == mark[0])
-    left = [each for each in marks if each[1] > first and each[0] != mark[0]]
-    return [*left, (mark[0], before)]
+    added, _ = mark
+    before = max(end for pattern, end in (*marks, mark) if pattern == added)
+    left = [(pattern, end) for pattern, end in marks if end > first and pattern != added]
+    return [*left, (added, before)]
 
 
 Effects: TypeAlias = dict[type, Callable[[Tables, Queues, Any], None]]

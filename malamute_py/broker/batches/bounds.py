@@ -3,6 +3,8 @@
 Owns the look at what grew too old, or one too many, while the journal read it. The rule: records
 are judged when they are handed out, by the append time of each, which in a derived batch differs
 from row to row. Source: SPEC.md, section 13.
+
+A run is batches of an answer back to back. A derived batch is made of rows of several.
 """
 
 from __future__ import annotations

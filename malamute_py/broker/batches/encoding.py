@@ -3,6 +3,9 @@
 Owns the choice between the batch as it is with a bitmap, and a batch of the selected rows. The
 rule: an encoding that many readers take is made once and handed on by reference. Source:
 docs/design.md, Speed; SPEC.md, section 5.
+
+Readers that select few rows of a large batch get a derived batch of these rows alone, which are
+extracted from it; others the whole batch with a bitmap of their rows.
 """
 
 from __future__ import annotations
@@ -130,9 +133,9 @@ def scattered(batch: StampedBatch, selections: Sequence[Sequence[int]]) -> list[
     found: list[Encoding] = []
     stamp = Stamp.unpack(batch.stamp, verify=False)
     frames = Scatter(stamp, batch.content).extract(selections)
-    for rows, pair in zip(selections, frames, strict=True):
+    for rows, (derived_stamp, derived) in zip(selections, frames, strict=True):
         encoding = Encoding(batch, None, len(rows), extracts=False)
-        encoding.frames = pair
-        encoding.bytes = len(pair[0]) + len(pair[1])
+        encoding.frames = derived_stamp, derived
+        encoding.bytes = len(derived_stamp) + len(derived)
         found.append(encoding)
     return found

@@ -2,6 +2,9 @@
 
 Owns the masks by header, expiry and client time. The rule: None stands for all rows, so that the
 usual batch costs no array. Source: SPEC.md, section 5.
+
+A batch has each distinct header once, in its header table; a row's code is the number of its header
+there. Codes that are None: all rows have the only header.
 """
 
 from __future__ import annotations

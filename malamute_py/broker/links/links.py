@@ -9,6 +9,9 @@ credit is cumulative and only rises; the bytes that a peer has not shown to have
 its share (a PONG shows it), and the commands that are kept for a peer that does not read at all by
 a count. Source: SPEC.md, sections 2 and 8; docs/design.md (The core and its shell; Flow control;
 Queues and the checkpoint; Safety).
+
+A link's room is the bytes of records that it may be sent yet. A probe is a PING that asks how far
+its peer has read.
 """
 
 from __future__ import annotations
@@ -176,7 +179,8 @@ class Links:
                 refusal, retry_ms = (error.code, error.reason), error.retry_ms
         if version is None or refusal is not None:
             assert refusal is not None
-            self.refuse(link, NUMBERS[Hello], 0, *refusal, retry_ms)
+            no_reference = 0
+            self.refuse(link, NUMBERS[Hello], no_reference, *refusal, retry_ms)
             self.close(link, "refused", *refusal)
             return
         if older is not None and older is not link:

@@ -4,6 +4,9 @@ Owns the identities that were derived from templates, and the sessions for which
 rules: a new session gets the least free number; a session keeps its number for a grace time after
 its link has ended, unless the client ended the link in order; a name that belongs to another
 credential, or that a client asked for as it is, is never derived. Source: SPEC.md, section 4.8.
+
+A template (`app-{n}`) gives each session that asks for it a number, and so an identity of its own:
+its sessions are replicas, and those of one template and credential a family.
 """
 
 from __future__ import annotations

@@ -5,6 +5,10 @@ and the reads that are under way. The rules: the window keeps up to `mail_hot_by
 batches, and a batch that has left it is read again when it is wanted; one read serves all callers
 that want the same batch; reads under way are bounded by count and bytes, and further ones wait in
 order. Source: docs/design.md (Flow control; Queues and the checkpoint).
+
+A batch has the number of its first message, and its rows are its messages; a mask is a set of rows.
+The mailbox or service in which messages of a batch wait is its owner: a batch has two while some of
+its requests are dead letters.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ Owns the moment of each confirm. The rules: `stored` is confirmed when the journ
 only; a confirm states the level that was reached, never more. A batch of a stream in memory
 survives nothing and is confirmed as `none`; a publish that asks for more there by name is refused.
 Source: docs/design.md, Promises.
+
+A waiter is one publish or step that is to be confirmed; an LSN is a position in a ring.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ Owns the comparison of a command with the one that a key was accepted for. The r
 mailbox or service, and a digest of what was said are compared. Times, expiries, properties and
 producers are not in the digest: a program that was restarted may encode the same message with
 another time. Source: SPEC.md, section 4.8.
+
+A key is the name that a client gives a command, so that the broker takes it once when it is sent
+again. The tables keep a row for it (KeyRow).
 """
 
 from __future__ import annotations
@@ -91,7 +94,7 @@ def is_use(use: Command | KeyRow, command: Command, queues: Queues) -> bool:
     if not use.use:  # The row does not say what the key was for.
         return True
     if kind not in KEYED:
-        return use.use == use_of(command, 0)
+        return use.use == use_of(command, place=0)
     if use.use < 0:  # The key was of a step or an answer.
         return False
     # Mailboxes and services share their numbers: a SEND is compared with a mailbox, a REQUEST with

@@ -3,14 +3,29 @@
 Owns the counts by which retention decides what a stream may drop. The rule: a ledger has at most
 128 pieces, whatever the stream holds, so that it gets coarser and never larger. Source:
 docs/design.md, Journal.
+
+A piece is a range of offsets with its bytes and the time of its newest record. What a start found
+in the journal is one piece without a time, until the index tells how its bytes lie.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
+import msgspec
+
 PIECES_MAX = 128
 """Pieces that a ledger has at most; beyond that neighbours are joined."""
+
+
+class _Piece(msgspec.Struct, eq=False, gc=False):
+    """A range of offsets: it begins where the piece before it ends."""
+
+    end: int
+    """Offset after it."""
+    bytes: int
+    newest_ms: int
+    """Time of its newest record; 0: not known, since a start found it in the journal."""
 
 
 class Ledger:
@@ -24,8 +39,7 @@ class Ledger:
     )  # fmt: skip
 
     def __init__(self, first: int, next: int, size: int) -> None:
-        self._pieces: deque[list[int]] = deque()
-        """[offset after the piece, its bytes, time of its newest record or 0: not known]."""
+        self._pieces: deque[_Piece] = deque()
         self._piece_bytes = 1 << 16
         """Bytes from which on a piece is full, and records go into another; grows with the
         stream."""
@@ -40,7 +54,7 @@ class Ledger:
         self.asked_ms = 0
         """When the index was last asked for the age of the recovered records."""
         if next > first:
-            self._pieces.append([next, size, 0])
+            self._pieces.append(_Piece(next, size, newest_ms=0))
 
     def keep_fine(self, bytes_max: int) -> None:
         """Keep pieces small against the bytes that retention leaves."""
@@ -57,28 +71,30 @@ class Ledger:
         pieces = self._pieces
         if pieces:
             last = pieces[-1]
-            _, last_bytes, newest_ms = last
-            if last_bytes < self._piece_bytes and newest_ms:  # 0: it was recovered.
-                last[:] = next, last_bytes + size, time_ms
+            if last.bytes < self._piece_bytes and last.newest_ms:  # 0: it was recovered.
+                last.end = next
+                last.bytes += size
+                last.newest_ms = time_ms
                 return
-        pieces.append([next, size, time_ms])
+        pieces.append(_Piece(next, size, time_ms))
         if len(pieces) > PIECES_MAX:
             self._join()
 
     def _join(self) -> None:
         """Join neighbouring pieces into pieces of twice the size, so that fewer are kept."""
         self._piece_bytes *= 2
-        joined: deque[list[int]] = deque()
+        joined: deque[_Piece] = deque()
         for piece in self._pieces:
-            next, size, newest_ms = piece
             last = joined[-1] if joined else None
             # A recovered piece (time 0) is not joined with one whose time is known.
             if (
                 last is not None
-                and bool(last[2]) == bool(newest_ms)
-                and last[1] + size <= self._piece_bytes
+                and bool(last.newest_ms) == bool(piece.newest_ms)
+                and last.bytes + piece.bytes <= self._piece_bytes
             ):
-                last[:] = next, last[1] + size, newest_ms
+                last.end = piece.end
+                last.bytes += piece.bytes
+                last.newest_ms = piece.newest_ms
             else:
                 joined.append(piece)
         self._pieces = joined
@@ -93,20 +109,21 @@ class Ledger:
             return
         self.unsplit = False
         self.begin = first
-        recovered_end, recovered_bytes, _ = self._pieces.popleft()
+        recovered = self._pieces.popleft()
         size = 0
         for next, part in reversed(splits):
-            if next <= recovered_end:  # What came after the start has pieces already.
-                self._pieces.appendleft([next, part, 0])  # 0: when it came is not known
+            if next <= recovered.end:  # What came after the start has pieces already.
+                self._pieces.appendleft(_Piece(next, part, newest_ms=0))
                 size += part
-        self.bytes += size - recovered_bytes
+        self.bytes += size - recovered.bytes
 
     def trimmed(self, first: int) -> None:
         """Uncount the pieces before `first`, which were trimmed."""
         pieces = self._pieces
-        while pieces and pieces[0][0] <= first:
-            self.begin, size, _ = pieces.popleft()
-            self.bytes -= size
+        while pieces and pieces[0].end <= first:
+            piece = pieces.popleft()
+            self.begin = piece.end
+            self.bytes -= piece.bytes
             self.unsplit = False
         if not pieces:
             self.bytes = 0
@@ -114,27 +131,27 @@ class Ledger:
     def bytes_before(self, offset: int) -> int:
         """Bytes before an offset, about: of the piece that it lies in, a share by offsets."""
         size, begin = 0, self.begin
-        for next, part, _ in self._pieces:
-            if next > offset:
-                return size + part * max(0, offset - begin) // (next - begin)
-            size += part
-            begin = next
+        for piece in self._pieces:
+            if piece.end > offset:
+                return size + piece.bytes * max(0, offset - begin) // (piece.end - begin)
+            size += piece.bytes
+            begin = piece.end
         return size
 
     @property
     def first_piece_end(self) -> int:
         """Offset after the first piece."""
-        return self._pieces[0][0] if self._pieces else 0
+        return self._pieces[0].end if self._pieces else 0
 
     @property
     def recovered_end(self) -> int:
         """Offset after the records that were recovered; 0: none of them is left."""
-        return next((piece[0] for piece in reversed(self._pieces) if not piece[2]), 0)
+        return next((piece.end for piece in reversed(self._pieces) if not piece.newest_ms), 0)
 
     @property
     def coarse(self) -> bool:
         """Whether the first piece was recovered, so that its age is not known."""
-        return bool(self._pieces) and not self._pieces[0][2]
+        return bool(self._pieces) and not self._pieces[0].newest_ms
 
     def first_within(self, bytes_max: int, durable: int) -> int | None:
         """Return the least offset from which the rest is within bytes_max; None: all of it is.
@@ -144,19 +161,19 @@ class Ledger:
         yet, so they do not count: they push none out, and none of them is the newest.
         """
         left, last = self.bytes, len(self._pieces) - 1  # last: place of the newest piece
-        for next, size, _ in reversed(self._pieces):
-            if next <= durable:
+        for piece in reversed(self._pieces):
+            if piece.end <= durable:
                 break
-            left -= size
+            left -= piece.bytes
             last -= 1
         if left <= bytes_max:
             return None
         found: int | None = None
-        for place, (next, size, _) in enumerate(self._pieces):
+        for place, piece in enumerate(self._pieces):
             if left <= bytes_max or place >= last:
                 break
-            left -= size
-            found = next
+            left -= piece.bytes
+            found = piece.end
         return found
 
     def first_since(self, time_ms: int) -> int | None:
@@ -165,8 +182,8 @@ class Ledger:
         A recovered piece has no time: it counts as young.
         """
         found: int | None = None
-        for next, _, newest_ms in self._pieces:
-            if not newest_ms or newest_ms >= time_ms:
+        for piece in self._pieces:
+            if not piece.newest_ms or piece.newest_ms >= time_ms:
                 break
-            found = next
+            found = piece.end
         return found

@@ -4,6 +4,9 @@ Owns the index from a subject to the offset of its newest record, with the recor
 and are not in the journal yet. The rules: an offset enters the index when its batch was appended; a
 condition is checked against what was taken, so that two changes of one turn see each other; once
 the journal refuses a batch, nothing that was taken after it happened. Source: SPEC.md, section 8.
+
+A segment of the ring can be given up once its newest records were copied into a hidden stream: they
+have moved, and keep their offsets. A batch's codes number its rows' headers in its header table.
 """
 
 from __future__ import annotations
@@ -316,7 +319,8 @@ class Keys:
         """Return the revision of a key, counting what was taken; 0: there is no such key."""
         coming = self._coming.get(subject)
         if coming is not None:
-            return coming[0]
+            revision, _ = coming
+            return revision
         value = self._value(subject)
         return 0 if value is None or value & _DELETION_BIT else value >> _OFFSET_SHIFT
 
@@ -508,7 +512,7 @@ class Keys:
         """
         newest, moved = self._newest, self._moved
         if any(subject in moved or subject in newest for subject, _, _, _, _ in rows):
-            rows = [row for row in rows if self._is_newer(row[0], row[1])]
+            rows = [row for row in rows if self._is_newer(subject=row[0], offset=row[1])]
             for subject, _, _, _, _ in rows:
                 self._leave(subject)
         if not rows:

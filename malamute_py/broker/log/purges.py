@@ -3,6 +3,8 @@
 Owns the marks of one stream, compiled, and the mask of the rows that they leave. The rule: a mark
 takes the records before its offset whose keys match; a batch after all marks costs one comparison.
 Source: SPEC.md, section 8, Removal.
+
+A mark is a pattern, and the offset before which the records that it matches were purged.
 """
 
 from __future__ import annotations

@@ -8,6 +8,9 @@ through `apply` and nothing else; the effects of a part do the rest, in their or
 reservations when the part is refused; an effect is given its part and never holds it; a key is
 accepted once, whether it names a step or a part of one. Source: docs/design.md (The core and its
 shell; Promises; Queues and the checkpoint).
+
+A part is what one command adds to a step: changes of the tables, a content (a batch), effects. A
+waiter is a client that is to be confirmed.
 """
 
 from __future__ import annotations
@@ -574,17 +577,14 @@ class Steps:
         return batches, records, mail_next
 
     def _refuse_large(self, step: Step, count: int, size: int) -> None:
-        """Refuse a step that is too large for a bundle; the next step gets its numbers.
-
-        count, size: of its changes.
-        """
+        """Refuse a step whose changes are too large together; the next step gets its numbers."""
         for part in step.parts:
             if part.stream is not None and part.content is not None:
                 part.stream.handed -= part.content.head.count
         self._drop(
             step, "too_large",
             f"{count} changes of {size} bytes: at most {STEP_CHANGES} of {STEP_CHANGE_BYTES} go "
-            "together", 0,
+            "together", retry_ms=0,
         )  # fmt: skip
 
     # --- answered -----------------------------------------------------------------------
@@ -616,7 +616,6 @@ class Steps:
                     if part.stream is None:
                         self.mail_next = part.base + part.content.head.count
                 self.change_next += len(part.changes)
-            # The keys' rows come into the tables below, with the changes.
             for key in step.keys or ():
                 self._under_way.pop(key, None)
             for part in step.parts:
@@ -676,7 +675,7 @@ class Steps:
         queue, self._queue = [step for step, _ in self._urgent] + self._queue, []
         self._urgent = []
         for step in queue:
-            self._drop(step, code, reason, 0)
+            self._drop(step, code, reason, retry_ms=0)
 
     def _drop(self, step: Step, code: str, reason: str, retry_ms: int) -> None:
         """Take back what a step reserved that the log has refused, and tell its senders."""

@@ -4,6 +4,9 @@ Owns the facts that the core keeps in memory of every stream beside the durable 
 `next` moves only when the journal has appended, `first` only when it has trimmed or a TRIM is
 durable; offsets are never given twice, not even by a stream in memory over a restart. Source:
 docs/design.md (The core and its shell; Journal).
+
+The hot window of a stream is its newest batches, in memory. An epoch is one run of the broker over
+its log: offsets that a power loss took away are given again in a later one.
 """
 
 from __future__ import annotations

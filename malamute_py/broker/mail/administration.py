@@ -4,6 +4,9 @@ Owns the commands about mailboxes that a RESULT answers. The rules: a list is bo
 purge or a removal goes over the mailbox in bounded pieces, each a step of its own, and is answered
 when the last is durable; a message that a reader holds is never taken from it. Source: SPEC.md,
 section 4.4; docs/design.md, Safety.
+
+A put is the messages of one batch in one mailbox: one row of the tables, under the number of its
+first message. Its messages are its rows, and a set of them is a mask (a bitmap).
 """
 
 from __future__ import annotations
@@ -313,7 +316,8 @@ class MailboxAdmin:
         if mailbox.temporary:
             raise BrokerRefused("bad_name", "a temporary mailbox ends with its session")
         mailbox.removing = True
-        self._jobs.append(Emptying(mailbox, None, Answer(self._answers, link, command)))
+        answer = Answer(self._answers, link, command)
+        self._jobs.append(Emptying(mailbox, upto=None, answer=answer))
 
     def _removed(self, job: Emptying, answer: Answer, lsn: int) -> None:
         """Forget a mailbox whose removal is in the log, and answer the REMOVE_MAILBOX."""

@@ -5,6 +5,10 @@ only when that reader has given it back or has ended; a reader gets messages in 
 mailbox, and messages that came back before newer ones; credit is exact, except that a reader with
 nothing outstanding may always be given one message; one turn delivers a bounded number of puts.
 Source: docs/design.md, Flow control; SPEC.md, sections 4.8 and 8.
+
+A put is the messages of one batch in a mailbox, one MessageRow; its messages are its rows, and a
+mask is a set of them. A hand-out is rows that a reader was given; it waits in the reader's `pipe`
+for its bodies where they are on the disk.
 """
 
 from __future__ import annotations
@@ -168,7 +172,7 @@ class Inboxes:
 
     def end(self, inbox: Inbox, code: str) -> None:
         """Send ENDED to a reader, and free the messages that it holds."""
-        self._links.say(inbox.link, Ended(inbox.number, 0, code))
+        self._links.say(inbox.link, Ended(inbox.number, next=0, code=code))
         self._drop(inbox)
         self._mailboxes.unused(inbox.mailbox)
 

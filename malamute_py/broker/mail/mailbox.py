@@ -4,6 +4,10 @@ Owns the state of a mailbox, of its readers, and of each put of which a row was 
 for a time. The rules: a set of rows is a mask, so that a batch costs about what a message costs; a
 put that simply waits has nothing but its row in the tables. Source: docs/design.md, Queues and the
 checkpoint.
+
+A put is the messages of one batch in one mailbox: one row of the tables (MessageRow), under the
+number of its first message (`base`). Its messages are its rows, and a set of them is a mask: an
+integer whose lowest bit is the first row.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ Owns the table of mailboxes, their numbers and drafts, and the room that all of 
 The rules: the bundle of the first step that needs a mailbox creates it; a mailbox that no step
 created is forgotten; mail in memory has tables of its own, changed by the same `apply`. Source:
 docs/design.md, Queues and the checkpoint; SPEC.md, section 4.8.
+
+A draft is a mailbox that was made for a command and that no step has needed yet. A step is what
+happens together in the log: one command alone, or those of an ATOMIC.
 """
 
 from __future__ import annotations

@@ -5,6 +5,10 @@ effects of the parts by which messages leave, too. The rules: the tables of the 
 messages there are; beside them are kept the holder of a row, the order of delivery and the times at
 which something is due; the broker looks at a message when something happens to that message only.
 Source: docs/design.md, Queues and the checkpoint; SPEC.md, section 4.8.
+
+A put is the messages of one batch in one mailbox: one row of the tables (MessageRow), under the
+number of its first message (`base`). Its messages are its rows, and a set of them is a mask: an
+integer whose lowest bit is the first row.
 """
 
 from __future__ import annotations
@@ -101,7 +105,7 @@ class Messages:
         rare = row.rare
         if rare is not None and rare.expiries:
             rare.expiries = [until_ms if at_ms == due_ms else at_ms for at_ms in rare.expiries]
-            row.expires_at_ms = min(filter(None, rare.expiries))  # 0: a row that never expires
+            row.expires_at_ms = min(at_ms for at_ms in rare.expiries if at_ms)  # 0: it never does
         elif row.expires_at_ms == due_ms:
             row.expires_at_ms = until_ms
 

@@ -4,6 +4,10 @@ Owns the effects of puts, of requests that become dead letters, and of dead lett
 requests again. The rules: a part reserves room when it is taken and gives the room back when it is
 refused; the first put of a mailbox creates it in the same bundle. Source: docs/design.md (The core
 and its shell; Queues and the checkpoint).
+
+A put is the messages of one batch in one mailbox: one row of the tables (MessageRow), under the
+number of its first message (`base`). Its messages are its rows, and a set of them is a mask: an
+integer whose lowest bit is the first row.
 """
 
 from __future__ import annotations

@@ -3,6 +3,10 @@
 Owns one PEEK_MAIL from the choice of its messages to its answer. The rules: messages and bytes are
 bounded; bodies on the disk are read first, and the answer describes the messages that are there
 when the bodies have come. Source: SPEC.md, section 4.4.
+
+A put is the messages of one batch in one mailbox: one row of the tables (MessageRow), under the
+number of its first message (`base`). Its messages are its rows, and a set of them is a mask: an
+integer whose lowest bit is the first row.
 """
 
 from __future__ import annotations

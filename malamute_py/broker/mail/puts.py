@@ -4,6 +4,10 @@ Owns the checks of a put before its step is taken, and the bounds of mailboxes. 
 mailbox answers `wait` and never drops a message; room is reserved when a step is taken. Source:
 docs/design.md (Flow control; Queues and the checkpoint); SPEC.md, section 4.8; the Malamute
 whitepaper's direct messaging (docs/design.md, References).
+
+A put is the messages of one batch in one mailbox: one row of the tables (MessageRow), under the
+number of its first message (`base`). Its messages are its rows, and a set of them is a mask: an
+integer whose lowest bit is the first row.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ Owns LIST_TRANSACTIONS, END_TRANSACTION and AWAIT_TRANSACTION. The rules: the pe
 `manage_clients` decides who may list and end other clients' transactions; a commit is never taken
 back: of a committed transaction an operator can only give up, by name, what a ring puts off, and
 every client that waits for the commit is told. Source: SPEC.md, section 4.11.
+
+A ring that refuses batches of a committed transaction puts them off; they are tried again until it
+takes them, or an operator gives them up.
 """
 
 from __future__ import annotations

@@ -30,7 +30,10 @@ class Awaiting:
         self._answers = answers
 
     def add(self, link: Link, command: AwaitTransaction, transaction: Transaction) -> None:
-        """Have a command answered once all of a transaction is durable. Raises BrokerRefused."""
+        """Have a command answered once all of a transaction is durable.
+
+        Raises BrokerRefused `wait`: the link waits for too many answers.
+        """
         self._links.count_query(link)
         transaction.waiting.append((link, command))
 

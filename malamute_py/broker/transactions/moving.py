@@ -10,6 +10,9 @@ change that says so comes once the batches are durable there, and their marks (a
 start which of them are. What a ring puts off is given up on an operator's word alone, in the turn
 of its lane, so that no batch is given up while it is on its way. Source: ARCHITECTURE.md,
 Decisions; SPEC.md, section 4.11.
+
+Staged batches lie in the mail stream, aside from their streams. A lane is the way into one ring.
+What is for a ring of a stream's own is `apart`. A ring that refuses what it is given puts it off.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 Owns the states of a transaction, and the batches that it has staged. The rule: a transaction leaves
 OPEN once, by the first of commit, rollback and timeout; a change that the log refuses takes it back
 to OPEN. Source: ARCHITECTURE.md, Decisions; SPEC.md, section 4.11.
+
+A staged batch lies in the mail stream, aside from its stream, until the transaction is committed. A
+ring that refuses batches of a committed transaction puts them off.
 """
 
 from __future__ import annotations

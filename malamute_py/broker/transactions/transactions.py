@@ -4,6 +4,9 @@ Owns which transactions there are, and the parts of steps that change them. The 
 batch lies in the mail stream, which no reader of a stream sees; only the holder that began a
 transaction changes it; a transaction that is not committed in time is rolled back; all bounds are
 checked before a batch is taken. Source: ARCHITECTURE.md, Decisions; SPEC.md, section 4.11.
+
+A part is what one command adds to a step, which happens as a whole; its effects are called when it
+is taken, when it is numbered (`based`), and when the log has it or has refused it.
 """
 
 from __future__ import annotations
@@ -298,7 +301,10 @@ class Transactions:
     def prepare_roll_back(
         self, link: Link, command: RollBackTransaction, frame: Any = None
     ) -> Part:
-        """Return the part that ends a transaction without effect. Raises BrokerRefused."""
+        """Return the part that ends a transaction without effect, for a ROLL_BACK_TRANSACTION.
+
+        Raises BrokerRefused: the transaction is not open, or not the client's.
+        """
         transaction = self._find(link, command.transaction)
         counting = Counting(self._shard.counters, 1, ("transactions_rolled_back",))
         return self._ending(transaction, "rolled_back", counting)

@@ -2,6 +2,9 @@
 
 Owns what such a record changes in `Queues`. The rule: a record that is done has no attempts.
 Source: docs/design.md (Journal; Queues and the checkpoint).
+
+A group shares the records of a stream among its members; its attempts (`tries`) are counted by
+ranges of offsets.
 """
 
 from __future__ import annotations

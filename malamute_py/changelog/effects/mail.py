@@ -3,6 +3,9 @@
 Owns what such a record changes in `Queues`. The rules: messages that were put together are one row
 until they leave; what held for all of them moves to bitmaps once it holds for some only.
 Source: docs/design.md (Journal; Queues and the checkpoint).
+
+A put is the messages of one batch in one mailbox: one MessageRow, under the number of the first
+(`base`). A mask is a set of its rows, its messages: an integer whose lowest bit is the first row.
 """
 
 from __future__ import annotations
@@ -55,7 +58,7 @@ def _mail_put(tables: Tables, queues: Queues, put: MailPut) -> None:
         )
     queues.messages[put.mailbox, put.base] = MessageRow(
         put.base, put.count, put.size, put.sender, put.at_ms, mask_of(put.rows, every),
-        put.priority, put.deliver_at_ms, put.expires_at_ms, 0, rare,
+        put.priority, put.deliver_at_ms, put.expires_at_ms, attempts=0, rare=rare,
     )  # fmt: skip
     if put.key:
         row = KeyRow(put.base, put.count, put.at_ms, put.mailbox, put.digest)

@@ -3,6 +3,10 @@
 Owns what such a record changes in `Queues`. The rules: a row of a request is waiting, or in one
 hold, or gone; an attempt counts when a worker takes the request.
 Source: docs/design.md (Journal; Queues and the checkpoint).
+
+A batch of requests in a service is one RequestRow, under the number of the first (`base`). A mask
+is a set of its rows, its requests: an integer whose lowest bit is the first row. A request that
+failed too often becomes a message of a mailbox, a dead letter.
 """
 
 from __future__ import annotations
@@ -214,7 +218,7 @@ def _request_dead(tables: Tables, queues: Queues, change: RequestDead) -> None:
         row = queues.messages.get(place)
         if row is None:
             row = MessageRow(
-                base, put.count, put.size, put.sender, change.at_ms, 0, rare=Rare(request=put)
+                base, put.count, put.size, put.sender, change.at_ms, left=0, rare=Rare(request=put)
             )
         rare = row.rare
         assert rare is not None, "a request and a message have the same number"
@@ -236,8 +240,8 @@ def _request_dead(tables: Tables, queues: Queues, change: RequestDead) -> None:
 def _set_apart(row: MessageRow, rare: Rare) -> None:
     """Move facts that held for all rows of a put to its present rows, before others join them."""
     left = row.left
-    rare.again = _each(rare.again, left, row.not_before_ms, 0)
-    rare.tries = _each(rare.tries, left, row.attempts, row.attempts)
+    rare.again = _each(rare.again, left, others=row.not_before_ms, more=0)
+    rare.tries = _each(rare.tries, left, others=row.attempts, more=row.attempts)
     row.attempts = row.not_before_ms = 0
 
 
@@ -283,7 +287,7 @@ def _request_revived(tables: Tables, queues: Queues, change: RequestRevived) -> 
             put = msgspec.structs.replace(
                 message.rare.request, service=change.service, deadline_ms=0
             )
-            row = RequestRow(put, 0, 0)
+            row = RequestRow(put, left=0, waiting=0)
         row.left |= mask
         row.waiting |= mask
         row.attempts = {times: some & ~mask for times, some in row.attempts.items() if some & ~mask}

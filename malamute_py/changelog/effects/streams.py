@@ -70,7 +70,7 @@ def _stream_trimmed(tables: Tables, queues: Queues, change: StreamTrimmed) -> No
     row = tables.streams.get(change.number)
     if row is not None:
         row.trimmed = max(row.trimmed, change.before)
-        row.purges = [mark for mark in row.purges if mark[1] > row.trimmed]
+        row.purges = [(pattern, end) for pattern, end in row.purges if end > row.trimmed]
 
 
 def _stream_purged(tables: Tables, queues: Queues, change: StreamPurged) -> None:

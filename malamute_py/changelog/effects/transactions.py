@@ -4,6 +4,9 @@ Owns what such a record changes in `Queues`. The rule: a batch that is staged go
 transaction, or once it is in its stream; of a transaction that did not end as its client wanted,
 the end is remembered.
 Source: docs/design.md (Journal; Queues and the checkpoint).
+
+A staged batch lies in the mail stream, aside from its stream, until its transaction is committed
+and the batch is appended there.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from malamute_py.changelog.tables import Effects, KeyRow, Queues, StagedRow, Tab
 
 def _step_taken(tables: Tables, queues: Queues, change: StepTaken) -> None:
     """Remember the key of an answer or step: base -1, and minus the command's number."""
-    row = KeyRow(-1, 0, change.at_ms, -change.command, change.digest)
+    row = KeyRow(base=-1, count=0, at_ms=change.at_ms, use=-change.command, digest=change.digest)
     queues.remember(change.sender, change.key, row)
 
 
