@@ -284,7 +284,11 @@ class Intake:
         return sorted(missing)
 
     def _check_parts(self, parts: Sequence[tuple[Command, Any]]) -> None:
-        """Raise BrokerRefused unless a step may have these parts, before any is prepared."""
+        """Raise BrokerRefused unless an ATOMIC may have these commands, before any is prepared.
+
+        They have no tracker, since the step has the one answer; a key of their own have only those
+        whose key names a batch (SEND, REQUEST).
+        """
         if not parts:
             raise BrokerRefused("malformed", "a step without parts")
         most = self._shard.settings.limits.step_parts_max

@@ -340,8 +340,9 @@ class Broker:
     def reconfigure(
         self, settings: BrokerSettings, ending: Callable[[str, str], tuple[str, str] | None]
     ) -> None:
-        """Go on with other settings, which differ in what is read whenever it is needed.
+        """Go on with other settings, which the shell has read anew; links may end by them.
 
+        settings: they differ in what is read whenever it is needed, and so takes effect at once.
         ending: (credential, owner) -> code and reason with which such links end; None: they stay.
         """
         self._shard.settings = settings

@@ -101,7 +101,7 @@ class Usage:
         self.quota = quota
         self.shared = shared
         self.held: defaultdict[str, int] = defaultdict(int)
-        """Amounts by the name of the quota."""
+        """Amounts that it has now, by the name of the quota (a field of Quota)."""
         self.told: set[str] = set()
         """Quotas that were logged as reached, and have not been eased since."""
         self._bytes = Bucket(quota.publish_bytes_s, now_ms) if quota.publish_bytes_s else None

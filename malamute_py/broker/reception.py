@@ -88,9 +88,9 @@ class Reception:
                 f"{len(commands)} commands in a message, at most {commands_max}",
             )  # fmt: skip
             return
+        # place: index of the first frame that no command so far owns. skip: how many of the
+        # commands that follow are parts of a step, which were taken with their ATOMIC.
         place = skip = 0
-        # place: of the next frame that no command owns. skip: how many of the commands that follow
-        # are parts of a step, which were taken with their ATOMIC.
         publishing = link.publishing
         allowed = RECEIVES[link.state]
         opened = link.state is State.OPEN
@@ -123,7 +123,7 @@ class Reception:
                     raise
                 continue
             self.handling = command
-            first = place
+            first = place  # the command's own frames: frames[first:place]
             place += command.content_frames
             if place > len(frames) or place < first:  # The peer may say a number below 0.
                 self.malformed(link, "malformed", "fewer content frames than its commands own")
@@ -295,10 +295,11 @@ class Reception:
         self, link: Link, command: Any, frame: Any, size: int, contents: Any, bound: Any,
         stream: Stream,
     ) -> None:  # fmt: skip
-        """Take a PUBLISH to a stream that stands.
+        """Take a first PUBLISH to a stream, which exists by now.
 
-        size: what the link's window was counted for it meanwhile. contents: what was read of its
-        frame. bound: whether the writer may use a subject; None: the writer may use any.
+        size: bytes that the link's window was charged meanwhile. contents: what was read ahead of
+        its frame. bound: tells whether the writer may use the keys of a record; None: the writer
+        may use any.
         """
         # Counted while the stream was being made; publish() counts it again.
         link.unconfirmed_bytes -= size

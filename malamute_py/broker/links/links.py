@@ -357,8 +357,8 @@ class Links:
     ) -> Callable[..., None]:  # fmt: skip
         """Wrap a call on behalf of a link: an error that it raises ends that link only.
 
-        For calls that come later, out of the handler of the link's command, whose errors are
-        contained there. doing, command, reference: as `fail` reports the error.
+        For calls that come after the link's command was handled: nothing around them contains what
+        they raise. doing, command, reference: as `fail` reports the error.
         """
 
         def run(*arguments: Any) -> None:

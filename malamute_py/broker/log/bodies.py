@@ -105,7 +105,7 @@ class Bodies:
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self._hot: OrderedDict[int, Body] = OrderedDict()
-        """Newest batches that were appended, by number."""
+        """Newest batches that were appended, by number: the window of `mail_hot_bytes`."""
         self.hot_bytes = 0
         self._kept: dict[int, Body] = {}
         """Batches that are in memory only."""

@@ -196,7 +196,8 @@ class Room:
     def __init__(self) -> None:
         self.segment_bytes = 0
         self.segments = 0
-        """Segments that the ring may have; 0: the journal was not asked yet."""
+        """Segments that the ring may have, each of `segment_bytes`; 0: the journal was not asked
+        yet."""
         self.newest_max = 1 << 63
         """Bytes that newest records may take: with more, copying them would gain too little."""
         self.asked = False

@@ -110,7 +110,6 @@ class Stream:
         "handed",
         "hot",
         "keys",
-        "kinds",
         "last_time_ms",
         "ledger",
         "level",
@@ -132,6 +131,7 @@ class Stream:
     def __init__(
         self, row: StreamRow, ring: RingState, facts: StreamFacts | None, audience: AudienceFacts
     ) -> None:
+        """facts: what the journal has of the stream; None: nothing, since the stream is new."""
         self.row = row
         self.number = row.number
         self.name = row.name
@@ -144,8 +144,10 @@ class Stream:
         # Where the last record of each subject is kept, revision 0 says that there is no such key.
         begin = 1 if row.settings.keep else 0
         self.next = max(begin, facts.next) if facts else begin
+        """Offset of the next record: the end, or tail, of the stream."""
         kept = max(begin, facts.first) if facts else begin
         self.first = max(kept, min(row.trimmed, self.next))
+        """Offset of the first record; the journal may still have some before it (`kept`)."""
         self.handed = self.next
         """The next offset after the batches that the journal was handed."""
         self.coming = 0
@@ -153,15 +155,18 @@ class Stream:
         them."""
         self.visible_next = self.next
         """Offset after the newest record that no power loss can take back."""
-        self.epochs: list[tuple[int, int]] = [(e, o) for e, o in facts.epochs] if facts else []
+        self.epochs: list[tuple[int, int]] = list(facts.epochs) if facts else []
+        """(epoch, first offset that was written in it), ascending."""
         self.last_time_ms = max(facts.last_time_ms if facts else 0, row.created_ms)
         """Append time before which no record follows, be the ring new and the clock set back: a
         message id from before the creation counts as one of an earlier stream."""
         self.lost_before = 0
         """Records before this offset were in memory only, and are gone with an earlier run."""
         self.hot: deque[StampedBatch] = deque()
+        """The hot window: its newest batches in memory, the oldest first."""
         self.removed = False
         self.trim_asked = kept
+        """Offset before which the journal was asked to drop the records."""
         self.purges = Purges(row.purges) if row.purges else NO_PURGES
         """Records that were purged by subject, by marks that are durable."""
         self.pinned = NEVER
@@ -177,15 +182,14 @@ class Stream:
         """Number of the bodies' kind; -1: the first batch settles it; TYPED: see there."""
         self.schemas: dict[int, bytes] = {}
         """Id -> message of the versions of the declared schema, oldest first; mostly none."""
-        self.kinds = 0
         self.settle(row.settings)
 
     def settle(self, settings: StreamSettings) -> None:
-        """Apply changed settings."""
+        """Apply settings: those that the stream begins with, or changed ones."""
         self.level = int(Level[settings.level.upper()])
         self.body_kind = BODY_KINDS.index(settings.body_kind or "blob")
         if not settings.body_kind and not settings.keep:
-            self.body_kind = -1
+            self.body_kind = -1  # The first batch settles it; with keys it is `blob` unless named.
         self.schemas = versions(settings)
         if self.schemas:
             self.body_kind = TYPED

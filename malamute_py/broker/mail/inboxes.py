@@ -499,7 +499,8 @@ class Inboxes:
     def prepare_ack(self, link: Link, command: AckMail, frame: Any = None) -> Part:
         """Return the part that an ACK_MAIL becomes. Raises BrokerRefused: nothing was done.
 
-        With an `again_ms` below 0 the messages are done; with any other they come again after it.
+        With an `again_ms` below 0 the messages are done and leave their mailbox; with any other the
+        reader gives them back, and they are delivered again after so many milliseconds.
         """
         inbox = link.receivers.get(command.subscription)
         if not isinstance(inbox, Inbox):

@@ -375,7 +375,9 @@ class Inbox(Receiver):
         self.pipe: deque[Handout] = deque()
         """Hand-outs that wait for bodies, in the order of their delivery."""
         self.pipe_bytes = 0
+        """Bytes of the puts of these hand-outs."""
         self.started = False
+        """Whether the reader was told that it is open; it is given nothing before."""
 
     @property
     def wants(self) -> bool:

@@ -52,6 +52,7 @@ class Mailboxes:
         """Mailboxes that were made for a part of which no step has been taken."""
         self._next_number = 0
         self._default: MailboxSettings | None = None
+        """The broker's default settings, checked when they are first wanted."""
         self.stored_bytes: Final = [0, 0]
         """Bytes of mail in the log, and in memory (by Mailbox.memory); mail on its way counts."""
         self.messages = 0

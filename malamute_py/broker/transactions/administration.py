@@ -51,7 +51,10 @@ class TransactionAdmin:
         }
 
     def list_transactions(self, link: Link, command: ListTransactions) -> None:
-        """Answer with a page of the transactions, oldest first; others' to administrators only."""
+        """Answer with a page of the transactions, oldest first, for LIST_TRANSACTIONS.
+
+        A client sees its own; an administrator all, or those of its namespace.
+        """
         settings = self._shard.settings
         all_of_them = settings.permit(link.owner, "manage_clients", "transactions")
         limit = max(1, min(command.limit, settings.page_max))
@@ -74,7 +77,10 @@ class TransactionAdmin:
         )  # fmt: skip
 
     def _facts(self, transaction: Transaction) -> dict[str, Any]:
-        """Facts of one transaction; `streams`: the first names of those it staged for."""
+        """Return the facts of one transaction that a list shows.
+
+        streams: names of those that it has batches for, STREAMS_MAX at most.
+        """
         row = transaction.row
         numbers = {batch.stream for batch in transaction.staged.values()}
         streams = [self._catalogue.by_number(number) for number in numbers]
