@@ -114,10 +114,14 @@ class Administration:
         return {**told, "settings": page, "settings_more": len(following) > len(page)}
 
     def _ring_facts(self, ring: RingState, owner: str) -> dict[str, Any]:
-        """Facts about a ring; `stream`: whose own it is, for those who may read that stream."""
+        """Return the facts about a ring that BROKER_INFO tells.
+
+        stream: name of the one whose own ring it is, told to those who may read it.
+        """
+        code, _ = ring.failed or ("", "")
         facts = {
             "end_lsn": ring.end_lsn, "visible": ring.visible, "memory": ring.memory,
-            "failed": ring.failed[0] if ring.failed else "",
+            "failed": code,
         }  # fmt: skip
         stream = self._catalogue.owner_of(ring)
         if stream is not None and self._shard.settings.permit(owner, "read", stream.name):

@@ -400,7 +400,7 @@ class Broker:
             self._links.unblock(peer)
 
     def drain(self, now_ms: int) -> None:
-        """End every link by name, before the broker stops."""
+        """End every link with a BYE `draining`, before the broker stops."""
         self._shard.advance(now_ms)
         self._reception.take_acks()
         for link in list(self._links):

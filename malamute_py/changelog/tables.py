@@ -295,7 +295,7 @@ class Remembering(MutableMapping[Key, KeyRow]):
 
 def owner_of(key: Key) -> str:
     """Return the owner in whose share a key counts."""
-    sender = key[0]
+    sender, _ = key
     return ANONYMOUS if sender.startswith(ANONYMOUS) else sender
 
 

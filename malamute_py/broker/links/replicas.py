@@ -80,10 +80,10 @@ class Replicas:
         Raises BrokerRefused `limit`: there is none.
         """
         most = self._shard.settings.replicas_max
-        if 0 <= wanted < most and self._free(family, wanted, taken):
+        if 0 <= wanted < most and self._may_give(family, wanted, taken):
             return wanted
         for number in range(most):
-            if number not in family.numbers and self._free(family, number, taken):
+            if number not in family.numbers and self._may_give(family, number, taken):
                 return number
         self._shard.counters["replicas_refused"] += 1
         raise BrokerRefused(
@@ -92,7 +92,7 @@ class Replicas:
             self._shard.settings.retry_ms,
         )
 
-    def _free(self, family: Family, number: int, taken: Container[str]) -> bool:
+    def _may_give(self, family: Family, number: int, taken: Container[str]) -> bool:
         """Whether no client has the identity of a number, and no other credential may have it."""
         name = replica_name(family.template, number)
         if name in self.names or name in taken:
@@ -116,8 +116,8 @@ class Replicas:
         self._absent[family, session] = self._shard.now_ms + settings.replica_grace_ms
 
     def put_off(self, ms: int) -> None:
-        """Keep the numbers of absent sessions for so much longer."""
-        self._absent = {place: until_ms + ms for place, until_ms in self._absent.items()}
+        """Keep the numbers of absent sessions so much longer: the broker stood still meanwhile."""
+        self._absent = {session: until_ms + ms for session, until_ms in self._absent.items()}
 
     def _forget_absent(self) -> None:
         """Free the numbers of sessions that have been without a link for too long."""

@@ -212,7 +212,7 @@ class Room:
         """End of the ring beyond which no record is taken but a deletion marker."""
 
     def learn(self, segment_bytes: int, segments: int) -> None:
-        """Note how large the ring is."""
+        """Note how large the ring is; newest records may take half of it."""
         self.segment_bytes, self.segments = segment_bytes, segments
         self.newest_max = segment_bytes * segments // 2
 
@@ -426,7 +426,7 @@ class Keys:
             self._forget_coming()
 
     def dropped(self, next: int) -> None:
-        """Forget everything that was taken: the journal refused it. next: the stream's."""
+        """Forget all that is on its way, since the journal refused a batch. next: the stream's."""
         self._taken.clear()
         self._forget_coming()
         self.taken_next = next
@@ -535,7 +535,7 @@ class Keys:
         self.bytes += int(units.sum()) << _UNIT_SHIFT
 
     def _is_newer(self, subject: str, offset: int) -> bool:
-        """Whether no record of a subject is known that is newer than this one."""
+        """Whether the index knows no record of a subject that is newer than the one at `offset`."""
         value = self._value(subject)
         return value is None or value >> _OFFSET_SHIFT <= offset
 

@@ -88,7 +88,7 @@ class Applying(Effect):
     changes: list[Change]
 
     def appended(self, part: Part, end_lsn: int) -> None:
-        """Apply them."""
+        """Apply the changes to the tables in memory."""
         for change in self.changes:
             apply(NO_TABLES, self.queues, change)
 
@@ -630,13 +630,14 @@ class Steps:
             for waiter in later:
                 self._confirms.confirm(waiter, SYNCED)
         else:
-            # 0: Publishing counts off the bytes of an entry; those of steps the call counts off.
+            # Publishing counts off the bytes of an entry; those of steps the call counts off.
             settled = partial(self._settled, size)
-            main.unsettled.append(Unsettled(end_lsn, 0, waiters=tuple(later), call=settled))
+            main.unsettled.append(Unsettled(end_lsn, bytes=0, waiters=tuple(later), call=settled))
             if later:
                 main.awaited = end_lsn
 
     def _settled(self, size: int, failure: tuple[str, str] | None) -> None:
+        """Count bytes of steps as settled: they are durable, or never will be."""
         self.unsettled_bytes -= size
 
     def _confirm_stored(self, step: Step, later: list[Waiter]) -> None:

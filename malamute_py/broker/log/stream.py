@@ -57,7 +57,7 @@ class StampedBatch(msgspec.Struct, eq=False):
 
     @property
     def memory(self) -> int:
-        """Bytes that the batch takes in memory, about."""
+        """Bytes that the batch takes in the hot window, about, with its header table."""
         head = self.content.head
         headers = head.subjects_count + head.fieldmaps_count
         return self.size + BATCH_OVERHEAD + HEADER_OVERHEAD * headers
@@ -244,7 +244,7 @@ class Stream:
         return self.hot[0].base if self.hot else self.next
 
     def oldest_ms(self, now_ms: int) -> int:
-        """Append time of the oldest records that the stream keeps by its age; 0: of any."""
+        """Append time before which records are too old for the stream; 0: none is."""
         max_age_ms = self.settings.max_age_ms
         return now_ms - max_age_ms if max_age_ms else 0
 
@@ -274,7 +274,7 @@ class Stream:
         return old or batch.base < self.first_at(now_ms)
 
     def first_of_newest(self, end: int) -> int:
-        """First of the records before `end` that the stream keeps by their number; 0: all."""
+        """First offset that the stream keeps by `max_records` when it ends at `end`; 0: all."""
         most = self.settings.max_records
         return max(0, end - most) if most else 0
 

@@ -157,7 +157,10 @@ class MailboxAdmin:
     # --- facts ----------------------------------------------------------------------------------
 
     def info(self, link: Link, command: MailboxInfo) -> None:
-        """Answer with the facts about one mailbox, or with a page of mailboxes."""
+        """Answer with the facts about one mailbox, or (`PREFIX*`) with a page of mailboxes.
+
+        A page may take several turns: `work` puts it together. Raises BrokerRefused.
+        """
         if not command.mailbox.endswith("*"):
             mailbox = self._mailbox(link, command, self._action_for_facts(link, command.mailbox))
             self._answers.result(link, command, self.facts(mailbox))

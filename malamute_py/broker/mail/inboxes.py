@@ -171,7 +171,7 @@ class Inboxes:
     # --- ends -----------------------------------------------------------------------------------
 
     def end(self, inbox: Inbox, code: str) -> None:
-        """Send ENDED to a reader, and free the messages that it holds."""
+        """Send ENDED with a code to a reader, and free the messages that it holds."""
         self._links.say(inbox.link, Ended(inbox.number, next=0, code=code))
         self._drop(inbox)
         self._mailboxes.unused(inbox.mailbox)

@@ -193,7 +193,10 @@ class Mailboxes:
             self._enlist(mailbox)
 
     def create(self, mailbox: Mailbox, *effects: Effect) -> None:
-        """Put a change with the settings of a mailbox on its way, by which it is created."""
+        """Propose the change that creates a mailbox, or gives it other settings.
+
+        effects: work that is done when the log has the change, or has refused it.
+        """
         self.need(mailbox)
         creating = Then(partial(self._created, mailbox), partial(self._not_created, mailbox))
         self._steps.propose(mailbox.creation(), creating, *effects)

@@ -263,7 +263,7 @@ class Messages:
             self.expiries.set(place, now_ms)
 
     def postpone(self, mailbox: Mailbox, row: MessageRow, mask: int, at_ms: int) -> None:
-        """Let rows that were held wait for a time."""
+        """Let rows that were held wait for a time: a reader gave them back, or a read failed."""
         progress = mailbox.progress[row.base]
         progress.held &= ~mask
         count = mask.bit_count()

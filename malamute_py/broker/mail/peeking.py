@@ -159,7 +159,8 @@ class Peeking:
         held = False
         if progress is not None:
             held = bool(progress.held & bit)
-            attempts = progress.attempt(bit)[0] - 1  # attempt() counts the next hand-out, too.
+            next_attempt, _ = progress.attempt(bit)
+            attempts = next_attempt - 1
             for at_ms, rows in (progress.times or {}).items():
                 if rows & bit:
                     not_before_ms = at_ms

@@ -191,7 +191,7 @@ class Schedule:
         self._order.add((at_ms, place))
 
     def put_off(self, ms: int) -> None:
-        """Make all places due so much later."""
+        """Make all places due so much later: the caller missed so much time."""
         for place, at_ms in list(self._at.items()):
             self.set(place, at_ms + ms)
 

@@ -351,7 +351,7 @@ class Transactions:
             self._arm(following)
 
     def put_off(self, ms: int) -> None:
-        """Let open transactions last so much longer."""
+        """Let open transactions last so much longer: the broker stood still for that time."""
         for transaction in self.by_id.values():
             transaction.deadline_ms += ms
 
