@@ -3,6 +3,9 @@
 Owns the commands about the whole broker that a RESULT answers; a handler raises BrokerRefused, and
 the broker answers with it. The rule: each list is bounded.
 Source: SPEC.md, section 4; docs/design.md, Safety.
+
+An owner is the credential (or identity) of a link, which has permissions. A namespace is a tenant:
+its users see nothing of others.
 """
 
 from __future__ import annotations
@@ -62,9 +65,10 @@ class Administration:
         }
 
     def broker_info(self, link: Link, command: BrokerInfo) -> None:
-        """Answer with facts about the broker.
+        """Answer with facts about the broker, and a page of its settings if they are asked for.
 
-        A user of a namespace gets no counts. Only administrators are told where the data lies.
+        A user of a namespace gets no counts. Only administrators are told where the data lies, and
+        the settings. Raises BrokerRefused `forbidden`.
         """
         shard = self._shard
         told = {
@@ -99,7 +103,10 @@ class Administration:
         )  # fmt: skip
 
     def _settings_after(self, after: str) -> dict[str, Any]:
-        """Return a page of the settings in force, and what the last reload did."""
+        """Return a page of the settings in force, and what the last reload did.
+
+        after: name of the last setting that the caller has seen; each setting begins with its name.
+        """
         told = dict(self._shard.settings.in_force())
         settings = told.get("settings", [])
         following = settings[bisect_right(settings, after, key=itemgetter(0)) :]
@@ -107,10 +114,14 @@ class Administration:
         return {**told, "settings": page, "settings_more": len(following) > len(page)}
 
     def _ring_facts(self, ring: RingState, owner: str) -> dict[str, Any]:
-        """Facts about a ring; `stream`: whose own it is, for those who may read that stream."""
+        """Return the facts about a ring that BROKER_INFO tells.
+
+        stream: name of the one whose own ring it is, told to those who may read it.
+        """
+        code, _ = ring.failed or ("", "")
         facts = {
             "end_lsn": ring.end_lsn, "visible": ring.visible, "memory": ring.memory,
-            "failed": ring.failed[0] if ring.failed else "",
+            "failed": code,
         }  # fmt: skip
         stream = self._catalogue.owner_of(ring)
         if stream is not None and self._shard.settings.permit(owner, "read", stream.name):
@@ -118,7 +129,10 @@ class Administration:
         return facts
 
     def list_links(self, link: Link, command: ListLinks) -> None:
-        """Answer with a page of the links, for administrators only."""
+        """Answer with a page of the links, for administrators only.
+
+        An administrator of a namespace sees the links of that namespace. Raises BrokerRefused.
+        """
         settings = self._shard.settings
         if not settings.permit(link.owner, "manage_clients", "links"):
             raise BrokerRefused("forbidden", "you may not list links")
@@ -127,12 +141,13 @@ class Administration:
             one for one in self._links
             if one.number > command.after and settings.shares_namespace(link.owner, one.owner)
         )  # fmt: skip
+        # One more than the page has tells whether others follow.
         first = nsmallest(limit + 1, shown, key=attrgetter("number"))
         page = [_link_facts(other) for other in first[:limit]]
         self._answers.result(link, command, {"links": page, "more": len(first) > limit})
 
     def kick(self, link: Link, command: Kick) -> None:
-        """End another link, for administrators only."""
+        """End another link, for administrators only. Raises BrokerRefused."""
         settings = self._shard.settings
         if not settings.permit(link.owner, "manage_clients", "links"):
             raise BrokerRefused("forbidden", "you may not end links")
@@ -147,7 +162,10 @@ class Administration:
         self._links.close(other, "kicked", "kicked", command.reason[:200])
 
     def reload_config(self, link: Link, command: ReloadConfig) -> None:
-        """Have the shell read the configuration anew; its answer comes later."""
+        """Have the shell read the configuration anew; it calls `reloaded` with the answer later.
+
+        Raises BrokerRefused: the link may not, or the shell has a reason why it does not now.
+        """
         settings = self._shard.settings
         of_all = settings.namespace_of(link.owner) is None
         if not (of_all and settings.permit(link.owner, "manage_users", "broker")):
@@ -160,7 +178,7 @@ class Administration:
         """Answer with the users and permissions in force, or with what the link's own user may.
 
         A `verb` asks of each whether it may do that with the stream, mailbox or service of a
-        `name`; of the own user without a name: with any.
+        `name`; of the own user without a name: with any. Raises BrokerRefused.
         """
         settings = self._shard.settings
         if not (command.own or settings.permit(link.owner, "manage_users", "broker")):
@@ -169,12 +187,13 @@ class Administration:
             raise BrokerRefused("bad_name", "no verb or name is so long")
         if command.own:
             owner, verb, name = link.owner, command.verb, command.name
-            may = (
-                settings.permit(owner, verb, name)
-                or (verb == "write" and settings.subjects(owner, name) is not None)
-                if name
-                else settings.allows_some(owner, verb)
-            )
+            if name:
+                # A user may be bound to some subjects of a stream that it may not write as a whole.
+                may = settings.permit(owner, verb, name) or (
+                    verb == "write" and settings.subjects(owner, name) is not None
+                )
+            else:
+                may = settings.allows_some(owner, verb)
             entry = {"user": owner, "may": may}
             self._answers.result(link, command, {"users": [entry], "more": False})
             return
@@ -187,7 +206,10 @@ class Administration:
         self._answers.result(link, command, {"users": users[:most], "more": len(users) > most})
 
     def list_namespaces(self, link: Link, command: ListNamespaces) -> None:
-        """Answer with what namespaces hold: a user of one is told of that one alone."""
+        """Answer with a page of the namespaces and what each holds.
+
+        A user of a namespace is told of that one alone. Raises BrokerRefused `forbidden`.
+        """
         settings = self._shard.settings
         own = settings.namespace_of(link.owner)
         if own is None and not settings.permit(link.owner, "list_namespaces", "broker"):
@@ -234,10 +256,11 @@ class Administration:
 
 
 def _link_facts(link: Link) -> dict[str, Any]:
-    """Facts of one link for LIST_LINKS.
+    """Return the facts of one link for LIST_LINKS.
 
     live: subscriptions that get batches as they come; without_credit: those that get nothing until
-    the client gives more credit; lag: records after the place of the one farthest behind.
+    the client gives more credit; lag: records after the place of the one farthest behind, up to
+    where it stops or the stream ends; unread_bytes: those that the peer has not shown to have read.
     """
     subs = [one for one in link.receivers.values() if isinstance(one, Subscription)]
     started = [one for one in subs if one.started]

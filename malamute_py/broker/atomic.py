@@ -6,6 +6,9 @@ again, and nothing of it happens twice; a key that another command took, or the 
 another content, is a conflict; the reason that refuses one part refuses all parts, and what the
 others had reserved is free again. Source: SPEC.md, section 4.8; docs/design.md, Queues and the
 checkpoint.
+
+A part is what one command adds to a step. The window of a link is the bytes that its client may
+have sent without a confirm. A key is the name of a command, by which it is taken once.
 """
 
 from __future__ import annotations
@@ -61,10 +64,11 @@ class Intake:
         answers: Answers,
         lost: str,
     ) -> None:
-        """together: preparations that differ when the command is one of several parts.
+        """prepares: by type of command, the method that checks it and makes its part of a step.
 
-        again: called with a REQUEST whose key was taken before. lost: why there are no queues, and
-        so no steps; "": there are queues.
+        together: those that differ when the command is one of several parts. again: called with a
+        REQUEST whose key was taken before. lost: why there are no queues, and so no steps; "":
+        there are queues.
         """
         self._shard = shard
         self._links = links
@@ -82,7 +86,10 @@ class Intake:
     # --- alone -----------------------------------------------------------------------------
 
     def single(self, link: Link, command: Any, frame: Any) -> None:
-        """Take one command as a step of its own, or refuse it by name."""
+        """Take one command as a step of its own, or refuse it by name.
+
+        frame: the content that came with it; None: it has none.
+        """
         kind = type(command)
         try:
             if self._lost:
@@ -97,6 +104,7 @@ class Intake:
                     return
             adds = kind in ADDING
             self._steps.check(link, size, adds=adds, awaited=_awaited(command))
+            # counted: its messages count for the owner or its namespace; metered: there is a rate.
             counted = adds and link.usage.counted
             if counted and link.usage.metered:
                 self._shard.quotas.check_rate(link.usage)
@@ -129,8 +137,10 @@ class Intake:
     def _digest(self, command: Command, parts: Sequence[tuple[Command, Any]]) -> int:
         """Return a digest of the contents that a command brings; 0: none. Raises BatchError.
 
-        parts: of ATOMIC its parts, else the command itself, each with its frame or None.
+        By it a command that comes again under the same key is told from another one. parts: of
+        ATOMIC its parts, else the command itself, each with its frame or None.
         """
+        # The limits of the contents are checked where the parts are prepared, not here.
         content = self._shard.unchecked_content
         if type(command) is wire.Atomic:
             return digest_of_parts(
@@ -140,6 +150,7 @@ class Intake:
         return 0 if frame is None else digest_of(content(frame))
 
     def _check_lost(self) -> None:
+        """Raise BrokerRefused `queues_lost` if the broker began without its queues."""
         if self._lost:
             raise BrokerRefused("queues_lost", self._lost)
 
@@ -154,7 +165,8 @@ class Intake:
         """Whether a step is a retry of one that was taken; its answer is on its way then.
 
         The question comes before all that may let the step wait: a client that is refused may take
-        the step for not taken, and send it anew under another key. Raises BrokerRefused.
+        the step for not taken, and send it anew under another key. parts: as `_digest` has them.
+        Raises BrokerRefused: as `_known` does, or ring main refuses every append.
         """
         self._steps.check_ring()
         return self._known(link, command, key, self._waiter(link, command, size, SYNCED), parts)
@@ -173,11 +185,11 @@ class Intake:
         wrong with a content.
         """
         use, digest = self._steps.accepted_for(key)
-        if use is None:
+        if use is None:  # No command was accepted under the key.
             return False
         if not is_use(use, command, self._shard.queues):
             raise self._conflict(link, command, "by another command")
-        if digest:
+        if digest:  # The content is digested only where there is a digest to compare with.
             try:
                 same = not differ(digest, self._digest(command, parts))
             except BatchError as error:
@@ -198,7 +210,11 @@ class Intake:
         return BrokerRefused("conflict", f"key {command.key!r} was taken before, {why}")
 
     def _waiter(self, link: Link, command: Any, size: int, default: int) -> Waiter | None:
-        """Return the waiter for a confirm; None: no answer is wanted. Raises BrokerRefused."""
+        """Return the waiter for a confirm; None: no answer is wanted.
+
+        size: bytes of the sender's window that the step takes. default: level of a command without
+        one. Raises BrokerRefused: there is no such level.
+        """
         level = command.level or default
         if level not in (NONE, STORED, SYNCED):
             name = LEVEL_NAMES.get(level, str(level))
@@ -220,7 +236,10 @@ class Intake:
     def atomic(
         self, link: Link, command: wire.Atomic, parts: Sequence[tuple[Command, Any]]
     ) -> None:
-        """Take several commands, each with its content frame or None, as one step."""
+        """Take several commands, each with its content frame or None, as one step.
+
+        Streams that the step is the first to write to are created before it is taken.
+        """
         try:
             self._check_lost()
             self._check_parts(parts)
@@ -245,25 +264,31 @@ class Intake:
             return
         # While the step waits it is held in memory: the window counts it like a taken one.
         link.unconfirmed_bytes += size
-        self._with_streams(link, command, parts, missing, 0, size)
+        self._with_streams(link, command, parts, missing, at=0, size=size)
 
     def _missing(self, parts: Sequence[tuple[Command, Any]]) -> list[str]:
-        """Return the streams that are made for a step, by name.
+        """Return the names of the streams that are made for a step: those that it is to write to.
 
-        Raises BrokerRefused `wait`: a stream of which a part needs a setting is being created.
+        A stream of which a part needs a setting (`keep`, a schema) is not made by first use: the
+        part is refused when it is prepared. Raises BrokerRefused `wait`: such a stream is being
+        created.
         """
         missing = set()
         for part, _ in parts:
             if not isinstance(part, WRITING) or self._catalogue.get(part.stream) is not None:
                 continue
-            if not needed_setting(part):
+            if not needed_setting(part):  # Any stream of the name will do.
                 missing.add(part.stream)
             elif self._catalogue.expects(part.stream):
                 raise BrokerRefused("wait", f"stream '{part.stream}' is being created")
         return sorted(missing)
 
     def _check_parts(self, parts: Sequence[tuple[Command, Any]]) -> None:
-        """Raise BrokerRefused unless a step may have these parts, before any is prepared."""
+        """Raise BrokerRefused unless an ATOMIC may have these commands, before any is prepared.
+
+        They have no tracker, since the step has the one answer; a key of their own have only those
+        whose key names a batch (SEND, REQUEST).
+        """
         if not parts:
             raise BrokerRefused("malformed", "a step without parts")
         most = self._shard.settings.limits.step_parts_max
@@ -298,7 +323,7 @@ class Intake:
             # Another step has created this stream meanwhile: the loop goes on without a call, since
             # a chain of calls would be as deep as the streams are many.
             at += 1
-        if at == len(missing):
+        if at == len(missing):  # All are there: the step is taken, and its bytes count there.
             link.unconfirmed_bytes -= size
             if link.open:
                 self._take(link, command, parts)
@@ -310,7 +335,8 @@ class Intake:
 
         def created(stream: Stream) -> None:
             """Go on with the parts of the step now that a missing stream of it is there."""
-            # By now another message may be under way, which has outcomes of its own.
+            # By now another message may be under way, whose batches were validated with outcomes of
+            # their own (`verdicts`): those of this step are put in their place for its turn.
             others, shard.verdicts = shard.verdicts, verdicts
             try:
                 self._with_streams(link, command, parts, missing, at + 1, size)
@@ -326,7 +352,7 @@ class Intake:
             not settings.permit(link.owner, "write", name)
             and settings.subjects(link.owner, name) is None
         ):
-            refused("forbidden", f"you may not write to stream '{name}'", 0)
+            refused("forbidden", f"you may not write to stream '{name}'", retry_ms=0)
             return
         self._catalogue.use(
             name, link.owner,
@@ -336,8 +362,9 @@ class Intake:
     def _take(self, link: Link, command: wire.Atomic, parts: Sequence[tuple[Command, Any]]) -> None:
         """Prepare every part of a step and hand it to Steps; a part that fails undoes the others.
 
-        Each part reserves what it needs (a place in a mailbox, an end of work) before the next one
-        is prepared, which so finds it taken.
+        Called once the streams that the step writes to are there. Each part reserves what it needs
+        (a place in a mailbox, an end of work) before the next one is prepared, which so finds it
+        taken.
         """
         prepared: list[Part] = []
         key = (link.holder, command.key) if command.key else None
@@ -346,6 +373,7 @@ class Intake:
         try:
             size = sum(window_bytes(frame) for _, frame in parts)
             waiter = self._waiter(link, command, size, SYNCED)
+            # The same step may have come again, and been taken, while streams were created.
             if key is not None and self._known(link, command, key, waiter, parts):
                 return
             counted = link.usage.counted and any(isinstance(part, ADDING) for part, _ in parts)
@@ -355,7 +383,7 @@ class Intake:
                 self._shard.quotas.check_rate(link.usage)
             for place, (part, frame) in enumerate(parts, 1):  # noqa: B007
                 made = self._prepare(link, part, frame, keys)
-                if made.memory:
+                if made.memory:  # No write can have both together.
                     raise BrokerRefused(
                         "cross_ring", "what is in memory only: a step is in the log"
                     )
@@ -384,13 +412,17 @@ class Intake:
         self._steps.take(prepared, waiter, key, reserved=True, command=command, digest=digest)
 
     def _prepare(self, link: Link, part: Command, frame: Any, keys: set[tuple[str, bytes]]) -> Part:
-        """Prepare one part of a step. keys: those that the step has until now."""
+        """Prepare one part of a step. keys: those that the step has until now.
+
+        Raises BrokerRefused: the part cannot be taken, or its own key was taken before: the step
+        would not be what its sender put together without that part.
+        """
         if isinstance(part, wire.Publish):
             return self._publishing.prepare(link, part, frame, self._catalogue.get(part.stream))
         made = self._together[type(part)](link, part, frame)
         if isinstance(part, KEYED) and part.key:
             key = link.holder, part.key
-            if key in keys or self._steps.known(key, None):
+            if key in keys or self._steps.known(key, waiter=None):
                 raise BrokerRefused("conflict", f"key {part.key!r} was taken before")
             keys.add(key)
             made.key = key

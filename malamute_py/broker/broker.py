@@ -94,6 +94,7 @@ class Broker:
         random: Callable[[int], bytes],
     ) -> None:
         """epoch: higher than at any earlier opening of this log. random: count -> bytes."""
+        # What all share, and what the log has of an earlier run.
         self._shard = shard = Shard(settings, uuid, epoch, random)
         shard.began_ms = state.now_ms
         self._links = Links(shard)
@@ -111,6 +112,7 @@ class Broker:
             shard, self._confirms, main,
             changes.next if changes else 0, mail_next(state, epoch), self._apply,
         )  # fmt: skip
+        # Streams, and the subscriptions that read them.
         self._retention = Retention(shard)
         self._compaction = Compaction(shard, self._retention, self._when_ring_visible)
         conditions = Conditions(shard, self._compaction.look)
@@ -135,6 +137,7 @@ class Broker:
             shard, self._links, self._delivery, self._matching, self._lagging
         )
         starts = Starts(shard, state.queues_lost)
+        # Mailboxes, services, cursors, groups and transactions.
         self._bodies = Bodies(shard)
         self._answers = answers = Answers(shard, self._links, self._when_visible)
         self._mail = Mail(shard, self._links, self._steps, self._bodies, answers)
@@ -172,6 +175,7 @@ class Broker:
         self._transaction_admin = TransactionAdmin(
             shard, self._catalogue, answers, self._transactions, awaiting
         )
+        # The way of commands to those that handle them.
         self._intake = Intake(
             shard, self._links, self._steps, self._publishing, self._catalogue,
             prepares={
@@ -245,6 +249,7 @@ class Broker:
                 self._reception.handlers[kind] = partial(self._refuse_lost, reason)
 
     def _refuse_lost(self, reason: str, link: Link, command: Command) -> None:
+        """Refuse a command that needs what was lost. reason: what the start found."""
         number = NUMBERS[type(command)]
         self._links.refuse(link, number, reference_of(command), "queues_lost", reason)
 
@@ -297,7 +302,11 @@ class Broker:
         frames: Sequence[Any],
         now_ms: int,
     ) -> None:
-        """Handle one message of a peer: commands, and the content frames that they own."""
+        """Handle one message of a peer: commands, and the content frames that they own.
+
+        link: number of the link, by the shell. identity: the credential of its connection. Nothing
+        is raised: an error that the message causes ends its link.
+        """
         shard = self._shard
         shard.advance(now_ms)
         peer = self._links.table.get(link)
@@ -306,7 +315,7 @@ class Broker:
         else:
             peer.heard_ms = shard.now_ms
         reception = self._reception
-        if reception.acks:
+        if reception.acks:  # Acknowledgements of earlier messages that were put off.
             reception.take_acks()
         if peer is not None:
             reception.handling = None
@@ -331,8 +340,9 @@ class Broker:
     def reconfigure(
         self, settings: BrokerSettings, ending: Callable[[str, str], tuple[str, str] | None]
     ) -> None:
-        """Go on with other settings, which differ in what is read whenever it is needed.
+        """Go on with other settings, which the shell has read anew; links may end by them.
 
+        settings: they differ in what is read whenever it is needed, and so takes effect at once.
         ending: (credential, owner) -> code and reason with which such links end; None: they stay.
         """
         self._shard.settings = settings
@@ -362,7 +372,7 @@ class Broker:
         self._shard.advance(now_ms)
         self._reception.take_acks()
         peer = self._links.get(link)
-        if peer is None:
+        if peer is None:  # It was the first message: a link is made, to be told why it ends.
             peer = self._links.heard(link, "")
         if peer is not None:
             self._reception.malformed(peer, code, reason)
@@ -390,7 +400,7 @@ class Broker:
             self._links.unblock(peer)
 
     def drain(self, now_ms: int) -> None:
-        """End every link by name, before the broker stops."""
+        """End every link with a BYE `draining`, before the broker stops."""
         self._shard.advance(now_ms)
         self._reception.take_acks()
         for link in list(self._links):
@@ -480,11 +490,15 @@ class Broker:
         self._shard.answered(answer.token, answer.value)
 
     def trimmed(self, ring: str, firsts: Mapping[int, int]) -> None:
-        """Drop what lies before these offsets, by stream number: the journal has."""
+        """Take the news that a ring no longer has the records before these offsets.
+
+        Called after the journal has trimmed, or given a segment back. firsts: number of a stream ->
+        its first offset now. Readers that stand before it are told of a gap.
+        """
         for number, first in firsts.items():
             stream = self._catalogue.by_number(number)
             if stream is not None and stream.ring.name == ring and first > stream.first:
-                if not stream.settings.ring_bytes:
+                if not stream.settings.ring_bytes:  # Others overwrote it in the ring they share.
                     self._retention.overwritten(stream, first)
                 stream.first = min(first, stream.next)
                 stream.ledger.trimmed(first)
@@ -497,7 +511,10 @@ class Broker:
         self.trimmed(ring, firsts)
 
     def _apply(self, change: Change, end_lsn: int) -> None:
-        """Let an appended change of the log take effect."""
+        """Let an appended change of the log take effect: in the tables, then in what follows them.
+
+        end_lsn: end of the bundle that the change lies in.
+        """
         removed = self._catalogue.apply(change, end_lsn)
         self.ahead_bytes = self._validation.ahead_bytes
         if isinstance(change, ProducerOpened):
@@ -528,8 +545,9 @@ class Broker:
         self._shard.advance(now_ms)
         self._matching.refill()
         self._ahead.unread = False
-        for link in self._links.beat():
+        for link in self._links.beat():  # Links whose heartbeat is due.
             if not link.blocked:
+                # Readers are told how far the stream was looked through for them.
                 self._delivery.cover_all(link)
             self._links.keep_alive(link)
         if self._catalogue.bounded:
@@ -571,6 +589,7 @@ class Broker:
         appends = self._appends()
         sends, closes = self._links.outgoing()
         events, shard.events = shard.events, []
+        # Rings, appends, sends, reads, queries, bodies, closes, trims, events.
         ready = Ready([], appends, sends, [], [], [], closes, [], events)
         # What is wanted now and then takes no list where it is not wanted.
         if on_demand.reads or groups.reads:
@@ -592,9 +611,9 @@ class Broker:
         return ready
 
     def _work(self) -> None:
-        """Do a bounded share of what can be done at once."""
+        """Do a bounded share of what can be done at once: each kind of serving has a turn."""
         fallen = self._delivery.fallen
-        while fallen:
+        while fallen:  # Subscriptions that are not live any more.
             self._lagging.consider(fallen.popleft())
         if self._on_demand.turns.runnable:
             self._on_demand.serve()
@@ -617,12 +636,13 @@ class Broker:
             published = [*self._compaction.take(), *published]
         if self._steps.idle:
             return published
-        first, last = self._steps.hand_over()
-        if not first and not last:
+        urgent, last = self._steps.hand_over()
+        if not urgent and not last:
             return published
         main = [bundle for bundle in published if bundle.ring == MAIN]
         others = [bundle for bundle in published if bundle.ring != MAIN]
-        return [*first, *main, *last, *others]
+        # Bundles of one ring stand together, in the order in which their offsets were given.
+        return [*urgent, *main, *last, *others]
 
     def wake_at_ms(self) -> int | None:
         """When to call tick() at the latest; not after now when more can be done at once.
@@ -633,6 +653,7 @@ class Broker:
         mail, services, groups = self._mail, self._services, self._groups
         if self._reception.acks or self._ahead.unread or self._links.ended or not self._steps.idle:
             return self._shard.now_ms
+        # A queue may have work that waits for an answer: the second question is of what can go on.
         if any(self._queues) and (
             self._delivery.fallen
             or self._on_demand.turns.runnable or mail.runnable or services.runnable
@@ -660,7 +681,8 @@ class Broker:
         """Return the records from which a recovery of this ring begins, for a segment's start.
 
         The tables go into ring main, the sequences in a stream into the stream's own ring: a small
-        ring must not carry the sequences of others. Without a ring: all of it.
+        ring must not carry the sequences of others. Without a ring: all of it. A producer's
+        sequence in a stream tells which of its batches the stream has, so that none is taken twice.
         """
         runs_max = self._shard.settings.snapshot_batches_max
         here = self._catalogue.numbers_in(ring)
@@ -668,6 +690,7 @@ class Broker:
             *self._producers.sequences(here, runs_max), *self._arrivals.sequences(here)
         ]  # fmt: skip
         if ring not in ("", MAIN):
-            return encode_snapshot(PackedSnapshot(Tables(), 0, sequences)) if sequences else []
+            none = Tables()
+            return encode_snapshot(PackedSnapshot(none, 0, sequences)) if sequences else []
         tables = self._catalogue.tables
         return encode_snapshot(PackedSnapshot(tables, self._steps.change_next, sequences))

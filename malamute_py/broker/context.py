@@ -3,6 +3,9 @@
 Owns the identity of the log, the time, the counters, the events, and the questions that are under
 way to the journal's index. The rule: time moves forward only, and the shell moves it. Source:
 docs/design.md, The core and its shell.
+
+A share is the time of a turn of the loop that one kind of work may take. A batch that the broker
+cannot handle is quarantined: readers skip it, and are told of a gap.
 """
 
 from __future__ import annotations
@@ -148,6 +151,7 @@ class Shard:
     def share(self, part: int = 1) -> Callable[[], bool]:
         """Begin a share of a turn of the loop; the function that is returned tells if it lasts.
 
+        Each kind of serving asks it between two pieces of its work, and stops when it says False.
         part: only one part in so many of the share.
         """
         meter, most = self.settings.meter, self.settings.matching_share // part
@@ -170,14 +174,15 @@ class Shard:
     ) -> str:
         """Report a stored batch that cannot be handled; returns the reason that readers are told.
 
-        It is counted and logged once, however many readers it is met for. base, next: its first
-        offset, and the offset after it. doing: what failed. facts: more for the event.
+        Called where an error arose over a batch on its way to readers, which skip it. It is counted
+        and logged once, however many readers it is met for. base, next: its first offset, and the
+        offset after it. doing: what failed. facts: more for the event.
         """
-        place = stream, base
-        if place not in self._quarantined:
-            if len(self._quarantined) >= QUARANTINED_MAX:
+        batch = stream, base
+        if batch not in self._quarantined:
+            if len(self._quarantined) >= QUARANTINED_MAX:  # Some may be logged twice then.
                 self._quarantined.clear()
-            self._quarantined.add(place)
+            self._quarantined.add(batch)
             self.counters["batches_quarantined"] += 1
             self.event(
                 "batch_quarantined", "error", stream=stream, **{"from": base, "to": next},
@@ -192,8 +197,11 @@ class Shard:
         return content
 
     def unchecked_content(self, frame: Any) -> Content:
-        """Return the content that a peer sent. Raises BatchError as Content() does."""
-        if self.contents:
+        """Return the content that a peer sent. Raises BatchError as Content() does.
+
+        Its limits are not checked: for a look at a content that another call checks.
+        """
+        if self.contents:  # It may have been read ahead, when the message came.
             found = self.contents.get(id(frame))
             if found is not None:
                 return found
@@ -219,8 +227,9 @@ class Shard:
     ) -> None:  # fmt: skip
         """Ask the journal's index; `then` gets the value or an IndexFailure, later.
 
-        kind, arguments: the question, as IndexQuery has it. asker: the link for whose quota it
-        counts; None: the broker itself asks. wanted: see IndexQuery.
+        A question that a bound refuses is answered at once. kind, arguments: the question, as
+        IndexQuery has it. asker: the link for whose quota it counts; None: the broker itself asks.
+        wanted: see IndexQuery.
         """
         if len(self._waiting) >= self.settings.queries_max:
             then(IndexFailure("wait", "too many questions to the journal are under way"))
@@ -239,7 +248,10 @@ class Shard:
         )
 
     def take_queries(self) -> list[IndexQuery]:
-        """Return the questions for the index: one of each link, in turn."""
+        """Return the questions that the shell is to ask the index now: one of each link, in turn.
+
+        The shell has QUESTIONS_AT_ONCE of them at most; the others wait in `asking`.
+        """
         taken: list[IndexQuery] = []
         asking = self.asking
         while asking and len(self._under_way) < QUESTIONS_AT_ONCE:

@@ -389,7 +389,10 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     def default_of(
         self, kind: Literal["stream", "mailbox", "service"], name: str
     ) -> dict[str, Any]:
-        """Return the settings of a stream, mailbox or service unless it is made with others."""
+        """Return the settings of a stream, mailbox or service that is made without any.
+
+        Those of the namespace whose prefix the name has go before the broker's.
+        """
         key = f"default_{kind}"
         common: dict[str, Any] = getattr(self, key)
         for namespace in self.namespaces:

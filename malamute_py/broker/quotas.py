@@ -15,6 +15,9 @@ so do their messages and what they were refused. A batch of records needs no loo
 its owner's counts.
 
 Source: SPEC.md, section 4.
+
+A holder is the name under which a client sends: its identity, or one that begins with `~`. A
+resource is what a quota bounds, by the name of the setting.
 """
 
 from __future__ import annotations
@@ -46,11 +49,13 @@ class Bucket:
         """rate: units a second, at least 1."""
         self.rate = rate
         self._level = rate * 1_000
-        """Level in thousandths of a unit."""
+        """Amount that may be spent, in thousandths of a unit, so that a millisecond adds `rate` of
+        them; below 0: a debt."""
         self._at_ms = now_ms
+        """Time up to which the level has been raised."""
 
     def wait_ms(self, now_ms: int) -> int:
-        """Milliseconds until something may be spent; 0: now."""
+        """Raise the level to its present height; return the time until it is above 0; 0: now."""
         if now_ms > self._at_ms:
             gained = self.rate * (now_ms - self._at_ms)
             self._level = min(self.rate * 1_000, self._level + gained)
@@ -96,7 +101,7 @@ class Usage:
         self.quota = quota
         self.shared = shared
         self.held: defaultdict[str, int] = defaultdict(int)
-        """Amounts by the name of the quota."""
+        """Amounts that it has now, by the name of the quota (a field of Quota)."""
         self.told: set[str] = set()
         """Quotas that were logged as reached, and have not been eased since."""
         self._bytes = Bucket(quota.publish_bytes_s, now_ms) if quota.publish_bytes_s else None
@@ -111,6 +116,7 @@ class Usage:
         """Whether messages are counted: spend() is called for them."""
 
     def _is_metered(self) -> bool:
+        """Whether the owner or its namespace has a rate."""
         return bool(self._bytes or self._messages or (self.shared and self.shared.metered))
 
     @property
@@ -129,7 +135,10 @@ class Usage:
         )  # fmt: skip
 
     def renew(self, quota: Quota, now_ms: int, shared: Usage | None = None) -> None:
-        """Have other bounds from now on; another rate begins with a second's worth."""
+        """Have other bounds from now on, as the configuration was read anew.
+
+        A rate that has changed begins with a second's worth; one that has not keeps its debt.
+        """
         before, self.quota, self.shared = self.quota, quota, shared
         if quota.publish_bytes_s != before.publish_bytes_s:
             rate = quota.publish_bytes_s
@@ -206,6 +215,7 @@ class Quotas:
                     name: usage for name, usage in self._owners.items() if not usage.idle(now_ms)
                 }
                 self._prune_at = max(IDLE_OWNERS_MAX, 2 * len(self._owners))
+            # named: the owner as the settings know it; all network addresses are "" there.
             settings, named = self._context.settings, _configured(owner)
             namespace = settings.namespace_of(named)
             shared = None if namespace is None else self.shared_by(namespace)
@@ -222,7 +232,10 @@ class Quotas:
         return usage
 
     def renew(self) -> None:
-        """Give all owners the bounds of the settings in force now, and sum up the namespaces."""
+        """Give all owners the bounds of the settings in force now, and sum up the namespaces.
+
+        Called when the configuration was read anew: namespaces may have come, gone, or other users.
+        """
         settings, now_ms = self._context.settings, self._context.now_ms
         names = {namespace.name for namespace in settings.namespaces}
         self._shared = {name: usage for name, usage in self._shared.items() if name in names}
@@ -240,15 +253,18 @@ class Quotas:
                     shared.held[resource] += amount
 
     def check(self, owner: str, resource: str, amount: int = 1, asker: str | None = None) -> None:
-        """Check that an owner may have so much more. Raises BrokerRefused.
+        """Raise BrokerRefused unless an owner may have so much more of a resource.
 
-        asker: who is told of a refusal; None: the owner.
+        asker: who is told of a refusal, as a user who edits a stream of another owner; None: the
+        owner.
         """
         try:
             self._check(self.of(owner), resource, amount)
         except BrokerRefused as error:
+            if asker is None:
+                raise
             reason = "the quota of the identity that it counts for is used up; ask the operator"
-            raise (error if asker is None else self.shown(error, owner, asker, reason)) from None
+            raise self.shown(error, owner, asker, reason) from None
 
     def shown(self, error: BrokerRefused, owner: str, asker: str, instead: str) -> BrokerRefused:
         """Return a refusal about what an owner has, as another may see it.
@@ -296,7 +312,7 @@ class Quotas:
             usage.told.discard(resource)
 
     def check_sent(self, holder: str, resource: str, size: int) -> None:
-        """Check that a sender may have so many bytes more on their way. Raises BrokerRefused.
+        """Raise BrokerRefused unless a sender may have so many bytes more on their way.
 
         resource: bytes in mailboxes or in the queues of services; see PASSING.
         """
@@ -313,6 +329,7 @@ class Quotas:
         Holders that begin with `~` have no identity and are one owner. Where enough has left, the
         next refusal of this resource is logged again.
         """
+        # Mostly a holder is its own owner, which saves the question whose its identity is.
         usage = self._owners.get("" if holder[:1] == NAMELESS else holder)
         if usage is None:
             usage = self.of(self.owner_of(holder))
@@ -323,7 +340,10 @@ class Quotas:
             self._add(usage.shared, resource, size)
 
     def check_rate(self, usage: Usage) -> None:
-        """Check that an owner that has a rate may spend now. Raises BrokerRefused `wait`."""
+        """Check that an owner that has a rate, or is of a namespace with one, may spend now.
+
+        Raises BrokerRefused `wait`, with the time after which it may.
+        """
         wait_ms = usage.wait_ms(self._context.now_ms)
         if not wait_ms:
             if usage.shared is not None:
@@ -350,7 +370,10 @@ class Quotas:
         return self._context.settings.carrier(holder) or holder
 
     def _refusal(self, usage: Usage, resource: str, bound: int, amount: int) -> BrokerRefused:
-        """Return the refusal by a quota: `wait` if the resource frees itself, else `limit`."""
+        """Return the refusal by a quota: `wait` if the resource frees itself, else `limit`.
+
+        amount: what was asked for; more than the whole quota never fits, and waiting is no use.
+        """
         self._note(usage, resource, bound)
         reason = (
             f"{usage.named} has {usage.held[resource]} and asks for {amount} more: "

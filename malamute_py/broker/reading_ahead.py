@@ -3,6 +3,8 @@
 Owns what of a link's next message is still to be read: its large header tables, within each turn's
 share, and the batches that a thread of the shell validates. The rule: a message that waits delays
 its own link alone. Source: docs/design.md, Matching; SPEC.md, section 5.9.
+
+A header table has each distinct header of a batch once; a large one takes long to read.
 """
 
 from __future__ import annotations
@@ -39,16 +41,17 @@ class ReadingAhead:
     ) -> bool:
         """Read large header tables of a peer's next message, within this turn's share.
 
-        Batches that are to be validated in full are put on their way to a thread.
-        frames: the content frames of that message. False: they are still to be read; the message
-        is to be received when a later turn says True, with the same frames.
+        Called by the shell for a large message before Broker.receive(), so that the message takes
+        no turn of the loop for itself. Batches that are to be validated in full are put on their
+        way to a thread. frames: the content frames of that message. False: they are still to be
+        read; the message is to be received when a later turn says True, with the same frames.
         """
         self._shard.advance(now_ms)
         peer = self._links.get(link)
         if peer is None:
             return True
         try:
-            if not peer.reading:
+            if not peer.reading:  # The first call for this message.
                 peer.reading = list(map(Content, filter(has_large_table, frames)))
             for content in peer.reading:
                 if not self._matching.read(content):
@@ -60,7 +63,7 @@ class ReadingAhead:
             pass  # Broker.receive() refuses the message by that name.
         except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
             self._links.fail(peer, "reading headers", error)
-        self._shard.was_read(peer.reading)
+        self._shard.was_read(peer.reading)  # receive() finds these contents by their frames.
         peer.reading = []
         return True
 

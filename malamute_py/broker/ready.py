@@ -28,7 +28,6 @@ Buffer: TypeAlias = Any
 
 MAIN = "main"
 """The ring of the change log and of all streams without one of their own."""
-"""The ring of the streams in memory that have none of their own."""
 CHANGE_STREAM = 0
 """The stream number of the change log."""
 MAIL_STREAM = 0xFFFF_FFFE
@@ -149,7 +148,7 @@ class HistoryRead(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def gave_up(self) -> bool:
-        """Whether records were gone, so that copies are to be read in a stream with keys."""
+        """Whether records were gone, so that in a stream with keys their copies are to be read."""
         return any(code == "retention" for _, _, code, _ in self.gaps)
 
 

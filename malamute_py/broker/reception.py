@@ -4,6 +4,9 @@ Owns the walk over the commands of one message. The rules: a command is handled 
 is looked at; a malformed message, or a command that the link's state does not allow, ends the link;
 an acknowledgement that no caller waits for may be taken after the rest. Source: SPEC.md, sections 3
 and 4.
+
+A step is commands that happen together, those after an ATOMIC, or a command that changes something
+alone. A frame of a message is the content (a batch) of one command.
 """
 
 from __future__ import annotations
@@ -73,7 +76,11 @@ class Reception:
         """The command that is being handled, of the message that is being received."""
 
     def receive(self, link: Link, commands: Sequence[Command], frames: Sequence[Any]) -> None:
-        """Take up the commands of one message in order, each with the frames that it owns."""
+        """Take up the commands of one message in order, each with the frames that it owns.
+
+        A command that is refused is answered, and the next one is taken up; a message that is
+        malformed ends the link, and the rest of it is not looked at.
+        """
         commands_max = self._shard.settings.limits.message_commands_max
         if len(commands) > commands_max:
             self.malformed(
@@ -81,9 +88,9 @@ class Reception:
                 f"{len(commands)} commands in a message, at most {commands_max}",
             )  # fmt: skip
             return
+        # place: index of the first frame that no command so far owns. skip: how many of the
+        # commands that follow are parts of a step, which were taken with their ATOMIC.
         place = skip = 0
-        # place: of the next frame that no command owns. skip: how many of the commands that follow
-        # are parts of a step, which were taken with their ATOMIC.
         publishing = link.publishing
         allowed = RECEIVES[link.state]
         opened = link.state is State.OPEN
@@ -97,6 +104,8 @@ class Reception:
                 frame = frames[place]
                 place += 1
                 try:
+                    # A stream that the link may write to was noted by its first PUBLISH. A command
+                    # that needs a setting which the stream lacks is refused by the longer way.
                     stream = publishing.get(command.stream)  # type: ignore[attr-defined]
                     if (
                         stream is None
@@ -114,9 +123,9 @@ class Reception:
                     raise
                 continue
             self.handling = command
-            first = place
+            first = place  # the command's own frames: frames[first:place]
             place += command.content_frames
-            if place > len(frames) or place < first:
+            if place > len(frames) or place < first:  # The peer may say a number below 0.
                 self.malformed(link, "malformed", "fewer content frames than its commands own")
                 return
             if skip:
@@ -139,6 +148,8 @@ class Reception:
             elif kind is wire.AckMail and self._may_put_off(link, command):  # type: ignore[arg-type]
                 self.acks.append((link, command))  # type: ignore[arg-type]
             elif kind in self._intake.kinds:
+                # Such a command is a step of its own. Acknowledgements that were put off are taken
+                # before it, unless it is of a kind that does not depend on them.
                 if kind not in _BESIDE_ACKS:
                     self.take_acks()
                 self._intake.single(link, command, frames[first] if place > first else None)
@@ -169,7 +180,7 @@ class Reception:
             for link, command in acks:
                 if link.open:
                     try:
-                        self._intake.single(link, command, None)
+                        self._intake.single(link, command, frame=None)
                     except Exception as error:  # noqa: BLE001 - as in receive()
                         self.failed(link, command, error)
 
@@ -177,7 +188,11 @@ class Reception:
     def _parts(
         commands: Sequence[Command], frames: Sequence[Any]
     ) -> list[tuple[Command, Any]] | None:
-        """Return the parts of a step, each with its content frame; None: frames are missing."""
+        """Return the parts of a step, each with its content frame; None: frames are missing.
+
+        For ATOMIC, whose parts are the commands after it. frames: from the first one on that may
+        be theirs.
+        """
         parts: list[tuple[Command, Any]] = []
         place = 0
         for command in commands:
@@ -190,7 +205,11 @@ class Reception:
         return parts
 
     def _dispatch(self, link: Link, kind: type[Command], command: Command) -> None:
-        """Call the handler of a command, unless too many results wait to be sent on the link."""
+        """Call the handler of a command that is no step, or refuse the command.
+
+        It is refused when this broker has no handler for it, when too many results wait to be sent
+        on the link, or as the handler says.
+        """
         handler = self.handlers.get(kind)
         settings = self._shard.settings
         if handler is None:
@@ -234,13 +253,18 @@ class Reception:
     def malformed(self, link: Link, code: str, reason: str) -> None:
         """End a link whose message no code can take up."""
         self._shard.counters["malformed"] += 1
-        self._links.refuse(link, 0, 0, code, reason)
+        no_command = no_reference = 0
+        self._links.refuse(link, no_command, no_reference, code, reason)
         self._links.close(link, "malformed", code, reason)
 
     # --- the first PUBLISH to a stream ----------------------------------------------------------
 
     def _first_publish(self, link: Link, command: Any, frame: Any) -> None:
-        """Take a PUBLISH to a stream that the link has not written to before."""
+        """Take a PUBLISH to a stream that the link has not written to before.
+
+        The stream may have to be created first: the PUBLISH goes on in `_publish_to`, at once or
+        when the stream is there, or ends in `_not_published`.
+        """
         name = command.stream
         refuse = self._publishing.refuse
         bound = None
@@ -249,6 +273,7 @@ class Reception:
             if bound is None:
                 refuse(link, command, "forbidden", f"you may not write to stream '{name}'")
                 return
+        # First use makes no stream of which the command needs a setting (keys, a schema).
         needed = needed_setting(command)
         if needed and not self._catalogue.expects(name):
             absent = self._catalogue.absent(link.owner, name, needed)
@@ -270,10 +295,11 @@ class Reception:
         self, link: Link, command: Any, frame: Any, size: int, contents: Any, bound: Any,
         stream: Stream,
     ) -> None:  # fmt: skip
-        """Take a PUBLISH to a stream that stands.
+        """Take a first PUBLISH to a stream, which exists by now.
 
-        size: what the link's window was counted for it meanwhile. contents: what was read of its
-        frame. bound: whether the writer may use a subject; None: the writer may use any.
+        size: bytes that the link's window was charged meanwhile. contents: what was read ahead of
+        its frame. bound: tells whether the writer may use the keys of a record; None: the writer
+        may use any.
         """
         # Counted while the stream was being made; publish() counts it again.
         link.unconfirmed_bytes -= size
@@ -299,5 +325,6 @@ class Reception:
     def _not_published(
         self, link: Link, command: Any, size: int, code: str, reason: str, retry_ms: int
     ) -> None:
+        """Refuse a PUBLISH whose stream was not created, and free its window."""
         link.unconfirmed_bytes -= size
         self._publishing.refuse(link, command, code, reason, retry_ms)

@@ -19,11 +19,13 @@ with keys: hidden. A record of it holds a whole batch as the stream had it, or s
 def pack_copy(batch: bytes, rows: Sequence[int]) -> bytes:
     """Return a copy. rows: those that count; empty: all of them."""
     head = pack(f"<I{len(rows)}I", len(rows), *rows)
-    return head + bytes(-len(head) % 8) + batch
+    padding = bytes(-len(head) % 8)  # A batch begins at a multiple of 8.
+    return head + padding + batch
 
 
 def unpack_copy(copy: bytes) -> tuple[bytes, Sequence[int]]:
     """Return the batch of a copy, and the rows that count; none: all of them."""
     (count,) = unpack_from("<I", copy)
-    size = 4 + 4 * count
-    return copy[size + -size % 8 :], unpack_from(f"<{count}I", copy, 4)
+    head_bytes = 4 + 4 * count
+    batch_at = head_bytes + -head_bytes % 8  # after the padding
+    return copy[batch_at:], unpack_from(f"<{count}I", copy, offset=4)

@@ -15,7 +15,10 @@ from malamute_py.changelog.settings import StreamSettings, encode_settings, vers
 
 
 def declared(wanted: StreamSettings) -> StreamSettings:
-    """The settings of a new stream: a schema makes its bodies arrow. Raises BrokerRefused."""
+    """Return the settings of a new stream: a schema makes its bodies arrow.
+
+    Raises BrokerRefused: the schema cannot be read.
+    """
     if not wanted.schema:
         return wanted
     try:
@@ -28,10 +31,11 @@ def declared(wanted: StreamSettings) -> StreamSettings:
 def evolved(old: StreamSettings, wanted: StreamSettings, bytes_max: int) -> StreamSettings:
     """The settings of a stream whose schema is to be `wanted`'s, with all versions that it had.
 
-    To declare the newest version again is no change.
+    For an EDIT_STREAM. wanted: the settings of the stream as edited, which may declare a schema, or
+    its next version. To declare the newest version again is no change.
 
     Raises BrokerRefused: `bad_schema`: it cannot follow, or is an older version; `bad_setting`: the
-    settings get too large.
+    schema would be taken away, or the settings get too large.
     """
     if wanted.schema == old.schema:
         return wanted
@@ -39,14 +43,14 @@ def evolved(old: StreamSettings, wanted: StreamSettings, bytes_max: int) -> Stre
         raise BrokerRefused("bad_setting", "schema cannot be taken away: records are of it")
     if not old.schema:
         return declared(wanted)
-    number, known = version_of(old, wanted.schema), len(old.former_schemas) + 1
-    if 0 < number < known:
+    number, newest = version_of(old, wanted.schema), len(old.former_schemas) + 1
+    if 0 < number < newest:
         raise BrokerRefused(
             "bad_schema",
-            f"it is version {number} of the stream's schema, which is at version {known} and never"
+            f"it is version {number} of the stream's schema, which is at version {newest} and never"
             " goes back; batches of an older version are taken all the same",
         )
-    if number:
+    if number:  # The newest version in other bytes: those that are known stay.
         return msgspec.structs.replace(wanted, schema=old.schema)
     try:
         fault = misfit(read_schema(old.schema), read_schema(wanted.schema))
@@ -67,7 +71,10 @@ def evolved(old: StreamSettings, wanted: StreamSettings, bytes_max: int) -> Stre
 
 
 def is_version(settings: StreamSettings, schema: bytes) -> bool:
-    """Whether a schema says the same as a version that a stream has. Raises BrokerRefused."""
+    """Whether a schema says the same as a version that a stream has.
+
+    Raises BrokerRefused: the schema cannot be read.
+    """
     return version_of(settings, schema) > 0
 
 
@@ -80,6 +87,7 @@ def version_of(settings: StreamSettings, schema: bytes) -> int:
     if not known:
         return 0
     try:
+        # Mostly the bytes are the same; other bytes may declare the same columns.
         columns = None if schema in known else read_schema(schema)
         for number in range(len(known), 0, -1):
             message = known[number - 1]

@@ -117,10 +117,10 @@ def settings_of(
     over: StreamSettings | None = None,
     defaults: dict[str, Any] | None = None,
 ) -> StreamSettings:
-    """Put the settings that a client named over those that hold (None: over the defaults).
+    """Return a stream's settings: those that a client named over those that hold.
 
-    defaults: as queue_settings() has it. Raises BrokerRefused `bad_setting`: unknown, of a wrong
-    type, out of range, too much.
+    values, bytes_max, over, defaults: as queue_settings() has them. Raises BrokerRefused
+    `bad_setting`: unknown, of a wrong type, out of range, too much.
     """
     if "former_schemas" in values:
         raise BrokerRefused("bad_setting", "former_schemas is kept by the broker: set schema")
@@ -138,7 +138,10 @@ def versions(settings: StreamSettings) -> dict[int, bytes]:
 
 
 def _fault(kind: type[msgspec.Struct], error: Exception) -> str:
-    """Say what a conversion found wrong: the setting first, then what is allowed."""
+    """Say what a conversion found wrong: the setting first, then what is allowed.
+
+    error: what msgspec raised, as "message - at `$.setting`"; its words are put into ours.
+    """
     message, _, path = str(error).partition(" - at `$.")
     setting = path.rstrip("`")
     known = ", ".join(kind.__struct_fields__)
@@ -267,9 +270,11 @@ def queue_settings(
     over: _S | None,
     defaults: dict[str, Any] | None = None,
 ) -> _S:
-    """Put the settings that a client named over those that hold (None: over the defaults).
+    """Return settings of a kind: those that a client named (`values`) over those that hold.
 
-    defaults: what takes the place of those that hold, but for KEPT_SETTINGS; None: they stay.
+    bytes_max: the most that they may take encoded. over: those that hold; None: the defaults of the
+    kind. defaults: what takes the place of those that hold, but for KEPT_SETTINGS, where all are to
+    be replaced; None: they stay.
     Raises BrokerRefused `bad_setting`: unknown, of a wrong type, out of range, too much.
     """
     known = {} if over is None else {name: getattr(over, name) for name in kind.__struct_fields__}

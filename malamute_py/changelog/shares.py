@@ -32,11 +32,16 @@ class _Equals:
         owner."""
 
     def add(self, owner: str, oldest: int) -> None:
-        """Note an owner that now has this number of entries, or another oldest entry."""
+        """Note an owner that now has this number of entries, or another oldest entry.
+
+        Entries of the heap that have become wrong stay until there are too many, or `first` meets
+        them.
+        """
         owners, heap = self.owners, self.heap
         owners[owner] = oldest
         count = len(owners)
         if count == 2 or len(heap) > 2 * count + _STALE_MAX:
+            # The heap is made anew: a second owner has come, or too many entries are stale.
             heap[:] = [(place, one) for one, place in owners.items()]
             heapify(heap)
         elif count > 2:
@@ -47,9 +52,11 @@ class _Equals:
         heap, owners = self.heap, self.owners
         if len(owners) == 1:
             return next(iter(owners))
-        while owners.get(heap[0][1]) != heap[0][0]:
+        oldest, owner = heap[0]
+        while owners.get(owner) != oldest:  # The entry is stale.
             heappop(heap)
-        return heap[0][1]
+            oldest, owner = heap[0]
+        return owner
 
 
 class Shares(Generic[K]):
@@ -90,11 +97,14 @@ class Shares(Generic[K]):
         self._moved[owner] = None
 
     def turn(self, owner: str, entry: K) -> K:
-        """Add an entry that is not there yet; remove and return the one that makes room for it."""
+        """Add an entry that is not there yet; remove and return the one that makes room for it.
+
+        Called when the bound of all entries is reached.
+        """
         if self._moved:
             self._rank()
         mine = self._owners.get(owner)
-        if mine is None or len(mine) < self._most:
+        if mine is None or len(mine) < self._most:  # Another owner has more.
             self.add(owner, entry)
             loser, out = self.next_out()
             self.drop(loser, out)
@@ -108,7 +118,7 @@ class Shares(Generic[K]):
         return out
 
     def drop(self, owner: str, entry: K) -> None:
-        """Remove an entry."""
+        """Remove an entry; nothing happens when it is not there."""
         mine = self._owners.get(owner)
         if mine is None or mine.pop(entry, None) is None:
             return
@@ -142,23 +152,28 @@ class Shares(Generic[K]):
         return self.total // max(1, len(self._owners))
 
     def _rank(self) -> None:
-        """File each owner whose count has changed under its present count."""
+        """File each owner whose count has changed (`_moved`) under its present count.
+
+        Called before the owner with the most entries is looked for: `_equals` has the owners by
+        their counts, and `_most` is the greatest count.
+        """
         ranked, equals_of = self._ranked, self._equals
         for owner in self._moved:
             before = ranked.pop(owner, 0)
-            if before:
+            if before:  # It leaves the owners that have as many as it had.
                 equals = equals_of[before]
                 del equals.owners[owner]
                 if not equals.owners:
                     del equals_of[before]
             mine = self._owners.get(owner)
-            if mine is None:
+            if mine is None:  # It has no entry left.
                 continue
             count = ranked[owner] = len(mine)
             found = equals_of.get(count)
             if found is None:
                 found = equals_of[count] = _Equals()
-            found.add(owner, next(iter(mine.values())))
+            oldest = next(iter(mine.values()))
+            found.add(owner, oldest)
             if count > self._most:
                 self._most = count
         self._moved.clear()

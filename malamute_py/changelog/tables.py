@@ -276,9 +276,12 @@ class Remembering(MutableMapping[Key, KeyRow]):
     _shares: Shares[Key] | None = None
 
     def remember(self, key: Key, row: KeyRow, most: int) -> None:
-        """Remember a key; when there are `most`, one owner's oldest key is forgotten."""
+        """Remember a key; when there are `most`, one owner's oldest key is forgotten.
+
+        The owner is the one that has most of them: see Shares.
+        """
         shares = self._shares
-        if shares is None:
+        if shares is None:  # The first call after a start counts the keys that were loaded.
             shares = self._shares = Shares()
             for known in self:
                 shares.add(owner_of(known), known)
@@ -292,7 +295,7 @@ class Remembering(MutableMapping[Key, KeyRow]):
 
 def owner_of(key: Key) -> str:
     """Return the owner in whose share a key counts."""
-    sender = key[0]
+    sender, _ = key
     return ANONYMOUS if sender.startswith(ANONYMOUS) else sender
 
 
@@ -337,11 +340,13 @@ class Queues(msgspec.Struct):
 def with_purge(marks: Iterable[PurgeMark], mark: PurgeMark, first: int) -> list[PurgeMark]:
     """Return the marks of a stream and one more, without those that hide nothing any more.
 
-    first: the first offset of the stream.
+    A mark takes the records before its offset that its pattern matches; of two marks with the same
+    pattern the later one is enough. first: the first offset of the stream.
     """
-    before = max(each for pattern, each in (*marks, mark) if pattern == mark[0])
-    left = [each for each in marks if each[1] > first and each[0] != mark[0]]
-    return [*left, (mark[0], before)]
+    added, _ = mark
+    before = max(end for pattern, end in (*marks, mark) if pattern == added)
+    left = [(pattern, end) for pattern, end in marks if end > first and pattern != added]
+    return [*left, (added, before)]
 
 
 Effects: TypeAlias = dict[type, Callable[[Tables, Queues, Any], None]]

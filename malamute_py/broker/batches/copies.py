@@ -22,17 +22,19 @@ def batches_of_copy(
 ) -> Iterator[StampedBatch]:
     """Yield batches without holes that have the records at these offsets of a copy.
 
-    A batch of rows that stay together is yielded whole.
+    For readers of a stream with keys, whose oldest newest records lie in copies. run: the copy as
+    the journal read it, one batch. A batch whose offsets follow on one another is yielded whole,
+    and its reader selects among the rows; of one with holes each record is yielded alone.
     """
     data = memoryview(run.data)
     ((_, size, base, count),) = run.spans
     content = Content(data[STAMP_BYTES:size])
     deltas = content.offset_deltas
-    if deltas is None:
+    if deltas is None:  # The offsets follow on one another.
         stamp = bytes(data[:STAMP_BYTES])
         yield StampedBatch(stream, stamp, data[STAMP_BYTES:size], content, base, base + count, size)
         return
-    places = base + deltas.astype(np.int64)
+    places = base + deltas.astype(np.int64)  # the offset of each row
     for offset in offsets:
         stamp, frame = extract(Stamp.unpack(data, verify=False), content, places == offset)
         size = len(stamp) + len(frame)

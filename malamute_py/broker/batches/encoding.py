@@ -3,6 +3,9 @@
 Owns the choice between the batch as it is with a bitmap, and a batch of the selected rows. The
 rule: an encoding that many readers take is made once and handed on by reference. Source:
 docs/design.md, Speed; SPEC.md, section 5.
+
+Readers that select few rows of a large batch get a derived batch of these rows alone, which are
+extracted from it; others the whole batch with a bitmap of their rows.
 """
 
 from __future__ import annotations
@@ -42,7 +45,11 @@ class Encoding:
         self._extracted: Encoding | None = None
 
     def for_(self, whole: bool) -> Encoding:
-        """The extracted rows where extracting is worth while and allowed, else the batch."""
+        """Return the extracted rows where that is worth while and allowed, else the batch.
+
+        whole: the reader wants whole batches, with a bitmap of its rows. The extracted rows are
+        made for the first reader that takes them, and kept for the others.
+        """
         if whole or not self.extracts:
             return self
         if self._extracted is None:
@@ -59,7 +66,11 @@ class Encoding:
 def encoding_of(
     batch: StampedBatch, mask: Mask | None, bytes_min: int, share: float
 ) -> Encoding | None:
-    """The encoding of the rows in `mask` (None: all); None when there is no such row."""
+    """Return the encoding of the rows in `mask` (None: all); None when there is no such row.
+
+    bytes_min, share: rows are extracted from a batch of at least so many bytes when they are less
+    than this share of it; other readers get the whole batch with a bitmap.
+    """
     count = batch.content.head.count
     if mask is None:
         return Encoding(batch, None, count, extracts=False)
@@ -89,7 +100,11 @@ class PartEncodings:
         self._scatter: Scatter | None = None
 
     def frames(self, rows: int) -> tuple[list[Any], bytes | None, int]:
-        """(frames, row bitmap or None, bytes) of the rows of a mask."""
+        """Return (frames, row bitmap or None, bytes) by which one reader gets the rows of a mask.
+
+        The batch itself if the rows are all of it; a derived batch of the rows if they are a small
+        part of a large batch; else the batch with a bitmap of the rows.
+        """
         batch = self._batch
         count, total = rows.bit_count(), batch.next - batch.base
         if count == total:
@@ -97,7 +112,9 @@ class PartEncodings:
         content, size = batch.content, batch.size
         if count >= self._share * total or size < self._bytes_min or not extractable(content):
             return [batch.stamp, batch.frame], rows.to_bytes((total + 7) // 8, "little"), size
-        # A Scatter costs as much as the batch; it is made when extracting parts has cost as much.
+        # A Scatter takes few rows out quickly, but making it costs as much as the batch. It is made
+        # once the parts that were extracted have cost as much, by a rough measure: one part for
+        # each 1,024 rows or 512 KiB of the batch, whichever are more.
         spent = self._extracted >= max(1, total >> 10, size >> 19)
         if count <= FEW_ROWS and spent and can_scatter(content):
             if self._scatter is None:
@@ -116,9 +133,9 @@ def scattered(batch: StampedBatch, selections: Sequence[Sequence[int]]) -> list[
     found: list[Encoding] = []
     stamp = Stamp.unpack(batch.stamp, verify=False)
     frames = Scatter(stamp, batch.content).extract(selections)
-    for rows, pair in zip(selections, frames, strict=True):
+    for rows, (derived_stamp, derived) in zip(selections, frames, strict=True):
         encoding = Encoding(batch, None, len(rows), extracts=False)
-        encoding.frames = pair
-        encoding.bytes = len(pair[0]) + len(pair[1])
+        encoding.frames = derived_stamp, derived
+        encoding.bytes = len(derived_stamp) + len(derived)
         found.append(encoding)
     return found

@@ -2,6 +2,9 @@
 
 Owns the masks by header, expiry and client time. The rule: None stands for all rows, so that the
 usual batch costs no array. Source: SPEC.md, section 5.
+
+A batch has each distinct header once, in its header table; a row's code is the number of its header
+there. Codes that are None: all rows have the only header.
 """
 
 from __future__ import annotations
@@ -17,7 +20,10 @@ Mask: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 
 
 def rows_of_headers(content: Content, chosen: Mask | None) -> Mask | None:
-    """Mask of the rows whose header is among the chosen; None: all rows."""
+    """Mask of the rows whose header is among the chosen; None: all rows.
+
+    chosen: for each header of the batch's header table, whether a reader selects it; None: all.
+    """
     if chosen is None:
         return None
     _, codes = content.headers()
@@ -44,7 +50,11 @@ def unexpired(content: Content, now_ms: int) -> Mask | None:
 
 
 def within_client_time(content: Content, window: tuple[int, int]) -> Mask | None:
-    """Mask of the rows whose client time lies in [from, to); None: all rows."""
+    """Mask of the rows whose client time lies in [from, to); None: all rows.
+
+    For a reader that asked for a range of the times that producers gave their records. window:
+    (from, to). A record without such a time is in no range.
+    """
     low, high = window
     times = content.client_times
     if times is None:

@@ -88,17 +88,22 @@ class Link:
         session."""
         self.state = State.NEW
         self.session = b""
+        """Secret of its client, by which that takes up again what an earlier link had."""
         self.software = ""
         self.typed = False
         """Its client understands SCHEMA."""
         self.opened_ms = now_ms
         self.heard_ms = now_ms
+        """Time at which the peer sent something last."""
         self.said_ms = now_ms
         """Time at which something was sent to the peer last."""
         self.heartbeat_ms = 0
         self.expiry_ms = 0
+        """Silence of the peer after which the link ends."""
         self.out: list[Command] = []
+        """Outbox: commands that leave at the end of the turn."""
         self.frames: list[Any] = []
+        """Content frames of the commands in the outbox, in their order."""
         self.later: list[Command] = []
         """Commands without frames that leave with the next command, or when LATER_MS are over."""
         self.blocked = False
@@ -108,6 +113,7 @@ class Link:
         self.ask_below = 0
         """Room below which the link is asked how far it has read."""
         self.delivered_bytes = 0
+        """Bytes of records that it was given so far."""
         self.cleared_bytes = 0
         """Delivered bytes that the peer has shown to have read."""
         self.probe = 0
@@ -115,6 +121,7 @@ class Link:
         self.probe_bytes = 0
         """Bytes that the link had been given when that PING was sent."""
         self.unconfirmed_bytes = 0
+        """Bytes that its client has sent and that are neither confirmed nor refused."""
         self.window_bytes = 0
         """Most unconfirmed bytes that are taken: WELCOME's window, or less after an overrun."""
         self.publishing: dict[str, Any] = {}
@@ -202,9 +209,10 @@ class Receiver:
         self.link = link
         self.number = number
         self.credit_records = credit_records
+        """All records that the client has ever allowed it; `credit_bytes`: all bytes."""
         self.credit_bytes = credit_bytes
         self.left_records = credit_records
-        """Credit that is left; below zero if it was overdrawn."""
+        """Credit that is left, what was sent subtracted; below zero if it was overdrawn."""
         self.left_bytes = credit_bytes
         self.covered = 0
         """Offset up to which deliveries have accounted for the stream; 0: it reads no stream."""
@@ -217,6 +225,9 @@ class Receiver:
 
 
 def cost_of_few(link: Link) -> int:
-    """Return the room of a link that a delivery of a few rows takes beside its bytes."""
+    """Return the room of a link that a delivery of a few rows takes beside its bytes.
+
+    A client pays for each delivery, however small: so many of them use up the room as bytes do.
+    """
     # Half of the room is enough for one such delivery to each receiver of the link.
     return link.ask_below // max(FEW_DELIVERIES, 2 * len(link.receivers))

@@ -9,6 +9,9 @@ credit is cumulative and only rises; the bytes that a peer has not shown to have
 its share (a PONG shows it), and the commands that are kept for a peer that does not read at all by
 a count. Source: SPEC.md, sections 2 and 8; docs/design.md (The core and its shell; Flow control;
 Queues and the checkpoint; Safety).
+
+A link's room is the bytes of records that it may be sent yet. A probe is a PING that asks how far
+its peer has read.
 """
 
 from __future__ import annotations
@@ -123,8 +126,8 @@ class Links:
     def heard(self, number: int, credential: str) -> Link | None:
         """Return the link that a message came on, which is made for its first message.
 
-        None: the link ended in this turn, and the message is ignored; or there are too many
-        links, and the peer was refused.
+        number, credential: as the shell knows the connection. None: the link ended in this turn,
+        and the message is ignored; or there are too many links, and the peer was refused.
         """
         shard = self._shard
         link = self.table.get(number)
@@ -134,6 +137,7 @@ class Links:
             link = Link(number, credential, shard.now_ms)
             self.table[number] = link
             shard.counters["links_opened"] += 1
+            # A link on which no HELLO comes until then ends.
             self._arm(link, shard.settings.heartbeat_ms * shard.settings.expiry_beats)
             if len(self.table) > shard.settings.links_max:
                 reason = f"at most {shard.settings.links_max} links"
@@ -148,30 +152,17 @@ class Links:
     # --- opening and ending ---------------------------------------------------------
 
     def hello(self, link: Link, hello: Hello) -> None:
-        """Answer HELLO: welcome a link, or refuse and end it."""
+        """Answer HELLO: welcome a link, or refuse and end it.
+
+        A HELLO of a session that has a link replaces that link: its client lost it and came back.
+        """
         shard, settings = self._shard, self._shard.settings
         version = negotiate(VERSIONS, hello.versions)
-        refusal: tuple[str, str] | None = None
+        # A client may ask for a name, or for the next free number of a template (`app-{n}`).
         template = hello.identity if is_template(hello.identity) else ""
         wanted = hello.identity or link.credential
-        if version is None:
-            ours, theirs = (f"{low} to {high}" for low, high in (VERSIONS, hello.versions))
-            refusal = "version", f"this broker speaks versions {ours}, you {theirs}"
-        elif len(hello.session) != 16:
-            refusal = "malformed", f"a session has 16 bytes, not {len(hello.session)}"
-        elif link.credential and not settings.known(link.credential):
-            refusal = "unauthenticated", f"there is no user '{link.credential}' any more"
-        elif hello.identity not in ("", link.credential):
-            refusal = self._may_be_called(link.credential, wanted, template)
         older = self._sessions.get(hello.session)
-        if (
-            refusal is None
-            and older is not None
-            and (
-                older.credential != link.credential or (older.template or older.identity) != wanted
-            )
-        ):
-            refusal = "forbidden", "the session belongs to another identity"
+        refusal = self._fault_of(link, hello, version is not None, wanted, template)
         owner = link.credential or wanted
         quota_owner = owner or (f"{NAMELESS}{link.address}" if link.address else "")
         retry_ms = 0
@@ -180,7 +171,7 @@ class Links:
                 if older is None and (template or hello.identity not in self._identities):
                     # Otherwise it replaces a link that is counted already.
                     shard.quotas.check(quota_owner, "links")
-                if template:
+                if template:  # `wanted` becomes the identity that the template gives the session.
                     wanted = self.replicas.claim(
                         link.credential, template, hello.session, hello.number, self._identities
                     )
@@ -188,7 +179,8 @@ class Links:
                 refusal, retry_ms = (error.code, error.reason), error.retry_ms
         if version is None or refusal is not None:
             assert refusal is not None
-            self.refuse(link, NUMBERS[Hello], 0, *refusal, retry_ms)
+            no_reference = 0
+            self.refuse(link, NUMBERS[Hello], no_reference, *refusal, retry_ms)
             self.close(link, "refused", *refusal)
             return
         if older is not None and older is not link:
@@ -239,8 +231,38 @@ class Links:
         self._arm(link, link.heartbeat_ms)
         shard.event("link_opened", link=link.number, identity=wanted, software=link.software)
 
+    def _fault_of(
+        self, link: Link, hello: Hello, speaks: bool, wanted: str, template: str
+    ) -> tuple[str, str] | None:
+        """Return code and reason why a HELLO is refused, whatever the quotas say; None: it is not.
+
+        speaks: whether client and broker have a version in common. wanted: the identity, or the
+        template, that it asks for. template: "" where it asks for an identity.
+        """
+        if not speaks:
+            ours, theirs = (f"{low} to {high}" for low, high in (VERSIONS, hello.versions))
+            return "version", f"this broker speaks versions {ours}, you {theirs}"
+        if len(hello.session) != 16:
+            return "malformed", f"a session has 16 bytes, not {len(hello.session)}"
+        if link.credential and not self._shard.settings.known(link.credential):
+            return "unauthenticated", f"there is no user '{link.credential}' any more"
+        if hello.identity not in ("", link.credential):
+            refusal = self._may_be_called(link.credential, wanted, template)
+            if refusal is not None:
+                return refusal
+        older = self._sessions.get(hello.session)
+        # A session is a secret of its client: under another name it was guessed or copied.
+        if older is not None and (
+            older.credential != link.credential or (older.template or older.identity) != wanted
+        ):
+            return "forbidden", "the session belongs to another identity"
+        return None
+
     def _may_be_called(self, credential: str, wanted: str, template: str) -> tuple[str, str] | None:
-        """Return code and reason why a credential may not have an identity or use a template."""
+        """Return code and reason why a credential may not have an identity or use a template.
+
+        None: it may. An identity that a template gives is not to be had by name.
+        """
         fault = template_fault(template) if template else name_fault(wanted)
         if fault:
             return "bad_name", f"identity: {fault}"
@@ -254,7 +276,10 @@ class Links:
         return None
 
     def _claim_identity(self, link: Link, identity: str) -> None:
-        """Give an identity to the newest session that asks for it by name; end the older link."""
+        """Give an identity to the newest session that asks for it by name; end the older link.
+
+        Of two programs with one name each would get some of the mail: the older one is told so.
+        """
         older = self._identities.get(identity)
         if older is not None and older is not link:
             self._shard.counters["links_fenced"] += 1
@@ -276,7 +301,11 @@ class Links:
         self.close(link, happened, "closed", command.reason[:200])
 
     def close(self, link: Link, happened: str, code: str, reason: str) -> None:
-        """End a link, after a BYE with the code unless the link is lost."""
+        """End a link, after a BYE with the code unless the link is lost.
+
+        happened: how it ends, as `Link.happened` has it. What the link holds elsewhere is given
+        back later in the turn, by `forget_receivers`.
+        """
         if link.state is State.CLOSED:
             return
         shard = self._shard
@@ -310,7 +339,7 @@ class Links:
     def fail(
         self, link: Link, doing: str, error: Exception, command: int = 0, reference: int = 0
     ) -> None:
-        """End a link after an error of the broker that arose on behalf of it.
+        """End a link after an error of the broker that arose on behalf of it; log the error.
 
         command, reference: number of the command and of its reference, as in REFUSED; 0: the
         error concerns the link as a whole.
@@ -326,7 +355,11 @@ class Links:
         self, link: Link, doing: str, call: Callable[..., None], command: int = 0,
         reference: int = 0,
     ) -> Callable[..., None]:  # fmt: skip
-        """Wrap a call on behalf of a link: an error that it raises ends that link only."""
+        """Wrap a call on behalf of a link: an error that it raises ends that link only.
+
+        For calls that come after the link's command was handled: nothing around them contains what
+        they raise. doing, command, reference: as `fail` reports the error.
+        """
 
         def run(*arguments: Any) -> None:
             try:
@@ -362,6 +395,7 @@ class Links:
             # The receiver may have ended while the CREDIT was under way; a client ignores this.
             self._refuse_unknown(link, command)
             return
+        # A CREDIT tells totals since the beginning: an older one that comes late changes nothing.
         records = command.credit_records - receiver.credit_records
         if records > 0:
             receiver.credit_records += records
@@ -417,8 +451,8 @@ class Links:
     def say_later(self, link: Link, command: Command) -> None:
         """Send a command without frames with the next command, or after LATER_MS.
 
-        For commands that no peer waits for: a message costs either side some 50 us, and its
-        reader a turn.
+        For commands that no peer waits for, such as confirms of patient senders: a message costs
+        either side some 50 us, and its reader a turn.
         """
         if link.out or link.blocked:
             self.say(link, command)
@@ -469,7 +503,9 @@ class Links:
     def outgoing(self) -> tuple[list[Send], list[int]]:
         """Return the messages to send now, and the numbers of the links to forget after that.
 
-        A link gets one message where the limits allow it.
+        Called by the shell at the end of a turn. A link gets one message with all of its outbox
+        where the limits of a message allow it. What a blocked link has stays until it is unblocked;
+        a link that has ended is not waited for.
         """
         sends: list[Send] = []
         if self._later:
@@ -531,7 +567,8 @@ class Links:
     def _make_room(self, link: Link) -> None:
         """Compute the room of a link anew: its share less the bytes that it may not have read.
 
-        A link with little room is asked how far it has read; the receivers of one that has any have
+        Called when the peer has shown how far it has read, or its socket takes messages again. A
+        link with little room is asked how far it has read; the receivers of one that has any have
         their turns.
         """
         if link.blocked or link.state is not State.OPEN:
@@ -560,6 +597,7 @@ class Links:
     # --- time ---------------------------------------------------------------------------
 
     def _arm(self, link: Link, after_ms: int) -> None:
+        """Set the timer of a link; the one that it had counts no more."""
         self._armed += 1
         link.timer = self._armed
         heappush(self._timers, (self._shard.now_ms + after_ms, self._armed, link))
@@ -567,13 +605,14 @@ class Links:
     def _arm_beat(self, link: Link) -> None:
         """Set the timer of a link to a heartbeat from now, together with links that are due then.
 
-        The timer is a little early, never late. It is moved to the expiry of the link where that
-        would come shortly after.
+        Links that are due in the same slot of time have one turn of the loop together. The timer is
+        a little early, never late. It is moved to the expiry of the link where that would come
+        shortly after, so that one timer does for both.
         """
         now_ms = self._shard.now_ms
         slot_ms = link.heartbeat_ms // BEAT_SLOTS or 1
         due_ms = now_ms + link.heartbeat_ms
-        due_ms -= due_ms % slot_ms
+        due_ms -= due_ms % slot_ms  # the beginning of its slot
         expires_at_ms = link.heard_ms + link.expiry_ms
         if due_ms < expires_at_ms <= due_ms + slot_ms:
             due_ms = expires_at_ms
@@ -589,16 +628,21 @@ class Links:
         return wake
 
     def beat(self) -> list[Link]:
-        """End the links that were silent too long; return those whose heartbeat is due."""
+        """End the links that were silent too long; return those whose heartbeat is due.
+
+        Called once a turn. The caller has `keep_alive` look at those that are returned, last of
+        all: what a link is sent in this turn may spare it the PING.
+        """
         due: list[Link] = []
         now_ms = self._shard.now_ms
         timers = self._timers
         while timers and timers[0][0] <= now_ms:
             _, timer, link = heappop(timers)
-            if link.state is State.CLOSED or timer != link.timer:
+            if link.state is State.CLOSED or timer != link.timer:  # A later timer replaced it.
                 continue
             if link.state is State.NEW:
-                self.refuse(link, 0, 0, "silent", "no HELLO came")
+                no_command = no_reference = 0
+                self.refuse(link, no_command, no_reference, "silent", "no HELLO came")
                 self.close(link, "silent", "silent", "no HELLO came")
                 continue
             if now_ms - link.heard_ms >= link.expiry_ms:
@@ -625,8 +669,13 @@ class Links:
 def split(
     number: int, commands: list[Command], frames: list[Any], commands_max: int, frames_max: int
 ) -> list[Send]:
-    """Cut an outbox into messages within both limits; a command stays with its frames."""
+    """Cut an outbox into messages within both limits; a command stays with its frames.
+
+    number: of the link. A command that has more frames than the limit makes a message alone.
+    """
     sends: list[Send] = []
+    # The message at hand begins with command `first` and frame `first_frame`; `frame` is the first
+    # one of the command that is looked at.
     first = frame = first_frame = 0
     for place, command in enumerate(commands):
         owned = command.content_frames
@@ -640,6 +689,7 @@ def split(
 
 
 def _carries_nothing(link: Link) -> bool:
+    """Whether a link's outbox has commands without frames only."""
     return not link.frames
 
 

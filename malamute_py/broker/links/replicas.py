@@ -4,6 +4,9 @@ Owns the identities that were derived from templates, and the sessions for which
 rules: a new session gets the least free number; a session keeps its number for a grace time after
 its link has ended, unless the client ended the link in order; a name that belongs to another
 credential, or that a client asked for as it is, is never derived. Source: SPEC.md, section 4.8.
+
+A template (`app-{n}`) gives each session that asks for it a number, and so an identity of its own:
+its sessions are replicas, and those of one template and credential a family.
 """
 
 from __future__ import annotations
@@ -51,8 +54,10 @@ class Replicas:
     ) -> str:
         """Return the identity of a session: the one that it has or had, or the next free one.
 
-        wanted: the number that the session had, as its client says; -1: none. taken: identities
-        that clients asked for by name. Raises BrokerRefused `limit`: every number is taken.
+        Called for a HELLO that asks for a template (`app-{n}`). wanted: the number that the session
+        had, as its client says; -1: none; a broker that was restarted knows no numbers. taken:
+        identities that clients asked for by name. Raises BrokerRefused `limit`: every number is
+        taken.
         """
         self._forget_absent()
         key = credential, template
@@ -70,12 +75,15 @@ class Replicas:
         return replica_name(template, number)
 
     def _pick(self, family: Family, wanted: int, taken: Container[str]) -> int:
-        """Return a free number of a family, the wanted one if possible. Raises BrokerRefused."""
+        """Return a free number of a family, the wanted one if possible, else the least.
+
+        Raises BrokerRefused `limit`: there is none.
+        """
         most = self._shard.settings.replicas_max
-        if 0 <= wanted < most and self._free(family, wanted, taken):
+        if 0 <= wanted < most and self._may_give(family, wanted, taken):
             return wanted
         for number in range(most):
-            if number not in family.numbers and self._free(family, number, taken):
+            if number not in family.numbers and self._may_give(family, number, taken):
                 return number
         self._shard.counters["replicas_refused"] += 1
         raise BrokerRefused(
@@ -84,7 +92,7 @@ class Replicas:
             self._shard.settings.retry_ms,
         )
 
-    def _free(self, family: Family, number: int, taken: Container[str]) -> bool:
+    def _may_give(self, family: Family, number: int, taken: Container[str]) -> bool:
         """Whether no client has the identity of a number, and no other credential may have it."""
         name = replica_name(family.template, number)
         if name in self.names or name in taken:
@@ -92,21 +100,24 @@ class Replicas:
         return self._shard.settings.carrier(name) == family.credential
 
     def left(self, credential: str, template: str, session: bytes, happened: str) -> None:
-        """Keep the number of a session whose link has ended for a while, or free it at once."""
+        """Keep the number of a session whose link has ended for a while, or free it at once.
+
+        happened: how the link ended, as `Link.happened` has it.
+        """
         family = self._families[credential, template]
         if happened in ENDED:
             self._free_number(family, session)
             return
         settings = self._shard.settings
-        if len(self._absent) >= settings.links_max:
+        if len(self._absent) >= settings.links_max:  # The one that has been absent longest goes.
             first = next(iter(self._absent))
             del self._absent[first]
             self._free_number(*first)
         self._absent[family, session] = self._shard.now_ms + settings.replica_grace_ms
 
     def put_off(self, ms: int) -> None:
-        """Keep the numbers of absent sessions for so much longer."""
-        self._absent = {place: until_ms + ms for place, until_ms in self._absent.items()}
+        """Keep the numbers of absent sessions so much longer: the broker stood still meanwhile."""
+        self._absent = {session: until_ms + ms for session, until_ms in self._absent.items()}
 
     def _forget_absent(self) -> None:
         """Free the numbers of sessions that have been without a link for too long."""

@@ -5,6 +5,9 @@ answers with it; a refusal names the command and the number that
 its sender gave it; a refusal `wait` always says when to try again; a change is answered when ring
 main is visible up to the end of the change, and at once if the change is in memory only. Source:
 SPEC.md, section 4.
+
+An LSN is a position in ring main, which has all changes; what lies before the position up to which
+a ring is visible is durable.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ class Answers:
     def result(self, link: Link, command: Any, value: dict[str, Any]) -> None:
         """Answer a command with RESULT, unless its link has ended.
 
-        An event tells what an administrator has done.
+        An event tells what an administrator has done, also where the link is gone.
         """
         if type(command) in ADMINISTRATION:
             self._shard.event(

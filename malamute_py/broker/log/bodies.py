@@ -5,6 +5,10 @@ and the reads that are under way. The rules: the window keeps up to `mail_hot_by
 batches, and a batch that has left it is read again when it is wanted; one read serves all callers
 that want the same batch; reads under way are bounded by count and bytes, and further ones wait in
 order. Source: docs/design.md (Flow control; Queues and the checkpoint).
+
+A batch has the number of its first message, and its rows are its messages; a mask is a set of rows.
+The mailbox or service in which messages of a batch wait is its owner: a batch has two while some of
+its requests are dead letters.
 """
 
 from __future__ import annotations
@@ -70,7 +74,9 @@ class Body:
     def rows(self, mask: int, bytes_min: int, share: float) -> tuple[tuple[Any, ...], bool, int]:
         """Return a delivery of some rows: (frames, whether a row bitmap goes with them, bytes).
 
-        Few rows of a large batch are extracted, as from a batch of a stream.
+        Few rows of a large batch are extracted, as from a batch of a stream: rows that are less
+        than `share` of a batch of `bytes_min` bytes. Otherwise the whole batch is delivered, and
+        the bitmap says which rows are meant.
         """
         if self.size >= bytes_min and mask.bit_count() < share * self.content.head.count:
             frames = self.extracted(mask)
@@ -81,7 +87,8 @@ class Body:
     def extracted(self, mask: int) -> tuple[Any, ...] | None:
         """Return stamp and content of some rows alone; None: they cannot be extracted.
 
-        The whole batch with a bitmap of the rows can be delivered whatever is in it.
+        The caller then delivers the whole batch with a bitmap of the rows, which is possible
+        whatever is in it.
         """
         content, shard = self.content, self._shard
         if shard is None or not extractable(content):
@@ -106,7 +113,7 @@ class Bodies:
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self._hot: OrderedDict[int, Body] = OrderedDict()
-        """Newest batches that were appended, by number."""
+        """Newest batches that were appended, by number: the window of `mail_hot_bytes`."""
         self.hot_bytes = 0
         self._kept: dict[int, Body] = {}
         """Batches that are in memory only."""
@@ -159,6 +166,7 @@ class Bodies:
     def hold(self, base: int, stamp: bytes | None, frame: Any, content: Content) -> Body:
         """Keep a batch that is in memory only, until each of its owners has dropped it.
 
+        A mailbox or service in memory owns its batches; one that a second owner takes is shared.
         stamp: None for a batch that is new; the broker's stamp is made here.
         """
         if base in self._kept:
@@ -194,13 +202,14 @@ class Bodies:
         return shares > 0
 
     def drop(self, base: int, *, wanted: bool = False) -> None:
-        """Forget a batch of which an owner wants nothing any more, and no other owner does.
+        """Forget a batch of which an owner wants nothing any more, unless another owner does.
 
-        wanted: another owner wants a batch that is not in memory only.
+        An owner is a mailbox, or a service. wanted: another owner wants a batch that is not in
+        memory only; the owners of those that are, are counted here.
         """
         if (self._shares and self._unshare(base)) or wanted:
             return
-        if base in self._wanted:
+        if base in self._wanted:  # It is being read back: its body is not kept when it comes.
             self._gone.add(base)
         body = self._hot.pop(base, None)
         if body is not None:
@@ -226,14 +235,17 @@ class Bodies:
             call(body)
             return
         waiting = self._wanted.get(base)
-        if waiting is not None:
+        if waiting is not None:  # One read of the batch serves all.
             waiting.append(call)
             return
         self._wanted[base] = [call]
         self.queue.append((base, size))
 
     def begin_reads(self) -> list[BodiesRead]:
-        """Begin reads, and return them for the shell."""
+        """Begin reads of batches that are wanted, and return them for the shell; once a turn.
+
+        The reads under way are bounded by `mail_reads_max` and, together, by `mail_read_bytes`.
+        """
         queue = self.queue
         if not queue:
             return []
@@ -241,7 +253,7 @@ class Bodies:
         begun: list[BodiesRead] = []
         while queue and len(self._reads) < settings.mail_reads_max:
             room = settings.mail_read_bytes - self._reading_bytes
-            if room <= 0 and self._reads:
+            if room <= 0 and self._reads:  # One read is allowed, however large its batch.
                 break
             numbers: list[int] = []
             size = 0
@@ -263,14 +275,15 @@ class Bodies:
         """Call all that wait for the batches of a read that is answered."""
         numbers, size = self._reads.pop(answer.token, ((), 0))
         self._reading_bytes -= size
-        # A call that gets None looks here for why: the read failed, or the batch is nowhere.
+        # A call that gets None looks here for why: the read failed and may be tried again, or the
+        # batch is lost.
         self.failed = answer.failed
         batches = answer.batches
         for number in numbers:
             waiting = self._wanted.pop(number, ())
             data = batches.get(number)
             body = None if data is None else self._parsed(number, data)
-            if number in self._gone:
+            if number in self._gone:  # Its owner dropped it during the read.
                 self._gone.discard(number)
             elif body is not None:
                 self._keep_again(number, body)

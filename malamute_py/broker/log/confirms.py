@@ -5,6 +5,8 @@ Owns the moment of each confirm. The rules: `stored` is confirmed when the journ
 only; a confirm states the level that was reached, never more. A batch of a stream in memory
 survives nothing and is confirmed as `none`; a publish that asks for more there by name is refused.
 Source: docs/design.md, Promises.
+
+A waiter is one publish or step that is to be confirmed; an LSN is a position in a ring.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ class Confirms:
         self._links = links
 
     def confirm(self, waiter: Waiter, level: int) -> None:
-        """Send a CONFIRM with the level that was reached."""
+        """Send a CONFIRM with the level that was reached, and free its place in the window."""
         link = waiter.link
         link.unconfirmed_bytes -= waiter.size
         # A sender that asked for level `none` gets refusals only.
@@ -51,7 +53,11 @@ class Confirms:
             self._links.refuse(link, waiter.command, waiter.tracker, code, reason, retry_ms)
 
     def settle_by(self, ring: RingState, waiter: Waiter, end_lsn: int) -> None:
-        """Confirm now if the level of a waiter is reached at `end_lsn`, else when it is."""
+        """Confirm now if the level that a waiter asked for is reached, else when it is.
+
+        end_lsn: where the ring has what is confirmed; `synced` is reached once the ring is visible
+        up to there.
+        """
         if ring.memory:
             self.confirm(waiter, NONE)
         elif waiter.level <= STORED:
@@ -59,5 +65,5 @@ class Confirms:
         elif ring.visible >= end_lsn:
             self.confirm(waiter, SYNCED)
         else:
-            ring.unsettled.append(Unsettled(end_lsn, 0, None, (waiter,)))
-            ring.awaited = end_lsn
+            ring.unsettled.append(Unsettled(end_lsn, bytes=0, waiters=(waiter,)))
+            ring.awaited = end_lsn  # A sender waits: the sync is not put off.

@@ -4,6 +4,9 @@ Owns the comparison of a command with the one that a key was accepted for. The r
 mailbox or service, and a digest of what was said are compared. Times, expiries, properties and
 producers are not in the digest: a program that was restarted may encode the same message with
 another time. Source: SPEC.md, section 4.8.
+
+A key is the name that a client gives a command, so that the broker takes it once when it is sent
+again. The tables keep a row for it (KeyRow).
 """
 
 from __future__ import annotations
@@ -36,8 +39,10 @@ def digest_of(content: Content) -> int:
     it was sent, which is never decompressed. Never 0. Raises BatchError: the sections do not fill
     the content.
     """
+    # at: where each section of the content begins; -1: it has no such section.
     head, at, view = content.head, content.sections, content.view
-    # What makes a header lies together, in front of the columns of times and the properties.
+    # What makes a header lies together, in front of the columns of times and the properties: the
+    # first of those that is there ends it.
     end = at.body
     for position in (at.client_time, at.expiry, at.properties, at.deltas, at.append_times):
         if position >= 0:
@@ -46,7 +51,7 @@ def digest_of(content: Content) -> int:
     shape = _SHAPE.pack(head.count, head.body_raw_bytes, head.parts_count, head.body_kind)
     headers = google_crc32c.value(shape + bytes(view[at.subjects : end]))
     body = view[at.body : at.body + head.body_bytes]
-    return (headers << 32 | _checksum(body)) or 1
+    return (headers << 32 | _checksum(body)) or 1  # 0 stands for no content.
 
 
 def digest_of_parts(parts: Iterable[tuple[Command, Content | None]]) -> int:
@@ -62,6 +67,7 @@ def digest_of_parts(parts: Iterable[tuple[Command, Content | None]]) -> int:
 
 
 def _checksum(view: Any) -> int:
+    """Return the CRC of some bytes of a frame."""
     data: Any = bytes(view) if len(view) < _COPY_BELOW else np.frombuffer(view, np.uint8)
     return int(google_crc32c.value(data))
 
@@ -77,9 +83,10 @@ def use_of(command: Command, place: int) -> int:
 
 
 def is_use(use: Command | KeyRow, command: Command, queues: Queues) -> bool:
-    """Whether a key may have been accepted for a command.
+    """Whether a key may have been accepted for a command: by its kind and where it goes to.
 
-    use: the command that it was accepted for while that is on its way, then its row.
+    False: the client has given the key to something else, a conflict. use: the command that the key
+    was accepted for while that is on its way, then its row in the tables.
     """
     kind = type(command)
     if not isinstance(use, KeyRow):
@@ -87,13 +94,14 @@ def is_use(use: Command | KeyRow, command: Command, queues: Queues) -> bool:
     if not use.use:  # The row does not say what the key was for.
         return True
     if kind not in KEYED:
-        return use.use == use_of(command, 0)
+        return use.use == use_of(command, place=0)
     if use.use < 0:  # The key was of a step or an answer.
         return False
-    # Mailboxes and services share their numbers. One that has gone cannot be compared.
+    # Mailboxes and services share their numbers: a SEND is compared with a mailbox, a REQUEST with
+    # a service. One that has gone cannot be compared, and counts as the same.
     mailbox, service = queues.mailboxes.get(use.use), queues.services.get(use.use)
-    same, other = (mailbox, service) if kind is Send else (service, mailbox)
-    return other is None and (same is None or same.name == _place(command))
+    same_kind, other_kind = (mailbox, service) if kind is Send else (service, mailbox)
+    return other_kind is None and (same_kind is None or same_kind.name == _place(command))
 
 
 def _place(command: Command) -> str:

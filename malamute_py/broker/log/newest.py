@@ -4,6 +4,9 @@ Owns the index from a subject to the offset of its newest record, with the recor
 and are not in the journal yet. The rules: an offset enters the index when its batch was appended; a
 condition is checked against what was taken, so that two changes of one turn see each other; once
 the journal refuses a batch, nothing that was taken after it happened. Source: SPEC.md, section 8.
+
+A segment of the ring can be given up once its newest records were copied into a hidden stream: they
+have moved, and keep their offsets. A batch's codes number its rows' headers in its header table.
 """
 
 from __future__ import annotations
@@ -31,12 +34,14 @@ COPIES_MAX = 256
 """Newest records that are copied in one batch at most: some 2 ms of the loop."""
 COPY_SEGMENTS = 3
 """Segments that are left of a ring when it takes no copy more."""
-_SHIFT = 24
-"""Bits of a value in the index below the offset: one number takes a third of three."""
-_DELETED = 1
+_OFFSET_SHIFT = 24
+"""Bits of a value in the index below the offset. A value packs offset, size and whether the record
+is a deletion into one number, which takes a third of the memory of three."""
+_DELETION_BIT = 1
+"""Bit of a value that says that the record is a deletion."""
 _UNIT_SHIFT = 3
 """The size of a record is kept in units of 16 bytes, above the bit that says it is a deletion."""
-_SIZE_MAX = (1 << _SHIFT) - 1
+_SIZE_MAX = (1 << _OFFSET_SHIFT) - 1
 
 
 class NewestRow(NamedTuple):
@@ -69,7 +74,11 @@ class NewestColumns(NamedTuple):
 
 
 def newest_rows(content: Content, size: int) -> list[NewestRow]:
-    """Return the newest record of each subject of a batch of `size` bytes."""
+    """Return the newest record of each subject of one batch, in no certain order.
+
+    For a publish into a stream with keys, before the batch is appended. size: bytes of the batch,
+    of which each record is told its part.
+    """
     if not content.head.fieldmaps_count and content.subject_codes is not None:
         # Without fields nothing is a deletion, and no header has to be made.
         subjects, found, own = _newest_without_fields(content, size)
@@ -79,7 +88,7 @@ def newest_rows(content: Content, size: int) -> list[NewestRow]:
         return [NewestRow(subjects[at], found[at], no_deletion, own[at]) for at in places]
     headers, codes = content.headers()
     count = content.head.count
-    if codes is None:
+    if codes is None:  # All rows have the only header, so that the last one is the newest.
         header = headers[0]
         size = size if count == 1 else _sizes(content, size)([count - 1])[0]
         return [NewestRow(header.keys[0], count - 1, is_deletion(header.fields), size)]
@@ -89,7 +98,7 @@ def newest_rows(content: Content, size: int) -> list[NewestRow]:
     for code, row, size in zip(used.tolist(), rows.tolist(), sizes, strict=True):
         header = headers[code]
         subject = header.keys[0]
-        known = newest.get(subject)
+        known = newest.get(subject)  # Headers with other fields may have the same subject.
         if known is None or known.row < row:
             newest[subject] = NewestRow(subject, row, is_deletion(header.fields), size)
     return list(newest.values())
@@ -98,6 +107,7 @@ def newest_rows(content: Content, size: int) -> list[NewestRow]:
 def newest_columns(batches: Iterable[tuple[Content, int, int, int]]) -> NewestColumns:
     """Return the newest record of each subject of some batches, in the order of their offsets.
 
+    For a start, which reads the keys of a stream from the journal, many batches at a time.
     batches: (content, its bytes with the stamp, base offset, append time) of each, in their order.
     """
     subjects: list[str] = []
@@ -112,7 +122,7 @@ def newest_columns(batches: Iterable[tuple[Content, int, int, int]]) -> NewestCo
                 sizes.append(own)
                 if deletion:
                     deleted[subject] = time_ms
-                elif deleted:
+                elif deleted:  # A later record brings the subject back.
                     deleted.pop(subject, None)
             continue
         here, rows, own_sizes = _newest_without_fields(content, size)
@@ -122,6 +132,7 @@ def newest_columns(batches: Iterable[tuple[Content, int, int, int]]) -> NewestCo
         subjects += here
         offsets += [base + row for row in rows]
         sizes += own_sizes
+    # Subject -> the last place at which it stands; earlier ones are records that it replaced.
     last = dict(zip(subjects, range(len(subjects)), strict=True))
     if len(last) < len(subjects):
         places = sorted(last.values())
@@ -134,7 +145,8 @@ def newest_columns(batches: Iterable[tuple[Content, int, int, int]]) -> NewestCo
 def _newest_without_fields(content: Content, size: int) -> tuple[list[str], list[int], list[int]]:
     """Return (subjects, rows, sizes) of a batch without fields, in the order of the rows.
 
-    Of a subject that has several headers the last one counts.
+    A subject that has several headers, which differ in further keys, comes once for each of them:
+    callers take its last place.
     """
     content.check_codes()
     used, rows = _last_rows(content.subject_codes)
@@ -145,6 +157,7 @@ def _newest_without_fields(content: Content, size: int) -> tuple[list[str], list
 
 
 def _row(newest: NewestRow) -> int:
+    """Return the row of a newest record, to sort by."""
     return newest.row
 
 
@@ -155,9 +168,10 @@ def _last_rows(codes: Any) -> tuple[Any, Any]:
 
 
 def _sizes(content: Content, size: int) -> Callable[[Any], list[int]]:
-    """Return what tells the bytes of some rows of a batch, if each is copied alone.
+    """Return a function from rows of a batch to the bytes that each takes if it is copied alone.
 
-    Of a codec it is known only what all rows take together: each counts an equal share.
+    Of compressed bodies, and of kinds other than blobs, it is known only what all rows take
+    together: each counts an equal share.
     """
     head = content.head
     if head.codec or head.body_kind:
@@ -182,7 +196,8 @@ class Room:
     def __init__(self) -> None:
         self.segment_bytes = 0
         self.segments = 0
-        """Segments that the ring may have; 0: the journal was not asked yet."""
+        """Segments that the ring may have, each of `segment_bytes`; 0: the journal was not asked
+        yet."""
         self.newest_max = 1 << 63
         """Bytes that newest records may take: with more, copying them would gain too little."""
         self.asked = False
@@ -197,7 +212,7 @@ class Room:
         """End of the ring beyond which no record is taken but a deletion marker."""
 
     def learn(self, segment_bytes: int, segments: int) -> None:
-        """Note how large the ring is."""
+        """Note how large the ring is; newest records may take half of it."""
         self.segment_bytes, self.segments = segment_bytes, segments
         self.newest_max = segment_bytes * segments // 2
 
@@ -294,7 +309,7 @@ class Keys:
     def find(self, subject: str) -> tuple[int, bool] | None:
         """Return (offset, whether it is a deletion) of a subject's newest record in the journal."""
         value = self._value(subject)
-        return None if value is None else (value >> _SHIFT, bool(value & _DELETED))
+        return None if value is None else (value >> _OFFSET_SHIFT, bool(value & _DELETION_BIT))
 
     def copy_of(self, subject: str) -> int | None:
         """Return where the copy of a subject's newest record lies; None: it has not moved."""
@@ -305,41 +320,45 @@ class Keys:
         """Return the revision of a key, counting what was taken; 0: there is no such key."""
         coming = self._coming.get(subject)
         if coming is not None:
-            return coming[0]
+            revision, _ = coming
+            return revision
         value = self._value(subject)
-        return 0 if value is None or value & _DELETED else value >> _SHIFT
+        return 0 if value is None or value & _DELETION_BIT else value >> _OFFSET_SHIFT
 
     @property
     def oldest(self) -> int | None:
         """Offset of the oldest newest record that has not moved; None: there is none."""
         for value in self._newest.values():
-            return value >> _SHIFT
+            return value >> _OFFSET_SHIFT
         return None
 
     def before(self, offset: int, copy: int, most: int, bytes_max: int) -> list[tuple[str, int]]:
         """Return (subject, offset) of newest records before an offset, or copied before a place.
 
-        For the compaction, which copies them: the segment up to there is to be given up. most,
-        bytes_max: so many at once, and one at least if there is one.
+        For the compaction, which copies them, since the oldest segment of the ring is to be given
+        up: offset, copy: where the segment ends, in the stream and in the stream of copies. most,
+        bytes_max: so many at once, and one at least if there is one. Both maps are in order, so
+        that a walk ends with the first record beyond the segment.
         """
         found: list[tuple[str, int]] = []
         size = 0
         for subject, value in self._newest.items():
-            if value >> _SHIFT >= offset or len(found) >= most or size > bytes_max:
+            if value >> _OFFSET_SHIFT >= offset or len(found) >= most or size > bytes_max:
                 break
-            found.append((subject, value >> _SHIFT))
-            size += _size(value)
+            found.append((subject, value >> _OFFSET_SHIFT))
+            size += _size_in(value)
         for subject, place in self._moved.items():
             if place.copy >= copy or len(found) >= most or size > bytes_max:
                 break
-            found.append((subject, place.value >> _SHIFT))
-            size += _size(place.value)
+            found.append((subject, place.value >> _OFFSET_SHIFT))
+            size += _size_in(place.value)
         return found
 
     def moved_from(self, offset: int, before: int, most: int) -> list[tuple[int, int]]:
-        """Return (offset, place of its copy) of newest records that have moved, by offset.
+        """Return (offset, place of its copy) of newest records that have moved, ascending.
 
-        offset, before: the range that they lie in. most: so many at once.
+        For readers of history: what has moved is read at its copy. offset, before: the range that
+        the records lie in. most: so many at once.
         """
         found: list[tuple[int, int]] = []
         for at in self._moved_offsets.after(offset - 1):
@@ -368,29 +387,34 @@ class Keys:
 
     def size_of_moved(self, offset: int) -> int:
         """Return the bytes that a copy of a record takes that has moved, about; 1 at least."""
-        return max(1, _size(self._moved[self._at[offset]].value))
+        return max(1, _size_in(self._moved[self._at[offset]].value))
 
     # --- changes ------------------------------------------------------------------------
 
     def take(self, rows: list[NewestRow], count: int, size: int) -> None:
-        """Take a batch of `count` records and `size` bytes; its offsets follow the last ones."""
+        """Count a batch that goes into the journal, before the journal answers.
+
+        Conditions of later changes see its revisions at once (`_coming`). rows: its newest records.
+        count, size: its records and bytes; its offsets follow the last ones taken.
+        """
         base = self.taken_next
         self.taken_next = base + count
         self.taken_bytes += size
         self._taken.append(Taken(base, rows, size))
         coming = self._coming
         for subject, row, deletion, own in rows:
+            # before: bytes of the record that this one replaces.
             known = coming.get(subject)
             if known is not None:
                 _, before = known
             elif (value := self._value(subject)) is not None:
-                before = _size(value)
+                before = _size_in(value)
             else:
                 before = 0
                 self.coming_keys += 1
                 self.coming_memory += KEY_OVERHEAD + len(subject)
             self.coming_bytes += own - before
-            coming[subject] = (0 if deletion else base + row, own)
+            coming[subject] = (0 if deletion else base + row, own)  # Revision 0: no such key.
 
     def appended(self, time_ms: int) -> None:
         """Enter the records of the oldest batch that was taken, since the journal now has it."""
@@ -402,13 +426,14 @@ class Keys:
             self._forget_coming()
 
     def dropped(self, next: int) -> None:
-        """Forget everything that was taken: the journal refused it. next: the stream's."""
+        """Forget all that is on its way, since the journal refused a batch. next: the stream's."""
         self._taken.clear()
         self._forget_coming()
         self.taken_next = next
         self.taken_bytes = 0
 
     def _forget_coming(self) -> None:
+        """Forget what is on its way into the log: it is in the index, or was refused."""
         self._coming.clear()
         self.coming_keys = self.coming_memory = self.coming_bytes = 0
 
@@ -416,7 +441,7 @@ class Keys:
         """Return the bytes that newest records would take with these."""
         replaced = (self._value(row.subject) for row in rows)
         more = sum(row.size for row in rows)
-        return self.bytes + more - sum(_size(value) for value in replaced if value is not None)
+        return self.bytes + more - sum(_size_in(value) for value in replaced if value is not None)
 
     def weigh(self, rows: list[NewestRow]) -> int:
         """Return the bytes of memory that keys would take if all of them were new."""
@@ -427,11 +452,11 @@ class Keys:
         value = _pack(offset, size, deleted_ms is not None)
         newest = self._newest
         known = newest.get(subject)
-        if known is not None and not (known | value) & _DELETED:
+        if known is not None and not (known | value) & _DELETION_BIT:
             # Most changes are of a key that is there, and stays: its name is not looked for.
-            del newest[subject]
+            del newest[subject]  # and entered at the end: the map is ordered by offset
             newest[subject] = value
-            self.bytes += _size(value) - _size(known)
+            self.bytes += _size_in(value) - _size_in(known)
             return
         self._leave(subject)
         newest[subject] = value
@@ -441,31 +466,34 @@ class Keys:
         """Enter the newest records of some batches, later than all known ones, at a start.
 
         A record that has a copy, too, stays with its copy: what gave up its segment before the
-        start was not durable, and the segment can be given up again without another copy.
+        start was not durable, and the segment can be given up again without another copy. Whole
+        columns are entered at once: a stream may have millions of keys.
         """
         if self._moved:
             found = self._without_copied(found)
         subjects, deleted = found.subjects, found.deleted
+        # Older records of these subjects leave first, so that the totals below only grow.
         for known in (self._newest, self._moved):
             for subject in list(filter(known.__contains__, subjects)) if known else ():
                 self._leave(subject)
-        units = _units(found.sizes)
+        units = _units(found.sizes)  # as `_pack` makes values, for all rows at once
         sized = zip(found.offsets, units.tolist(), strict=True)
-        values = [offset << _SHIFT | size for offset, size in sized]
+        values = [offset << _OFFSET_SHIFT | size for offset, size in sized]
         self._newest.update(zip(subjects, values, strict=True))
         for subject in deleted:
-            self._newest[subject] |= _DELETED
+            self._newest[subject] |= _DELETION_BIT
         self.deleted.update(deleted)
         self.names.add_many(subjects)
         self.memory += KEY_OVERHEAD * len(subjects) + sum(map(len, subjects))
         self.bytes += int(units.sum()) << _UNIT_SHIFT
 
     def _without_copied(self, found: NewestColumns) -> NewestColumns:
-        """Return the records of which no copy is known."""
+        """Return the records of which no copy is known: not the one that the index has moved."""
         if not any(map(self._moved.__contains__, found.subjects)):
             return found
         copied = [
-            (place := self._moved.get(subject)) is not None and place.value >> _SHIFT == offset
+            (place := self._moved.get(subject)) is not None
+            and place.value >> _OFFSET_SHIFT == offset
             for subject, offset in zip(found.subjects, found.offsets, strict=True)
         ]
         rest = [row for row, known in enumerate(copied) if not known]
@@ -480,20 +508,21 @@ class Keys:
     def enter_copies(self, rows: list[CopiedRow]) -> None:
         """Note copies that a start found, unless a newer record of the subject is known.
 
-        rows: of each subject one, in the order of the copies.
+        rows: of each subject one, in the order of the copies. As in `enter_many`, whole columns
+        are entered at once.
         """
         newest, moved = self._newest, self._moved
         if any(subject in moved or subject in newest for subject, _, _, _, _ in rows):
-            rows = [row for row in rows if self._is_newer(row[0], row[1])]
+            rows = [row for row in rows if self._is_newer(subject=row[0], offset=row[1])]
             for subject, _, _, _, _ in rows:
                 self._leave(subject)
         if not rows:
             return
         subjects, offsets, sizes, deleted, copies = zip(*rows, strict=True)
         units = _units(sizes)
-        # The last bit is _DELETED.
+        # Values as `_pack` makes them; the last bit is _DELETION_BIT.
         values = [
-            offset << _SHIFT | size | (time_ms is not None)
+            offset << _OFFSET_SHIFT | size | (time_ms is not None)
             for offset, size, time_ms in zip(offsets, units.tolist(), deleted, strict=True)
         ]
         moved.update(zip(subjects, map(Place, values, copies), strict=True))
@@ -506,23 +535,24 @@ class Keys:
         self.bytes += int(units.sum()) << _UNIT_SHIFT
 
     def _is_newer(self, subject: str, offset: int) -> bool:
-        """Whether no record of a subject is known that is newer than this one."""
+        """Whether the index knows no record of a subject that is newer than the one at `offset`."""
         value = self._value(subject)
-        return value is None or value >> _SHIFT <= offset
+        return value is None or value >> _OFFSET_SHIFT <= offset
 
     def moved(self, subject: str, offset: int, copy: int) -> None:
         """Note where the copy of a record lies, if the record is still its subject's newest."""
         value = self._value(subject)
-        if value is None or value >> _SHIFT != offset:
+        if value is None or value >> _OFFSET_SHIFT != offset:
             return
         if self._newest.pop(subject, None) is None:
             self._moved.pop(subject)
         self._put_moved(subject, value, copy)
 
     def _put_moved(self, subject: str, value: int, copy: int) -> None:
+        """Enter a newest record that lies in a copy. value: as `_pack` makes it."""
         self._moved[subject] = Place(value, copy)
-        self._moved_offsets.add(value >> _SHIFT)
-        self._at[value >> _SHIFT] = subject
+        self._moved_offsets.add(value >> _OFFSET_SHIFT)
+        self._at[value >> _OFFSET_SHIFT] = subject
 
     def _count(self, subject: str, value: int, deleted_ms: int | None) -> None:
         """Count a key that is new, or has a new newest record, in the totals.
@@ -531,7 +561,7 @@ class Keys:
         """
         self.names.add(subject)
         self.memory += KEY_OVERHEAD + len(subject)
-        self.bytes += _size(value)
+        self.bytes += _size_in(value)
         if deleted_ms is not None:
             self.deleted[subject] = deleted_ms
 
@@ -543,9 +573,9 @@ class Keys:
             if place is None:
                 return
             value = place.value
-            self._moved_offsets.discard(value >> _SHIFT)
-            del self._at[value >> _SHIFT]
-        self.bytes -= _size(value)
+            self._moved_offsets.discard(value >> _OFFSET_SHIFT)
+            del self._at[value >> _OFFSET_SHIFT]
+        self.bytes -= _size_in(value)
         self.memory -= KEY_OVERHEAD + len(subject)
         self.deleted.pop(subject, None)
 
@@ -564,14 +594,16 @@ class Keys:
 
 
 def _pack(offset: int, size: int, deletion: bool) -> int:
-    units = min(size >> _UNIT_SHIFT, _SIZE_MAX) & ~_DELETED
-    return offset << _SHIFT | units | deletion
+    """Return a value of the index: offset, size in units, and whether it is a deletion."""
+    units = min(size >> _UNIT_SHIFT, _SIZE_MAX) & ~_DELETION_BIT
+    return offset << _OFFSET_SHIFT | units | deletion
 
 
 def _units(sizes: Sequence[int]) -> Any:
     """Return sizes as `_pack` has them, for many at once."""
-    return np.minimum(np.array(sizes, np.int64) >> _UNIT_SHIFT, _SIZE_MAX) & ~_DELETED
+    return np.minimum(np.array(sizes, np.int64) >> _UNIT_SHIFT, _SIZE_MAX) & ~_DELETION_BIT
 
 
-def _size(value: int) -> int:
-    return (value & ((1 << _SHIFT) - 1) & ~_DELETED) << _UNIT_SHIFT
+def _size_in(value: int) -> int:
+    """Return the bytes of a record, about, by its value in the index."""
+    return (value & ((1 << _OFFSET_SHIFT) - 1) & ~_DELETION_BIT) << _UNIT_SHIFT

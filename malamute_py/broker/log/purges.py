@@ -3,6 +3,8 @@
 Owns the marks of one stream, compiled, and the mask of the rows that they leave. The rule: a mark
 takes the records before its offset whose keys match; a batch after all marks costs one comparison.
 Source: SPEC.md, section 8, Removal.
+
+A mark is a pattern, and the offset before which the records that it matches were purged.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ class Purges:
     def left(self, content: Content, base: int, offsets: Offsets | None = None) -> Mask | None:
         """Mask of the rows of a batch that no mark takes; None: all rows.
 
-        offsets: those of the rows, none before `base`; None: the batch is whole.
+        Called for each batch before a reader is given it. offsets: those of the rows, none before
+        `base`; None: the batch is whole, so that they follow on `base`.
         """
         if base >= self.before:
             return None
@@ -55,13 +58,14 @@ class Purges:
             return None
         if offsets is None:
             offsets = np.arange(base, base + content.head.count)
+        # codes: each row's number in the header table; None: all rows have the only header.
         mask: Mask = offsets >= (ends[0] if codes is None else ends[codes])
         return mask
 
     def _purged_before(self, header: Header) -> int:
         """Return the offset before which a purge took all records of this header; 0: none did."""
         before = self._known.get(header)
-        if before is None:
+        if before is None:  # The patterns of the marks are matched once for each header.
             if len(self._known) >= HEADERS_MAX:
                 self._known.clear()
             before = max(

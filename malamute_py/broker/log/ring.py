@@ -4,6 +4,9 @@ Owns `visible` of each ring, and the queue of batches and steps that wait for it
 `visible` moves at the ends of bundles only, and never back; a ring in memory is visible up to its
 end. A ring knows no streams: publishing adds a batch to the queue and removes it once it is
 visible. Source: docs/design.md (The core and its shell; Promises).
+
+A ring is a circle of segment files, or of memory; an LSN is a position in it, in bytes ever
+written. A waiter is a client that is to be confirmed.
 """
 
 from __future__ import annotations

@@ -8,6 +8,9 @@ through `apply` and nothing else; the effects of a part do the rest, in their or
 reservations when the part is refused; an effect is given its part and never holds it; a key is
 accepted once, whether it names a step or a part of one. Source: docs/design.md (The core and its
 shell; Promises; Queues and the checkpoint).
+
+A part is what one command adds to a step: changes of the tables, a content (a batch), effects. A
+waiter is a client that is to be confirmed.
 """
 
 from __future__ import annotations
@@ -85,7 +88,7 @@ class Applying(Effect):
     changes: list[Change]
 
     def appended(self, part: Part, end_lsn: int) -> None:
-        """Apply them."""
+        """Apply the changes to the tables in memory."""
         for change in self.changes:
             apply(NO_TABLES, self.queues, change)
 
@@ -274,7 +277,10 @@ class Steps:
             raise BrokerRefused(*failed)
 
     def known(self, key: Key, waiter: Waiter | None) -> bool:
-        """Whether a key was accepted before; the waiter is confirmed then, now or with the step."""
+        """Whether a key was accepted before: the command is a repeat, and must not happen twice.
+
+        The waiter is confirmed then: now, or with the step while that is on its way.
+        """
         step = self._under_way.get(key)
         if step is not None:
             if waiter is not None:
@@ -306,14 +312,15 @@ class Steps:
     def accepted_for(self, key: Key) -> tuple[Command | KeyRow | None, int]:
         """Return what a key was accepted for, and the digest of the contents.
 
-        The command while it is on its way, then its row; None: the key is not kept.
+        The command while it is on its way, then its row; None: the key is not kept. Another command
+        or digest under the same key is a conflict.
         """
         step = self._under_way.get(key)
         if step is None:
             row = self.taken(key)
             return row, 0 if row is None else row.digest
         assert step.keys is not None
-        part = step.keys[key]
+        part = step.keys[key]  # None: the key is that of the step, not of a batch in it.
         return (step.command, step.digest) if part is None else (part.command, part.digest)
 
     def under_way(self, key: Key) -> bool:
@@ -337,12 +344,14 @@ class Steps:
     ) -> None:
         """Queue a step: all its parts happen, or none.
 
-        reserved: whether the effects of the parts were called (`taken`) as each was prepared.
-        command: the one that the key names. digest: of the contents that the key names.
+        A step whose parts are all in memory happens at once instead. waiter: who is confirmed;
+        None: no client waits. reserved: whether the effects of the parts were called (`taken`) as
+        each was prepared. command: the one that the key names. digest: of the contents that the
+        key names.
         """
         # Plain loops: generators were a third of the time of this method.
         for part in parts:
-            if part.also:
+            if part.also:  # Parts that belong to others become parts of the step like those.
                 parts = [one for part in parts for one in (part, *part.also)]
                 break
         if not reserved:
@@ -385,8 +394,9 @@ class Steps:
     def propose_first(self, change: Callable[[], Change | None], effect: Effect) -> None:
         """Queue a lone change for the bundle before all publishes of the next hand-over.
 
-        change: makes it then, by what the tables have after all answers until then; None: it is not
-        wanted any more.
+        For the body kind of a stream, which its first batch settles and the log has before that
+        batch. change: makes it then, by what the tables have after all answers until then; it
+        returns None where the change is not wanted any more.
         """
         self.unsettled_bytes += CHANGE_BYTES
         self._urgent.append((Step([Part(effects=[effect])], CHANGE_BYTES), change))
@@ -407,6 +417,7 @@ class Steps:
         return number
 
     def _hold(self, waiter: Waiter) -> None:
+        """Count a waiter's bytes in its link's window, until it is confirmed or refused."""
         waiter.link.unconfirmed_bytes += waiter.size
 
     def _happen(
@@ -417,8 +428,12 @@ class Steps:
         command: Command | None,
         digest: int,
     ) -> None:
-        """Let a step in memory take effect at once; its parts have no place in a log (LSN 0)."""
-        first = count = 0
+        """Let a step in memory take effect at once; its parts have no place in a log (LSN 0).
+
+        Only mail and requests whose mailbox or service is in memory make such a step. The
+        arguments are those of `take`.
+        """
+        first = count = 0  # Number and count of the first content: a confirm and the key name it.
         now_ms = self._shard.now_ms
         for part in parts:
             if part.content is not None:
@@ -454,8 +469,8 @@ class Steps:
         """
         assert not self._handed, "hand_over() before every bundle of the last one was answered"
         urgent: list[Step] = []
-        for step, make in self._urgent:
-            change = make()
+        for step, make_change in self._urgent:
+            change = make_change()
             if change is None:
                 self.unsettled_bytes -= step.size
             else:
@@ -463,34 +478,37 @@ class Steps:
                 urgent.append(step)
         self._urgent = []
         queue, self._queue = self._queue, []
-        places = self.change_next, self.mail_next
-        first, places = self._bundles(urgent, places)
-        last, _ = self._bundles(queue, places)
-        return first, last
+        # `change_next` and `mail_next` of this object move when the journal answers; until then
+        # the bundles number on from each other.
+        numbers = self.change_next, self.mail_next
+        before_publishes, numbers = self._bundles(urgent, numbers)
+        after_publishes, _ = self._bundles(queue, numbers)
+        return before_publishes, after_publishes
 
     def _bundles(
-        self, queue: list[Step], places: tuple[int, int]
+        self, queue: list[Step], next_numbers: tuple[int, int]
     ) -> tuple[list[AppendBundle], tuple[int, int]]:
-        """Lay queued steps into bundles of bounded size; returns these and the next places.
+        """Lay queued steps into bundles of bounded size; returns these and the next numbers.
 
-        places: the next offset of the change log, and the next number of the mail stream.
+        next_numbers: the next offset of the change log, and the next number of the mail stream.
         """
         bundles: list[AppendBundle] = []
-        change_next, mail_next = places
+        change_next, mail_next = next_numbers
+        # Of the bundle at hand: its steps, their contents, and their encoded changes.
         steps: list[Step] = []
         batches: list[Append] = []
         records: list[bytes] = []
         size = 0
         for step in queue:
-            own, changes, following = self._lay(step, mail_next)
-            taken = sum(map(len, changes))
-            if taken > STEP_CHANGE_BYTES or len(changes) > STEP_CHANGES:
-                self._refuse_large(step, len(changes), taken)
+            contents, changes, mail_after = self._lay(step, mail_next)
+            change_bytes = sum(map(len, changes))
+            if change_bytes > STEP_CHANGE_BYTES or len(changes) > STEP_CHANGES:
+                self._refuse_large(step, len(changes), change_bytes)
                 continue
             # The bytes of changes were guessed when the step was taken; some name many rows.
-            taken = step.size + max(0, taken - CHANGE_BYTES * len(changes))
+            step_bytes = step.size + max(0, change_bytes - CHANGE_BYTES * len(changes))
             if steps and (
-                size + taken > BUNDLE_BYTES
+                size + step_bytes > BUNDLE_BYTES
                 or len(steps) == BUNDLE_STEPS
                 or len(records) + len(changes) > BUNDLE_CHANGES
             ):
@@ -498,10 +516,10 @@ class Steps:
                 change_next += len(records)
                 steps, batches, records, size = [], [], [], 0
             steps.append(step)
-            batches += own
+            batches += contents
             records += changes
-            size += taken
-            mail_next = following
+            size += step_bytes
+            mail_next = mail_after
         if steps:
             bundles.append(self._bundle(steps, batches, records, change_next))
             change_next += len(records)
@@ -513,7 +531,7 @@ class Steps:
         """Return a bundle: the contents of steps in order, then one batch of all their changes."""
         if records:
             frame = encode(records, subject="change")
-            crc = int.from_bytes(frame[CRC_AT : CRC_AT + 4], "little")
+            crc = int.from_bytes(frame[CRC_AT : CRC_AT + 4], "little")  # as encode() computed it
             batches.append(
                 Append(
                     CHANGE_STREAM, change_next, len(records), self._shard.now_ms, frame, crc,
@@ -539,7 +557,7 @@ class Steps:
             if content is not None:
                 head = content.head
                 stream = part.stream
-                if stream is None:
+                if stream is None:  # Mail, a request, a reply, or a staged batch.
                     number, base, keys = MAIL_STREAM, mail_next, None
                     mail_next += head.count
                 else:
@@ -559,14 +577,14 @@ class Steps:
         return batches, records, mail_next
 
     def _refuse_large(self, step: Step, count: int, size: int) -> None:
-        """Refuse a step that is too large for a bundle; the next step gets its numbers."""
+        """Refuse a step whose changes are too large together; the next step gets its numbers."""
         for part in step.parts:
             if part.stream is not None and part.content is not None:
                 part.stream.handed -= part.content.head.count
         self._drop(
             step, "too_large",
             f"{count} changes of {size} bytes: at most {STEP_CHANGES} of {STEP_CHANGE_BYTES} go "
-            "together", 0,
+            "together", retry_ms=0,
         )  # fmt: skip
 
     # --- answered -----------------------------------------------------------------------
@@ -586,9 +604,10 @@ class Steps:
         end_lsn = main.end_lsn = answer.end_lsn
         if main.memory:
             main.visible = end_lsn
+        # The journal stamps each content of the bundle, in the order in which they were laid.
         stamps = iter(answer.stamps)
         size = 0
-        later: list[Waiter] = []
+        later: list[Waiter] = []  # Waiters that are confirmed when the bundle is durable.
         for step in steps:
             size += step.size
             for part in step.parts:
@@ -611,17 +630,22 @@ class Steps:
             for waiter in later:
                 self._confirms.confirm(waiter, SYNCED)
         else:
-            # 0: Publishing counts off the bytes of an entry; those of steps the call counts off.
+            # Publishing counts off the bytes of an entry; those of steps the call counts off.
             settled = partial(self._settled, size)
-            main.unsettled.append(Unsettled(end_lsn, 0, waiters=tuple(later), call=settled))
+            main.unsettled.append(Unsettled(end_lsn, bytes=0, waiters=tuple(later), call=settled))
             if later:
                 main.awaited = end_lsn
 
     def _settled(self, size: int, failure: tuple[str, str] | None) -> None:
+        """Count bytes of steps as settled: they are durable, or never will be."""
         self.unsettled_bytes -= size
 
     def _confirm_stored(self, step: Step, later: list[Waiter]) -> None:
-        """Confirm the waiters that asked for `stored` at most; the others wait for the disk."""
+        """Confirm the waiters that asked for `stored` at most; the others wait for the disk.
+
+        later: gets those others. Senders that repeated the step, or a batch of it, while it was on
+        its way (`followers`) are confirmed as well, with the number of what they named.
+        """
         first = step.first
         waiters = [] if step.waiter is None else [(step.waiter, first)]
         for waiter, batch in step.followers or ():
@@ -643,7 +667,7 @@ class Steps:
         self._shard.counters["appends_refused"] += 1
         for step in steps:
             for part in step.parts:
-                if part.stream is not None:
+                if part.stream is not None:  # The offsets that it had been given are free again.
                     part.stream.handed = part.stream.next
             self._drop(step, answer.code, answer.reason, answer.retry_ms)
 
@@ -652,7 +676,7 @@ class Steps:
         queue, self._queue = [step for step, _ in self._urgent] + self._queue, []
         self._urgent = []
         for step in queue:
-            self._drop(step, code, reason, 0)
+            self._drop(step, code, reason, retry_ms=0)
 
     def _drop(self, step: Step, code: str, reason: str, retry_ms: int) -> None:
         """Take back what a step reserved that the log has refused, and tell its senders."""

@@ -4,6 +4,9 @@ Owns the facts that the core keeps in memory of every stream beside the durable 
 `next` moves only when the journal has appended, `first` only when it has trimmed or a TRIM is
 durable; offsets are never given twice, not even by a stream in memory over a restart. Source:
 docs/design.md (The core and its shell; Journal).
+
+The hot window of a stream is its newest batches, in memory. An epoch is one run of the broker over
+its log: offsets that a power loss took away are given again in a later one.
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ class StampedBatch(msgspec.Struct, eq=False):
 
     @property
     def memory(self) -> int:
-        """Bytes that the batch takes in memory, about."""
+        """Bytes that the batch takes in the hot window, about, with its header table."""
         head = self.content.head
         headers = head.subjects_count + head.fieldmaps_count
         return self.size + BATCH_OVERHEAD + HEADER_OVERHEAD * headers
@@ -107,7 +110,6 @@ class Stream:
         "handed",
         "hot",
         "keys",
-        "kinds",
         "last_time_ms",
         "ledger",
         "level",
@@ -129,6 +131,7 @@ class Stream:
     def __init__(
         self, row: StreamRow, ring: RingState, facts: StreamFacts | None, audience: AudienceFacts
     ) -> None:
+        """facts: what the journal has of the stream; None: nothing, since the stream is new."""
         self.row = row
         self.number = row.number
         self.name = row.name
@@ -141,8 +144,10 @@ class Stream:
         # Where the last record of each subject is kept, revision 0 says that there is no such key.
         begin = 1 if row.settings.keep else 0
         self.next = max(begin, facts.next) if facts else begin
+        """Offset of the next record: the end, or tail, of the stream."""
         kept = max(begin, facts.first) if facts else begin
         self.first = max(kept, min(row.trimmed, self.next))
+        """Offset of the first record; the journal may still have some before it (`kept`)."""
         self.handed = self.next
         """The next offset after the batches that the journal was handed."""
         self.coming = 0
@@ -150,15 +155,18 @@ class Stream:
         them."""
         self.visible_next = self.next
         """Offset after the newest record that no power loss can take back."""
-        self.epochs: list[tuple[int, int]] = [(e, o) for e, o in facts.epochs] if facts else []
+        self.epochs: list[tuple[int, int]] = list(facts.epochs) if facts else []
+        """(epoch, first offset that was written in it), ascending."""
         self.last_time_ms = max(facts.last_time_ms if facts else 0, row.created_ms)
         """Append time before which no record follows, be the ring new and the clock set back: a
         message id from before the creation counts as one of an earlier stream."""
         self.lost_before = 0
         """Records before this offset were in memory only, and are gone with an earlier run."""
         self.hot: deque[StampedBatch] = deque()
+        """The hot window: its newest batches in memory, the oldest first."""
         self.removed = False
         self.trim_asked = kept
+        """Offset before which the journal was asked to drop the records."""
         self.purges = Purges(row.purges) if row.purges else NO_PURGES
         """Records that were purged by subject, by marks that are durable."""
         self.pinned = NEVER
@@ -174,23 +182,23 @@ class Stream:
         """Number of the bodies' kind; -1: the first batch settles it; TYPED: see there."""
         self.schemas: dict[int, bytes] = {}
         """Id -> message of the versions of the declared schema, oldest first; mostly none."""
-        self.kinds = 0
         self.settle(row.settings)
 
     def settle(self, settings: StreamSettings) -> None:
-        """Apply changed settings."""
+        """Apply settings: those that the stream begins with, or changed ones."""
         self.level = int(Level[settings.level.upper()])
         self.body_kind = BODY_KINDS.index(settings.body_kind or "blob")
         if not settings.body_kind and not settings.keep:
-            self.body_kind = -1
+            self.body_kind = -1  # The first batch settles it; with keys it is `blob` unless named.
         self.schemas = versions(settings)
         if self.schemas:
             self.body_kind = TYPED
 
     def settling(self, kind: int, now_ms: int) -> StreamEdited | None:
-        """Return the change by which the stream has the body kind of its first batch.
+        """Return the change that tells the log the body kind, which the first batch has settled.
 
-        None: the step with that batch was refused after all.
+        kind: the batch's. None: the step with that batch was refused after all, so that another
+        batch may settle another kind.
         """
         if self.body_kind != kind:
             return None
@@ -236,7 +244,7 @@ class Stream:
         return self.hot[0].base if self.hot else self.next
 
     def oldest_ms(self, now_ms: int) -> int:
-        """Append time of the oldest records that the stream keeps by its age; 0: of any."""
+        """Append time before which records are too old for the stream; 0: none is."""
         max_age_ms = self.settings.max_age_ms
         return now_ms - max_age_ms if max_age_ms else 0
 
@@ -250,7 +258,10 @@ class Stream:
         return max(self.first, min(past, self.pinned))
 
     def first_of_age(self, now_ms: int) -> int:
-        """First of the records in the hot window that the stream keeps by its age; 0: all."""
+        """First of the records in the hot window that the stream keeps by its age; 0: all.
+
+        Batches are in the order of their append times, so that the first young one is searched.
+        """
         oldest_ms, hot = self.oldest_ms(now_ms), self.hot
         if not oldest_ms or not hot or _append_time(hot[0]) >= oldest_ms:
             return 0
@@ -263,14 +274,16 @@ class Stream:
         return old or batch.base < self.first_at(now_ms)
 
     def first_of_newest(self, end: int) -> int:
-        """First of the records before `end` that the stream keeps by their number; 0: all."""
+        """First offset that the stream keeps by `max_records` when it ends at `end`; 0: all."""
         most = self.settings.max_records
         return max(0, end - most) if most else 0
 
     def aged_bytes(self, first: int) -> int:
         """Bytes before the first record within the stream's bounds that still take space, about.
 
-        The number is exact where that record is in the hot window.
+        For what an operator is told of a stream: records that are past its bounds, and that the
+        journal has not dropped yet. first: offset of that first record. The number is exact where
+        the record is in the hot window, whose batches are weighed one by one.
         """
         if not self.bounded:
             return 0

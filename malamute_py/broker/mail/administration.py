@@ -4,6 +4,9 @@ Owns the commands about mailboxes that a RESULT answers. The rules: a list is bo
 purge or a removal goes over the mailbox in bounded pieces, each a step of its own, and is answered
 when the last is durable; a message that a reader holds is never taken from it. Source: SPEC.md,
 section 4.4; docs/design.md, Safety.
+
+A put is the messages of one batch in one mailbox: one row of the tables, under the number of its
+first message. Its messages are its rows, and a set of them is a mask (a bitmap).
 """
 
 from __future__ import annotations
@@ -55,8 +58,11 @@ class Emptying(msgspec.Struct, eq=False):
     answer: Answer | None = None
     """None: the mailbox is temporary and has ended."""
     at: int = -1
+    """Number of the last put that was looked at; -1: none, the walk begins at the first put."""
     count: int = 0
+    """Messages removed so far."""
     end_lsn: int = 0
+    """Where ring main has the last piece: the answer waits until that is durable."""
 
     @property
     def why(self) -> str:
@@ -127,12 +133,18 @@ class MailboxAdmin:
             return True
         return self._shard.settings.permit(link.owner, action, name)
 
-    def _telling(self, link: Link, name: str) -> str:
-        """Return an action that gives a link the facts of a mailbox; `receive`: it has none."""
+    def _action_for_facts(self, link: Link, name: str) -> str:
+        """Return an action that a link is allowed and that gives it the facts of a mailbox.
+
+        `receive` if it is allowed none: the check of that action then refuses the command.
+        """
         return next((each for each in TOLD_TO if self._allowed(link, each, name)), "receive")
 
     def _mailbox(self, link: Link, command: Any, action: str) -> Mailbox:
-        """Return the mailbox of a command. Raises BrokerRefused."""
+        """Return the mailbox of a command.
+
+        Raises BrokerRefused: the link may not do this (`action`), or there is no such mailbox.
+        """
         name = command.mailbox
         if not self._allowed(link, action, name):
             did = "read" if action == "receive" else action.partition("_")[0]
@@ -145,16 +157,22 @@ class MailboxAdmin:
     # --- facts ----------------------------------------------------------------------------------
 
     def info(self, link: Link, command: MailboxInfo) -> None:
-        """Answer with the facts about one mailbox, or with a page of mailboxes."""
+        """Answer with the facts about one mailbox, or (`PREFIX*`) with a page of mailboxes.
+
+        A page may take several turns: `work` puts it together. Raises BrokerRefused.
+        """
         if not command.mailbox.endswith("*"):
-            mailbox = self._mailbox(link, command, self._telling(link, command.mailbox))
+            mailbox = self._mailbox(link, command, self._action_for_facts(link, command.mailbox))
             self._answers.result(link, command, self.facts(mailbox))
             return
         self._links.count_query(link)
         self._listings.append(MailboxPage(link, command))
 
     def _list(self, listing: MailboxPage) -> bool:
-        """Look at some of the names that a page may hold; True: the page was sent."""
+        """Look at some of the names that a page may hold; True: the page was sent or is not wanted.
+
+        Called each turn until then: one turn looks at PIECE_NAMES mailboxes at most.
+        """
         link, command, prefix = listing.link, listing.command, listing.prefix
         limit = max(1, min(command.limit, self._shard.settings.page_max))
         page = listing.page
@@ -183,6 +201,7 @@ class MailboxAdmin:
         return True
 
     def _listed(self, link: Link, mailbox: Mailbox, prefix: str) -> bool:
+        """Whether a page has a mailbox; temporary ones where the prefix asks for them by `~`."""
         if mailbox.state != STANDING or (mailbox.temporary and not prefix.startswith("~")):
             return False
         return any(self._allowed(link, each, mailbox.name) for each in TOLD_TO)
@@ -194,7 +213,7 @@ class MailboxAdmin:
         if mailbox.order:
             oldest_ms = mailbox.rows[mailbox.number, mailbox.order.first].at_ms
         # What is still read back from the disk is in no reader's hand: a client that waits for the
-        # mailbox to have nothing left for it counts on that.
+        # mailbox to have nothing left for it counts on that. (`pipe`: hand-outs without bodies.)
         coming = sum(each.mask.bit_count() for inbox in mailbox.readers for each in inbox.pipe)
         return {
             "name": mailbox.name,
@@ -215,7 +234,10 @@ class MailboxAdmin:
     # --- settings -------------------------------------------------------------------------------
 
     def edit(self, link: Link, command: EditMailbox) -> None:
-        """Create a mailbox or change its settings; answered when that is durable."""
+        """Create a mailbox or change its settings, for an EDIT_MAILBOX; answered when durable.
+
+        Raises BrokerRefused: by permissions, bounds or settings that a mailbox cannot have.
+        """
         name = command.mailbox
         settings = self._shard.settings
         if not settings.permit(link.owner, "manage_queues", name):
@@ -228,8 +250,8 @@ class MailboxAdmin:
             MailboxSettings,
             command.settings if mailbox else {**defaults, **command.settings},
             settings.settings_bytes_max,
-            mailbox.settings if mailbox is not None else None,
-            defaults if command.replace else None,
+            over=mailbox.settings if mailbox is not None else None,
+            defaults=defaults if command.replace else None,
         )
         if mailbox is None:
             self._mailboxes.check_creation(name, link.owner)
@@ -240,7 +262,8 @@ class MailboxAdmin:
             raise BrokerRefused(
                 "bad_setting", "memory cannot be changed: messages lie where they lie"
             )
-        # At once: another step on its way may create the mailbox, with the same settings.
+        # Before the log has them: another step on its way may create the mailbox, and must create
+        # it with the same settings. `_not_edited` takes them back.
         mailbox.apply_settings(wanted)
         answer = Answer(self._answers, link, command, partial(self.facts, mailbox))
         edited = partial(self._edited, mailbox, link.identity)
@@ -248,6 +271,7 @@ class MailboxAdmin:
         self._mailboxes.create(mailbox, editing, answer)
 
     def _edited(self, mailbox: Mailbox, by: str, _: int) -> None:
+        """Report changed settings, which the log has now."""
         self._shard.event("mailbox_edited", mailbox=mailbox.name, by=by)
 
     def _not_edited(self, mailbox: Mailbox, wanted: MailboxSettings, *_: Any) -> None:
@@ -260,7 +284,10 @@ class MailboxAdmin:
     # --- emptying -------------------------------------------------------------------------------
 
     def purge(self, link: Link, command: PurgeMail) -> None:
-        """Remove all messages that no reader holds; answered when that is durable."""
+        """Remove all messages that no reader holds, for a PURGE_MAIL; answered when durable.
+
+        Messages that come later than the command stay.
+        """
         mailbox = self._mailbox(link, command, "purge")
         _check_repeats_name(command)
         self._links.count_query(link)
@@ -268,7 +295,7 @@ class MailboxAdmin:
         self._jobs.append(Emptying(mailbox, upto, Answer(self._answers, link, command)))
 
     def _purged(self, job: Emptying, answer: Answer) -> None:
-        """Answer a PURGE_MAILBOX whose last portion is in the log."""
+        """Answer a PURGE_MAIL whose last piece is in the log."""
         link, mailbox = answer.link, job.mailbox
         link.queries -= 1
         self._shard.counters["mail_purged"] += job.count
@@ -277,7 +304,11 @@ class MailboxAdmin:
         answer.after(job.end_lsn)
 
     def remove(self, link: Link, command: RemoveMailbox) -> None:
-        """Remove a mailbox that has no readers, with its messages."""
+        """Begin to remove a mailbox that has no readers, with its messages, for a REMOVE_MAILBOX.
+
+        From now on the mailbox takes no message; `work` empties it piece by piece. Raises
+        BrokerRefused.
+        """
         mailbox = self._mailbox(link, command, "manage_queues")
         _check_repeats_name(command)
         name = mailbox.name
@@ -288,7 +319,8 @@ class MailboxAdmin:
         if mailbox.temporary:
             raise BrokerRefused("bad_name", "a temporary mailbox ends with its session")
         mailbox.removing = True
-        self._jobs.append(Emptying(mailbox, None, Answer(self._answers, link, command)))
+        answer = Answer(self._answers, link, command)
+        self._jobs.append(Emptying(mailbox, upto=None, answer=answer))
 
     def _removed(self, job: Emptying, answer: Answer, lsn: int) -> None:
         """Forget a mailbox whose removal is in the log, and answer the REMOVE_MAILBOX."""
@@ -332,11 +364,13 @@ class MailboxAdmin:
             answer.link.queries -= 1
         answer.refuse(*why)
 
-    def _went(self, job: Emptying, lsn: int) -> None:
+    def _piece_removed(self, job: Emptying, lsn: int) -> None:
+        """Go on with a job, since the log has the removal of its piece."""
         job.end_lsn = lsn
         self._jobs.appendleft(job)
 
-    def _stayed(self, job: Emptying, *why: Any) -> None:
+    def _piece_refused(self, job: Emptying, *why: Any) -> None:
+        """End a job, since the log refused the removal of its piece."""
         assert job.answer is not None, "what is in memory only is not refused"
         self._not_emptied(job, job.answer, *why)
 
@@ -351,7 +385,10 @@ class MailboxAdmin:
         )
 
     def work(self) -> None:
-        """Do a piece of a page, begin a PEEK_MAIL, and empty a mailbox by a piece."""
+        """Do a piece of a page, begin a PEEK_MAIL, and empty a mailbox by a piece.
+
+        Called once a turn of the broker, so that long commands share it with all else.
+        """
         listings = self._listings
         if listings:
             listing = listings.popleft()
@@ -360,7 +397,7 @@ class MailboxAdmin:
         if self._peeks and not self._peeking:
             self._peek_once()
         jobs, ended = self._jobs, self._mailboxes.ended
-        while ended:
+        while ended:  # Temporary mailboxes whose session has ended: emptied without an answer.
             jobs.append(Emptying(ended.popleft()))
         if jobs:
             self._empty(jobs.popleft())
@@ -370,8 +407,11 @@ class MailboxAdmin:
         mailbox = job.mailbox
         rows = self._piece(job)
         if not rows:
-            if job.upto is None and (mailbox.order or mailbox.pending or mailbox.returning):
-                # Steps and returning rows are under way: other jobs have their turn meanwhile.
+            whole = job.upto is None
+            if whole and (mailbox.order or mailbox.pending or mailbox.returning):
+                # The mailbox is not empty yet: a reader that ended still holds messages, or a step
+                # that was taken before the removal puts some. The job looks again from the
+                # beginning after other jobs have had their turn.
                 job.at = -1
                 self._jobs.append(job)
             else:
@@ -382,26 +422,27 @@ class MailboxAdmin:
             job.count += mask.bit_count()
         change = MailDone(mailbox.number, done_of(rows), job.why)
         leaving = Leaving(self._messages, mailbox, rows)
-        piece = Then(partial(self._went, job), partial(self._stayed, job))
-        self._steps.take([self._messages.part(mailbox, change, leaving, piece)])
+        go_on = Then(partial(self._piece_removed, job), partial(self._piece_refused, job))
+        self._steps.take([self._messages.part(mailbox, change, leaving, go_on)])
 
     def _piece(self, job: Emptying) -> list[RowsOfPut]:
         """Return rows of the next puts that no reader holds; the job goes on after these puts.
 
         A piece has PIECE_PUTS puts at most, and ends with the first that makes it more than
-        PIECE_ROWS rows.
+        PIECE_ROWS rows. Each element is (number of the put, its rows as a mask, its row in the
+        tables).
         """
         mailbox = job.mailbox
         rows: list[RowsOfPut] = []
         table, number, progress = mailbox.rows, mailbox.number, mailbox.progress
-        named = 0
+        named = 0  # rows that the change in the log names, each by a bit
         for base in islice(mailbox.order.after(job.at), PIECE_PUTS):
             if (job.upto is not None and base > job.upto) or named > PIECE_ROWS:
                 break
             job.at = base
             row = table[number, base]
             named += row.count
-            known = progress.get(base)
+            known = progress.get(base)  # None: no row of the put was handed out.
             mask = row.left if known is None else row.left & ~known.held
             if mask:
                 rows.append((base, mask, row))
@@ -414,7 +455,7 @@ class MailboxAdmin:
         mailbox = self._mailbox(link, command, "receive")
         if mailbox.temporary and mailbox.name != temporary_name(link):
             raise BrokerRefused("forbidden", "a temporary mailbox is its session's own")
-        self._links.count_query(link)
+        self._links.count_query(link)  # One more command of the link that is not answered yet.
         peeking = Peeking(
             self._shard, self._links, self._bodies, self._answers, link, command, mailbox,
             self._peeked,

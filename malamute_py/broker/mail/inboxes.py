@@ -5,6 +5,10 @@ only when that reader has given it back or has ended; a reader gets messages in 
 mailbox, and messages that came back before newer ones; credit is exact, except that a reader with
 nothing outstanding may always be given one message; one turn delivers a bounded number of puts.
 Source: docs/design.md, Flow control; SPEC.md, sections 4.8 and 8.
+
+A put is the messages of one batch in a mailbox, one MessageRow; its messages are its rows, and a
+mask is a set of them. A hand-out is rows that a reader was given; it waits in the reader's `pipe`
+for its bodies where they are on the disk.
 """
 
 from __future__ import annotations
@@ -40,6 +44,7 @@ from malamute_py.changelog.settings import MailboxSettings, queue_settings
 from malamute_py.changelog.tables import MessageRow, Rare
 
 OPEN_INBOX: Final = 41
+"""Number of the command OPEN_INBOX, by which a refusal names it."""
 TURN_PUTS: Final = 128
 """Puts that one mailbox delivers at most before another has its turn."""
 STEP_PUTS: Final = 1_024
@@ -88,7 +93,10 @@ class Inboxes:
     # --- opening --------------------------------------------------------------------------------
 
     def open(self, link: Link, command: OpenInbox) -> None:
-        """Open an inbox; the first use of a mailbox creates it. Raises BrokerRefused."""
+        """Open an inbox for an OPEN_INBOX; the first use of a mailbox creates it.
+
+        It is started, and delivers, once the log has the mailbox. Raises BrokerRefused.
+        """
         mailbox = self._mailbox(link, command)
         inbox = Inbox(self, link, command, mailbox)
         link.receivers[inbox.number] = inbox
@@ -105,7 +113,12 @@ class Inboxes:
         self._mailboxes.create(mailbox, opening)
 
     def _mailbox(self, link: Link, command: OpenInbox) -> Mailbox:
-        """Return the mailbox that an OPEN_INBOX names, made if need be. Raises BrokerRefused."""
+        """Return the mailbox that an OPEN_INBOX names, made if need be.
+
+        A command without a name means the mailbox of the client's identity; without either, the
+        temporary mailbox of its session.
+        Raises BrokerRefused: by the bounds of readers, the permissions, or the creation.
+        """
         settings = self._shard.settings
         self._links.check_number(link, command.subscription)
         if self.count >= settings.subscriptions_max:
@@ -120,6 +133,7 @@ class Inboxes:
             mailbox = self._mailboxes.get(self._mailboxes.temporary(link))
             assert mailbox is not None
             return mailbox
+        # The mailbox of its own identity is a client's without any permission.
         if not link.owns(name) and not settings.permit(link.owner, "receive", name):
             raise BrokerRefused("forbidden", f"you may not read mailbox '{name}'")
         if not link.owns(name):
@@ -134,6 +148,7 @@ class Inboxes:
         return self._mailboxes.use(name, link.owner)
 
     def _not_opened(self, inbox: Inbox, code: str, reason: str, retry_ms: int) -> None:
+        """Refuse an OPEN_INBOX, since the log refused the creation of its mailbox."""
         if not inbox.ended:
             self._links.refuse(inbox.link, OPEN_INBOX, inbox.number, code, reason, retry_ms)
             self._drop(inbox)
@@ -145,6 +160,7 @@ class Inboxes:
             return
         inbox.started = True
         steps = self._steps
+        # SUBSCRIBED tells a position: of an inbox, the number that the next message will get.
         next = steps.memory_next if inbox.mailbox.memory else steps.mail_next
         self._links.say(
             inbox.link,
@@ -155,8 +171,8 @@ class Inboxes:
     # --- ends -----------------------------------------------------------------------------------
 
     def end(self, inbox: Inbox, code: str) -> None:
-        """Send ENDED to a reader, and free the messages that it holds."""
-        self._links.say(inbox.link, Ended(inbox.number, 0, code))
+        """Send ENDED with a code to a reader, and free the messages that it holds."""
+        self._links.say(inbox.link, Ended(inbox.number, next=0, code=code))
         self._drop(inbox)
         self._mailboxes.unused(inbox.mailbox)
 
@@ -166,7 +182,10 @@ class Inboxes:
             self._drop(inbox)
 
     def _drop(self, inbox: Inbox) -> None:
-        """Take an inbox out of its mailbox, and have what it holds returned in portions."""
+        """Take an inbox out of its mailbox, and have what it holds returned in portions.
+
+        Called when a reader ends, for whatever reason. `deliver` returns the portions.
+        """
         inbox.leave()
         inbox.started = False
         self.count -= 1
@@ -190,14 +209,17 @@ class Inboxes:
     # --- delivery -------------------------------------------------------------------------------
 
     def deliver(self) -> None:
-        """Free what ended readers held, then let mailboxes deliver, each in its turn."""
-        most = RETURN_PUTS
-        while self.returning and most > 0:
-            most = self._return_held(self.returning[0], most)
-        # What the returns have left of their part of the step goes to deliveries.
-        budget = STEP_PUTS - RETURN_PUTS + most
+        """Free what ended readers held, then let mailboxes deliver, each in its turn.
+
+        Called once a turn of the broker; a count of puts, and then time, bound the work of a call.
+        """
+        returns_left = RETURN_PUTS
+        while self.returning and returns_left > 0:
+            returns_left = self._return_held(self.returning[0], returns_left)
+        # Deliveries may use up what the returns have left of their part.
+        budget = STEP_PUTS - RETURN_PUTS + returns_left
         runnable = self._messages.runnable
-        more = self._shard.share()
+        more = self._shard.share()  # tells whether mail has time left in this turn
         while runnable and budget > 0:
             mailbox, _ = runnable.popitem(last=False)
             if mailbox.returning:
@@ -209,7 +231,10 @@ class Inboxes:
                 return
 
     def _return_held(self, inbox: Inbox, budget: int) -> int:
-        """Return a portion of what a lost inbox holds to its mailbox; returns the budget left."""
+        """Let a portion of what an ended reader holds wait again; returns the budget left.
+
+        budget: puts that may be freed.
+        """
         mailbox, held = inbox.mailbox, inbox.held
         release = self._messages.release
         rows = mailbox.rows
@@ -248,7 +273,7 @@ class Inboxes:
                 self._links.fail(inbox.link, "MAIL", error, OPEN_INBOX, inbox.number)
                 given = False
             if not given:
-                del able[inbox]
+                del able[inbox]  # `resume` puts it back when it has credit again.
             elif len(able) > 1:
                 able.move_to_end(inbox)
         return max(done, 1)  # A turn without puts uses up budget, too: `deliver` comes to an end.
@@ -257,11 +282,14 @@ class Inboxes:
         """Hand a reader rows of the first put, or pass over a put that has no free ones.
 
         False: the reader may be given none of it now. While bodies of earlier hand-outs are read
-        back, further ones wait behind them in the reader's `pipe`, which is bounded.
+        back, further ones wait behind them in the reader's `pipe`, which is bounded. The rows are
+        the first free ones that one MAIL can carry: of one attempt, of one reason, within the
+        credit. row: the put.
         """
         base = row.base
         progress = mailbox.progress.get(base)
-        # `free` loses the rows that have expired; `every` tells whether all rows are given.
+        # `free` loses the rows that have expired; `every` keeps them: a put of which `every` is
+        # given has nothing left that waits.
         free = every = (
             row.left if progress is None else row.left & ~(progress.held | progress.delayed)
         )
@@ -271,7 +299,7 @@ class Inboxes:
             if not free:
                 # The timer removes it; until then no reader gets it.
                 self._messages.expire_soon(mailbox, row)
-        if not free:
+        if not free:  # The put waits no more: the next one is the first.
             mailbox.pull(base, row.priority)
             return True
         if progress is None:
@@ -280,7 +308,7 @@ class Inboxes:
         if row.rare is not None and row.rare.why:
             mask = _same_why(row.rare, mask)
         held = inbox.held
-        if len(held) >= self._puts_max and base not in held:
+        if len(held) >= self._puts_max and base not in held:  # Each put held takes memory.
             return False
         count = mask.bit_count()
         if count > inbox.left_records:
@@ -314,6 +342,7 @@ class Inboxes:
         if body is not None and not inbox.pipe:
             self._send(inbox, row, mask, count, attempts, body)
             return True
+        # Until the body is here the bytes of the whole put are reserved; `_flush` corrects that.
         inbox.left_bytes -= size
         inbox.pipe_bytes += size
         handout = Handout(row, mask, attempts)
@@ -324,12 +353,14 @@ class Inboxes:
         return True
 
     def _fitting(self, inbox: Inbox, row: MessageRow, mask: int, body: Body | None) -> int:
-        """Return the rows that fit into the credit in bytes, which the whole batch does not.
+        """Return the first rows of a mask that fit into the reader's credit in bytes; 0: none do.
 
-        A reader with nothing outstanding gets one row, however large.
+        Called for a put that is larger as a whole. A reader with nothing outstanding gets one row,
+        however large. body: the batch; None: it is not in memory, so that no row is cut out of it.
         """
         if body is not None and inbox.left_bytes > 0:
-            # A guess from the mean size of a row, proved by extracting the rows.
+            # A guess from the mean size of a row, proved by extracting the rows, and halved until
+            # they fit.
             count = min(mask.bit_count(), inbox.left_bytes * row.count // row.size)
             while count:
                 some = lowest(mask, count)
@@ -339,7 +370,7 @@ class Inboxes:
                 if sum(map(len, frames)) <= inbox.left_bytes:
                     return some
                 count //= 2
-        return 0 if inbox.outstanding else mask & -mask
+        return 0 if inbox.outstanding else mask & -mask  # mask & -mask: the first row alone
 
     def _fetch(self, inbox: Inbox, handout: Handout) -> None:
         """Have the body of a hand-out's put read back; an error of the read ends the reader."""
@@ -351,13 +382,18 @@ class Inboxes:
         )  # fmt: skip
 
     def _read(self, inbox: Inbox, handout: Handout, body: Body | None) -> None:
+        """Take the body that a hand-out waits for; None: it is lost, or could not be read."""
         if not inbox.ended:
             handout.missing = body is None
+            handout.failed = self._bodies.failed
             handout.body = body
             self._flush(inbox)
 
     def _flush(self, inbox: Inbox) -> None:
-        """Send the hand-outs that have their bodies, in order, up to the first that has not."""
+        """Send the hand-outs that have their bodies, in order, up to the first that has not.
+
+        Called when a body that a hand-out of the reader waits for was read, or is lost.
+        """
         pipe = inbox.pipe
         mailbox = inbox.mailbox
         now_ms = self._shard.now_ms
@@ -371,6 +407,7 @@ class Inboxes:
                 self._unreadable(inbox, handout)
                 continue
             if row.expires_at_ms and row.expires_at_ms <= now_ms:
+                # Rows that expired during the read go back, and the timer removes them.
                 over, _ = expired(mailbox, row, now_ms)
                 over &= mask
                 if over:
@@ -383,7 +420,7 @@ class Inboxes:
         self.resume(inbox)
 
     def _forget_unsent(self, inbox: Inbox, row: MessageRow, mask: int) -> None:
-        """Uncount rows of a reader that were not sent to it."""
+        """Take rows from a reader that it was to be given and was not sent, with their credit."""
         count = mask.bit_count()
         kept = inbox.held[row.base] & ~mask
         if kept:
@@ -394,11 +431,14 @@ class Inboxes:
         inbox.left_records += count
 
     def _unreadable(self, inbox: Inbox, handout: Handout) -> None:
-        """Delay a hand-out whose bodies could not be read; remove one whose bodies are lost."""
+        """Delay a hand-out whose bodies could not be read; remove one whose bodies are lost.
+
+        Called with a hand-out whose read has ended without a body.
+        """
         row, mask = handout.row, handout.mask
         mailbox, messages = inbox.mailbox, self._messages
         self._forget_unsent(inbox, row, mask)
-        failed = self._bodies.failed
+        failed = handout.failed
         if not failed:
             messages.lost(mailbox, row, mask)
             return
@@ -419,9 +459,10 @@ class Inboxes:
         rows: bytes | None = None
         frames, size = body.frames, body.size
         if count != row.count:
+            # Few rows of a large batch are cut out of it; otherwise the whole batch leaves, with a
+            # bitmap of the rows (`marked`). Where the credit does not take that, they are cut out
+            # after all.
             frames, marked, size = body.rows(mask, self._bytes_min, self._share)
-            # marked: the whole batch leaves, with a bitmap of the rows. Where the credit does not
-            # take that, the rows are extracted after all.
             cut = body.extracted(mask) if marked and size > inbox.left_bytes else None
             if cut is not None:
                 frames, marked, size = cut, False, sum(map(len, cut))
@@ -443,6 +484,7 @@ class Inboxes:
                 )
             )  # fmt: skip
         link.frames += frames
+        # The bytes use up the reader's credit, and the room of its link: what it may have unread.
         inbox.left_bytes -= size
         link.room -= size
         link.delivered_bytes += size
@@ -457,7 +499,8 @@ class Inboxes:
     def prepare_ack(self, link: Link, command: AckMail, frame: Any = None) -> Part:
         """Return the part that an ACK_MAIL becomes. Raises BrokerRefused: nothing was done.
 
-        With an `again_ms` below 0 the messages are done; with any other they come again after it.
+        With an `again_ms` below 0 the messages are done and leave their mailbox; with any other the
+        reader gives them back, and they are delivered again after so many milliseconds.
         """
         inbox = link.receivers.get(command.subscription)
         if not isinstance(inbox, Inbox):
@@ -474,10 +517,11 @@ class Inboxes:
         return self._messages.part(mailbox, change, _Again(self, inbox, rows, not_before_ms))
 
     def _held_rows(self, inbox: Inbox, command: AckMail) -> list[RowsOfPut]:
-        """Return the rows that an ACK_MAIL names. Raises BrokerRefused `not_held`.
+        """Return the rows that an ACK_MAIL names by ranges of numbers (first, after the last).
 
-        The walk goes from put to put: `place` is the range at hand, `at` the number in it from
-        which on rows are still to be found. Rows that were not sent yet cannot be acknowledged.
+        The walk goes from put to put: `place` is the index of the range at hand, `at` the number in
+        it from which on rows are still to be found. Rows that were not sent yet cannot be
+        acknowledged. Raises BrokerRefused `not_held`: the reader does not hold all of them.
         """
         held, mailbox = inbox.held, inbox.mailbox
         rows, number = mailbox.rows, mailbox.number
@@ -490,7 +534,7 @@ class Inboxes:
         place = at = 0
         while place < len(ranges):
             at = max(at, ranges[place][0])
-            base = at
+            base = at  # Mostly a range begins where a put does: that costs no search.
             has = held.get(at, 0)
             if not has:
                 base = mailbox.order.floor(at) or 0
@@ -523,7 +567,10 @@ class _Ack(Effect):
     rows: list[RowsOfPut]
 
     def taken(self, part: Part) -> None:
-        """Take the rows from the reader, which may be given others in their place."""
+        """Take the rows from the reader, which may be given others before the log has this.
+
+        The mailbox still counts them as held: no other reader gets them meanwhile.
+        """
         inbox = self.inbox
         held = inbox.held
         for base, mask, _ in self.rows:
@@ -538,10 +585,10 @@ class _Ack(Effect):
     def appended(self, part: Part, end_lsn: int) -> None:
         """Remove the messages from the mailbox, and count them as acknowledged."""
         mailbox = self.inbox.mailbox
-        left = self.inboxes._messages.left
+        gone = self.inboxes._messages.gone
         count = 0
         for base, mask, row in self.rows:
-            left(mailbox, base, mask, row)
+            gone(mailbox, base, mask, row)
             count += mask.bit_count()
         self.inboxes._shard.counters["mail_acknowledged"] += count
 
@@ -575,10 +622,16 @@ class _Again(_Ack):
 def _rows_between(
     ranges: Sequence[tuple[int, int]], place: int, last: int, at: int, base: int, count: int
 ) -> int:
-    """Return the rows of a batch that ranges[place:last] name from the number `at` on."""
+    """Return the rows of a batch that ranges[place:last] name from the number `at` on, as a mask.
+
+    base, count: number of the batch's first message, and how many it has.
+    """
     if last == place + 1:
+        # The bits below `stop`, without those below `at`.
         stop = min(ranges[place][1] - base, count)
         return ((1 << stop) - 1) >> (at - base) << (at - base)
+    # Of many ranges each adds 1 at its beginning and takes 1 away at its end: the rows where the
+    # running sum is above 0 are named.
     bounds = np.array(ranges[place:last], np.int64) - base
     np.clip(bounds, at - base, count, out=bounds)
     steps = np.zeros(count + 1, np.int8)
@@ -589,12 +642,16 @@ def _rows_between(
 
 
 def _same_why(rare: Rare, mask: int) -> int:
-    """Return the first rows of a mask that have the same reason to lie in the mailbox."""
-    low = mask & -mask
+    """Return the first rows of a mask that have the same reason to lie in the mailbox.
+
+    A MAIL tells one reason for all of its rows. Of several reasons of a row the newest counts.
+    """
+    first = mask & -mask  # The lowest bit: the first row.
     seen = 0
     for rows, _ in reversed(rare.why):
         some = int.from_bytes(rows, "little") & ~seen
-        if some & low:
+        if some & first:
+            # The rows before the first one with another reason: the bits below that row's.
             others = mask & ~some
             return mask & ((others & -others) - 1) if others else mask
         seen |= some
@@ -603,9 +660,9 @@ def _same_why(rare: Rare, mask: int) -> int:
 
 def why_of(rare: Rare, mask: int) -> str:
     """Return the reason why the first row of a mask lies in the mailbox."""
-    low = mask & -mask
-    for rows, why in reversed(rare.why):
-        if int.from_bytes(rows, "little") & low:
+    first = mask & -mask  # The lowest bit: the first row.
+    for rows, why in reversed(rare.why):  # The newest reason of a row counts.
+        if int.from_bytes(rows, "little") & first:
             return why
     return ""
 
@@ -620,20 +677,21 @@ def origin_of(rare: Rare, mask: int) -> tuple[str, str, int, list[int]] | None:
 
 
 def about_of(about: list[Run], mask: int, count: int) -> list[Run]:
-    """Return which requests some rows of a put of replies answer.
+    """Return which requests some rows of a put of replies answer, for their MAIL.
 
-    about: (key of a request's batch, its first row, how many) for all rows of the put, in order.
-    mask: the rows. count: rows of the put.
+    about: runs of requests (key of their batch, first row in it, how many), which the rows of the
+    put answer one by one, in order. mask: the rows. count: rows of the put.
     """
     if not about or mask == (1 << count) - 1:
         return about
     runs: list[Run] = []
-    at = 0
+    at = 0  # The row of the put that answers the first request of the run at hand.
     for key, first, length in about:
         for place in range(length):
             if mask >> (at + place) & 1:
-                of, begin, so_far = runs[-1] if runs else (None, 0, 0)
-                if of == key and begin + so_far == first + place:
+                # A request that follows on the last one found makes that run longer.
+                last_key, begin, so_far = runs[-1] if runs else (None, 0, 0)
+                if last_key == key and begin + so_far == first + place:
                     runs[-1] = key, begin, so_far + 1
                 else:
                     runs.append((key, first + place, 1))

@@ -42,9 +42,11 @@ class Mail:
         self._schedules: Final = (
             self.messages.delays, self.messages.expiries, self.mailboxes.endings
         )  # fmt: skip
+        """Timers: `tick` does what is due by them."""
         self._runnable: Final = (
             self.mailboxes.drafts, self.messages.runnable, self.inboxes.returning
         )  # fmt: skip
+        """Queues of work that `deliver` does."""
         self.queues: Final = (*self._runnable, self.mailboxes.ended, *self.admin.queues)
         """Queues that are all empty while mail has nothing to do at once."""
 

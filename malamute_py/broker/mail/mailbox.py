@@ -4,6 +4,10 @@ Owns the state of a mailbox, of its readers, and of each put of which a row was 
 for a time. The rules: a set of rows is a mask, so that a batch costs about what a message costs; a
 put that simply waits has nothing but its row in the tables. Source: docs/design.md, Queues and the
 checkpoint.
+
+A put is the messages of one batch in one mailbox: one row of the tables (MessageRow), under the
+number of its first message (`base`). Its messages are its rows, and a set of them is a mask: an
+integer whose lowest bit is the first row.
 """
 
 from __future__ import annotations
@@ -32,58 +36,64 @@ class PutProgress(msgspec.Struct, eq=False, gc=False):
     """One put of which a row was handed out, is on its way out, or waits for a time."""
 
     before: int
-    """Attempts before this run of the broker."""
+    """Attempts that the tables count; those since the broker's start are in `tried`, `retried`."""
     held: int = 0
     """Rows that a reader holds, or that are on their way out."""
     delayed: int = 0
     """Rows that wait for a time."""
-    once: int = 0
-    """Rows that were delivered."""
-    often: dict[int, int] | None = None
-    """Count of deliveries -> rows, for rows that were delivered more than once."""
+    tried: int = 0
+    """Rows that were handed out once or more often."""
+    retried: dict[int, int] | None = None
+    """Count of hand-outs -> rows, for rows that were handed out more than once."""
     times: dict[int, int] | None = None
     """Time -> rows that wait for it."""
     expiries: Any = None
     """Time at which each row expires, as a column, once the times of many rows were compared."""
 
     def attempt(self, free: int) -> tuple[int, int]:
-        """Return the number of the next attempt at the first free rows, and which rows have it."""
-        low = free & -free  # The first free row.
+        """Return the number of the next attempt at the first free rows, and which rows have it.
+
+        A MAIL tells one number for all of its rows, so it takes the longest beginning of the free
+        rows with equally many attempts. free: rows that may be handed out, one at least.
+        """
+        first = free & -free  # The lowest bit that is set: the first free row.
         times = 0
-        if not self.once & low:
-            same = free & ~self.once
+        if not self.tried & first:
+            same = free & ~self.tried
         else:
-            times, same = 1, free & self.once
-            # Rows that are in `once` and not in `often` were delivered one time.
-            for count, rows in (self.often or {}).items():
-                if rows & low:
+            times, same = 1, free & self.tried
+            # Rows that are in `tried` and not in `retried` were handed out one time.
+            for count, rows in (self.retried or {}).items():
+                if rows & first:
                     times, same = count, free & rows
                     break
                 same &= ~rows
         others = free & ~same
         if others:
-            # Rows after the first one with another number wait, so that all go out in order.
+            # Rows after the first one with another number wait, so that all go out in order: the
+            # subtraction sets all bits below that row.
             same &= (others & -others) - 1
         return self.before + times + 1, same
 
     def delivered(self, mask: int) -> None:
-        """Count one more delivery of rows: the first in `once`, later ones in `often`."""
-        again = self.once & mask
-        self.once |= mask
+        """Count one more hand-out of rows: the first in `tried`, later ones in `retried`."""
+        again = self.tried & mask
+        self.tried |= mask
         if not again:
             return
-        often = self.often or {}
+        retried = self.retried or {}
         moved: dict[int, int] = {}
         rest = again
-        for count, rows in often.items():
+        for count, rows in retried.items():
             here = rows & again
             rest &= ~here
+            # Rows of `here` go from this count to the next, and may join others that are there.
             for number, some in ((count, rows & ~again), (count + 1, here)):
                 if some:
                     moved[number] = moved.get(number, 0) | some
-        if rest:  # rows that were delivered once before
+        if rest:  # rows that were handed out once before, and are in `tried` alone
             moved[2] = moved.get(2, 0) | rest
-        self.often = moved
+        self.retried = moved
 
     def delay(self, mask: int, at_ms: int) -> int:
         """Make rows wait for a time; returns the first time that any row waits for."""
@@ -180,7 +190,9 @@ class Mailbox:
         """Messages that steps on their way will put."""
         self.coming_bytes = 0
         self.held = 0
+        """Messages that readers hold, or that are on their way out."""
         self.delayed = 0
+        """Messages that wait for a time."""
         self.pending = 0
         """Steps on their way that need the mailbox."""
         self.full_reported = False
@@ -194,6 +206,7 @@ class Mailbox:
         self.others: dict[int, Ordered[int]] | None = None
         """Priority -> puts with a row that may be delivered, for priorities other than 0."""
         self.progress: dict[int, PutProgress] = {}
+        """Number of a put -> what its rows went through; a put that simply waits is not here."""
         self.readers: dict[Inbox, None] = {}
         self.able = NO_READERS
         """Readers that may be given something, in the order of their turns."""
@@ -216,7 +229,7 @@ class Mailbox:
     # --- what waits -----------------------------------------------------------------------------
 
     def push(self, base: int, priority: int) -> None:
-        """Note that a put has a row that may be delivered."""
+        """Note that a put (its number is `base`) has a row that may be delivered."""
         if not priority:
             self.ready.add(base)
             return
@@ -252,16 +265,19 @@ class Mailbox:
         return self.ready.first
 
     def progress_of(self, row: MessageRow) -> PutProgress:
-        """Return the progress of a put, which is made when the put has simply waited so far."""
+        """Return the progress of a put, which is made when the put has simply waited so far.
+
+        row: the put in the tables, whose counts of attempts the progress begins with.
+        """
         progress = self.progress.get(row.base)
         if progress is None:
             progress = self.progress[row.base] = PutProgress(row.attempts)
             if row.rare is not None:
                 for times, rows in row.rare.tries:
                     mask = int.from_bytes(rows, "little")
-                    progress.once |= mask
+                    progress.tried |= mask
                     if times > 1:
-                        progress.often = {**(progress.often or {}), times: mask}
+                        progress.retried = {**(progress.retried or {}), times: mask}
         return progress
 
     def free(self, row: MessageRow) -> int:
@@ -271,9 +287,13 @@ class Mailbox:
 
 
 def expired(mailbox: Mailbox, row: MessageRow, now_ms: int) -> tuple[int, int]:
-    """Return the rows of a put that have expired, and when the next row expires (0: none does)."""
+    """Return the rows of a put that have expired, and when the next row expires (0: none does).
+
+    Called by the timer of expiries, and before rows are given to a reader. row: a put of which a
+    row expires.
+    """
     rare = row.rare
-    if rare is None or not rare.expiries:
+    if rare is None or not rare.expiries:  # All rows expire at the same time.
         if row.expires_at_ms <= now_ms:
             return row.left, 0
         return 0, row.expires_at_ms
@@ -282,7 +302,7 @@ def expired(mailbox: Mailbox, row: MessageRow, now_ms: int) -> tuple[int, int]:
     mask = following = 0
     left = row.left
     for place, at_ms in enumerate(rare.expiries):
-        if not at_ms or not left >> place & 1:
+        if not at_ms or not left >> place & 1:  # The row never expires, or has left the mailbox.
             continue
         if at_ms <= now_ms:
             mask |= 1 << place
@@ -296,7 +316,8 @@ def _expired_of_many(
 ) -> tuple[int, int]:
     """Return the rows that expired as a mask, and when the next one does; 0: none will.
 
-    The times of the rows are kept as an array: each of 65,536 rows may have its own.
+    For `expired`, of a put of many rows. expiries: the time of each row, 0: it never expires. They
+    are kept as an array for the next call: each of 65,536 rows may have its own.
     """
     progress = mailbox.progress_of(row)
     times = progress.expiries
@@ -317,7 +338,7 @@ def temporary_name(link: Link) -> str:
 class Handout:
     """Rows of one put that were given to a reader and wait for their bodies."""
 
-    __slots__ = ("attempts", "body", "mask", "missing", "row")
+    __slots__ = ("attempts", "body", "failed", "mask", "missing", "row")
 
     def __init__(self, row: MessageRow, mask: int, attempts: int) -> None:
         self.row = row
@@ -325,6 +346,9 @@ class Handout:
         self.attempts = attempts
         self.body: Body | None = None
         self.missing = False
+        """Whether the read of the body has ended without one."""
+        self.failed = ""
+        """Reason why that read failed; empty: the body is lost."""
 
 
 class Inbox(Receiver):
@@ -351,7 +375,9 @@ class Inbox(Receiver):
         self.pipe: deque[Handout] = deque()
         """Hand-outs that wait for bodies, in the order of their delivery."""
         self.pipe_bytes = 0
+        """Bytes of the puts of these hand-outs."""
         self.started = False
+        """Whether the reader was told that it is open; it is given nothing before."""
 
     @property
     def wants(self) -> bool:
@@ -360,4 +386,6 @@ class Inbox(Receiver):
             return False
         if self.outstanding:
             return self.left_records > 0 and self.left_bytes > 0
+        # A reader with nothing to acknowledge gets a message larger than its credit: it could not
+        # get on otherwise. Either kind of credit shows that it wants one.
         return self.left_records > 0 or self.left_bytes > 0

@@ -4,6 +4,9 @@ Owns the table of mailboxes, their numbers and drafts, and the room that all of 
 The rules: the bundle of the first step that needs a mailbox creates it; a mailbox that no step
 created is forgotten; mail in memory has tables of its own, changed by the same `apply`. Source:
 docs/design.md, Queues and the checkpoint; SPEC.md, section 4.8.
+
+A draft is a mailbox that was made for a command and that no step has needed yet. A step is what
+happens together in the log: one command alone, or those of an ATOMIC.
 """
 
 from __future__ import annotations
@@ -49,6 +52,7 @@ class Mailboxes:
         """Mailboxes that were made for a part of which no step has been taken."""
         self._next_number = 0
         self._default: MailboxSettings | None = None
+        """The broker's default settings, checked when they are first wanted."""
         self.stored_bytes: Final = [0, 0]
         """Bytes of mail in the log, and in memory (by Mailbox.memory); mail on its way counts."""
         self.messages = 0
@@ -120,18 +124,20 @@ class Mailboxes:
     def use(self, name: str, by: str, wanted: MailboxSettings | None = None) -> Mailbox:
         """Return the mailbox of a name, or a draft that the first step with it creates.
 
-        wanted: settings of a draft; None: the broker's default.
+        Called for each command that puts into or reads a mailbox. by: owner on whose quota a draft
+        counts. wanted: settings of a draft; None: the broker's default.
         Raises BrokerRefused: a mailbox of this name may not be created, or is being removed.
         """
         mailbox = self.by_name.get(name)
         if mailbox is None and wanted is None:
-            # A caller that asks for settings is not bound to a draft whose part was refused.
+            # A command of this turn may have made the draft and then been refused: its settings do
+            # not bind a caller that asks for settings.
             mailbox = self.drafts.get(name)
         if mailbox is not None:
             if mailbox.removing:
                 raise BrokerRefused("wait", f"mailbox '{name}' is being removed")
             return mailbox
-        if name.startswith("~"):
+        if name.startswith("~"):  # A temporary mailbox is made by its session alone.
             raise BrokerRefused("unknown_mailbox", f"mailbox '{name}' has ended")
         fault = name_fault(name)
         if fault:
@@ -142,10 +148,10 @@ class Mailboxes:
         if wanted is not None:
             return self.draft(name, by, wanted)
         default = settings.default_of("mailbox", name)
-        if default is not settings.default_mailbox:
+        if default is not settings.default_mailbox:  # The name's namespace has its own.
             made = queue_settings(MailboxSettings, default, settings.settings_bytes_max, over=None)
             return self.draft(name, by, made)
-        if self._default is None:
+        if self._default is None:  # The broker's default is checked once and shared by all.
             self._default = queue_settings(
                 MailboxSettings, settings.default_mailbox, settings.settings_bytes_max, over=None
             )
@@ -161,8 +167,12 @@ class Mailboxes:
             raise BrokerRefused("forbidden", f"you may not create mailbox '{name}'")
 
     def draft(self, name: str, by: str, settings: MailboxSettings) -> Mailbox:
-        """Make a mailbox that no step has created; it is forgotten unless a step needs it."""
+        """Make a mailbox that no step has created; it is forgotten unless a step needs it.
+
+        Raises BrokerRefused: the broker, or the owner `by`, has as many mailboxes as it may.
+        """
         most = self._shard.settings.mailboxes_max
+        # A draft of the same name is replaced, so it does not count.
         if len(self.by_name) + len(self.drafts) - (name in self.drafts) >= most:
             raise self._quotas.over_all(by, "mailboxes", f"at most {most} mailboxes")
         if not name.startswith("~"):
@@ -183,16 +193,21 @@ class Mailboxes:
             self._enlist(mailbox)
 
     def create(self, mailbox: Mailbox, *effects: Effect) -> None:
-        """Put a change with the settings of a mailbox on its way, by which it is created."""
+        """Propose the change that creates a mailbox, or gives it other settings.
+
+        effects: work that is done when the log has the change, or has refused it.
+        """
         self.need(mailbox)
         creating = Then(partial(self._created, mailbox), partial(self._not_created, mailbox))
         self._steps.propose(mailbox.creation(), creating, *effects)
 
     def _created(self, mailbox: Mailbox, _: int) -> None:
+        """Note that the log has a mailbox, or its changed settings."""
         mailbox.pending -= 1
         self.stands(mailbox)
 
     def _not_created(self, mailbox: Mailbox, *_: Any) -> None:
+        """Forget a mailbox whose creation the log refused, unless it is needed."""
         mailbox.pending -= 1
         self.unused(mailbox)
 
@@ -219,6 +234,7 @@ class Mailboxes:
             self._quotas.add(mailbox.created_by, "mailboxes", -1)
 
     def _unname(self, mailbox: Mailbox) -> None:
+        """Take the name from a mailbox, which another one may have from now on."""
         if self.by_name.get(mailbox.name) is mailbox:
             del self.by_name[mailbox.name]
             self.names.discard(mailbox.name)
@@ -228,7 +244,9 @@ class Mailboxes:
     def temporary(self, link: Link) -> str:
         """Return the name of a session's temporary mailbox, which is made when there is none.
 
-        Raises BrokerRefused `limit`.
+        It takes replies, and mail for a client without an identity. It is in memory only, so it
+        stands at once: no step has to create it.
+        Raises BrokerRefused `limit`: the broker has as many mailboxes as it may.
         """
         name = temporary_name(link)
         if name not in self.by_name:
@@ -249,17 +267,20 @@ class Mailboxes:
     def answers_lost(self, name: str, base: int) -> bool:
         """Whether replies to a batch of requests may have been lost with an earlier mailbox.
 
-        True once for each batch in the life of the temporary mailbox that has the name now.
+        The requester's temporary mailbox `name` may have ended, with replies in it, and been made
+        again since the batch `base` was put. Called when a sender repeats the batch, which is then
+        told of the loss; True once for each batch in the life of the present mailbox.
         """
         mailbox = self.by_name.get(name)
-        now = None if mailbox is None else mailbox.temporary
-        if now is None or base in now.lost_reported:
+        temporary = None if mailbox is None else mailbox.temporary
+        if temporary is None or base in temporary.lost_reported:
             return False
         # The replies to requests that came after the mailbox was made are put into it. Numbers from
         # 1 << EPOCH_SHIFT on are those of requests in memory.
-        if base >= (now.memory_next if base >= 1 << EPOCH_SHIFT else now.logged_next):
+        in_memory = base >= 1 << EPOCH_SHIFT
+        if base >= (temporary.memory_next if in_memory else temporary.logged_next):
             return False
-        now.lost_reported.add(base)
+        temporary.lost_reported.add(base)
         return True
 
     def link_ended(self, link: Link) -> None:
@@ -285,8 +306,9 @@ class Mailboxes:
     def end_kept(self) -> None:
         """End the temporary mailboxes whose sessions did not come back in time."""
         now_ms = self._shard.now_ms
-        while (place := self.endings.pop_due(now_ms)) is not None:
-            mailbox = self.by_number[place[0]]
+        while (due := self.endings.pop_due(now_ms)) is not None:
+            number, _ = due
+            mailbox = self.by_number[number]
             assert mailbox.temporary is not None
             if self._links.session(mailbox.temporary.session) is None:
                 self._end(mailbox)

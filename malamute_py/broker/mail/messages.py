@@ -5,6 +5,10 @@ effects of the parts by which messages leave, too. The rules: the tables of the 
 messages there are; beside them are kept the holder of a row, the order of delivery and the times at
 which something is due; the broker looks at a message when something happens to that message only.
 Source: docs/design.md, Queues and the checkpoint; SPEC.md, section 4.8.
+
+A put is the messages of one batch in one mailbox: one row of the tables (MessageRow), under the
+number of its first message (`base`). Its messages are its rows, and a set of them is a mask: an
+integer whose lowest bit is the first row.
 """
 
 from __future__ import annotations
@@ -56,30 +60,34 @@ class Messages:
     # --- start ----------------------------------------------------------------------------------
 
     def recovered(self) -> None:
-        """Load the messages from the tables; called once, after the mailboxes were loaded."""
+        """Load the messages from the tables; called once, after the mailboxes were loaded.
+
+        Each row of the tables, one a put, is counted in its mailbox and on its sender's quota, has
+        its timers set, and waits for a reader unless all of it is delayed.
+        """
         mailboxes = self.mailboxes
         numbers = mailboxes.by_number
         lost = 0
-        for (number, base), message in self._shard.queues.messages.items():
+        for (number, base), row in self._shard.queues.messages.items():
             mailbox = numbers.get(number)
             if mailbox is None:
                 lost += 1
                 continue
             mailbox.order.add(base)
-            count = message.left.bit_count()
+            count = row.left.bit_count()
             mailbox.messages += count
-            mailbox.bytes += message.size
+            mailbox.bytes += row.size
             mailboxes.messages += count
-            mailboxes.stored_bytes[mailbox.memory] += message.size
-            self.quotas.weigh(message.weighs_on, mailbox.resource, message.size)
-            if message.expires_at_ms:
-                self._shorten(message, mailbox.settings.ttl_ms)
-                self.expiries.set((number, base), message.expires_at_ms)
-            rare = message.rare
-            if message.not_before_ms or (rare is not None and rare.again):
-                self._delay_of(mailbox, message)
-            if mailbox.free(message):
-                mailbox.push(base, message.priority)
+            mailboxes.stored_bytes[mailbox.memory] += row.size
+            self.quotas.weigh(row.weighs_on, mailbox.resource, row.size)
+            if row.expires_at_ms:
+                self._shorten(row, mailbox.settings.ttl_ms)
+                self.expiries.set((number, base), row.expires_at_ms)
+            rare = row.rare
+            if row.not_before_ms or (rare is not None and rare.again):
+                self._delay_of(mailbox, row)
+            if mailbox.free(row):
+                mailbox.push(base, row.priority)
         if lost:
             # A removal was cut off: the mailbox is gone, and no command can name its messages.
             self._shard.counters["mail_without_mailbox"] += lost
@@ -87,7 +95,8 @@ class Messages:
     def _shorten(self, row: MessageRow, ttl_ms: int) -> None:
         """Let messages of a put live no longer than their mailbox's ttl after the broker's start.
 
-        The clock may have been ahead when they were put. A time of expiry that a sender set stays.
+        The clock may have been ahead when they were put. A time of expiry that a sender set stays:
+        messages that expire exactly one ttl after their put are those that got the ttl.
         """
         due_ms = row.at_ms + ttl_ms
         until_ms = self._shard.resumed(due_ms, ttl_ms)
@@ -96,7 +105,7 @@ class Messages:
         rare = row.rare
         if rare is not None and rare.expiries:
             rare.expiries = [until_ms if at_ms == due_ms else at_ms for at_ms in rare.expiries]
-            row.expires_at_ms = min(filter(None, rare.expiries))
+            row.expires_at_ms = min(at_ms for at_ms in rare.expiries if at_ms)  # 0: it never does
         elif row.expires_at_ms == due_ms:
             row.expires_at_ms = until_ms
 
@@ -120,17 +129,21 @@ class Messages:
     # --- the life of a message ------------------------------------------------------------------
 
     def arrived(self, mailbox: Mailbox, base: int, mask: int) -> None:
-        """Count rows of a put that the tables have in a mailbox now. mask: 0 for the whole put."""
+        """Count rows of a put that the tables have in a mailbox now, and let them wait there.
+
+        Called when the step that put them is in the log. mask: the rows, for dead letters, whose
+        batch comes in parts; 0: the whole put.
+        """
         place = mailbox.number, base
         row = mailbox.rows[place]
         count = mask.bit_count() if mask else row.count
         if not mask or mailbox.order.floor(base) != base:
-            # Other rows of a batch of dead letters may have come or gone in the same bundle.
+            # The batch is new in the mailbox: of dead letters, other rows may be there already.
             mailbox.order.add(base)
             mailbox.bytes += row.size
             self.mailboxes.stored_bytes[mailbox.memory] += row.size
             if mask:
-                # A put was weighed when it was taken; requests that become dead letters are now.
+                # The sender's quota counts a put when it is taken, and dead letters now.
                 self.quotas.weigh(row.weighs_on, mailbox.resource, row.size)
         mailbox.messages += count
         self.mailboxes.messages += count
@@ -152,14 +165,15 @@ class Messages:
             self.runnable[mailbox] = None
 
     def leaving(self, mailbox: Mailbox, row: MessageRow, mask: int) -> None:
-        """Reserve free or delayed rows that are on their way out: no reader gets them any more.
+        """Keep free or delayed rows from readers while the log is asked to remove them.
 
-        Their removal is not in the log yet; if the log refuses it, they stay.
+        Called by a purge, an expiry, a loss or a revival. Such rows count as held until the log has
+        the removal (`gone`), or refuses it (`stay`).
         """
         progress = mailbox.progress_of(row)
-        late = progress.delayed & mask
-        if late:
-            self._undelay(mailbox, row, progress, late)
+        delayed = progress.delayed & mask
+        if delayed:
+            self._undelay(mailbox, row, progress, delayed)
         progress.held |= mask
         mailbox.held += mask.bit_count()
         if not row.left & ~(progress.held | progress.delayed):
@@ -175,14 +189,18 @@ class Messages:
         else:
             self.delays.drop(place)
 
-    def left(self, mailbox: Mailbox, base: int, mask: int, row: MessageRow) -> None:
-        """Uncount rows that are gone from the tables; they were held, or on their way out."""
+    def gone(self, mailbox: Mailbox, base: int, mask: int, row: MessageRow) -> None:
+        """Uncount rows that are gone from the tables; they were held, or on their way out.
+
+        Called when the log has their removal. With the last row of a put goes all that is kept of
+        the put. row: the put as the tables had it.
+        """
         count = mask.bit_count()
         mailbox.messages -= count
         mailbox.held -= count
         self.mailboxes.messages -= count
         place = mailbox.number, base
-        if place in mailbox.rows:
+        if place in mailbox.rows:  # Other rows of the put are left.
             mailbox.progress[base].held &= ~mask
             return
         del mailbox.progress[base]
@@ -205,7 +223,8 @@ class Messages:
     def release(self, mailbox: Mailbox, row: MessageRow, mask: int) -> None:
         """Let rows wait again that a reader held, or that were on their way out.
 
-        The timer looks at those that have expired meanwhile.
+        Called when a reader ends or gives them back, and when the log refuses their removal. The
+        timer looks at those that have expired meanwhile.
         """
         progress = mailbox.progress[row.base]
         progress.held &= ~mask
@@ -234,8 +253,9 @@ class Messages:
     def expire_soon(self, mailbox: Mailbox, row: MessageRow) -> None:
         """Have the timer look at a put with free rows that have expired, unless it is about to.
 
-        The timer may be set for other rows of the put, which expire far later. It may also be set
-        for an expiry that the log refused, which is tried again soon.
+        Called when a reader is to be given the put. The timer may be set for other rows of it,
+        which expire far later; or for an expiry that the log refused, which is tried again at
+        `much_later_ms` at the latest and is left to that.
         """
         place = mailbox.number, row.base
         due_ms, now_ms = self.expiries.time(place), self._shard.now_ms
@@ -243,7 +263,7 @@ class Messages:
             self.expiries.set(place, now_ms)
 
     def postpone(self, mailbox: Mailbox, row: MessageRow, mask: int, at_ms: int) -> None:
-        """Let rows that were held wait for a time."""
+        """Let rows that were held wait for a time: a reader gave them back, or a read failed."""
         progress = mailbox.progress[row.base]
         progress.held &= ~mask
         count = mask.bit_count()
@@ -279,6 +299,7 @@ class Messages:
             if place is None:
                 break
             self._due(place)
+        # One step for each mailbox removes all that has expired there.
         over: dict[int, list[RowsOfPut]] = {}
         for _ in range(DUE_STEP):
             place = self.expiries.pop_due(now_ms)
@@ -289,7 +310,10 @@ class Messages:
             self._remove_expired(self.mailboxes.by_number[number], rows)
 
     def _due(self, place: Pair) -> None:
-        """Let rows wait whose delay is over. place: (number of the mailbox, number of the put)."""
+        """Let a reader have rows whose delay is over.
+
+        place: (number of the mailbox, number of the put), as the timer has it; either may be gone.
+        """
         number, base = place
         mailbox = self.mailboxes.by_number.get(number)
         if mailbox is None:
@@ -326,7 +350,7 @@ class Messages:
             # A reader keeps the rows that it holds; `_expire_if_due` looks at rows that come back.
             mask &= ~progress.held
         if mask:
-            self.leaving(mailbox, row, mask)
+            self.leaving(mailbox, row, mask)  # No reader gets them while the log is asked.
             over.setdefault(number, []).append((base, mask, row))
 
     def _remove_expired(self, mailbox: Mailbox, rows: list[RowsOfPut]) -> None:
@@ -339,6 +363,7 @@ class Messages:
         self._steps.take([self.part(mailbox, change, Leaving(self, mailbox, rows), then)])
 
     def _expire_later(self, mailbox: Mailbox, rows: list[RowsOfPut], *_: Any) -> None:
+        """Try an expiry again later that the log refused; the rows wait meanwhile."""
         for base, _mask, _row in rows:
             self.expiries.set((mailbox.number, base), self.much_later_ms)
 
@@ -364,10 +389,10 @@ class Leaving(Effect):
 
     def appended(self, part: Part, end_lsn: int) -> None:
         """Remove the messages from the mailbox."""
-        left = self.messages.left
+        gone = self.messages.gone
         mailbox = self.mailbox
         for base, mask, row in self.rows:
-            left(mailbox, base, mask, row)
+            gone(mailbox, base, mask, row)
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
         """Keep the messages in the mailbox."""
@@ -385,7 +410,10 @@ class Losing(Leaving):
 
 
 def times_of(row: MessageRow) -> list[tuple[int, int]]:
-    """Return when rows of a put may be delivered by the tables: (time or 0, rows as a mask)."""
+    """Return when rows of a put may be delivered by the tables: (time or 0, rows as a mask).
+
+    Rows that were given back apart from the others (`again`) have times of their own.
+    """
     rest = row.left
     found: list[tuple[int, int]] = []
     for at_ms, rows in () if row.rare is None else row.rare.again:
@@ -405,10 +433,11 @@ def done_of(rows: Iterable[RowsOfPut]) -> list[tuple[int, bytes]]:
     before the record takes effect, and "all that are left" would include them.
     """
     return [
-        (base, b"" if mask == row.left and not _grows(row) else rows_of(mask))
+        (base, b"" if mask == row.left and not _is_dead_request(row) else rows_of(mask))
         for base, mask, row in rows
     ]
 
 
-def _grows(row: MessageRow) -> bool:
+def _is_dead_request(row: MessageRow) -> bool:
+    """Whether a row of the tables has requests that became dead letters; it may get more rows."""
     return row.rare is not None and row.rare.request is not None

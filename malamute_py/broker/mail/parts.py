@@ -4,6 +4,10 @@ Owns the effects of puts, of requests that become dead letters, and of dead lett
 requests again. The rules: a part reserves room when it is taken and gives the room back when it is
 refused; the first put of a mailbox creates it in the same bundle. Source: docs/design.md (The core
 and its shell; Queues and the checkpoint).
+
+A put is the messages of one batch in one mailbox: one row of the tables (MessageRow), under the
+number of its first message (`base`). Its messages are its rows, and a set of them is a mask: an
+integer whose lowest bit is the first row.
 """
 
 from __future__ import annotations
@@ -46,7 +50,7 @@ class Putting(_OfMailbox):
         self.messages.quotas.weigh(put.asked_by or put.sender, self.mailbox.resource, size)
 
     def based(self, part: Part) -> None:
-        """Number the messages; the first put of a mailbox creates it in the same bundle."""
+        """Give the put its number; the first put of a mailbox creates it in the same bundle."""
         mailbox = self.mailbox
         self.put.base = part.base
         # Decided only now: a bundle that is refused leaves the creation to the next one.
@@ -56,13 +60,14 @@ class Putting(_OfMailbox):
             part.changes.insert(0, mailbox.creation())
 
     def appended(self, part: Part, end_lsn: int) -> None:
-        """Add the messages to the mailbox."""
+        """Add the messages to the mailbox, and their batch to the bodies in memory."""
         messages, mailbox, put = self.messages, self.mailbox, self.put
         mailboxes = messages.mailboxes
-        mailboxes.unreserve(mailbox, put.count, put.size)
+        mailboxes.unreserve(mailbox, put.count, put.size)  # `arrived` counts them as stored.
         base = put.base
         assert part.content is not None
         if mailbox.memory:
+            # No log has the change: it is applied here, to the tables in memory.
             apply(NO_TABLES, mailboxes.in_memory, put)
             messages.bodies.hold(base, stamp=None, frame=part.frame, content=part.content)
         else:
@@ -126,6 +131,7 @@ class Burying(_OfMailbox):
         mailboxes.stands(mailbox)
         for base, mask in self.rows:
             if mailbox.order.floor(base) != base:
+                # The mailbox has the first rows of the batch; the service may still have others.
                 messages.bodies.share(base)
             messages.arrived(mailbox, base, mask)
 

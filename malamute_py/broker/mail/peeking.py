@@ -3,6 +3,10 @@
 Owns one PEEK_MAIL from the choice of its messages to its answer. The rules: messages and bytes are
 bounded; bodies on the disk are read first, and the answer describes the messages that are there
 when the bodies have come. Source: SPEC.md, section 4.4.
+
+A put is the messages of one batch in one mailbox: one row of the tables (MessageRow), under the
+number of its first message (`base`). Its messages are its rows, and a set of them is a mask: an
+integer whose lowest bit is the first row.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from malamute_py.broker.log.bodies import Bodies, Body
 from malamute_py.broker.mail.inboxes import why_of
 from malamute_py.broker.mail.mailbox import Mailbox
 from malamute_py.broker.structures.bitmaps import places_of
+from malamute_py.changelog.records import mask_of
 from malamute_py.changelog.tables import MessageRow
 
 RESULT_BYTES: Final = 512 << 10
@@ -61,21 +66,22 @@ class Peeking:
         """Further messages do not fit into this answer."""
 
     def begin(self) -> None:
-        """Choose the messages, and ask for their bodies."""
+        """Choose the messages, and ask for their bodies; called when the PEEK_MAIL has its turn."""
         if not self._link.open:
-            self._arrived()  # A link that has ended is not answered; the next look may begin.
+            self._arrived()  # A link that has ended is not answered; the next PEEK_MAIL may begin.
             return
         mailbox, after = self._mailbox, self._command.after
         table, number = mailbox.rows, mailbox.number
         count = size = 0
         first = mailbox.order.floor(after) if after >= 0 else None
-        # The put in which the number `after` lies may have rows after it.
-        begun = -1 if first is None else first - 1
-        for base in mailbox.order.after(begun):
+        # The put in which the number `after` lies may have rows after it: the walk begins with it.
+        before_first = -1 if first is None else first - 1
+        for base in mailbox.order.after(before_first):
             row = table[number, base]
-            left = self._left(row)
+            left = self._rows_to_show(row)
             if not left:
                 continue
+            # One put is taken however large it is, so that each page gets further.
             if count >= self._limit or (self._rows and size + row.size > self._bytes_max):
                 self._more = True
                 break
@@ -91,6 +97,7 @@ class Peeking:
         self._arrived()
 
     def _body_came(self, base: int, body: Body | None) -> None:
+        """Keep the body of a batch (None: it is lost), and answer if it was the last one."""
         self._found[base] = body
         self._arrived()
 
@@ -107,20 +114,27 @@ class Peeking:
         messages = self._page()
         self._answers.result(link, self._command, {"messages": messages, "more": self._more})
 
-    def _left(self, row: MessageRow) -> int:
-        """Return the rows of a put after the number that the page begins after."""
+    def _rows_to_show(self, row: MessageRow) -> int:
+        """Return the bitmap of the messages of a put that the caller has not seen on earlier pages.
+
+        The command names the last number that the caller has seen (`after`).
+        """
         left, after = row.left, self._command.after
         if row.base <= after:
             seen = min(after + 1 - row.base, row.count)
-            left = left >> seen << seen
+            left = left >> seen << seen  # clears the lowest `seen` bits
         return left
 
     def _page(self) -> list[dict[str, Any]]:
-        """Return the messages of the page; `_more` tells whether others follow."""
+        """Return the messages that the answer shows, once the bodies have come.
+
+        The page ends at the caller's limit or at RESULT_BYTES, but has one message at least,
+        however large, so that the caller gets on; `_more` then tells it that others follow.
+        """
         messages: list[dict[str, Any]] = []
         size = 0
         for row in self._rows:
-            for place in places_of(self._left(row)):
+            for place in places_of(self._rows_to_show(row)):
                 if len(messages) < self._limit:
                     entry = self._entry(row, place)
                     size += ENTRY_BYTES + len(entry["subject"]) + len(entry.get("body", b""))
@@ -133,7 +147,11 @@ class Peeking:
         return messages
 
     def _entry(self, row: MessageRow, place: int) -> dict[str, Any]:
-        """Return what an answer shows of one message."""
+        """Return the facts that an answer shows of one message.
+
+        row: the put that the message is of. place: the message's row within the put.
+        """
+        # rare: facts that few puts have. progress: None while no row of the put was handed out.
         rare, progress = row.rare, self._mailbox.progress.get(row.base)
         bit = 1 << place
         not_before_ms = 0
@@ -141,10 +159,13 @@ class Peeking:
         held = False
         if progress is not None:
             held = bool(progress.held & bit)
-            attempts = progress.attempt(bit)[0] - 1  # attempt() counts the next hand-out, too.
+            next_attempt, _ = progress.attempt(bit)
+            attempts = next_attempt - 1
             for at_ms, rows in (progress.times or {}).items():
                 if rows & bit:
                     not_before_ms = at_ms
+        elif rare is not None:  # Rows that were given back apart have attempts of their own.
+            attempts += sum(times for times, rows in rare.tries if mask_of(rows, bit))
         expires_at_ms = row.expires_at_ms
         if rare is not None and rare.expiries:
             expires_at_ms = rare.expiries[place]
@@ -177,9 +198,13 @@ class Peeking:
         return entry
 
     def _look_into(self, entry: dict[str, Any], body: Body, place: int) -> None:
-        """Add a message's subject, fields and the beginning of its body to its entry."""
+        """Add a message's subject, fields and the beginning of its body to its entry.
+
+        Raises BatchError or MalamuteError: the batch cannot be read; the entry stays without them.
+        """
         content = body.content
         headers, codes = content.headers()
+        # codes: each row's number in the header table; None: all rows have the only header.
         header = headers[0 if codes is None else int(codes[place])]
         entry["subject"] = header.subject
         entry["fields"] = dict(header.fields)
@@ -190,7 +215,7 @@ class Peeking:
         shown = min(self._command.body_bytes, RESULT_BYTES)
         first, end = int(bodies.offsets[place]), int(bodies.offsets[place + 1])
         parts = bodies.parts
-        if parts is not None:
+        if parts is not None:  # Each body is a list of pieces, and `first` and `end` number these.
             pieces = [
                 bytes(bodies.blob[int(parts[at]) : int(parts[at + 1])]) for at in range(first, end)
             ]

@@ -4,6 +4,10 @@ Owns the checks of a put before its step is taken, and the bounds of mailboxes. 
 mailbox answers `wait` and never drops a message; room is reserved when a step is taken. Source:
 docs/design.md (Flow control; Queues and the checkpoint); SPEC.md, section 4.8; the Malamute
 whitepaper's direct messaging (docs/design.md, References).
+
+A put is the messages of one batch in one mailbox: one row of the tables (MessageRow), under the
+number of its first message (`base`). Its messages are its rows, and a set of them is a mask: an
+integer whose lowest bit is the first row.
 """
 
 from __future__ import annotations
@@ -59,7 +63,10 @@ class Puts:
     # --- putting --------------------------------------------------------------------------------
 
     def prepare_send(self, link: Link, command: Send, frame: Any) -> Part:
-        """Return the part of a step that a SEND becomes. Raises BrokerRefused: nothing was put."""
+        """Return the part of a step that a SEND becomes, once all about it is checked.
+
+        frame: the content that came with it. Raises BrokerRefused: nothing was put.
+        """
         shard = self._shard
         settings = shard.settings
         name = command.mailbox
@@ -107,11 +114,16 @@ class Puts:
     ) -> Part:
         """Return the part of a step that puts one batch of messages into a mailbox.
 
-        content: checked. asked_by: requester, for a reply or a notice; creator of a group, for its
-        dead letters. origin: the records that these were. rows: those that are messages; 0: all.
+        For mail of a SEND, for replies and notices, and for dead letters of groups.
+        sender: as recipients see it. content, frame: the batch, checked, and its bytes.
+        by: owner who would create the mailbox. key, digest: as SEND names the batch, for repeats.
+        about, last: of a reply, the requests that it answers, and whether it is the last one.
+        asked_by: requester, for a reply or a notice; creator of a group, for its dead letters; the
+        bytes count on its quota instead of the sender's. why, origin: of dead letters, the reason,
+        and the records that they were. rows: those that are messages; 0: all.
         force: put it even into a full mailbox, for messages that must not be lost and whose
         requests were bounded. The part has `memory` set for a mailbox in memory; see `later`.
-        Raises BrokerRefused: `wait`, `limit`, `bad_name`, `unknown_mailbox`.
+        Raises BrokerRefused: `wait` (full, or being made), `limit`, `bad_name`, `unknown_mailbox`.
         """
         mailbox = self.mailboxes.by_name.get(name)
         if mailbox is None or mailbox.removing:
@@ -123,7 +135,7 @@ class Puts:
             mailbox = self.mailboxes.use(name, by)
         head = content.head
         count = head.count
-        size = STAMP_BYTES + head.content_bytes
+        size = STAMP_BYTES + head.content_bytes  # as a delivery has it: with the broker's stamp
         if not force:
             self._check_room(mailbox, rows.bit_count() if rows else count, size)
             self._quotas.check_sent(asked_by or sender, mailbox.resource, size)
@@ -135,6 +147,7 @@ class Puts:
         )  # fmt: skip
         put.digest = digest
         if origin is not None:
+            # Expiries that the batch has were meant for the stream's readers, not for dead letters.
             put.origin, put.rows = origin, rows_of(rows)
             if mailbox.settings.ttl_ms:
                 put.expires_at_ms = now_ms + mailbox.settings.ttl_ms
@@ -164,7 +177,11 @@ class Puts:
         return part
 
     def later(self, part: Part) -> Part:
-        """Turn a put into memory into a part of a logged step: it happens when the step does."""
+        """Turn a put into memory into a part of a logged step: it happens when the step does.
+
+        For a reply or notice into a mailbox in memory: the log gets the end of the request, and the
+        message is put once it has that. The log is given no content; DeferredPut restores it.
+        """
         assert part.memory
         assert part.content is not None
         part.effects.insert(0, DeferredPut(self._steps, part.content))
@@ -174,8 +191,9 @@ class Puts:
     def notice(self, name: str, *, asked_by: str, about: Sequence[Run], why: str) -> Part | None:
         """Return a part that notifies a requester that requests will have no reply, and why.
 
-        A notice goes into a full mailbox, too: each stands for a request that was bounded. None:
-        the requester has no mailbox any more.
+        name: the mailbox that it wanted the replies in. about: the requests, as runs (key of their
+        batch, first row, how many). A notice goes into a full mailbox, too: each stands for a
+        request that was bounded. None: the requester has no mailbox any more.
         """
         # A message without a body for each request; frames of the same count are alike, and kept.
         count = sum(length for _, _, length in about)
@@ -207,10 +225,13 @@ class Puts:
         by: str = "",
         force: bool = False,
     ) -> Part:
-        """Return a part by which requests become messages of a dead-letter mailbox.
+        """Return a part by which requests of a service become messages of a dead-letter mailbox.
 
-        rows: (number of a put, its rows as a mask). size: bytes of these puts.
-        Raises BrokerRefused as `put` does, and `cross_ring` for a mailbox in memory.
+        Their batches stay where they are: the mailbox refers to them by number.
+        rows: (number of a put, its rows as a mask). size: bytes of these puts. why: the reason, as
+        readers are told it. by: owner who would create the mailbox. force: see `put`.
+        Raises BrokerRefused as `put` does, and `cross_ring` for a mailbox in memory: the log
+        cannot move requests there in one step.
         """
         mailbox = self.mailboxes.use(name, by)
         if mailbox.memory:
@@ -231,10 +252,11 @@ class Puts:
     def next_letters(
         self, search: LetterSearch, is_wanted: Callable[[Rare], bool]
     ) -> tuple[Mailbox, list[RowsOfPut]] | None:
-        """Look at the next puts of a search; None: all were looked at.
+        """Look at the next puts of a search for dead letters; None: all were looked at.
 
-        Returns their messages that no reader holds and that are wanted: there may be none among
-        them while later ones follow. is_wanted: asked with what dead letters have beside a message.
+        Returns the mailbox and their messages that no reader holds and that are wanted: there may
+        be none among them while later ones follow. Called by REQUEUE, portion by portion.
+        is_wanted: asked with the facts that dead letters have beside a message (Rare).
         """
         while search.places:
             mailbox = self.mailboxes.by_name.get(search.places[0])
@@ -274,7 +296,11 @@ class Puts:
     # --- room -----------------------------------------------------------------------------------
 
     def _check_room(self, mailbox: Mailbox, count: int, size: int) -> None:
-        """Raise BrokerRefused `limit` for a put that never fits, `wait` for a full mailbox."""
+        """Raise BrokerRefused `limit` for a put that never fits, `wait` where there is no room now.
+
+        The mailbox has bounds of messages and bytes; all mailboxes together have one of bytes, and
+        those in memory another. What steps on their way will put (`coming`) counts.
+        """
         settings = self._shard.settings
         has = mailbox.settings
         count_max = has.max_messages or settings.mailbox_messages_max
@@ -334,7 +360,8 @@ class LetterSearch(msgspec.Struct, eq=False):
         """Return the next puts, each with the rows to look at as a mask; empty: none is left."""
         found: dict[int, int] = {}
         if not self.numbers:
-            found = dict.fromkeys(islice(mailbox.order.after(self._after), REVIVED_MAX), -1)
+            every = -1  # All bits are set: every row of a put is looked at.
+            found = dict.fromkeys(islice(mailbox.order.after(self._after), REVIVED_MAX), every)
             self._after = max(found, default=-1)
         elif self._after < 0:
             self._after = 0  # One portion looks at all numbers.
@@ -362,7 +389,10 @@ def _free(mailbox: Mailbox, puts: Mapping[int, int]) -> list[RowsOfPut]:
 
 
 def _set_expiry(put: MailPut, content: Content, after_ms: int, now_ms: int) -> None:
-    """Set when the rows of a put expire: each at its own time, else after the mailbox's ttl."""
+    """Set when the rows of a put expire: each at its sender's time, else after the mailbox's ttl.
+
+    after_ms: the ttl; 0: none, so that rows without a time stay until they are taken.
+    """
     default = now_ms + after_ms if after_ms else 0
     column = content.expiries
     if column is None:

@@ -33,7 +33,7 @@ def lowest(mask: int, count: int) -> int:
     if mask.bit_count() <= count:
         return mask
     # Most masks are one run of set bits: the answer is its beginning, without a search.
-    low = (mask & -mask).bit_length() - 1
+    low = (mask & -mask).bit_length() - 1  # the place of the lowest set bit
     run = ((1 << count) - 1) << low
     if mask & run == run:
         return run
@@ -53,10 +53,10 @@ def runs_of(mask: int) -> Iterator[tuple[int, int]]:
     """Yield the rows of a bitmap as runs: (first row, how many), ascending."""
     at = 0
     while mask:
-        skip = (mask & -mask).bit_length() - 1
+        skip = (mask & -mask).bit_length() - 1  # how many zeros are below the lowest one
         mask >>= skip
         at += skip
-        length = (~mask & (mask + 1)).bit_length() - 1
+        length = (~mask & (mask + 1)).bit_length() - 1  # how many ones are below the lowest zero
         yield at, length
         mask >>= length
         at += length

@@ -18,7 +18,11 @@ _SPARSE = 4
 
 
 def _sparse(classes: Sequence[tuple[BitMap, list[int]]]) -> list[tuple[list[int], list[int]]]:
-    """Partition by comparing, for each pattern, the list of classes that it is in."""
+    """Partition by comparing, for each pattern, the list of classes that it is in.
+
+    Arguments and result are those of `partition`, which calls this where most classes have few
+    patterns. Patterns in exactly the same classes select the same headers.
+    """
     selected: dict[int, list[int]] = {}
     """Number of a pattern -> places of the classes that it is in, ascending."""
     for at, (numbers, _) in enumerate(classes):
@@ -41,6 +45,8 @@ def _sparse(classes: Sequence[tuple[BitMap, list[int]]]) -> list[tuple[list[int]
 def partition(classes: Sequence[tuple[BitMap, list[int]]]) -> list[tuple[list[int], list[int]]]:
     """Return every part: (numbers of patterns, places of the headers that exactly these select).
 
+    Called for each batch of a stream with many subscriptions: what a part selects is encoded once
+    for all subscriptions with its patterns.
     classes: (numbers of patterns, places of the headers that all of these patterns and no others
     select); no place is in two classes. A header's place is its index in the batch's header table.
 
@@ -53,6 +59,7 @@ def partition(classes: Sequence[tuple[BitMap, list[int]]]) -> list[tuple[list[in
         return _sparse(classes)
     patterns = np.array(BitMap.union(*(numbers for numbers, _ in classes)).to_array())
     count = len(patterns)
+    # By the number of a pattern; numbers without a pattern are never looked at.
     labels = np.zeros(int(patterns[-1]) + 1, np.int64)
     # For each label: the place of one of its members in the class at hand. A class takes up to
     # `count` new labels: with room for several times that, they are seldom numbered anew.
@@ -72,6 +79,7 @@ def partition(classes: Sequence[tuple[BitMap, list[int]]]) -> list[tuple[list[in
         scratch[old] = np.arange(size)
         labels[members] = unused + scratch[old]
         unused += size
+    # Patterns in the order of their labels: each part is a stretch of `order`, of `sizes` patterns.
     _, firsts, sizes = np.unique(labels[patterns], return_index=True, return_counts=True)
     order = patterns[np.argsort(labels[patterns], kind="stable")]
     parts: list[tuple[list[int], list[int]]] = []
@@ -82,6 +90,7 @@ def partition(classes: Sequence[tuple[BitMap, list[int]]]) -> list[tuple[list[in
         places = by_first[first] = []
         parts.append((order[end : end + size].tolist(), places))
         end += size
+    # Of a class each part has all patterns or none, so its first pattern tells.
     firsts_of_all = BitMap(by_first)
     for numbers, places in classes:
         for first in numbers & firsts_of_all:

@@ -59,6 +59,7 @@ class Ordered(Generic[T]):
                 chunks.append([value])
                 tops.append(value)
             return
+        # The first chunk whose greatest value is not below the value is the one for it.
         place = bisect_left(tops, value)
         chunk = chunks[place]
         at = bisect_left(chunk, value)
@@ -69,7 +70,10 @@ class Ordered(Generic[T]):
             self._split(place)
 
     def add_many(self, values: Iterable[T]) -> None:
-        """Add values, in any order; a value that is there is not added again."""
+        """Add values, in any order; a value that is there is not added again.
+
+        They are sorted, so that the search for each chunk begins at the last one.
+        """
         chunks, tops, add = self._chunks, self._tops, self.add
         place = 0
         for value in sorted(values):
@@ -87,6 +91,7 @@ class Ordered(Generic[T]):
                     self._split(place)
 
     def _split(self, place: int) -> None:
+        """Make two chunks of one that has got too long."""
         chunk = self._chunks[place]
         self._chunks.insert(place + 1, chunk[CHUNK:])
         del chunk[CHUNK:]
@@ -111,7 +116,7 @@ class Ordered(Generic[T]):
         del chunk[at]
         if not chunk:
             del chunks[place], tops[place]
-        elif at == len(chunk):
+        elif at == len(chunk):  # The greatest value of the chunk was removed.
             tops[place] = chunk[-1]
 
     def after(self, value: T) -> Iterator[T]:
@@ -130,7 +135,10 @@ class Ordered(Generic[T]):
         yield from chunks[place + 1 :]
 
     def floor(self, value: T) -> T | None:
-        """The greatest value that is not above this one; None: there is none."""
+        """Return the greatest value that is not above this one; None: there is none.
+
+        Callers find with it the batch in which a number lies: that with the greatest first number.
+        """
         chunks = self._chunks
         place = bisect_left(self._tops, value)
         if place < len(chunks):
@@ -138,6 +146,7 @@ class Ordered(Generic[T]):
             at = bisect_right(chunk, value)
             if at:
                 return chunk[at - 1]
+        # All of that chunk is above the value: the last one of the chunk before it is next.
         return self._tops[place - 1] if place else None
 
 
@@ -146,13 +155,15 @@ Pair = tuple[int, int]
 
 
 class Schedule:
-    """Pairs by the time at which they are due; each place has one time."""
+    """Pairs, called places here, by the time at which they are due; each place has one time."""
 
     __slots__ = ("_at", "_order")
 
     def __init__(self) -> None:
         self._at: dict[Pair, int] = {}
+        """Place -> time at which it is due."""
         self._order: Ordered[tuple[int, Pair]] = Ordered()
+        """(time, place), the next one first."""
 
     def __len__(self) -> int:
         return len(self._at)
@@ -180,7 +191,7 @@ class Schedule:
         self._order.add((at_ms, place))
 
     def put_off(self, ms: int) -> None:
-        """Make all places due so much later."""
+        """Make all places due so much later: the caller missed so much time."""
         for place, at_ms in list(self._at.items()):
             self.set(place, at_ms + ms)
 

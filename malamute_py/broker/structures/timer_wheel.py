@@ -24,8 +24,11 @@ class TimerWheel(Generic[T]):
 
     def __init__(self) -> None:
         self._slots: dict[int, dict[T, None]] = {}
+        """Number of a slot, which ends at so many SLOT_MS -> its things."""
         self._order: list[int] = []
+        """A heap of the numbers of the slots."""
         self._sweep_at = SLOTS_MIN
+        """Number of slots from which on the empty ones are dropped."""
 
     def __len__(self) -> int:
         return sum(map(len, self._slots.values()))
@@ -39,7 +42,7 @@ class TimerWheel(Generic[T]):
 
     def add(self, due_ms: int, thing: T) -> int:
         """Let a thing fall due; returns its slot, which `discard` needs."""
-        slot = -(-due_ms // SLOT_MS)
+        slot = -(-due_ms // SLOT_MS)  # rounded up: nothing falls due early
         found = self._slots.get(slot)
         if found is None:
             if len(self._slots) >= self._sweep_at:
@@ -75,7 +78,7 @@ class TimerWheel(Generic[T]):
                 for thing in list(found)[: most - len(things)]:
                     del found[thing]
                     things.append(thing)
-            if not found:
+            if not found:  # Otherwise the rest of the slot is left to the next call.
                 heappop(self._order)
                 del self._slots[slot]
         return things

@@ -13,6 +13,7 @@ class Timers:
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
+        """(time, number in the order of setting, call)."""
         self._count = 0
 
     @property
@@ -26,16 +27,21 @@ class Timers:
         heappush(self._heap, (due_ms, self._count, call))
 
     def run(self, now_ms: int) -> None:
-        """Make the calls that are due; what they set is left to the next run, due or not."""
+        """Make the calls that are due; what they set is left to the next run, due or not.
+
+        A call that sets itself again for at once so gets one turn in each run. A call that raises
+        leaves the others for the next run.
+        """
         heap, newest = self._heap, self._count
         later: list[tuple[int, int, Callable[[], None]]] = []
         try:
             while heap and heap[0][0] <= now_ms:
                 timer = heappop(heap)
-                if timer[1] > newest:
+                _, number, call = timer
+                if number > newest:  # It was set during this run.
                     later.append(timer)
                 else:
-                    timer[2]()
+                    call()
         finally:
             for timer in later:
                 heappush(heap, timer)

@@ -4,6 +4,9 @@ Owns LIST_TRANSACTIONS, END_TRANSACTION and AWAIT_TRANSACTION. The rules: the pe
 `manage_clients` decides who may list and end other clients' transactions; a commit is never taken
 back: of a committed transaction an operator can only give up, by name, what a ring puts off, and
 every client that waits for the commit is told. Source: SPEC.md, section 4.11.
+
+A ring that refuses batches of a committed transaction puts them off; they are tried again until it
+takes them, or an operator gives them up.
 """
 
 from __future__ import annotations
@@ -48,7 +51,10 @@ class TransactionAdmin:
         }
 
     def list_transactions(self, link: Link, command: ListTransactions) -> None:
-        """Answer with a page of the transactions, oldest first; others' to administrators only."""
+        """Answer with a page of the transactions, oldest first, for LIST_TRANSACTIONS.
+
+        A client sees its own; an administrator all, or those of its namespace.
+        """
         settings = self._shard.settings
         all_of_them = settings.permit(link.owner, "manage_clients", "transactions")
         limit = max(1, min(command.limit, settings.page_max))
@@ -71,7 +77,10 @@ class TransactionAdmin:
         )  # fmt: skip
 
     def _facts(self, transaction: Transaction) -> dict[str, Any]:
-        """Facts of one transaction; `streams`: the first names of those it staged for."""
+        """Return the facts of one transaction that a list shows.
+
+        streams: names of those that it has batches for, STREAMS_MAX at most.
+        """
         row = transaction.row
         numbers = {batch.stream for batch in transaction.staged.values()}
         streams = [self._catalogue.by_number(number) for number in numbers]
@@ -101,7 +110,8 @@ class TransactionAdmin:
     def end_transaction(self, link: Link, command: EndTransaction) -> None:
         """Roll a transaction of any client back, or give up what is put off of a committed one.
 
-        Answered when that is durable.
+        For END_TRANSACTION of an operator; answered when that is durable. Raises BrokerRefused: it
+        is not allowed, there is no such transaction, or its state does not permit it.
         """
         settings = self._shard.settings
         transaction = self._transactions.by_id.get(command.transaction)
@@ -128,9 +138,13 @@ class TransactionAdmin:
         self._transactions.end(transaction, ENDED, Answer(self._answers, link, command))
 
     def _end_put_off(self, link: Link, command: EndTransaction, transaction: Transaction) -> None:
-        """Give up what rings put off of a committed transaction, if the command says so."""
+        """Give up what rings put off of a committed transaction, if the command says so.
+
+        Raises BrokerRefused: the command does not say so, and is told what would be given up; or
+        there is nothing that can be.
+        """
         apart = [ring for ring in transaction.put_off if ring != MAIN]
-        if not apart:
+        if not apart:  # Ring main has failed: the commit itself may be lost, and a start will tell.
             code, reason = transaction.put_off[MAIN].code, transaction.put_off[MAIN].reason
             raise BrokerRefused(
                 "conflict", f"ring main takes nothing ({code}: {reason}): see the broker's log"
@@ -152,7 +166,10 @@ class TransactionAdmin:
         self._transactions.give_up(transaction, answer)
 
     def await_transaction(self, link: Link, command: AwaitTransaction) -> None:
-        """Answer once all of a committed transaction is durable in its streams."""
+        """Answer once all of a committed transaction is durable in its streams.
+
+        Raises BrokerRefused: records of it were given up, or it is not committed.
+        """
         transaction = self._transactions.by_id.get(command.transaction)
         if transaction is None and self._transactions.was_given_up(command.transaction):
             raise BrokerRefused(*WHY[GIVEN_UP])

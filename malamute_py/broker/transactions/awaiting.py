@@ -30,14 +30,17 @@ class Awaiting:
         self._answers = answers
 
     def add(self, link: Link, command: AwaitTransaction, transaction: Transaction) -> None:
-        """Have a command answered once all of a transaction is durable. Raises BrokerRefused."""
+        """Have a command answered once all of a transaction is durable.
+
+        Raises BrokerRefused `wait`: the link waits for too many answers.
+        """
         self._links.count_query(link)
         transaction.waiting.append((link, command))
 
     def over(self, link: Link, command: AwaitTransaction, end_lsn: int) -> None:
         """Have a command answered whose transaction is over, once this LSN is durable.
 
-        Raises BrokerRefused.
+        Raises BrokerRefused `wait`: the link waits for too many answers.
         """
         self._links.count_query(link)
         self._answers.settle(end_lsn, lambda failure: self._answer([(link, command)], failure))
@@ -64,9 +67,10 @@ class Awaiting:
     def _answer(
         self, waiting: list[tuple[Link, AwaitTransaction]], failure: tuple[str, str] | None
     ) -> None:
-        """Answer the commands that waited for a transaction's end.
+        """Answer the commands that waited for a transaction's end, and that their links counted.
 
-        failure: the end is not durable, or records were given up.
+        failure: code and reason: the end is not durable, batches follow later, or records were
+        given up; None: all of the transaction is durable.
         """
         for link, command in waiting:
             link.queries -= 1

@@ -10,6 +10,9 @@ change that says so comes once the batches are durable there, and their marks (a
 start which of them are. What a ring puts off is given up on an operator's word alone, in the turn
 of its lane, so that no batch is given up while it is on its way. Source: ARCHITECTURE.md,
 Decisions; SPEC.md, section 4.11.
+
+Staged batches lie in the mail stream, aside from their streams. A lane is the way into one ring.
+What is for a ring of a stream's own is `apart`. A ring that refuses what it is given puts it off.
 """
 
 from __future__ import annotations
@@ -118,14 +121,16 @@ class Moving:
     def begin(self, transaction: Transaction, commit_lsn: int = 0) -> None:
         """Append all of a transaction, whose commit the log has, in its turn.
 
-        commit_lsn: end of the bundle with the commit; 0: it is durable.
+        Called when a commit is appended, and at a start. commit_lsn: end of the bundle with the
+        commit; 0: it is durable.
         """
-        if not transaction.staged:
+        if not transaction.staged:  # A start found the commit, and all batches in their streams.
             self._end(transaction)
         for ring in transaction.rings():
             if ring == MAIN:
-                self._enter(transaction, ring, None)
+                self._enter(transaction, ring, failure=None)
             else:
+                # A power loss could take the commit from ring main and leave batches elsewhere.
                 self._when_visible(commit_lsn, partial(self._enter, transaction, ring))
 
     def _enter(self, transaction: Transaction, ring: str, failure: tuple[str, str] | None) -> None:
@@ -143,7 +148,8 @@ class Moving:
     def _go_on(self, lane: _Lane) -> None:
         """Read the staged batches of a lane's next bundle, from the transaction whose turn it is.
 
-        One bundle of a lane is under way at a time; `_found` puts together what is read.
+        Called when a transaction joins the lane, and when its last bundle is done. One bundle of a
+        lane is under way at a time; `_found` puts together what is read.
         """
         if lane.busy:
             return
@@ -154,6 +160,7 @@ class Moving:
         transaction = lane.queue.popleft()
         if lane.ring in transaction.giving_up:
             # Batches that an operator gives up are not read: the bundle needs no bodies.
+            # `_drop_apart` counts down the one that is missing.
             every = transaction.in_order(lane.ring)
             self._drop_apart(_Bundle(lane, transaction, every, bodies=[], missing=1))
             return
@@ -169,9 +176,12 @@ class Moving:
             self._bodies.want(batch.base, batch.size, partial(self._found, bundle, at))
 
     def _found(self, bundle: _Bundle, at: int, body: Body | None) -> None:
-        """Note a body of a bundle; append the bundle once all are read. body: None: lost."""
+        """Note a body of a bundle that was read; append the bundle once it has all.
+
+        at: index of the batch in the bundle. body: None: it is lost, or could not be read now.
+        """
         bundle.bodies[at] = body
-        if body is None and self._bodies.failed:
+        if body is None and self._bodies.failed:  # The read failed, and is tried again.
             bundle.failed = self._bodies.failed
         bundle.missing -= 1
         if bundle.missing:
@@ -184,12 +194,16 @@ class Moving:
             self._append_apart(bundle)
 
     def _later(self, bundle: _Bundle) -> None:
-        """Try a bundle again in a while: its bodies could not be read, or a ring refused it."""
+        """Try a bundle again in a while: its bodies could not be read, or a ring refused it.
+
+        The lane stands still until then. Its transaction mostly stays the next one.
+        """
         lane, refusal = bundle.lane, bundle.refusal
         pause_ms = 10 * self._shard.settings.retry_ms
-        if refusal is None or lane.ring in bundle.transaction.giving_up:
+        code = "" if refusal is None else refusal[0]
+        if not code or lane.ring in bundle.transaction.giving_up:
             lane.queue.appendleft(bundle.transaction)
-        elif refusal[0] == "wait":
+        elif code == "wait":
             lane.queue.appendleft(bundle.transaction)
             pause_ms = self._shard.settings.retry_ms
         else:
@@ -205,7 +219,11 @@ class Moving:
     # --- into ring main ---------------------------------------------------------------------
 
     def _append(self, bundle: _Bundle) -> None:
-        """Append the batches of a bundle to ring main, and take them out of what is staged."""
+        """Append the batches of a bundle to ring main, and take them out of what is staged.
+
+        Both happen in one step, so that a crash finds each batch in one place. What damage has
+        taken, or what was for a removed stream, only leaves what is staged.
+        """
         parts: list[Part] = []
         for batch, body in zip(bundle.batches, bundle.bodies, strict=True):
             stream = self._catalogue.by_number(batch.stream)
@@ -218,22 +236,26 @@ class Moving:
     def _take_out(self, bundle: _Bundle, parts: list[Part]) -> None:
         """Have the log take a bundle's batches out of the table of what is staged.
 
-        parts: those that append the batches in the same bundle.
+        parts: those that append the batches in the same bundle; none where a ring of the stream's
+        own has them, or where they are given up. With the last batches the transaction ends.
         """
         transaction = bundle.transaction
         bases = [batch.base for batch in bundle.batches]
         whole = len(bases) == len(transaction.staged)
         if whole:
-            change: Any = self._over(transaction, bases, gave_up=bool(bundle.given_up))
+            change: Any = self._end_change(transaction, bases, gave_up=bool(bundle.given_up))
         else:
             given_up_ms = self._shard.now_ms if bundle.given_up else 0
             change = TransactionMoved(transaction.id, bases, given_up_ms)
         self._steps.take([*parts, Part([change], effects=[_Moved(self, bundle, whole)])])
 
-    def _over(
+    def _end_change(
         self, transaction: Transaction, bases: list[int], *, gave_up: bool = False
     ) -> TransactionEnded:
-        """Return the change that ends a transaction. gave_up: an operator gave up some of bases."""
+        """Return the change that ends a committed transaction.
+
+        bases: numbers of the batches that leave with it. gave_up: an operator gave up some of them.
+        """
         # What an operator gave up before, perhaps before a restart, the tables know.
         known = gave_up or transaction.id in self._shard.queues.ends
         why = "given_up" if known else "committed"
@@ -248,14 +270,15 @@ class Moving:
         )  # fmt: skip
 
     def moved(self, bundle: _Bundle, whole: bool, end_lsn: int) -> None:
-        """Take the batches of a bundle that the log has out of what is staged, and go on.
+        """Take the batches of a bundle out of what is staged, and go on with the lane.
 
-        whole: the bundle was all that was still staged.
+        Called when the log has the change that says so. whole: the bundle was all that was still
+        staged when that change was made.
         """
         transaction, lane = bundle.transaction, bundle.lane
         if bundle.given_up:
             self._gave_up(transaction, lane.ring, bundle.given_up)
-        else:
+        else:  # The ring has taken something: its next refusal is news again.
             lane.told, lane.waited = "", 0
         transaction.put_off.pop(lane.ring, None)
         for stream, batch in bundle.lost:
@@ -274,8 +297,10 @@ class Moving:
         elif lane.ring in transaction.rings():
             lane.queue.append(transaction)
         if lane.ring != MAIN:
+            # A start asks for the marks of batches until this change is durable.
             self._when_visible(end_lsn, partial(self._forget, bundle.batches))
         if self._steps.unsettled_bytes + self._publishing.unsettled_bytes > AHEAD_BYTES:
+            # The disk is behind: the lane goes on once it has this bundle.
             self._when_visible(end_lsn, partial(self._settled, lane))
         else:
             self._resume(lane)
@@ -300,16 +325,21 @@ class Moving:
         then = Then(
             partial(self._ended, transaction), lambda *_: self._end_later(transaction)
         )  # fmt: skip
-        self._steps.propose(self._over(transaction, []), then)
+        self._steps.propose(self._end_change(transaction, []), then)
 
     def _end_later(self, transaction: Transaction) -> None:
+        """Try the end of a transaction again in a while, which the log refused."""
         pause_ms = 10 * self._shard.settings.retry_ms
         self._timers.set(self._shard.now_ms + pause_ms, partial(self._end, transaction))
 
     # --- into a ring of a stream's own --------------------------------------------------------
 
     def _append_apart(self, bundle: _Bundle) -> None:
-        """Hand the batches of a bundle to their ring, but those that it has."""
+        """Hand the batches of a bundle to their ring, but those that it has.
+
+        From here on `bundle.batches` has those that the ring has or that nothing can be done for:
+        they leave what is staged once the ring is durable. The others are tried again.
+        """
         batches, bundle.batches = bundle.batches, []
         bundle.missing = 1  # One for this method, so that the bundle is not whole before its end.
         for batch, body in zip(batches, bundle.bodies, strict=True):
@@ -318,17 +348,20 @@ class Moving:
                 bundle.batches.append(batch)
                 continue
             bundle.ring = stream.ring
-            if (batch.stream, batch.base) in self._arrivals:
+            if (batch.stream, batch.base) in self._arrivals:  # It arrived before a restart.
                 bundle.batches.append(batch)
             elif body is None:
                 bundle.lost.append((stream, batch))
                 bundle.batches.append(batch)
             elif not self._hand_over(bundle, batch, stream, body):
-                break
+                break  # Batches of a stream are appended in order, so those after it wait, too.
         self._count_down(bundle)
 
     def _hand_over(self, bundle: _Bundle, batch: Staged, stream: Stream, body: Body) -> bool:
-        """Hand one batch to its ring; False: it is refused, and so are those after it."""
+        """Hand one batch to its ring; False: it is refused, and so are those after it.
+
+        The batch carries a mark with its number, by which a start finds whether the ring has it.
+        """
         frame = marked(body.frame, batch.base)
         content = Content(frame)
         # The marks are no part of the header table: a large one is not read a second time.
@@ -357,9 +390,9 @@ class Moving:
         bundle.missing -= 1
         if bundle.missing:
             return
-        if not bundle.batches:
+        if not bundle.batches:  # Each was refused.
             self._refused_apart(bundle)
-        elif bundle.ring is None:
+        elif bundle.ring is None:  # Their streams are gone, or they are given up: no ring has any.
             self._take_out(bundle, [])
         else:
             self._publishing.when_visible(
@@ -367,7 +400,11 @@ class Moving:
             )
 
     def _durable(self, bundle: _Bundle, failure: tuple[str, str] | None) -> None:
-        """Take batches that no power loss takes from their ring out of what is staged."""
+        """Take batches out of what is staged, once no power loss can take them from their ring.
+
+        failure: why the ring will never have them durably; of a removed stream that does not
+        matter.
+        """
         if failure is None or self._removed(bundle):
             self._take_out(bundle, [])
         else:
@@ -375,6 +412,7 @@ class Moving:
             self._refused_apart(bundle)
 
     def _removed(self, bundle: _Bundle) -> bool:
+        """Whether the streams of all batches of a bundle are gone."""
         return all(self._catalogue.by_number(batch.stream) is None for batch in bundle.batches)
 
     def _refused_apart(self, bundle: _Bundle) -> None:
@@ -388,7 +426,7 @@ class Moving:
             lane.waited += 1
             self._later(bundle)
             return
-        if lane.told != code:
+        if lane.told != code:  # The same reason is reported once until the ring takes something.
             lane.told = code
             self._shard.counters["transactions_put_off"] += 1
             self._shard.event(
@@ -411,21 +449,25 @@ class Moving:
     def give_up(self, transaction: Transaction, ender: Answer) -> None:
         """Take what rings put off out of what is staged; ender: answered once that is durable.
 
-        Nothing is given up of a ring that takes all of it before its lane's next turn.
+        Called on an operator's command. The work is done in the next turn of each ring's lane, so
+        that no batch on its way is given up, and nothing of a ring that takes all before that.
         """
         transaction.ender = ender
         transaction.giving_up = {ring for ring in transaction.put_off if ring != MAIN}
         for ring in transaction.giving_up:
             queue = self._lanes[ring].queue
-            if transaction in queue:
+            if transaction in queue:  # Its turn comes next.
                 queue.remove(transaction)
                 queue.appendleft(transaction)
 
     def _drop_apart(self, bundle: _Bundle) -> None:
-        """Take a bundle's batches out of what is staged, and count those that no stream has."""
+        """Give up the batches of a bundle that no stream has; all of them leave what is staged.
+
+        bundle: all that the transaction still has for one ring.
+        """
         for batch in bundle.batches:
             stream = self._catalogue.by_number(batch.stream)
-            if stream is None or stream.removed:
+            if stream is None or stream.removed:  # It is dropped with its stream, not given up.
                 continue
             if (batch.stream, batch.base) in self._arrivals and stream.ring.failed is None:
                 # The ring has taken it: what is left is to wait for the disk.
@@ -437,8 +479,9 @@ class Moving:
     def _gave_up(
         self, transaction: Transaction, ring: str, batches: list[tuple[Stream, Staged]]
     ) -> None:
-        """Report batches of one ring that an operator gave up."""
-        stream, count = batches[0][0], sum(batch.count for _, batch in batches)
+        """Report batches of one ring that an operator gave up; all are of the ring's one stream."""
+        stream, _ = batches[0]
+        count = sum(batch.count for _, batch in batches)
         transaction.given_up[stream.name] = count
         why, ender = transaction.put_off[ring], transaction.ender
         self._shard.counters["given_up_records"] += count

@@ -3,6 +3,9 @@
 Owns the states of a transaction, and the batches that it has staged. The rule: a transaction leaves
 OPEN once, by the first of commit, rollback and timeout; a change that the log refuses takes it back
 to OPEN. Source: ARCHITECTURE.md, Decisions; SPEC.md, section 4.11.
+
+A staged batch lies in the mail stream, aside from its stream, until the transaction is committed. A
+ring that refuses batches of a committed transaction puts them off.
 """
 
 from __future__ import annotations
@@ -61,7 +64,8 @@ class Transaction:
         self.names: dict[int, str] = {}
         """Number of a stream of its batches -> the stream's name, which outlives the stream."""
         self.ending: list[int] | None = None
-        """Numbers in the change that ends it, once that is on its way."""
+        """Numbers of batches in the change that ends it, while that is on its way to the log; None
+        before. A batch that gets its number meanwhile adds it."""
         self.put_off: dict[str, PutOff] = {}
         """Ring -> why it takes nothing of it for now; mostly empty."""
         self.ender: Answer | None = None
@@ -104,12 +108,13 @@ class Transaction:
             self.apart.pop(batch.place, None)
 
     def rings(self) -> list[str]:
-        """Return the rings that batches are on their way to."""
+        """Return the rings of the streams that its batches are for: ring main, and others."""
         own = list(dict.fromkeys(self.apart.values()))
-        return own if len(self.apart) == len(self.staged) else [MAIN, *own]
+        all_apart = len(self.apart) == len(self.staged)
+        return own if all_apart else [MAIN, *own]
 
     def in_order(self, ring: str = MAIN) -> list[StagedRow | TransactionStaged]:
-        """Return the batches for a ring in the order in which their records come."""
+        """Return the batches for a ring in the order that the client numbered them in (place)."""
         staged, apart = self.staged, self.apart
         if not apart:
             return [staged[place] for place in sorted(staged)] if ring == MAIN else []

@@ -4,6 +4,9 @@ Owns which transactions there are, and the parts of steps that change them. The 
 batch lies in the mail stream, which no reader of a stream sees; only the holder that began a
 transaction changes it; a transaction that is not committed in time is rolled back; all bounds are
 checked before a batch is taken. Source: ARCHITECTURE.md, Decisions; SPEC.md, section 4.11.
+
+A part is what one command adds to a step, which happens as a whole; its effects are called when it
+is taken, when it is numbered (`based`), and when the log has it or has refused it.
 """
 
 from __future__ import annotations
@@ -104,7 +107,7 @@ class Transactions:
     # --- over restarts ------------------------------------------------------------------------
 
     def recovered(self) -> None:
-        """Take up what the tables have; the appending of committed transactions goes on."""
+        """Take up what the tables have, at a start; the appending of committed ones goes on."""
         queues, shard = self._shard.queues, self._shard
         for row in list(queues.transactions.values()):
             end_ms = shard.resumed(row.at_ms + row.timeout_ms, row.timeout_ms)
@@ -112,6 +115,7 @@ class Transactions:
         for batch in list(queues.staged.values()):
             transaction = self.by_id.get(batch.id)
             if transaction is not None:
+                # A batch whose stream was removed is dropped with the others of ring main.
                 stream = self._catalogue.by_number(batch.stream)
                 transaction.add(batch, MAIN if stream is None else stream.ring.name)
                 if stream is not None:
@@ -163,9 +167,13 @@ class Transactions:
         return sum(each.state is not State.COMMITTED for each in self.by_id.values())
 
     def _find(self, link: Link, id: bytes) -> Transaction:
-        """Return an open transaction of a link's holder. Raises BrokerRefused."""
+        """Return the open transaction that a command of a link names.
+
+        Raises BrokerRefused: there is none, it is another client's, or it is not open any more.
+        """
         transaction = self.by_id.get(id)
         if transaction is None:
+            # Ends that its client did not want are remembered, so that it is told what happened.
             end = self._shard.queues.ends.get(id)
             if end is not None:
                 raise BrokerRefused(*WHY[end.why])
@@ -182,7 +190,10 @@ class Transactions:
     # --- parts of steps -----------------------------------------------------------------------
 
     def prepare_begin(self, link: Link, command: BeginTransaction, frame: Any = None) -> Part:
-        """Return the part that opens a transaction. Raises BrokerRefused."""
+        """Return the part that opens a transaction, for a BEGIN_TRANSACTION.
+
+        Raises BrokerRefused: by its name, its timeout, or the bounds of transactions.
+        """
         shard = self._shard
         settings = shard.settings
         if not command.transaction:
@@ -211,7 +222,11 @@ class Transactions:
         return Part([change], effects=[_Beginning(self, transaction), counting])
 
     def prepare_stage(self, link: Link, command: Stage, frame: Any) -> Part:
-        """Return the part that puts a batch aside. Raises BrokerRefused."""
+        """Return the part that puts a batch aside for a transaction, for a STAGE.
+
+        frame: the batch. Raises BrokerRefused: as a PUBLISH of the batch would, or by the
+        transaction's state or bounds.
+        """
         settings = self._shard.settings
         transaction = self._find(link, command.transaction)
         stream = self._catalogue.get(command.stream)
@@ -241,18 +256,24 @@ class Transactions:
                 f"transactions.all_bytes_max is {settings.staged_bytes_max}",
             )  # fmt: skip
         self._shard.quotas.check(transaction.row.by, "staged_bytes", size)
+        not_numbered = -1  # `based` sets the number once the batch has one.
         change = TransactionStaged(
-            transaction.id, command.place, stream.number, -1, head.count, size, self._shard.now_ms
-        )
+            transaction.id, command.place, stream.number, not_numbered, head.count, size,
+            self._shard.now_ms,
+        )  # fmt: skip
         effect = _Staging(self, transaction, change, stream)
+        # `settling`: the first batch of a stream settles the kind of its bodies.
         effects = [effect, *self._publishing.settling(stream, content)]
         return Part([change], content=content, frame=frame, effects=effects)
 
     def prepare_commit(self, link: Link, command: CommitTransaction, frame: Any = None) -> Part:
-        """Return the part that commits a transaction. Raises BrokerRefused."""
+        """Return the part that commits a transaction, for a COMMIT_TRANSACTION.
+
+        Raises BrokerRefused: the transaction is not open, or not all of it can be appended.
+        """
         transaction = self._find(link, command.transaction)
         staged = len(transaction.staged)
-        if staged != command.count:
+        if staged != command.count:  # A batch was refused, or has not come.
             raise BrokerRefused(
                 "conflict", f"the transaction has {staged} batches, not {command.count}"
             )
@@ -272,7 +293,7 @@ class Transactions:
             if state is not None and state.failed is not None:
                 raise BrokerRefused(*state.failed)
         counting = Counting(self._shard.counters, 1, ("transactions_committed",))
-        if not staged:
+        if not staged:  # There is nothing to append: the commit is the end.
             return self._ending(transaction, "committed", counting)
         change = TransactionCommitted(transaction.id, self._shard.now_ms)
         return Part([change], effects=[_Committing(self, transaction), counting])
@@ -280,13 +301,20 @@ class Transactions:
     def prepare_roll_back(
         self, link: Link, command: RollBackTransaction, frame: Any = None
     ) -> Part:
-        """Return the part that ends a transaction without effect. Raises BrokerRefused."""
+        """Return the part that ends a transaction without effect, for a ROLL_BACK_TRANSACTION.
+
+        Raises BrokerRefused: the transaction is not open, or not the client's.
+        """
         transaction = self._find(link, command.transaction)
         counting = Counting(self._shard.counters, 1, ("transactions_rolled_back",))
         return self._ending(transaction, "rolled_back", counting)
 
     def _ending(self, transaction: Transaction, why: str, *effects: Effect) -> Part:
-        bases: list[int] = []
+        """Return the part that ends a transaction of which nothing is appended to a stream.
+
+        why: as TransactionEnded has it.
+        """
+        bases: list[int] = []  # filled in when the part is taken: see _Ending
         change = TransactionEnded(transaction.id, bases, why, self._shard.now_ms)
         return Part([change], effects=[_Ending(self, transaction, bases, why), *effects])
 
@@ -303,7 +331,11 @@ class Transactions:
             self._timers.set(due_ms, partial(self._look, due_ms))
 
     def _look(self, due_ms: int) -> None:
-        """Roll back what is open beyond its time, and set the timer anew."""
+        """Roll back what is open beyond its time, and set the timer anew.
+
+        Called by a timer that was set for `due_ms`. Timers cannot be taken back: one that was set
+        before an earlier one fires as well, and finds nothing due.
+        """
         if due_ms == self._armed_ms:
             self._armed_ms = 0
         now_ms = self._shard.now_ms
@@ -319,7 +351,7 @@ class Transactions:
             self._arm(following)
 
     def put_off(self, ms: int) -> None:
-        """Let open transactions last so much longer."""
+        """Let open transactions last so much longer: the broker stood still for that time."""
         for transaction in self.by_id.values():
             transaction.deadline_ms += ms
 
@@ -394,7 +426,7 @@ class _Staging(Effect):
         transactions._shard.counters["staged_records"] += self.change.count
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
-        """Take the batch out of the transaction, and give back its bytes."""
+        """Take the batch out of the transaction, and give back its bytes unless it has ended."""
         transaction, change = self.transaction, self.change
         if transaction.ending is not None and change.base in transaction.ending:
             # The number is another batch's now.

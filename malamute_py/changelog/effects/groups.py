@@ -2,6 +2,9 @@
 
 Owns what such a record changes in `Queues`. The rule: a record that is done has no attempts.
 Source: docs/design.md (Journal; Queues and the checkpoint).
+
+A group shares the records of a stream among its members; its attempts (`tries`) are counted by
+ranges of offsets.
 """
 
 from __future__ import annotations
@@ -45,7 +48,10 @@ def _cursor_removed(tables: Tables, queues: Queues, change: CursorRemoved) -> No
 
 
 def _group_set(tables: Tables, queues: Queues, change: GroupSet) -> None:
-    """Create a group or set it to a new position, with nothing done beyond that."""
+    """Create a group or set it to a new position, with nothing done beyond that.
+
+    The member that has the place of an exclusive group keeps it.
+    """
     place = change.stream, change.name
     known = queues.groups.get(place)
     queues.groups[place] = GroupRow(
@@ -60,7 +66,7 @@ def _row(queues: Queues, change: _OfGroup) -> GroupRow | None:
     place = change.stream, change.name
     row = queues.groups.get(place)
     if row is not None:
-        queues.groups[place] = row
+        queues.groups[place] = row  # The checkpoint's map writes rows that were set.
     return row
 
 
@@ -98,7 +104,7 @@ def _group_revived(tables: Tables, queues: Queues, change: GroupRevived) -> None
 
 
 def _group_done(tables: Tables, queues: Queues, change: GroupDone) -> None:
-    """Note records of a group as done, which moves its position past all that are."""
+    """Note records of a group as done; its position moves past those that follow on it."""
     row = _row(queues, change)
     if row is None:
         return

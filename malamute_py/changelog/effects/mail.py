@@ -3,6 +3,9 @@
 Owns what such a record changes in `Queues`. The rules: messages that were put together are one row
 until they leave; what held for all of them moves to bitmaps once it holds for some only.
 Source: docs/design.md (Journal; Queues and the checkpoint).
+
+A put is the messages of one batch in one mailbox: one MessageRow, under the number of the first
+(`base`). A mask is a set of its rows, its messages: an integer whose lowest bit is the first row.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ def _mailbox_removed(tables: Tables, queues: Queues, change: MailboxRemoved) -> 
 
 
 def _mail_put(tables: Tables, queues: Queues, put: MailPut) -> None:
-    """Enter messages that were put together as one row, and their key."""
+    """Enter messages that were put together as one row, and the key that their sender gave."""
     rare = None
     every = (1 << put.count) - 1
     if put.expiries or put.about or put.last or put.why or put.asked_by:
@@ -55,7 +58,7 @@ def _mail_put(tables: Tables, queues: Queues, put: MailPut) -> None:
         )
     queues.messages[put.mailbox, put.base] = MessageRow(
         put.base, put.count, put.size, put.sender, put.at_ms, mask_of(put.rows, every),
-        put.priority, put.deliver_at_ms, put.expires_at_ms, 0, rare,
+        put.priority, put.deliver_at_ms, put.expires_at_ms, attempts=0, rare=rare,
     )  # fmt: skip
     if put.key:
         row = KeyRow(put.base, put.count, put.at_ms, put.mailbox, put.digest)
@@ -63,7 +66,10 @@ def _mail_put(tables: Tables, queues: Queues, put: MailPut) -> None:
 
 
 def mail_done(tables: Tables, queues: Queues, change: MailDone) -> None:
-    """Remove messages from their mailbox."""
+    """Remove messages from their mailbox; the row of a put goes with its last message.
+
+    Also called for dead letters of a group that are tried again.
+    """
     for base, rows in change.rows:
         place = change.mailbox, base
         row = queues.messages.get(place)
@@ -77,6 +83,7 @@ def mail_done(tables: Tables, queues: Queues, change: MailDone) -> None:
 
 
 def _with_left(row: MessageRow, left: int) -> MessageRow:
+    """Return a row of which these messages (a bitmap) are left."""
     row.left = left
     return row
 
@@ -91,10 +98,11 @@ def _mail_again(tables: Tables, queues: Queues, change: MailAgain) -> None:
         mask = mask_of(rows, row.left)
         row.pause_ms = max(row.pause_ms, change.pause_ms)
         if mask == row.left and (row.rare is None or not row.rare.again):
+            # All of them together, as until now: one number holds for all.
             row.attempts += 1
             row.not_before_ms = change.not_before_ms
         elif mask:
-            # Messages that were put together need not have anything else in common.
+            # Some of them: from now on bitmaps say which rows have which time and attempts.
             rare = row.rare = Rare() if row.rare is None else row.rare
             rare.again = _moved(rare.again, mask, lambda at_ms: change.not_before_ms)
             rare.tries = _moved(rare.tries, mask, lambda times: times + 1)
@@ -110,7 +118,7 @@ def _moved(
     as bits.
     """
     found: dict[int, int] = {}
-    rest = mask
+    rest = mask  # Rows of the mask that no entry has.
     for number, rows in kept:
         here = mask_of(rows, mask) if rows else 0
         others = int.from_bytes(rows, "little") & ~mask

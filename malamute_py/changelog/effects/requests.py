@@ -3,6 +3,10 @@
 Owns what such a record changes in `Queues`. The rules: a row of a request is waiting, or in one
 hold, or gone; an attempt counts when a worker takes the request.
 Source: docs/design.md (Journal; Queues and the checkpoint).
+
+A batch of requests in a service is one RequestRow, under the number of the first (`base`). A mask
+is a set of its rows, its requests: an integer whose lowest bit is the first row. A request that
+failed too often becomes a message of a mailbox, a dead letter.
 """
 
 from __future__ import annotations
@@ -67,13 +71,13 @@ def _request_put(tables: Tables, queues: Queues, put: RequestPut) -> None:
 
 
 def _work_taken(tables: Tables, queues: Queues, change: WorkTaken) -> None:
-    """Move requests from waiting to held, as one hold of a worker."""
+    """Move requests that were handed out from waiting to held, as one hold of a worker."""
     for base, rows in change.rows:
         row = queues.requests.get(base)
         if row is None:
             continue
         mask = mask_of(rows, row.waiting)
-        if not mask:
+        if not mask:  # They have ended meanwhile.
             continue
         row.waiting &= ~mask
         row.holds.append(Hold(change.holder, mask, change.at_ms, change.lease_ms))
@@ -83,7 +87,10 @@ def _work_taken(tables: Tables, queues: Queues, change: WorkTaken) -> None:
 
 
 def _count(row: RequestRow, mask: int) -> None:
-    """Count one attempt more for these rows."""
+    """Count one attempt more for the rows of a bitmap.
+
+    `row.attempts` has, for each count, the bitmap of the rows with so many attempts.
+    """
     if not row.attempts:
         row.attempts[1] = mask
         return
@@ -91,10 +98,11 @@ def _count(row: RequestRow, mask: int) -> None:
     seen = 0
     for times, rows in row.attempts.items():
         seen |= rows
+        # Rows of the mask go on to the next count, and may join others that are there.
         for number, some in ((times, rows & ~mask), (times + 1, rows & mask)):
             if some:
                 counted[number] = counted.get(number, 0) | some
-    if mask & ~seen:
+    if mask & ~seen:  # rows that had no attempt before
         counted[1] = counted.get(1, 0) | (mask & ~seen)
     row.attempts = counted
 
@@ -104,12 +112,13 @@ def _uncount(row: RequestRow, mask: int) -> None:
     counted: dict[int, int] = {}
     for times, rows in row.attempts.items():
         for number, some in ((times, rows & ~mask), (times - 1, rows & mask)):
-            if some and number:
+            if some and number:  # Rows without attempts stand nowhere.
                 counted[number] = counted.get(number, 0) | some
     row.attempts = counted
 
 
 def _undelay(row: RequestRow, mask: int) -> None:
+    """Forget the times that rows of a bitmap waited for, since they were handed out or are gone."""
     if row.delayed:
         kept = {at_ms: rows & ~mask for at_ms, rows in row.delayed.items()}
         row.delayed = {at_ms: rows for at_ms, rows in kept.items() if rows}
@@ -150,8 +159,10 @@ def _work_returned(tables: Tables, queues: Queues, change: WorkReturned) -> None
         row = queues.requests.get(base)
         if row is None:
             continue
-        mask = mask_of(rows, row.left & ~row.waiting)
-        # A request that its worker never saw, or gave back untried, was not attempted.
+        held = row.left & ~row.waiting
+        mask = mask_of(rows, held)
+        # The hand-out was counted as an attempt. It was none if the worker never saw the request,
+        # or stopped before it finished the request.
         if change.why == WITHDRAWN:
             _uncount(row, mask & ~_received(row))
         elif change.why == RELEASED:
@@ -166,7 +177,10 @@ def _work_returned(tables: Tables, queues: Queues, change: WorkReturned) -> None
 
 
 def _leave(queues: Queues, base: int, rows: bytes) -> tuple[RequestRow, int] | None:
-    """Remove rows from their service queue; returns the row of the table and the rows removed."""
+    """Remove requests from their service queue, and from the hands of their workers.
+
+    Returns the row of the table and the bitmap of the requests removed; None: the row is gone.
+    """
     row = queues.requests.get(base)
     if row is None:
         return None
@@ -183,12 +197,16 @@ def _leave(queues: Queues, base: int, rows: bytes) -> tuple[RequestRow, int] | N
 
 
 def _request_done(tables: Tables, queues: Queues, change: RequestDone) -> None:
+    """Remove requests that have ended from their service queue."""
     for base, rows in change.rows:
         _leave(queues, base, rows)
 
 
 def _request_dead(tables: Tables, queues: Queues, change: RequestDead) -> None:
-    """Move requests into the row of a dead letter."""
+    """Move requests from their service queue into a mailbox, as messages of the same numbers.
+
+    Those of one batch may die at different times: they come into one row of the table.
+    """
     for base, rows in change.rows:
         left = _leave(queues, base, rows)
         if left is None:
@@ -200,11 +218,12 @@ def _request_dead(tables: Tables, queues: Queues, change: RequestDead) -> None:
         row = queues.messages.get(place)
         if row is None:
             row = MessageRow(
-                base, put.count, put.size, put.sender, change.at_ms, 0, rare=Rare(request=put)
+                base, put.count, put.size, put.sender, change.at_ms, left=0, rare=Rare(request=put)
             )
         rare = row.rare
         assert rare is not None, "a request and a message have the same number"
         if row.attempts or row.not_before_ms:
+            # A reader gave back those that are there: that does not hold for the new ones.
             _set_apart(row, rare)
         row.left |= mask
         if len(rare.why) >= put.count:
@@ -221,15 +240,19 @@ def _request_dead(tables: Tables, queues: Queues, change: RequestDead) -> None:
 def _set_apart(row: MessageRow, rare: Rare) -> None:
     """Move facts that held for all rows of a put to its present rows, before others join them."""
     left = row.left
-    rare.again = _each(rare.again, left, row.not_before_ms, 0)
-    rare.tries = _each(rare.tries, left, row.attempts, row.attempts)
+    rare.again = _each(rare.again, left, others=row.not_before_ms, more=0)
+    rare.tries = _each(rare.tries, left, others=row.attempts, more=row.attempts)
     row.attempts = row.not_before_ms = 0
 
 
 def _each(
     kept: list[tuple[int, bytes]], left: int, others: int, more: int
 ) -> list[tuple[int, bytes]]:
-    """Return rows by a number, each raised by `more`; rows without one get `others`, if not 0."""
+    """Return the bitmaps of rows by a number, when what holds for all rows is added to them.
+
+    kept: (number, bitmap) of rows that have a number of their own, which is raised by `more`. left:
+    the rows that there are. others: the number of those that have none of their own; 0: none.
+    """
     found = []
     for number, rows in kept:
         here = int.from_bytes(rows, "little") & left
@@ -242,12 +265,15 @@ def _each(
 
 
 def _request_revived(tables: Tables, queues: Queues, change: RequestRevived) -> None:
-    """Move requests from a dead letter back into their service, with no attempts."""
+    """Move requests from their dead-letter mailbox back into their service, with no attempts.
+
+    They have no deadline any more: one that has passed would end them at once.
+    """
     for base, rows in change.rows:
         place = change.mailbox, base
         message = queues.messages.get(place)
         if message is None or message.rare is None or message.rare.request is None:
-            continue
+            continue  # It is gone, or was never a request.
         mask = mask_of(rows, message.left)
         if not mask:
             continue
@@ -257,11 +283,11 @@ def _request_revived(tables: Tables, queues: Queues, change: RequestRevived) -> 
         else:
             del queues.messages[place]
         row = queues.requests.get(base)
-        if row is None:
+        if row is None:  # No other request of the batch is left in the service.
             put = msgspec.structs.replace(
                 message.rare.request, service=change.service, deadline_ms=0
             )
-            row = RequestRow(put, 0, 0)
+            row = RequestRow(put, left=0, waiting=0)
         row.left |= mask
         row.waiting |= mask
         row.attempts = {times: some & ~mask for times, some in row.attempts.items() if some & ~mask}

@@ -66,13 +66,15 @@ def _stream_removed(tables: Tables, queues: Queues, change: StreamRemoved) -> No
 
 
 def _stream_trimmed(tables: Tables, queues: Queues, change: StreamTrimmed) -> None:
+    """Raise the first offset of a stream, and drop the purges that lie before it."""
     row = tables.streams.get(change.number)
     if row is not None:
         row.trimmed = max(row.trimmed, change.before)
-        row.purges = [mark for mark in row.purges if mark[1] > row.trimmed]
+        row.purges = [(pattern, end) for pattern, end in row.purges if end > row.trimmed]
 
 
 def _stream_purged(tables: Tables, queues: Queues, change: StreamPurged) -> None:
+    """Add the mark of a purge by subject to a stream."""
     row = tables.streams.get(change.number)
     if row is not None:
         first = max(change.first, row.trimmed)

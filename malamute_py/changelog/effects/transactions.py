@@ -4,6 +4,9 @@ Owns what such a record changes in `Queues`. The rule: a batch that is staged go
 transaction, or once it is in its stream; of a transaction that did not end as its client wanted,
 the end is remembered.
 Source: docs/design.md (Journal; Queues and the checkpoint).
+
+A staged batch lies in the mail stream, aside from its stream, until its transaction is committed
+and the batch is appended there.
 """
 
 from __future__ import annotations
@@ -22,11 +25,13 @@ from malamute_py.changelog.tables import Effects, KeyRow, Queues, StagedRow, Tab
 
 
 def _step_taken(tables: Tables, queues: Queues, change: StepTaken) -> None:
-    row = KeyRow(-1, 0, change.at_ms, -change.command, change.digest)
+    """Remember the key of an answer or step: base -1, and minus the command's number."""
+    row = KeyRow(base=-1, count=0, at_ms=change.at_ms, use=-change.command, digest=change.digest)
     queues.remember(change.sender, change.key, row)
 
 
 def _transaction_begun(tables: Tables, queues: Queues, change: TransactionBegun) -> None:
+    """Open a transaction; how an earlier one of the name ended is forgotten."""
     queues.ends.pop(change.id, None)
     queues.transactions[change.id] = TransactionRow(
         change.id, change.holder, change.by, change.at_ms, change.timeout_ms
@@ -43,6 +48,7 @@ def _transaction_staged(tables: Tables, queues: Queues, change: TransactionStage
 
 
 def _transaction_committed(tables: Tables, queues: Queues, change: TransactionCommitted) -> None:
+    """Note the commit: the staged batches stay until they are in their streams."""
     row = queues.transactions.get(change.id)
     if row is not None:
         row.committed_ms = change.at_ms
@@ -50,6 +56,7 @@ def _transaction_committed(tables: Tables, queues: Queues, change: TransactionCo
 
 
 def _transaction_moved(tables: Tables, queues: Queues, change: TransactionMoved) -> None:
+    """Forget staged batches that are in their streams, or were given up."""
     for base in change.bases:
         queues.staged.pop(base, None)
     if change.given_up_ms:
@@ -57,6 +64,7 @@ def _transaction_moved(tables: Tables, queues: Queues, change: TransactionMoved)
 
 
 def _transaction_ended(tables: Tables, queues: Queues, change: TransactionEnded) -> None:
+    """Forget a transaction and its batches; remember an end that its client did not want."""
     for base in change.bases:
         queues.staged.pop(base, None)
     queues.transactions.pop(change.id, None)

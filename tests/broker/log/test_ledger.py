@@ -30,7 +30,7 @@ def test_pieces_that_were_recovered_are_joined_apart_from_those_with_a_time() ->
         ledger.add(1_001 + number, 70_000, 5)
     assert len(ledger._pieces) <= PIECES_MAX
     assert ledger.bytes == 1_000_000 + 400 * 70_000
-    times = [bool(time) for _, _, time in ledger._pieces]
+    times = [bool(piece.newest_ms) for piece in ledger._pieces]
     assert times == sorted(times)
     assert ledger.first_since(6) is None, "recovered pieces count as young"
     assert ledger.bytes_before(1_000) == 1_000_000

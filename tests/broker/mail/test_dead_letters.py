@@ -69,6 +69,18 @@ def test_dead_letters_of_one_batch_come_one_by_one_and_each_says_its_own_why() -
     assert whys == ["one", "two", "two", "one"]
 
 
+def test_a_peek_tells_the_attempts_of_each_dead_letter_also_after_a_restart() -> None:
+    office = Office()
+    office.request([b"a", b"b"])
+    office.end(0, 1, WorkState.FAILED, "x")
+    office.inbox(CLERK, mailbox="svc.dead", records=1, size=1 << 20)
+    office.ack(CLERK, (0, 1), again_ms=0)
+    office.end(1, 2, WorkState.FAILED, "x")
+    office.restart()
+    peeked = office.ask(ANNA, wire.PeekMail, "svc.dead", -1, 10, 0)
+    assert [message["attempts"] for message in peeked["messages"]] == [1, 0]
+
+
 def test_a_batch_may_lie_in_its_queue_and_in_the_dead_letters_at_one_time() -> None:
     office = Office(mail_hot_bytes=1)
     office.request([b"a", b"b"])

@@ -151,6 +151,29 @@ def test_a_read_that_fails_is_tried_again() -> None:
     assert post.info("bert")["delayed"] == 0
 
 
+def test_a_read_that_fails_before_an_earlier_batch_came_is_tried_again() -> None:
+    """It took the mail for lost, and removed it: no read was failing when its turn came."""
+    post = Post(mail_hot_bytes=1, read=False, mail_read_bytes=16_000)
+    bodies = [b"a" * 3_000, b"b" * 3_000]
+    for body in bodies:
+        post.mail(1, "bert", [body])
+    post.mail(1, "other", [b"z"])
+    post.inbox(2)
+    first, second = post.bodies
+    post.bodies.clear()
+    post.broker.bodies(BodiesFound(second.token, {}, failed="the disk does not answer"))
+    post.run()
+    post.bodies.append(first)
+    post.answer_bodies()
+    post.run()
+    assert post.count("mail_lost") == 0
+    assert post.told("mail_read_failed")[0]["reason"] == "the disk does not answer"
+    post.wait(1_000)
+    post.answer_bodies()
+    post.run()
+    assert post.got(2) == bodies
+
+
 def test_a_damaged_batch_is_reported_and_removed() -> None:
     post = Post(mail_hot_bytes=1, read=False)
     post.mail(1, "bert", [b"a"])
