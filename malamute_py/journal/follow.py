@@ -138,6 +138,7 @@ class Follower:
         whole.
         """
         begin, room = part.at, part.stop - part.at
+        part.known = 0
         base = part.base + begin
         view, whole = memoryview(data), len(data)
         at, last = 0, whole - STAMP_BYTES
