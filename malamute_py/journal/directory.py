@@ -506,7 +506,8 @@ def read_epoch(storage: Storage, identity: Identity, *, given: bool = False) -> 
     """
     data = read_file(storage, EPOCH_FILE)
     if data is None:
-        if not given and RINGS in storage.children() and ring_names(storage):
+        # Rings that are there, or that should be, were opened in an epoch.
+        if not given and (ring_names(storage) or expected_names(storage)):
             raise JournalCorrupt(
                 EPOCH_FILE,
                 f"missing in {storage.describe()}: restore it, or give an epoch above every"
