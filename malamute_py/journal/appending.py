@@ -378,7 +378,7 @@ class Appender:
         )
         self._streams.note_batch(stream, base, after, epoch, size)
 
-    # --- raw, for followers -------------------------------------------------------------
+    # --- raw, for replicas --------------------------------------------------------------
 
     def append_raw(self, lsn: int, data: Buffer) -> int:
         """Write batches as another ring stamped them; returns the new end. See Ring.append_raw.

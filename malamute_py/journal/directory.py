@@ -116,7 +116,7 @@ class Journal:
     def __init__(
         self, storage: Storage, identity: Identity, epoch: Epoch, release: Callable[[], None]
     ) -> None:
-        """Use open()."""
+        """Use open(). epoch: of this opening. release: lets go of the directory's lock."""
         self.uuid = identity.uuid
         self.epoch = epoch.epoch
         self.openings = epoch.openings
@@ -161,23 +161,10 @@ class Journal:
             # Before anything is written: to this version, files of a later one look damaged, and
             # what looks damaged is made anew below.
             check_version(storage, IDENTITY_FILE)
-            restored: list[Unknown] = []
-            identity, why = find_identity(storage)
-            if identity is None:
-                if storage.child(RINGS).children():
-                    raise JournalCorrupt(
-                        IDENTITY_FILE,
-                        f"{storage.describe()} holds rings but not this file: restore it from a"
-                        " snapshot, or move the directory away to begin a new journal",
-                    )
-                identity = Identity(entropy(16))
-            if why or read_identity(storage) is None:  # made anew, or new
-                replace_file(storage, IDENTITY_FILE, pack_file(identity))
-            if why:
-                restored.append(Unknown(IDENTITY_FILE, why))
+            identity, why = _settle_identity(storage, entropy)
+            restored = [Unknown(IDENTITY_FILE, why)] if why else []
             last, why = find_epoch(storage, identity, given=epoch is not None)
-            if why:
-                restored.append(Unknown(EPOCH_FILE, why))
+            restored += [Unknown(EPOCH_FILE, why)] if why else []
             moved = _moved(storage, identity)
             # A directory that was copied leaps by a random number, so that two copies of it, which
             # go on apart, come to different epochs.
@@ -446,6 +433,27 @@ def find_identity(storage: Storage) -> tuple[Identity | None, str]:
     if what == "missing":
         return None, ""
     return read_identity(storage), ""  # raises once more what is wrong with the file
+
+
+def _settle_identity(storage: Storage, entropy: Callable[[int], bytes]) -> tuple[Identity, str]:
+    """Return the directory's identity, and why its file was missing or damaged ("": it was not so).
+
+    The file is written where it is not good; a new directory gets a new identity. Raises
+    JournalCorrupt: nothing tells the identity of a directory with rings; DiskFull, OSError.
+    """
+    identity, why = find_identity(storage)
+    new = identity is None
+    if identity is None:
+        if storage.child(RINGS).children():
+            raise JournalCorrupt(
+                IDENTITY_FILE,
+                f"{storage.describe()} holds rings but not this file: restore it from a"
+                " snapshot, or move the directory away to begin a new journal",
+            )
+        identity = Identity(entropy(16))
+    if new or why:
+        replace_file(storage, IDENTITY_FILE, pack_file(identity))
+    return identity, why
 
 
 def find_epoch(storage: Storage, identity: Identity, *, given: bool = False) -> tuple[Epoch, str]:

@@ -36,7 +36,7 @@ class Doubts:
         self._sure[stream] = doubts = len(self._parts)
         self._begun.setdefault(stream, doubts)
 
-    def before(self, stream: int) -> int:
+    def parts_before(self, stream: int) -> int:
         """Return how many parts come before the first batch of a stream; all, if it has none."""
         return self._begun.get(stream, len(self._parts))
 

@@ -62,7 +62,7 @@ class EntryFilters:
         """The filters that are made."""
         if int(held.sum(dtype=np.int64)) != len(bits):
             raise ValueError("filters of other sizes than those given")
-        self._open = len(held) - 1
+        self._growing = len(held) - 1
         """Last entry that items were noted of; it may still grow."""
         self._unknown: list[int] = []
         """Entries that get no filter, as their items cannot be known or are too many."""
@@ -108,10 +108,10 @@ class EntryFilters:
         Called for each batch that is appended, once a segment's headers are not kept whole. An
         entry with more than _ENTRY_ITEMS_MAX items gets no filter: no search excludes it.
         """
-        if entry > self._open and self._room <= 0:
+        if entry > self._growing and self._room <= 0:
             # Enough is gathered, and entries before this one are complete: they get their filters.
             self.close(entry)
-        self._open = entry
+        self._growing = entry
         if items is None or len(items) > _ENTRY_ITEMS_MAX:
             self._unknown.append(entry)
             self._room -= 1
@@ -170,7 +170,7 @@ class EntryFilters:
         sizes, begins, bits = self._view
         if 0 <= entry < len(sizes):
             self._view = _View(sizes[:entry], begins[:entry], bits[: int(begins[entry])])
-        self._open = entry
+        self._growing = entry
         self._unknown.append(entry)
 
     def pack(self) -> tuple[bytes, bytes]:
@@ -178,7 +178,7 @@ class EntryFilters:
 
         For the index file of a segment that is finished or orderly closed.
         """
-        view = _extended(self._view, self._gathered(), self._open + 1)
+        view = _extended(self._view, self._gathered(), self._growing + 1)
         return view.sizes.tobytes(), view.bits.tobytes()
 
     def _gathered(self) -> _Ints:

@@ -97,7 +97,7 @@ class WantedRows:
         It leaves whole when many of its rows are wanted, or when they cannot be taken out of it.
         """
         try:
-            if not gatherable(content):  # compressed, or its rows have more than header and body
+            if not gatherable(content):  # compressed, or more than header, time and body a row
                 return None
             places = self._few(stamp, self._chosen(content), content.client_times)
             if places is None:

@@ -51,7 +51,7 @@ class StreamHeaders:
     An entry, here and below, is one of the segment's index: a run of adjacent batches.
     """
 
-    __slots__ = ("_all", "_filters", "_several", "depth", "names", "pairs", "tops")
+    __slots__ = ("_all", "_filters", "_multi_key", "depth", "names", "pairs", "tops")
 
     def __init__(self, depth: int | None, filters: EntryFilters | None = None) -> None:
         """depth: leading parts kept of each subject; None: whole subjects and values.
@@ -67,7 +67,7 @@ class StreamHeaders:
         self.pairs: dict[tuple[str, str], BitMap] = {}
         """(name, value) of a field -> entries; empty where a depth is set."""
         self._all = BitMap()
-        self._several: tuple[int, list[Keys]] = (0, [])
+        self._multi_key: tuple[int, list[Keys]] = (0, [])
         """(how many `tops` there were when it was made, those of more than one key)."""
 
     @property
@@ -87,19 +87,19 @@ class StreamHeaders:
         top = key if self.depth is None else leading_parts((key,), self.depth)[0]
         found = self.tops.get((top,), _NO_ENTRIES)
         # A record with further keys is found by each of its keys.
-        several = self.several(top)
+        several = self.multi_key_subjects(top)
         if several:
             found = BitMap.union(found, *map(self.tops.__getitem__, several))
         return found if self._filters is None else self._filters.may_hold(found, key)
 
-    def several(self, key: str) -> list[Keys]:
+    def multi_key_subjects(self, key: str) -> list[Keys]:
         """Return the subjects of more than one key that have this key among them."""
-        made_of, several = self._several
+        made_of, several = self._multi_key
         if made_of != len(self.tops):
             # Subjects came since the list was made; they never go.
             tops = self.tops.copy()
             several = [top for top in tops if len(top) > 1]
-            self._several = len(tops), several
+            self._multi_key = len(tops), several
         return [top for top in several if key in top]
 
     def field(self, name: str, value: str | None) -> BitMap:
@@ -264,6 +264,7 @@ class HeaderTable:
         at each depth takes half a second. Returns the stream's bitmaps, which may be new ones.
         """
         sample = coming[:: max(1, len(coming) // _SAMPLE)]
+        # One part fewer than the deepest subject has: with all parts nothing would be cut.
         depth = _deepest(sample) - 1 if self.depth is None else self.depth
         while depth > 0:
             parts = len({leading_parts(top, depth) for top in sample})
@@ -363,6 +364,7 @@ def _note(
     depth = table.depth
     bitmaps = [table.everything()]
     if depth is None:
+        # Subjects, names and values are kept whole.
         bitmaps += [_bitmap(table.tops, top) for top in subjects]
         for fields in fieldmaps:
             for name, value in fields.items():
@@ -370,6 +372,7 @@ def _note(
                 bitmaps.append(_bitmap(table.pairs, (name, value)))
         return tuple(bitmaps), None
     if depth:
+        # So many leading parts of the subjects are kept, and the fields' names.
         leads = outline.leads if outline is not None else ()
         if depth <= len(leads):
             tops = leads[depth - 1]  # the sets are of the first part, of the first two, and so on
@@ -381,6 +384,7 @@ def _note(
             names = set().union(*fieldmaps)
         bitmaps += [_bitmap(table.names, name) for name in names]
     else:
+        # Nothing is kept but which entries there are.
         bitmaps += [_bitmap(table.tops, top) for top in _ANYTHING]
     # The filters get what the table has given up: all keys, and all pairs.
     if outline is not None:

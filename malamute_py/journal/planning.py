@@ -14,7 +14,7 @@ import numpy as np
 
 from malamute_protocol.errors import BatchError
 from malamute_py.journal.choosing import choose, wanted_spots, weights_of
-from malamute_py.journal.index import LiveIndex, StoredIndex
+from malamute_py.journal.index import Entries, LiveIndex, StoredIndex
 from malamute_py.journal.reading import skip_retired
 from malamute_py.journal.segment import Segment
 from malamute_py.journal.segment_files import SegmentFiles
@@ -89,25 +89,13 @@ class Planner:
                 _join(unbroken, listed)
             if begin < 0 and len(listed):
                 begin = int(listed["base"][0])
-            chosen = np.asarray(choose(index, stream, entries, candidates, None), np.bool_)
-            for those_left, before in left:
-                if before > reached and len(listed):
-                    # Entries that end by the offset `before` count only where they may hold one of
-                    # the records that are left.
-                    kept = choose(index, stream, entries, those_left, None)
-                    chosen &= np.asarray(kept, np.bool_) | (listed["next"] > before)
-            weighed = np.where(chosen, listed["bytes"], 0).astype(np.int64)
-            if matches is not None and candidates is not None and not left:
-                rare = wanted_spots(index, stream, entries, candidates, matches, None, reached, end)
-                if rare is not None:
-                    # Places of the wanted rows are known: these rows are all that is read.
-                    weighed = weights_of(rare, listed)
-                    chosen = np.asarray(rare.whole, np.bool_)
+            chosen, weights = _weighed(
+                index, stream, entries, (reached, end), candidates, left, matches
+            )
             if chosen.any():
                 whole.append((segment, listed[chosen]))
             # Each entry counts, those with nothing selected as 0: a part may end after any.
-            weights = weighed.tolist()
-            for weight, after in zip(weights, listed["next"].tolist(), strict=True):
+            for weight, after in zip(weights.tolist(), listed["next"].tolist(), strict=True):
                 cutter.add(weight, min(after, end))
                 if cutter.full():
                     break
@@ -144,6 +132,36 @@ class Planner:
             if share > 0.5:
                 return 1  # int(1 / share) cannot come to more: the other samples are spared
         return int(1 / share)
+
+
+def _weighed(
+    index: LiveIndex | StoredIndex,
+    stream: int,
+    entries: Entries,
+    bounds: tuple[int, int],
+    candidates: Candidates | None,
+    left: Sequence[tuple[Candidates, int]],
+    matches: Matches | None,
+) -> tuple[Any, Any]:
+    """Return which of a segment's entries are read whole, and the bytes that are wanted of each.
+
+    bounds: offsets [from, to) that the plan is of. candidates, left, matches: as of Planner.plan().
+    """
+    begin, end = bounds
+    rows = entries.rows
+    whole = np.asarray(choose(index, stream, entries, candidates, None), np.bool_)
+    for those_left, before in left:
+        if before > begin and len(rows):
+            # Entries that end by the offset `before` count only where they may hold one of the
+            # records that are left.
+            kept = choose(index, stream, entries, those_left, None)
+            whole &= np.asarray(kept, np.bool_) | (rows["next"] > before)
+    if matches is not None and candidates is not None and not left:
+        rare = wanted_spots(index, stream, entries, candidates, matches, None, begin, end)
+        if rare is not None:
+            # Places of wanted rows are known: these rows alone are read of the other entries.
+            return np.asarray(rare.whole, np.bool_), weights_of(rare, rows)
+    return whole, np.where(whole, rows["bytes"], 0).astype(np.int64)
 
 
 def clipped(parts: Iterable[tuple[int, int]], begin: int, end: int) -> tuple[tuple[int, int], ...]:

@@ -68,8 +68,8 @@ class Reader:
     ) -> History:
         """Return whole batches that hold offsets in [from_offset, end_offset), in order.
 
-        For subscriptions that read history, and whatever else reads a stream; see Ring.read.
-        Stops once bytes_max is reached; one batch is always returned when there is one.
+        For subscriptions that read history, and all others that read a stream. Stops once
+        bytes_max is reached; one batch is always returned when there is one.
         candidates: skips entries that cannot match. client_time: [least, most) of a
         record's client time; skips entries without any such record. matches: whether a single
         header is wanted, exactly; given it, rare rows may come gathered into derived batches
@@ -92,6 +92,7 @@ class Reader:
         # Offset up to which everything was read, excluded by the index, or named as a gap.
         reached = skip_retired(self._streams, stream, from_offset, end, gaps)
         if oldest_ms and reached < end:
+            # The first record that is young enough, or that a cursor pins.
             young = self._searches.closest_offset(stream, oldest_ms, inclusive=True)
             young = min(young, pinned, end)
             if young > reached:
@@ -314,13 +315,7 @@ class Reader:
         """
         gathering = out.gathering
         spots = rare.spots[first:last]
-        # Bytes of the result after each row, so that the first rows that fit are found.
-        costs = spots["bytes"].astype(np.int64) + BYTES_A_ROW
-        if len(costs):
-            # The texts of a header where it comes first.
-            which, at = np.unique(rare.codes[first:last], return_index=True)
-            costs[at] += [weight_of(rare.headers[code]) for code in which.tolist()]
-        costs = np.cumsum(costs)
+        costs = _costs_up_to(rare, first, last)
         # One row more than fits, so that each read brings one at least.
         room = min(int(np.searchsorted(costs, left)) + 1, gathering.left)
         cut = room < len(spots)
@@ -468,7 +463,8 @@ class Reader:
     def read_raw(self, lsn: int, end_lsn: int, bytes_max: int) -> tuple[int, Any, int]:
         """Return (position, whole batches as they are stored, position after them).
 
-        For a replica, whose ring takes them by append_raw(); see Ring.read_raw.
+        For a replica, which no broker has today; its ring takes them by append_raw(). See
+        Ring.read_raw.
         """
         size = self._files.settings.segment_bytes
         if lsn >= end_lsn:
@@ -511,6 +507,16 @@ class Reader:
                 return at + found.stamp.stamp_bytes, True
             at += found.stamp.size
         return at, False
+
+
+def _costs_up_to(rare: WantedSpots, first: int, last: int) -> Any:
+    """Return for each of the spots [first, last) the bytes of a derived batch that ends with it."""
+    costs = rare.spots[first:last]["bytes"].astype(np.int64) + BYTES_A_ROW
+    if len(costs):
+        # The texts of a header count where it comes first: the batch has them once.
+        which, at = np.unique(rare.codes[first:last], return_index=True)
+        costs[at] += [weight_of(rare.headers[code]) for code in which.tolist()]
+    return np.cumsum(costs)
 
 
 def skip_retired(streams: StreamTable, stream: int, reached: int, end: int, gaps: list[Gap]) -> int:

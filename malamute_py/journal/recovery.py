@@ -644,7 +644,7 @@ class Scan:
         rows = None if known is None else known.streams
         told = rows or {}  # stream -> (next offset, first offset), by the ring's manifest
         for number in self.streams.states.keys() | told.keys():
-            if self._doubts.before(number):
+            if self._doubts.parts_before(number):
                 # What is lost of its beginning was not retired, and so is not called that.
                 _, first = told.get(number, (0, 0))
                 self.streams.note_lost_beginning(number, first)

@@ -173,7 +173,7 @@ class Ring:
             replace_file(storage, RING_FILE, pack_file(meta))
         else:
             settings = _with_segment_bytes(settings, meta.segment_bytes).check()
-            if why:
+            if why:  # the file was missing or damaged
                 replace_file(storage, RING_FILE, pack_file(meta))
         marks = storage if marks is None else marks
         scan, rewritten = _load(storage, meta, settings, epoch, marks, failed_name, manifest)
@@ -317,8 +317,8 @@ class Ring:
     def append_raw(self, lsn: int, data: Buffer) -> int:
         """Write batches as another ring stamped them; returns the new end.
 
-        For followers: `data` is what read_raw() gave there for this position. Nothing is
-        stamped, and no epoch start or snapshot of our own is written.
+        For replicas, which no broker has today: `data` is what read_raw() gave there for this
+        position. Nothing is stamped, and no epoch start or snapshot of our own is written.
         Raises ValueError: it does not go on from our end, or is not whole and undamaged;
         and what append() raises.
         """
@@ -329,8 +329,8 @@ class Ring:
     def truncate(self, lsn: int) -> Recovery:
         """Cut off everything from a position on, durably; all threads must hold still.
 
-        lsn: the start of a bundle. Raises ValueError outside the ring, and what open()
-        raises: the cut is then finished by the next open().
+        For replicas, as append_raw(). lsn: the start of a bundle. Raises ValueError outside the
+        ring, and what open() raises: the cut is then finished by the next open().
         """
         if self._failure is not None:
             raise self._failure

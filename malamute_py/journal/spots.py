@@ -167,7 +167,7 @@ class Unspotted:
         found = self._headers.subject(key)
         # `held` speaks of records of this key alone. Where there are some with further keys, no
         # entry is left out: they may be in it without a spot.
-        return found if held is None or self._headers.several(key) else found - held
+        return found if held is None or self._headers.multi_key_subjects(key) else found - held
 
     def field(self, name: str, value: str | None) -> BitMap:
         """Return the entries with a row that has the field, and the value, but no spot."""

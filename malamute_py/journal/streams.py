@@ -128,7 +128,7 @@ class StreamTable:
         floor: offset at which the stream began, if it is known; 0: it is not.
         """
         state = self.state(number)
-        state.kept = 0
+        state.kept = 0  # as if it were in the files: what is not found there is damage
         state.floor = max(state.floor, floor)
 
     def note_epoch(self, number: int, epoch: int, first: int) -> None:

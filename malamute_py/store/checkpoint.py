@@ -127,6 +127,7 @@ class Checkpoint:
             if name != "next_number"
         )
         self._tables = Tables()
+        """Empty: apply() needs it for changes of streams, which are passed over."""
 
     def advance(
         self,

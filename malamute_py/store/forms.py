@@ -209,12 +209,12 @@ class Form(NamedTuple, Generic[K, V]):
             ) from error
 
 
-def _one(key: Any) -> tuple[Any, ...]:
+def _single_value(key: Any) -> tuple[Any, ...]:
     """Return the value of the only column of a key."""
     return (key,)
 
 
-def _several(key: tuple[Any, ...]) -> tuple[Any, ...]:
+def _values_in_order(key: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the values of a key's columns, which are in the key's order."""
     return key
 
@@ -229,37 +229,41 @@ _NUMBER = attrgetter("number")
 _STREAM_AND_NAME = attrgetter("stream", "name")
 
 MAILBOXES: Final[Form[int, MailboxRow]] = Form(
-    "mailboxes", ("number INTEGER",), _one, _pack_row, _reader(MailboxRow, _NUMBER)
+    "mailboxes", ("number INTEGER",), _single_value, _pack_row, _reader(MailboxRow, _NUMBER)
 )
 SERVICES: Final[Form[int, ServiceRow]] = Form(
-    "services", ("number INTEGER",), _one, _pack_row, _reader(ServiceRow, _NUMBER)
+    "services", ("number INTEGER",), _single_value, _pack_row, _reader(ServiceRow, _NUMBER)
 )
 MESSAGES: Final[Form[tuple[int, int], MessageRow]] = Form(
     # The key begins with the number: whether a body is still wanted is asked by its number alone.
     "messages", ("base INTEGER", "mailbox INTEGER"), _base_first, _pack_message, _message,
 )  # fmt: skip
 REQUESTS: Final[Form[int, RequestRow]] = Form(
-    "requests", ("base INTEGER",), _one, _pack_request, _request
+    "requests", ("base INTEGER",), _single_value, _pack_request, _request
 )
 CURSORS: Final[Form[tuple[int, str], CursorRow]] = Form(
-    "cursors", ("stream INTEGER", "name TEXT"), _several, _pack_row,
+    "cursors", ("stream INTEGER", "name TEXT"), _values_in_order, _pack_row,
     _reader(CursorRow, _STREAM_AND_NAME),
 )  # fmt: skip
 GROUPS: Final[Form[tuple[int, str], GroupRow]] = Form(
-    "groups", ("stream INTEGER", "name TEXT"), _several, _pack_row,
+    "groups", ("stream INTEGER", "name TEXT"), _values_in_order, _pack_row,
     _reader(GroupRow, _STREAM_AND_NAME),
 )  # fmt: skip
 KEYS: Final[Form[tuple[str, bytes], KeyRow]] = Form(
-    "keys", ("sender TEXT", "key BLOB"), _several, _pack_key, _key
+    "keys", ("sender TEXT", "key BLOB"), _values_in_order, _pack_key, _key
 )
 TRANSACTIONS: Final[Form[bytes, TransactionRow]] = Form(
-    "transactions", ("id BLOB",), _one, _pack_row, _reader(TransactionRow, attrgetter("id"))
+    "transactions",
+    ("id BLOB",),
+    _single_value,
+    _pack_row,
+    _reader(TransactionRow, attrgetter("id")),
 )
 STAGED: Final[Form[int, StagedRow]] = Form(
-    "staged", ("base INTEGER",), _one, _pack_row, _reader(StagedRow, attrgetter("base"))
+    "staged", ("base INTEGER",), _single_value, _pack_row, _reader(StagedRow, attrgetter("base"))
 )
 ENDS: Final[Form[bytes, EndRow]] = Form(
-    "ends", ("id BLOB",), _one, _pack_row, _reader(EndRow, attrgetter("id"))
+    "ends", ("id BLOB",), _single_value, _pack_row, _reader(EndRow, attrgetter("id"))
 )
 FORMS: Final[tuple[Form[Any, Any], ...]] = (
     MAILBOXES, SERVICES, MESSAGES, REQUESTS, CURSORS, GROUPS, KEYS, TRANSACTIONS, STAGED, ENDS,
