@@ -94,13 +94,14 @@ class Planner:
             )
             if chosen.any():
                 whole.append((segment, listed[chosen]))
-            # Each entry counts, those with nothing selected as 0: a part may end after any.
+            # A part may end after any entry: each is added, with 0 bytes where none are wanted.
             for weight, after in zip(weights.tolist(), listed["next"].tolist(), strict=True):
                 cutter.add(weight, min(after, end))
                 if cutter.full():
                     break
             reached = max(reached, cutter.reached)
         stop = cutter.reached if cutter.full() else max(end, from_offset)
+        # Where few rows of a long read are wanted, its parts are larger, by a sample of batches.
         one_in = 1
         if rows is not None and cutter.total >= _SAMPLED_FROM_BYTES and split_bytes > 0:
             one_in = self._one_in(stream, whole, rows)

@@ -104,7 +104,7 @@ class Reader:
         if rows is not None:
             wanted = WantedRows(rows, client_time, reached, end)
         out = Out(self._files.ring, runs, gaps, gathering, wanted)
-        told = 0  # Gaps that the gathering was flushed for.
+        told = 0  # how many of the gaps had the gathering flushed
         for segment in self._files.segments():
             span = segment.spans.get(stream)
             if span is None or span.next <= reached:

@@ -413,7 +413,7 @@ class Scan:
         if self._bundle == _CLOSED_BUNDLE:
             if stamp.bundle_lsn != stamp.lsn:
                 return "the rest of a bundle whose beginning is not here"
-        elif self._bundle >= 0 and (
+        elif self._bundle >= 0 and (  # amid a bundle
             # A bundle dropped by an earlier recovery may have begun at the very same
             # position: of two halves with one bundle LSN, the epoch tells them apart.
             stamp.bundle_lsn != self._bundle or stamp.epoch != self.epoch

@@ -367,9 +367,9 @@ class _RingCopy:
         return header.number if ours and header is not None else None
 
     def proven(self) -> int:
-        """Return up to where the ring is synced: at least to where it ends now.
+        """Wait until the ring is synced to where it ends now, and return up to where it is synced.
 
-        The ring of a stopped broker is synced to its end. Raises SnapshotFailed: not in time.
+        The ring of a stopped broker is copied to its end. Raises SnapshotFailed: not in time.
         """
         end, synced = self._ends()
         if not self._running:
