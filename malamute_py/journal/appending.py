@@ -2,7 +2,10 @@
 
 Owns the end of the ring. The rule: a bundle is laid out first, its space is secured
 second, written third, and becomes part of the ring only when all of it is written; an
-offset is never given twice. Runs in the loop thread. Source: FORMAT.md, sections 3 to 5.
+offset is never given twice. Runs in the loop thread. Words: a bundle is the batches of one
+append() with those that the journal adds: an epoch's start, a padding at the end of a segment, and
+a snapshot (state of the ring and of its caller) at the begin of the next; a row is one of these
+batches, laid out. Source: FORMAT.md, sections 3 to 5.
 """
 
 from __future__ import annotations
@@ -51,8 +54,10 @@ _LSN: Final = 0
 _SIZE: Final = 1
 _KIND: Final = 2
 _CONTENT: Final = 7
+"""Places in a row."""
 
 _OWN: Final = (EPOCH_START, SNAPSHOT, PADDING)
+"""Kinds of batches that the journal adds, and no caller appends."""
 _EMPTY_CONTENT, _EMPTY_CRC = control_content([])
 _EPOCH_START: Final = Append(0, 0, 1, 0, _EMPTY_CONTENT, _EMPTY_CRC, None, EPOCH_START)
 
@@ -69,7 +74,10 @@ class Appender:
         scan: Scan,
         fail: Callable[[str], JournalFailed],
     ) -> None:
-        """scan: where the ring ends. fail: seals the ring and returns what to raise."""
+        """epoch: of what is appended. scan: what an opening found, with where the ring ends.
+
+        fail: seals the ring after a failed write, and returns what to raise.
+        """
         self.end = scan.end_lsn
         """Position after the last bundle; swapped when a bundle is whole."""
         self.last_time_ms = scan.last_time_ms
@@ -88,9 +96,10 @@ class Appender:
     def append(
         self, batches: Sequence[AppendLike], synced: int, snapshot_source: SnapshotSource
     ) -> Appended:
-        """Write one bundle; durable only after sync().
+        """Write one bundle; durable only after sync(). See Ring.append.
 
-        synced: goes into the stamps. See Ring.append.
+        synced: position up to which the ring is synced; each stamp says it, for a recovery.
+        snapshot_source: returns the caller's state, which a new segment begins with.
         """
         if not batches:
             raise ValueError("a bundle has at least one batch")
@@ -116,12 +125,13 @@ class Appender:
     def _lay_out(
         self, bundle: Sequence[AppendLike], begin: int, source: SnapshotSource
     ) -> tuple[list[_Row], int]:
-        """Check every batch and give it its place.
+        """Check every batch of a bundle and give it its place; nothing is written yet.
 
-        Returns the rows, and how many segments they begin. One pass that takes each attribute once:
-        mail comes in bundles of many small batches.
+        Returns the rows, those that the journal adds included, and how many segments they begin.
+        One pass that takes each attribute once: mail comes in bundles of many small batches.
         """
         rows: list[_Row] = []
+        # Stream -> its next offset, of the streams that earlier batches of the bundle are for.
         following: dict[int, int] = {}
         states, segment_bytes = self._streams.states, self._segment_bytes
         snapshot: Append | None = None
@@ -148,6 +158,7 @@ class Appender:
             elif kind in _OWN and batch is not _EPOCH_START:
                 raise ValueError("epoch starts, snapshots and padding are the journal's own")
             if lsn + need > limit:
+                # All segments of a bundle begin with the same state: that before the bundle.
                 if snapshot is None:
                     snapshot = self._snapshot_batch(begin, source)
                 lsn = self._begin_segment(rows, lsn, limit - lsn, need, snapshot)
@@ -206,14 +217,20 @@ class Appender:
         return lsn + snapshot_bytes
 
     def _snapshot_batch(self, as_of_lsn: int, source: SnapshotSource) -> Append:
-        """Return the batch that a new segment begins with: state of the ring and of its caller."""
+        """Return the batch that a new segment begins with: state of the ring and of its caller.
+
+        as_of_lsn: where the bundle begins that it is written in: the state is that before it.
+        """
         facts = SnapshotFacts(as_of_lsn, self.last_time_ms, self._streams.rows())
         bodies = [pack_file(facts), *source()]
         content, crc = control_content(bodies)
         return Append(0, 0, len(bodies), 0, content, crc, None, SNAPSHOT)
 
     def _stamps(self, rows: list[_Row], synced: int) -> list[bytes]:
-        """Return the packed stamps of a bundle's batches; append time never goes back."""
+        """Return the packed stamps of a bundle's batches, the last one flagged as such.
+
+        Append time never goes back: a lower one is raised to the last. synced: see append().
+        """
         bundle_lsn = rows[0][_LSN]
         epoch, last_time = self._epoch, self.last_time_ms
         fields = []
@@ -236,17 +253,18 @@ class Appender:
 
         new_segments: how many of these are begun by it, out of the spares.
         """
+        # The bundle goes on in the newest segment, then in spares.
         segments = self._space.segments
         targets = [*segments[-1:], *list(self._space.spares)[:new_segments]]
         files = {segment.number: segment.file for segment in targets}
-        # Each new segment begins with a snapshot.
+        # Places of the rows with which new segments begin: the first batch of each is a snapshot.
         begun = (
             [at for at, row in enumerate(rows) if row[_KIND] == SNAPSHOT] if new_segments else []
         )
         try:
             for first, stop in pairwise([0, *begun, len(rows)]):
                 if first == stop:
-                    continue
+                    continue  # nothing of the bundle lies in the segment before
                 buffers: list[Buffer] = []
                 for stamp, row in zip(stamps[first:stop], rows[first:stop], strict=True):
                     buffers.append(stamp)
@@ -269,12 +287,13 @@ class Appender:
     def _commit(self, rows: list[_Row], begin: int, new_segments: int) -> None:
         """Make a bundle that has been written part of the ring: end, index and segments.
 
-        Batches of streams without a header index gather in `sparse`, and are noted together.
+        begin: position of the bundle. new_segments: how many spares it has begun.
         """
         space, epoch = self._space, self._epoch
         segment = space.segments[-1] if space.segments else None
         begun = space.begin(new_segments) if new_segments else []
         time_ms = self.last_time_ms
+        # Batches of streams without a header index, as mail, gather here and are indexed together.
         sparse: dict[int, list[Place]] = {}
         base_lsn = -1 if segment is None else segment.base_lsn
         for lsn, size, kind, stream, base, count, own_time_ms, content, _, keys in rows:
@@ -292,6 +311,7 @@ class Appender:
                     spot = (lsn - base_lsn, size, base, base + count)
                     self._index(segment, stream, spot, time_ms, epoch, content, keys)
             elif kind == SNAPSHOT:
+                # The first batch of each new segment.
                 if segment is not None:
                     self._close_part(segment, sparse, time_ms)
                 segment = begun.pop(0)
@@ -306,7 +326,7 @@ class Appender:
             space.note_snapshot(self.end, begin)
 
     def _close_part(self, segment: Segment, sparse: dict[int, list[Place]], time_ms: int) -> None:
-        """Note what a bundle left in one segment; then the next segment's part follows.
+        """Index what a bundle left in one segment, before its rest follows in the next one.
 
         sparse: places of the batches of streams without a header index, by stream; emptied.
         """
@@ -320,7 +340,9 @@ class Appender:
         """Add data batches of a stream without header index to the segment's index."""
         assert segment.live is not None
         total = segment.live.add_sparse(stream, places)
-        self._streams.note_batch(stream, places[0][2], places[-1][3], epoch, total)
+        _, _, base, _, _ = places[0]
+        _, _, _, after, _ = places[-1]
+        self._streams.note_batch(stream, base, after, epoch, total)
 
     def _index(
         self,
@@ -332,10 +354,10 @@ class Appender:
         content: Buffer,
         keys: Any,
     ) -> None:
-        """Add one data batch to the segment's index, from where readers find it.
+        """Add one data batch to the segment's index, by which readers find it.
 
-        place: (position, size, base offset, next offset). keys: the distinct headers, if they are
-        known.
+        place: (position, size, base offset, next offset). keys: the content's header table, if the
+        caller has it; else it is read here.
         """
         live = segment.live
         assert live is not None
@@ -356,14 +378,19 @@ class Appender:
         )
         self._streams.note_batch(stream, base, after, epoch, size)
 
-    # --- raw, for followers -------------------------------------------------------------
+    # --- raw, for replicas --------------------------------------------------------------
 
     def append_raw(self, lsn: int, data: Buffer) -> int:
-        """Write batches as another ring stamped them; returns the new end. See Ring.append_raw."""
+        """Write batches as another ring stamped them; returns the new end. See Ring.append_raw.
+
+        data: batches of one segment, which begin at `lsn`: they are written at the same position
+        here.
+        """
         size = self._segment_bytes
         number, position = divmod(lsn, size)
         new_segments = 0
         if self.end % size == 0:
+            # The last segment is full: the data begins the next one, after its header.
             new_segments = 1
             begins = self.end + SEGMENT_HEADER_BYTES
         else:
@@ -416,7 +443,7 @@ class Appender:
         return founds
 
     def _take_raw(self, segment: Segment, found: Found, data: memoryview) -> None:
-        """Index one batch of raw data as an append would have done."""
+        """Make one batch of raw data part of the ring, as append() does with its own batches."""
         stamp = found.stamp
         segment.last_epoch = stamp.epoch
         segment.last_time_ms = stamp.append_time_ms
@@ -424,6 +451,7 @@ class Appender:
         if stamp.control_kind == SNAPSHOT:
             snapshot = parse_snapshot(stamp.lsn, content)
             if snapshot is not None:
+                # The state of a segment: its rows tell of streams whose batches are all gone.
                 self._raw_snapshots.append(snapshot.facts.as_of_lsn)
                 for stream, row in snapshot.facts.streams.items():
                     self._streams.note_row(stream, row)
@@ -440,18 +468,22 @@ class Appender:
             else:
                 self._index(segment, stamp.stream, place, time_ms, stamp.epoch, content, None)
         if stamp.flags & LAST_OF_BUNDLE:
-            # Not before its bundle is whole: half a bundle is dropped at the next opening.
+            # A snapshot counts once its bundle is whole: half a bundle is dropped at the next
+            # opening, with the snapshot in it.
             for as_of_lsn in self._raw_snapshots:
                 self._space.note_snapshot(stamp.lsn + stamp.size, as_of_lsn)
             self._raw_snapshots.clear()
 
     def _set_end(self, end: int) -> None:
-        """Set the ring's end; a rest of a segment that holds no stamp belongs to no batch."""
+        """Set the ring's end to its last batch's, or the segment's where no stamp fits behind."""
         rest = -end % self._segment_bytes
         self.end = end + rest if rest < STAMP_BYTES else end
 
     def _explained(self, error: OSError) -> Exception:
-        """Return what to raise for a failed write; all but a full disk seals the ring."""
+        """Return what to raise for a failed write; any but that of a full disk seals the ring.
+
+        A full disk leaves the ring as it was: what was written lies behind its end.
+        """
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return DiskFull(f"the disk is full: {error}")
         return self._fail(f"a write failed ({error})")

@@ -36,6 +36,7 @@ _LSN_AT: Final = (
 )
 """Place of the LSN in a stamp: found out, so that the protocol alone owns the layout."""
 _SEARCH_WORDS = 1 << 19
+"""Words of 8 bytes that are compared in one step: 4 MiB, which bounds the memory for it."""
 CRC_FROM: Final = 12
 """Byte of a content from which on its checksum covers it (SPEC.md, section 5.2)."""
 
@@ -67,13 +68,15 @@ class Found(NamedTuple):
 def check(
     data: memoryview, base_lsn: int, position: int, *, room: int | None = None
 ) -> Found | str:
-    """The batch at a position of one segment's bytes, or why there is none.
+    """Return the batch at a position of one segment's bytes, or why there is none.
 
-    data: the whole segment, or a part of it. base_lsn: the LSN of its first byte. room:
-    what a padding may fill when the data ends before its segment.
+    For recoveries and readers. Only checked in itself: whether it goes on with the log is its
+    caller's to decide. data: the whole segment, or a part of it. base_lsn: the LSN of its first
+    byte. room: what a padding may fill when the data ends before its segment.
     """
     stamp = stamp_here(data, position, base_lsn + position)
     if stamp is None:
+        # No usual stamp is here: a longer one of a later version, or a fault with its words.
         found = stamp_or_fault(data, position, base_lsn + position)
         if isinstance(found, str):
             return found
@@ -88,7 +91,7 @@ def check(
     if stamp.synced_lsn > stamp.lsn:
         return "a batch that was synced before it was written"
     if stamp.control_kind == PADDING:
-        return Found(stamp, position, True)
+        return Found(stamp, position, True)  # its bytes mean nothing and have no checksum
     wrong = content_fault(data, position + stamp.stamp_bytes, position + stamp.size, stamp)
     return Found(stamp, position, not wrong, wrong)
 
@@ -106,7 +109,10 @@ def stamp_or_fault(data: Any, position: int, lsn: int) -> Stamp | str:
 
 
 def content_fault(data: Any, begin: int, end: int, stamp: Stamp) -> str:
-    """Return what is wrong with the content in data[begin:end]; "" when nothing is."""
+    """Return what is wrong with the content in data[begin:end]; "" when nothing is.
+
+    stamp: that of its batch, which names the content's checksum, size and count.
+    """
     if end - begin < HEAD.size:
         return "a content without room for its head"
     magic, version, head_bytes, crc, content_bytes, count = _HEAD_START(data, begin)
@@ -131,6 +137,7 @@ def content_fault(data: Any, begin: int, end: int, stamp: Stamp) -> str:
 
 
 def _fills(data: Any, begin: int, end: int) -> bool:
+    """Whether the sections of the content in data[begin:end] end where it ends."""
     try:
         return Content(memoryview(data)[begin:end]).sections.end == end - begin
     except BatchError:
@@ -138,16 +145,23 @@ def _fills(data: Any, begin: int, end: int) -> bool:
 
 
 def is_begun(data: memoryview, base_lsn: int, position: int) -> bool:
-    """Whether a stamp of this position has its magic and LSN here, whatever follows them."""
+    """Whether a stamp of this position was begun here: its magic and LSN are, whatever follows.
+
+    So it is where a write was cut off; old bytes of the file say another LSN.
+    """
     magic = int.from_bytes(data[position : position + 4], "little")
     lsn = int.from_bytes(data[position + _LSN_AT : position + _LSN_AT + 8], "little")
     return magic == STAMP_MAGIC and lsn == base_lsn + position
 
 
 def candidates(data: memoryview, base_lsn: int, position: int) -> Iterator[int]:
-    """Positions after this one whose eight bytes at +16 are their own LSN: maybe batches."""
-    # Batches begin at multiples of 8: all words of 8 bytes are compared at once.
-    first = (position + 8) & ~7
+    """Yield the positions after this one at which a batch may begin: they have their LSN in place.
+
+    For recoveries and readers that meet damage: where to go on. Each place is still to be checked.
+    """
+    # Batches begin at multiples of 8: all words of 8 bytes are compared at once, each with the LSN
+    # that the stamp would have which it is a word of.
+    first = (position + 8) & ~7  # the next multiple of 8
     words = np.frombuffer(data, "<u8", len(data) // 8)
     lag = _LSN_AT // 8
     at = first // 8
@@ -182,11 +196,14 @@ _PLAIN = Facts(NO_CLIENT_TIME, NEVER, 0)
 
 
 def content_facts(content: Buffer) -> Facts:
-    """Return client time range, latest and earliest expiry of a content."""
+    """Return client time range, latest and earliest expiry of a data batch's content, unchecked.
+
+    For each batch that is indexed.
+    """
     head = HEAD.unpack_from(content)
     flags = head[_FLAGS]
     if not flags & (CLIENT_TIME | EXPIRY):
-        return _PLAIN
+        return _PLAIN  # no record has a client time or expires
     client, expires = NO_CLIENT_TIME, NEVER
     if flags & CLIENT_TIME:
         client = (head[_CLIENT_MIN], head[_CLIENT_MAX])
@@ -195,7 +212,7 @@ def content_facts(content: Buffer) -> Facts:
             column = Content(content).expiries
         except BatchError:
             column = None
-        # 0 stands for a record that does not expire: then the batch does not either.
+        # 0 stands for a record that does not expire: then the batch is never as good as empty.
         if column is not None and len(column) and int(column.min()) > 0:
             expires = int(column.max())
     return Facts(client, expires, head[_EARLIEST_EXPIRY])

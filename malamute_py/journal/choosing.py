@@ -1,8 +1,9 @@
 """Choosing what a search reads of a segment: whole entries of its index, or rare rows alone.
 
-Owns that choice for every reader of a ring, in the broker and beside it. The rule: what is chosen
-has all matches; a rare row that has a spot is chosen by itself, and its batch is left alone unless
-the batch may hold a match without a spot. Source: FORMAT.md, sections 6 and 8.
+Owns that choice for every reader of a ring, in the broker and beside it. An entry is a run of
+adjacent batches of one stream (index.py); a spot is the place of one rare row (spots.py). The rule:
+what is chosen has all matches; a rare row that has a spot is chosen by itself, and its batch is
+left alone unless the batch may hold a match without a spot. Source: FORMAT.md, sections 6 and 8.
 """
 
 from __future__ import annotations
@@ -38,16 +39,22 @@ def wanted_spots(
     search: Candidates,
     matches: Matches,
     client_time: tuple[int, int] | None,
-    position: int,
-    end: int,
+    from_offset: int,
+    end_offset: int,
 ) -> WantedSpots | None:
-    """Return the wanted rare rows in [position, end); None: the index has no usable spots."""
+    """Return the wanted rare rows in [from_offset, end_offset); None: no usable spots are known.
+
+    For reads and plans that say exactly which headers they want. entries: those of one segment that
+    hold these offsets. search: finds the entries that may hold a match. matches: whether one header
+    is wanted. client_time: [least, most) of a record's client time.
+    """
     headers, spots = index.headers(stream), index.spots(stream)
     rows = entries.rows
     if spots is None or not headers.exact or stream >= UNINDEXED_FROM or not len(rows):
         return None
-    if bool((rows["base"][1:] != rows["next"][:-1]).any()) or int(rows["base"][0]) > position:
+    if bool((rows["base"][1:] != rows["next"][:-1]).any()) or int(rows["base"][0]) > from_offset:
         return None  # an index with holes: who reads by entries names them
+    # Entries are read whole only for rows that have no spot.
     unspotted = Unspotted(headers, spots.spotted)
     chosen = choose(index, stream, entries, search, client_time, unspotted)
     found = spots.by_header(matches)
@@ -55,7 +62,7 @@ def wanted_spots(
     # For each spot the place of its header in `found`.
     codes = np.repeat(np.arange(len(found)), [len(part) for _, part in found])
     offsets = wanted["offset"]
-    kept = (offsets >= position) & (offsets < min(end, int(rows["next"][-1])))
+    kept = (offsets >= from_offset) & (offsets < min(end_offset, int(rows["next"][-1])))
     if client_time is not None:
         low, high = client_time
         times = wanted["client_time"]
@@ -72,11 +79,15 @@ def wanted_spots(
 
 
 def weights_of(rare: WantedSpots, rows: Any) -> Any:
-    """Bytes that are wanted of each entry: all of it, or its rare rows with their headers."""
+    """Return the bytes that are wanted of each entry: all, or its rare rows with their headers.
+
+    For plans. rows: the entries of which `rare` was made.
+    """
     weights = np.where(rare.whole, rows["bytes"], 0).astype(np.int64)
     spots = rare.spots
     if len(spots):
         texts = np.array([weight_of(header) for header in rare.headers], np.int64)
+        # A row costs its body, its part of the columns, and the texts of its header.
         costs = spots["bytes"].astype(np.int64) + BYTES_A_ROW + texts[rare.codes]
         np.add.at(weights, np.searchsorted(rows["next"], spots["offset"], "right"), costs)
     return weights
@@ -90,10 +101,11 @@ def choose(
     client_time: tuple[int, int] | None,
     headers: HeaderIndex | None = None,
 ) -> list[bool]:
-    """Return for each entry whether it may hold a match.
+    """Return for each of a stream's entries in one segment whether it may hold a match.
 
-    search: None: every header is wanted. client_time: [least, most) of a record's client time.
-    headers: the ones that are searched in place of the stream's.
+    search: returns the entries that may match, given an inverted index of headers; None: every
+    header is wanted. client_time: [least, most) of a record's client time. headers: the inverted
+    index that is searched in place of the stream's.
     """
     mask = np.ones(len(entries.ordinals), np.bool_)
     if search is not None and stream < UNINDEXED_FROM and len(mask):
@@ -101,7 +113,7 @@ def choose(
         bitmap = search(headers)
         if not bitmap:
             return [False] * len(mask)
-        if bitmap is not headers.everything():
+        if bitmap is not headers.everything():  # which excludes nothing
             held = np.fromiter(bitmap, np.uint32, len(bitmap))
             mask &= np.isin(entries.ordinals, held, assume_unique=True)
     if client_time is not None:

@@ -102,7 +102,7 @@ class Place(msgspec.Struct, array_like=True):
 
 
 def check_epoch(epoch: int, where: str) -> None:
-    """Raises EpochsSpent when an epoch is beyond the last one: nothing may be written with it."""
+    """Raise EpochsSpent when an epoch is beyond the last one: nothing may be written with it."""
     if epoch > EPOCH_MAX:
         raise EpochsSpent(
             f"{where} would begin epoch {epoch}, and {EPOCH_MAX} is the last one: copy what it"
@@ -116,7 +116,7 @@ class Journal:
     def __init__(
         self, storage: Storage, identity: Identity, epoch: Epoch, release: Callable[[], None]
     ) -> None:
-        """Use open()."""
+        """Use open(). epoch: of this opening. release: lets go of the directory's lock."""
         self.uuid = identity.uuid
         self.epoch = epoch.epoch
         self.openings = epoch.openings
@@ -158,27 +158,16 @@ class Journal:
         storage = FileStorage(where) if isinstance(where, (str, Path)) else where
         lock = storage.lock(LOCK_FILE)
         try:
-            # Before anything is written: what looks damaged is made anew below.
+            # Before anything is written: to this version, files of a later one look damaged, and
+            # what looks damaged is made anew below.
             check_version(storage, IDENTITY_FILE)
-            restored: list[Unknown] = []
-            identity, why = find_identity(storage)
-            if identity is None:
-                if storage.child(RINGS).children():
-                    raise JournalCorrupt(
-                        IDENTITY_FILE,
-                        f"{storage.describe()} holds rings but not this file: restore it from a"
-                        " snapshot, or move the directory away to begin a new journal",
-                    )
-                identity = Identity(entropy(16))
-            if why or read_identity(storage) is None:
-                replace_file(storage, IDENTITY_FILE, pack_file(identity))
-            if why:
-                restored.append(Unknown(IDENTITY_FILE, why))
+            identity, why = _settle_identity(storage, entropy)
+            restored = [Unknown(IDENTITY_FILE, why)] if why else []
             last, why = find_epoch(storage, identity, given=epoch is not None)
-            if why:
-                restored.append(Unknown(EPOCH_FILE, why))
+            restored += [Unknown(EPOCH_FILE, why)] if why else []
             moved = _moved(storage, identity)
-            # By a random number, so that two copies of one directory come to different epochs.
+            # A directory that was copied leaps by a random number, so that two copies of it, which
+            # go on apart, come to different epochs.
             leap = 1 + int.from_bytes(entropy(4), "little") % _LEAP_MAX if moved else 1
             new = last.epoch + leap if epoch is None else epoch
             if new <= last.epoch:
@@ -186,7 +175,8 @@ class Journal:
             check_epoch(new, storage.describe())
             raised = Epoch(identity.uuid, new, last.openings + 1)
             replace_file(storage, EPOCH_FILE, pack_file(raised))
-            # Behind the epoch: a crash between the two leaps once more.
+            # Written after the epoch: a crash between the two makes the next opening leap again,
+            # where the other order would lose the leap.
             place = _place(storage, identity)
             if place is not None and (moved or PLACE_FILE not in storage.names()):
                 replace_file(storage, PLACE_FILE, pack_file(place))
@@ -251,7 +241,7 @@ class Journal:
         return ring, recovery
 
     def forget(self, name: str) -> None:
-        """Expect nothing of a ring any more: its files are about to be removed."""
+        """Remove a ring's manifest, before its files are removed: no start will miss them."""
         manifests = self.storage.child(MANIFESTS)
         if directory_name(name) in manifests.names():
             manifests.remove(directory_name(name))
@@ -297,6 +287,7 @@ def ring_names(storage: Storage) -> list[str]:
 
 
 def _has_ring(rings: Storage, directory: str) -> bool:
+    """Whether a directory that was listed just now is a ring's."""
     try:
         return is_ring(rings.child(directory))
     except FileNotFoundError:
@@ -337,8 +328,9 @@ _OWN_RING: Final = re.compile("stream-[0-9a-f]{32}")
 def removal_rests(storage: Storage) -> list[str]:
     """Names of rings of which a removal has left some files, or the empty directory.
 
-    A removal takes a ring's manifest first, then the file that makes a directory a ring. Only a
-    stream's own ring is removed: a directory of another name is its owner's.
+    A start removes them. A removal takes a ring's manifest first, then the file that makes a
+    directory a ring: what has neither was being removed when the broker ended. Only a stream's own
+    ring is removed: a directory of another name is its owner's.
     """
     if RINGS not in storage.children():
         return []
@@ -375,7 +367,10 @@ def is_directory_name(directory: str) -> bool:
 
 
 def unknown_entries(storage: Storage) -> tuple[Unknown, ...]:
-    """Return the entries of a data directory that are not the journal's."""
+    """Return the entries of a data directory that are not the journal's, for a warning.
+
+    Rings that are there, that should be, or that were being removed, are the journal's.
+    """
     temporary = {f"{name}.tmp" for name in _OURS}
     found = [name for name in storage.names() if name not in _OURS | temporary | _BESIDE]
     known = (RINGS, FAILED, MANIFESTS)
@@ -390,7 +385,7 @@ def unknown_entries(storage: Storage) -> tuple[Unknown, ...]:
 
 
 def check_version(storage: Storage, name: str) -> None:
-    """Raises NewerFormat when a small file is of a later version."""
+    """Raise NewerFormat when a small file is of a later version; a damaged one passes."""
     try:
         data = read_file(storage, name)
     except NotAFile:
@@ -404,7 +399,10 @@ def check_version(storage: Storage, name: str) -> None:
 
 
 def read_identity(storage: Storage) -> Identity | None:
-    """The directory's identity; None in a new one. Raises JournalCorrupt."""
+    """Return the directory's identity by its file; None: there is none, as in a new directory.
+
+    Raises JournalCorrupt: the file is damaged.
+    """
     data = read_file(storage, IDENTITY_FILE)
     if data is None:
         return None
@@ -418,9 +416,10 @@ def read_identity(storage: Storage) -> Identity | None:
 
 
 def find_identity(storage: Storage) -> tuple[Identity | None, str]:
-    """The directory's identity, and why its file has to be made anew ("": it is good).
+    """Return the directory's identity, and why its file has to be made anew ("": it is good).
 
-    The file `epoch` says the same. Raises JournalCorrupt: the file is damaged, and nothing tells.
+    Where the file is missing or damaged, the file `epoch` has the identity, too. (None, ""): a new
+    directory. Raises JournalCorrupt: the file is damaged, and `epoch` does not tell.
     """
     try:
         identity, what = read_identity(storage), "missing"
@@ -433,11 +432,32 @@ def find_identity(storage: Storage) -> tuple[Identity | None, str]:
         return Identity(epoch.uuid), f"it was {what}; the file {EPOCH_FILE} says the same"
     if what == "missing":
         return None, ""
-    return read_identity(storage), ""
+    return read_identity(storage), ""  # raises once more what is wrong with the file
+
+
+def _settle_identity(storage: Storage, entropy: Callable[[int], bytes]) -> tuple[Identity, str]:
+    """Return the directory's identity, and why its file was missing or damaged ("": it was not so).
+
+    The file is written where it is not good; a new directory gets a new identity. Raises
+    JournalCorrupt: nothing tells the identity of a directory with rings; DiskFull, OSError.
+    """
+    identity, why = find_identity(storage)
+    new = identity is None
+    if identity is None:
+        if storage.child(RINGS).children():
+            raise JournalCorrupt(
+                IDENTITY_FILE,
+                f"{storage.describe()} holds rings but not this file: restore it from a"
+                " snapshot, or move the directory away to begin a new journal",
+            )
+        identity = Identity(entropy(16))
+    if new or why:
+        replace_file(storage, IDENTITY_FILE, pack_file(identity))
+    return identity, why
 
 
 def find_epoch(storage: Storage, identity: Identity, *, given: bool = False) -> tuple[Epoch, str]:
-    """The last epoch, and why its file had to be found out otherwise ("": it is good).
+    """Return the last epoch, and why its file did not tell it ("": it did).
 
     Every opening writes its epoch into the manifest of each ring that it opens, and ring main is
     among them: the highest of these is the last one that was used. given: as of read_epoch().
@@ -468,12 +488,15 @@ def _place(storage: Storage, identity: Identity) -> Place | None:
     except (OSError, ValueError):
         host = ""
     facts = directory.stat()
-    own = (directory / IDENTITY_FILE).lstat().st_ino
-    return Place(identity.uuid, host, facts.st_dev, facts.st_ino, own)
+    identity_inode = (directory / IDENTITY_FILE).lstat().st_ino
+    return Place(identity.uuid, host, facts.st_dev, facts.st_ino, identity_inode)
 
 
 def _moved(storage: Storage, identity: Identity) -> tuple[str, ...]:
-    """Return the properties of the directory's place that changed since it was opened last."""
+    """Return the properties of the directory's place that changed since it was opened last.
+
+    Some did where the directory was copied or moved. (): none, or there is nothing to compare.
+    """
     now, before = _place(storage, identity), read_mark(storage, PLACE_FILE, Place)
     if now is None or before is None or before.uuid != identity.uuid:
         return ()
@@ -483,14 +506,16 @@ def _moved(storage: Storage, identity: Identity) -> tuple[str, ...]:
 
 
 def read_epoch(storage: Storage, identity: Identity, *, given: bool = False) -> Epoch:
-    """The last epoch and count of openings. Raises JournalCorrupt: they are missing or damaged.
+    """Return the last epoch and count of openings; zeros in a new directory.
 
-    A lost epoch is not guessed: one too low would make positions of two lives look alike.
-    given: the caller knows a higher one, which each ring holds against its batches.
+    given: whether the operator names a higher epoch, which does without the file: each ring
+    compares that with its batches. Raises JournalCorrupt: the file is missing or damaged. A lost
+    epoch is not guessed: one too low would make positions of two lives look alike.
     """
     data = read_file(storage, EPOCH_FILE)
     if data is None:
-        if not given and RINGS in storage.children() and ring_names(storage):
+        # Rings that are there, or that should be, were opened in an epoch.
+        if not given and (ring_names(storage) or expected_names(storage)):
             raise JournalCorrupt(
                 EPOCH_FILE,
                 f"missing in {storage.describe()}: restore it, or give an epoch above every"

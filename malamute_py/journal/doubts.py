@@ -1,7 +1,8 @@
 """Damaged parts of a ring that may have held anything, and what is known after them.
 
 Owns how much of a stream may have been lost where its last batches should be: no offset that such
-a part may have held is given again. Source: FORMAT.md, section 7.
+a part may have held is given again. A recovery notes parts and streams in the order of the log.
+Source: FORMAT.md, section 7.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ class Doubts:
 
     def __init__(self) -> None:
         self._parts: list[tuple[int, int]] = []
+        """[from, to) in positions of each part."""
         self._sure: dict[int, int] = {}
         """Stream -> number of parts before its last batch."""
         self._begun: dict[int, int] = {}
@@ -27,15 +29,21 @@ class Doubts:
         self._parts.append((from_lsn, to_lsn))
 
     def note_sure(self, stream: int) -> None:
-        """Note that a stream's offsets are known here, whatever the damage so far may have held."""
+        """Note that a batch of the stream, or an index with it, comes after all parts so far.
+
+        It tells the stream's next offset, whatever the damage before it may have held.
+        """
         self._sure[stream] = doubts = len(self._parts)
         self._begun.setdefault(stream, doubts)
 
-    def before(self, stream: int) -> int:
+    def parts_before(self, stream: int) -> int:
         """Return how many parts come before the first batch of a stream; all, if it has none."""
         return self._begun.get(stream, len(self._parts))
 
     def bytes_after(self, stream: int, as_of_lsn: int) -> int:
-        """Bytes after all that is known of a stream, of which nothing is known."""
+        """Return the bytes of the parts after a stream's last batch: they may have held more of it.
+
+        as_of_lsn: parts before it do not count, for a snapshot or manifest tells the offsets there.
+        """
         doubts = self._parts[self._sure.get(stream, 0) :]
         return sum(max(high - max(low, as_of_lsn), 0) for low, high in doubts)

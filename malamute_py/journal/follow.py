@@ -31,6 +31,7 @@ class _Part:
     """The part of a range that lies in one segment, and how far it has been read."""
 
     def __init__(self, number: int, segment_bytes: int, at: int, stop: int) -> None:
+        """number: of the segment. at, stop: positions in it between which batches are read."""
         self.number = number
         self.name = segment_name(number)
         self.base = number * segment_bytes
@@ -77,7 +78,7 @@ class Follower:
     def read(
         self, from_lsn: int, to_lsn: int, wanted: Wanted | None = None
     ) -> Iterator[tuple[Stamp, memoryview]]:
-        """The batches in [from, to) in order, each with its content, both checksums good.
+        """Yield the batches in [from_lsn, to_lsn) in order: stamp and content, checksums good.
 
         from_lsn: where a batch begins, or the end of a bundle. to_lsn: at most what is
         synced; a batch that ends beyond it is not given out. wanted: None for all; the
@@ -89,6 +90,7 @@ class Follower:
         self.position = from_lsn
         while lsn < to_lsn:
             number, at = divmod(lsn, size)
+            # A rest of a segment that is too small for a stamp holds nothing.
             if size - at >= STAMP_BYTES:
                 stop = min(to_lsn - number * size, size)
                 part = _Part(number, size, max(at, SEGMENT_HEADER_BYTES), stop)
@@ -100,10 +102,15 @@ class Follower:
     def _read_part(
         self, part: _Part, to_lsn: int, wanted: Wanted
     ) -> Iterator[tuple[Stamp, memoryview]]:
-        """Yield the batches of one segment's part; a fault is read once more, then raised."""
+        """Yield the batches of one segment's part.
+
+        What fails its check is read once more, by the name of the file, for the segment may have
+        been retired and its file used again under the read. Raises FollowLost when it fails again,
+        or no file has the name any more.
+        """
         # Opened for each call: another file may stand under the name the next time.
         file = self._open(part, to_lsn)
-        least = STAMP_BYTES
+        least = STAMP_BYTES  # bytes that the next read must bring to go on
         while part.stop - part.at >= STAMP_BYTES:
             begin = part.at
             want = min(max(self._piece_bytes, least), part.stop - begin)
@@ -115,7 +122,7 @@ class Follower:
             if not fault and part.at == begin and len(data) < want:
                 fault = "the file is too short"
             if fault:
-                if part.tried == part.at:
+                if part.tried == part.at:  # the same place failed twice
                     raise self._damaged(part, file, fault)
                 part.tried = part.at
                 file = self._open(part, to_lsn)
@@ -124,11 +131,14 @@ class Follower:
     def _read_piece(
         self, part: _Part, data: bytes, wanted: Wanted
     ) -> Generator[tuple[Stamp, memoryview], None, tuple[str, int]]:
-        """Go through what was read of a segment from `part.at` on.
+        """Yield the wanted batches in `data`, which was read of a segment from `part.at` on.
 
-        Returns (what is wrong at the new `part.at`, "" when nothing is; bytes needed there).
+        Moves `part.at` to the first batch that was not passed. Returns what is wrong with it, ""
+        when nothing is, and the bytes that must be read from there on: a batch may not be in `data`
+        whole.
         """
         begin, room = part.at, part.stop - part.at
+        part.known = 0
         base = part.base + begin
         view, whole = memoryview(data), len(data)
         at, last = 0, whole - STAMP_BYTES
@@ -148,12 +158,12 @@ class Follower:
                 at = min(after, room)
                 continue
             if after > room:
-                part.ended = True
+                part.ended = True  # the batch ends beyond the range
                 break
             part.epoch = stamp.epoch
             if wanted(stamp):
                 if after > whole:
-                    least = stamp.size
+                    least = stamp.size  # the next read begins with it, and brings all of it
                     break
                 content_at = at + stamp.stamp_bytes
                 fault = content_fault(data, content_at, after, stamp)
@@ -169,13 +179,17 @@ class Follower:
     # --- what is not there ---------------------------------------------------------------
 
     def _open(self, part: _Part, to_lsn: int) -> File:
-        """The segment's file. Raises FollowLost, up to the next segment: it was retired."""
+        """Return the segment's file, opened.
+
+        Raises FollowLost: the segment was retired, or is lost. Reading can go on at the next one
+        that there is.
+        """
         try:
             return self._storage.open(part.name)
         except FileNotFoundError:
             pass
-        numbers = map(segment_number, self._storage.names())
-        later = [n * self._segment_bytes for n in numbers if n is not None and n > part.number]
+        size, numbers = self._segment_bytes, map(segment_number, self._storage.names())
+        later = [number * size for number in numbers if number is not None and number > part.number]
         raise FollowLost(
             self.position,
             min([to_lsn, *later]),
@@ -185,7 +199,7 @@ class Follower:
         )
 
     def _damaged(self, part: _Part, file: File, fault: str) -> FollowLost:
-        """Return the error for a fault that was read twice, with the next good batch."""
+        """Return the error for a fault that was met twice; it names where reading can go on."""
         return FollowLost(
             self.position,
             part.base + self._resume(part, file),
@@ -194,9 +208,12 @@ class Follower:
         )
 
     def _resume(self, part: _Part, file: File) -> int:
-        """Where in the segment the next batch lies; its end, or the range's, when nowhere."""
+        """Return where in the segment reading goes on after a fault: at the next good batch.
+
+        Where there is none, that is the end of the segment, or of the range.
+        """
         if part.known:
-            return part.at + part.known
+            return part.at + part.known  # the stamp is good, and tells where its batch ends
         data = memoryview(read_around(self._storage, file, part.at, part.stop - part.at))
         for place in candidates(data, part.base + part.at, 0):
             found = check(data, part.base + part.at, place)
@@ -206,4 +223,5 @@ class Follower:
 
 
 def _everything(_: Stamp) -> bool:
+    """Want every batch."""
     return True

@@ -1,7 +1,7 @@
 """The state that a ring holds for its caller, as a recovery finds it.
 
-Owns what is collected for the caller: the newest snapshot, the control batches and the facts of
-producers that follow it.
+Owns what is collected for the caller: the newest snapshot (state of the ring and of its caller, the
+first batch of each segment), the control batches and the facts of producers that follow it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ from malamute_py.journal.types import SEGMENT_HEADER_BYTES, Control, Produced
 
 
 class FoundState:
-    """State in the order of the log."""
+    """State of the caller, as a ring has it: the newest snapshot, and what follows it in the log.
+
+    A snapshot is the first batch of a segment, with the state before its bundle. Control batches
+    are those of the caller, as changes. Facts of producers tell which batches came before.
+    """
 
     def __init__(self, streams: StreamTable) -> None:
         """streams: is told of the rows of a snapshot."""
@@ -44,11 +48,12 @@ class FoundState:
         """Append time of the last batch before the newest snapshot."""
 
     def note(self, found: Found, content: memoryview) -> None:
-        """Collect what the caller's state is rebuilt from."""
+        """Take from a batch what the caller's state is rebuilt from; called in the log's order."""
         stamp = found.stamp
         if stamp.control_kind == SNAPSHOT:
             self._note_snapshot(stamp.lsn, content)
         elif stamp.control_kind == DATA:
+            # The caller knows a producer's batch that is sent again by its sequence.
             head = producer_head(content)
             if head is not None:
                 self.produced.append(
@@ -82,7 +87,7 @@ class FoundState:
         """Begin the state anew from a snapshot, with what came after its position."""
         snapshot = parse_snapshot(lsn, content)
         if snapshot is None:
-            return
+            return  # unreadable: the one before it counts on
         as_of = snapshot.facts.as_of_lsn
         self.snapshot = snapshot
         self.controls = [control for control in self.controls if control.lsn >= as_of]
@@ -96,10 +101,12 @@ class FoundState:
     ) -> None:
         """Add the changes, epochs and producers of segments of which only the index was read.
 
-        segments: all of the ring, newest first. read: returns the state of one; None: it is known.
+        Called once the end of the ring is known. segments: all of the ring, newest first. read:
+        returns the state in one; None: the segment was walked, and note() has its state.
         """
-        # Any segment may be known by its index only, whatever its neighbours are: an index
-        # is removed before its segment is recycled, and may be damaged.
+        # Segments are read back to the position of the newest snapshot that there is. Any segment
+        # may be known by its index only, whatever its neighbours are: an index is removed before
+        # its segment is recycled, and may be damaged.
         newest = self.snapshot
         parts: list[SegmentState] = []
         for segment in segments:
@@ -111,7 +118,7 @@ class FoundState:
                     for number, row in newest.facts.streams.items():
                         self.streams.note_row(number, row)
             if newest is not None and segment.base_lsn <= newest.facts.as_of_lsn:
-                break
+                break  # the snapshot has the state before this segment
         least = 0 if newest is None else newest.facts.as_of_lsn
         for part in parts:
             # The bundle that a snapshot was written in may have begun before its segment: what
@@ -120,8 +127,8 @@ class FoundState:
                 if lsn >= least:
                     self.streams.note_epoch(number, epoch, base)
         found: list[FoundState] = [self, *parts]
-        controls = [c for part in found for c in part.controls if c.lsn >= least]
-        produced = [p for part in found for p in part.produced if p.lsn >= least]
+        controls = [each for part in found for each in part.controls if each.lsn >= least]
+        produced = [each for part in found for each in part.produced if each.lsn >= least]
         self.controls = sorted(controls, key=lambda control: control.lsn)
         self.produced = sorted(produced, key=lambda fact: fact.lsn)
 
@@ -133,7 +140,10 @@ class SegmentState(FoundState):
     """
 
     def __init__(self, segment: Segment, data: memoryview, end_lsn: int, epochs_max: int) -> None:
-        """Read of a segment's batches what its index does not keep. end_lsn: end of the log."""
+        """Read of a segment's batches what its index does not keep.
+
+        data: the segment's bytes. end_lsn: end of the log, which may lie in the segment.
+        """
         super().__init__(StreamTable(epochs_max))
         self.begun: dict[tuple[int, int], tuple[int, int]] = {}
         """(stream, epoch) -> (LSN, base offset) of its first batch here."""
@@ -145,6 +155,7 @@ class SegmentState(FoundState):
             if stamp is None:
                 stamp = stamp_or_fault(data, position, base + position)
             if isinstance(stamp, str):
+                # Damage, which its reader tells: on with the next place that may be a batch.
                 position = next(candidates(data, base, position), None)
                 continue
             begin, end = position + stamp.stamp_bytes, position + stamp.size

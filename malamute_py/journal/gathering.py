@@ -1,8 +1,9 @@
 """Gathering: few rows of many batches leave as few derived batches.
 
 Owns how many rows one read takes, which batches have so few wanted rows that these are taken out,
-and where the rows' batches go. The rule: what was read before a row, or is read after it, stays
-before or after it. Source: FORMAT.md, section 8.
+and where the rows' batches go. A derived batch is one that is made of rows of others, for a reader
+that wants few of them. The rule: what was read before a row, or is read after it, stays before or
+after it. Source: FORMAT.md, section 8.
 """
 
 from __future__ import annotations
@@ -52,7 +53,11 @@ class RareRows:
         return self.left < TAKEN_MAX
 
     def add(self, rows: list[Row], epoch: int, lsn: int) -> int:
-        """Take rows of one epoch; lsn: of the first one's batch. Returns the bytes they add."""
+        """Take rows of one epoch; lsn: of the first one's batch. Returns the bytes they add.
+
+        They join the derived batch in hand, or begin another one where that cannot take them: a
+        batch has one epoch, and its offsets span a bounded range.
+        """
         gathering = self._gathering
         if not gathering.takes(rows[-1].offset, epoch):
             self.flush()
@@ -62,11 +67,15 @@ class RareRows:
         return gathering.bytes - before
 
     def flush(self) -> None:
-        """Make a batch of what is in hand: something else comes after it."""
+        """Give out the rows in hand as one derived batch, if there are any.
+
+        Called before something else, a gap or a whole batch, is given out after them.
+        """
         found = self._gathering.take()
         if found is not None:
             data = found.stamp + found.content
-            self._runs.append(Run(data, ((0, len(data), found.base, found.count),), found.next))
+            span = (0, len(data), found.base, found.count)
+            self._runs.append(Run(data, (span,), found.next))
 
 
 class WantedRows:
@@ -83,9 +92,12 @@ class WantedRows:
         self._selection = chosen.selection, client_time
 
     def of(self, stamp: Stamp, content: Content) -> list[Row] | None:
-        """Return the wanted rows of a checked batch; None: it leaves whole."""
+        """Return the wanted rows of a batch that was read and checked; None: it leaves whole.
+
+        It leaves whole when many of its rows are wanted, or when they cannot be taken out of it.
+        """
         try:
-            if not gatherable(content):
+            if not gatherable(content):  # compressed, or more than header, time and body a row
                 return None
             places = self._few(stamp, self._chosen(content), content.client_times)
             if places is None:
@@ -95,9 +107,10 @@ class WantedRows:
             return None  # its reader tells what is wrong with it
 
     def of_known(self, batch: KnownBatch, read: Read, at: int) -> list[Row] | None:
-        """Return the wanted rows of a known batch; None: it is to be read whole.
+        """Return the wanted rows of a batch that a search read before; None: read it whole.
 
-        at: position of the batch in its segment.
+        Only parts of the batch are read. read: reads bytes of its segment. at: position of the
+        batch in its segment.
         """
 
         def few(table: HeaderTable, codes: Any, times: Any) -> Any:
@@ -107,10 +120,12 @@ class WantedRows:
         stamp, selection = batch.stamp, self._selection
         inside = self._first <= stamp.base_offset and stamp.next_offset <= self._end
         try:
+            # The same selection may have found its rows in this batch before.
             rows = batch.found_by(read, at, selection)
             if rows is not None:
                 return rows if inside else [r for r in rows if self._first <= r.offset < self._end]
-            # What is remembered are all rows of the batch that the selection wants.
+            # To be remembered, rows must be all of the batch that the selection wants: not so where
+            # the batch reaches beyond the offsets of this read.
             remember = partial(KNOWN.remember, batch, selection) if inside else None
             return batch.rows(read, at, few, remember)
         except OSError:
@@ -119,8 +134,8 @@ class WantedRows:
     def _few(self, stamp: Stamp, places: Any, times: Any) -> Any:
         """Return those of some rows that have an offset and a client time that are asked for.
 
-        places: None: not known. times: of all rows; None: no row has one. Returns None for more
-        rows than are taken out of a batch.
+        places: of the rows within the batch; None: not known. times: client times of all rows of
+        the batch; None: no row has one. Returns None where the rows are too many to be taken out.
         """
         if places is None:
             return None
@@ -136,5 +151,9 @@ class WantedRows:
 
 
 def least_cost(size: int, *, known: bool = False) -> int:
-    """Return what a batch, of which only rows leave, takes at least of a read's bound."""
+    """Return the bytes of a read's bound that a batch uses up when only rows of it leave.
+
+    Without them a read that finds few rows would look through a whole ring at once. known: a search
+    read the batch before, so that looking through it costs less.
+    """
     return size // (_LOOKED_AT_KNOWN if known else _LOOKED_AT)

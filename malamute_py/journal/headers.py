@@ -1,7 +1,9 @@
 """Inverted index of one segment: (stream, subject) and (stream, field) -> bitmap.
 
-Owns the bitmaps of index entries by header, and their stored form. The rule: a bitmap may name an
-entry too many, never one too few. Beyond `distinct_headers_max` the table keeps leading subject
+Owns the bitmaps of index entries by header, and their stored form. An entry is a run of adjacent
+batches of one stream in the segment; bitmaps hold numbers of entries. A header is a record's
+subject, with further keys, and its fields. The rule: a bitmap may name an entry too many, never
+one too few. Beyond `distinct_headers_max` the table keeps leading subject
 parts and field names only, and says so; a whole subject and a value are then looked up in
 filters.py besides. Written by the loop thread, read by others: bitmaps only grow, dictionaries are
 copied before they are walked. Source: FORMAT.md, section 6; docs/design.md, Journal (Finding).
@@ -36,15 +38,20 @@ _MEMO_HEADERS_MAX = 1 << 15
 """Headers of all tables together: each header comes with objects of some hundred bytes."""
 _SAMPLE = 1_024
 """Subjects of a large table by which it is guessed how many leading parts they have."""
-_NOBODY = BitMap()
+_NO_ENTRIES = BitMap()
 _ANYTHING: tuple[Keys, ...] = (("",),)
+"""Stands for all subjects where no leading part is kept: every subject may begin with ""."""
 _UNKNOWN: tuple[tuple[str, ...], tuple[Fields, ...]] = (("",), ())
+"""Stands for the headers of a batch that cannot be read."""
 
 
 class StreamHeaders:
-    """One stream's bitmaps; also what a search is shown (types.HeaderIndex)."""
+    """One stream's bitmaps of entries by header; also what a search is shown (types.HeaderIndex).
 
-    __slots__ = ("_all", "_filters", "_several", "depth", "names", "pairs", "tops")
+    An entry, here and below, is one of the segment's index: a run of adjacent batches.
+    """
+
+    __slots__ = ("_all", "_filters", "_multi_key", "depth", "names", "pairs", "tops")
 
     def __init__(self, depth: int | None, filters: EntryFilters | None = None) -> None:
         """depth: leading parts kept of each subject; None: whole subjects and values.
@@ -54,11 +61,14 @@ class StreamHeaders:
         self.depth = depth
         self._filters = filters
         self.tops: dict[Keys, BitMap] = {}
+        """Subject and further keys of a record, or their leading parts -> entries with such one."""
         self.names: dict[str, BitMap] = {}
+        """Name of a field -> entries with a record that has it."""
         self.pairs: dict[tuple[str, str], BitMap] = {}
+        """(name, value) of a field -> entries; empty where a depth is set."""
         self._all = BitMap()
-        self._several: tuple[int, list[Keys]] = (0, [])
-        """(of so many subjects, those with further keys): looked up apart."""
+        self._multi_key: tuple[int, list[Keys]] = (0, [])
+        """(how many `tops` there were when it was made, those of more than one key)."""
 
     @property
     def exact(self) -> bool:
@@ -70,20 +80,27 @@ class StreamHeaders:
         return tuple(self.tops.copy().items())
 
     def subject(self, key: str) -> BitMap:
-        """Return the entries with a record of exactly this key; not `exact`: or of one like it."""
+        """Return the entries with a record of exactly this key; not `exact`: or of one like it.
+
+        For searches of one subject, in any thread.
+        """
         top = key if self.depth is None else leading_parts((key,), self.depth)[0]
-        found = self.tops.get((top,), _NOBODY)
-        several = self.several(top)
+        found = self.tops.get((top,), _NO_ENTRIES)
+        # A record with further keys is found by each of its keys.
+        several = self.multi_key_subjects(top)
         if several:
             found = BitMap.union(found, *map(self.tops.__getitem__, several))
         return found if self._filters is None else self._filters.may_hold(found, key)
 
-    def several(self, key: str) -> list[Keys]:
-        """The subjects that have this key and others."""
-        if self._several[0] != len(self.tops):
+    def multi_key_subjects(self, key: str) -> list[Keys]:
+        """Return the subjects of more than one key that have this key among them."""
+        made_of, several = self._multi_key
+        if made_of != len(self.tops):
+            # Subjects came since the list was made; they never go.
             tops = self.tops.copy()
-            self._several = len(tops), [top for top in tops if len(top) > 1]
-        return [top for top in self._several[1] if key in top]
+            several = [top for top in tops if len(top) > 1]
+            self._multi_key = len(tops), several
+        return [top for top in several if key in top]
 
     def field(self, name: str, value: str | None) -> BitMap:
         """Return the entries with a record that has a field, and its value unless None.
@@ -95,11 +112,12 @@ class StreamHeaders:
         if self.depth == 0:
             found = self._all
         elif value is None or self.depth is not None:
-            found = self.names.get(name, _NOBODY)
+            found = self.names.get(name, _NO_ENTRIES)
         else:
-            found = self.pairs.get((name, value), _NOBODY)
+            found = self.pairs.get((name, value), _NO_ENTRIES)
         if value is None or self._filters is None:
             return found
+        # The filters know values that the bitmaps gave up: entries without this one are left out.
         return self._filters.may_hold(found, pair_text(name, value))
 
     def everything(self) -> BitMap:
@@ -153,9 +171,11 @@ class HeaderTable:
         streams: dict[int, StreamHeaders],
         last: int,
     ) -> None:
-        """Go on from what was stored of the segment, in a table that is still empty.
+        """Go on from the stored index of a segment that is not full, when a ring is opened.
 
-        last: the entry that may still grow. filters: not used by any other table.
+        For a table that is still empty. depth: leading parts kept of each subject; None: all.
+        filters: not used by any other table. last: number of the entry that may still grow, which
+        gets no filter: not all of its items are known.
         """
         self.depth = depth
         self.filters = filters
@@ -165,8 +185,9 @@ class HeaderTable:
             filters.reopen(last, self._waiting_max)
 
     def add(self, stream: int, ordinal: int, keys: Any) -> None:
-        """Note that the entry holds records with these headers.
+        """Note that an entry holds records with these headers; called for each batch appended.
 
+        ordinal: the entry's number.
         keys: a header table (`.keys`, `.fieldmaps`) or a pair (subjects, field maps);
         None: they cannot be known. Then no search excludes the entry, and the table gives up the
         leading parts of all entries.
@@ -176,10 +197,12 @@ class HeaderTable:
             if self.depth != 0:
                 self._coarsen(ordinal, to=0)
             keys = _UNKNOWN
+        # The bitmaps of these headers are those of the stream's last batch, or of a batch that had
+        # the same table, or else they are looked up header by header.
         last_keys, last_ordinal, resolved = self._last.get(stream, _NO_LAST)
         if last_keys is keys:
             if last_ordinal == ordinal:
-                return
+                return  # the entry has all of them from the batch before
         else:
             known_keys, resolved = self._memo.get((stream, id(keys)), _NO_MEMO)
             if known_keys is not keys:
@@ -189,14 +212,16 @@ class HeaderTable:
             bitmap.add(ordinal)
         if self.filters is not None:
             self.filters.add(ordinal, items)
+        # A table too large for the memo does not come again: it would be held for nothing.
         if (stream, id(keys)) in self._memo:
             self._last[stream] = (keys, ordinal, resolved)
 
     def _resolve(self, stream: int, ordinal: int, keys: Any) -> _Resolved:
-        """Note the parts of a batch's headers; return their bitmaps, and the items for filters.
+        """Find or make the bitmaps of a batch's headers; return them, and the items for filters.
 
-        A large header table, which the protocol read in steps, has an outline: the names, leading
-        parts and items that were gathered as it was read.
+        The caller then adds the entry to each bitmap. Where the table would hold too many headers,
+        it is made coarser first. A large header table, which the protocol read in steps, has an
+        outline: the names, leading parts and items that were gathered as it was read.
         """
         table = self.streams.get(stream)
         if table is None:
@@ -220,6 +245,7 @@ class HeaderTable:
             # The coarser table has its leading parts already, counted.
             resolved = _note(self.streams[stream], subjects, fieldmaps, outline)
         if keys is _UNKNOWN:
+            # Without items the entry gets no filter, and so every search takes it.
             bitmaps, _ = resolved
             resolved = bitmaps, None
         if size <= _MEMO_TABLE_MAX:
@@ -232,11 +258,13 @@ class HeaderTable:
         return resolved
 
     def _make_room(self, stream: int, ordinal: int, coming: Sequence[Keys]) -> StreamHeaders:
-        """Keep so few leading parts that a large table's subjects find room.
+        """Cut all subjects to so few leading parts that a large header table finds room.
 
-        A sample of them decides: to take 65,536 subjects apart at each depth takes half a second.
+        coming: subjects of the table. A sample of them decides, for to take 65,536 subjects apart
+        at each depth takes half a second. Returns the stream's bitmaps, which may be new ones.
         """
         sample = coming[:: max(1, len(coming) // _SAMPLE)]
+        # One part fewer than the deepest subject has: with all parts nothing would be cut.
         depth = _deepest(sample) - 1 if self.depth is None else self.depth
         while depth > 0:
             parts = len({leading_parts(top, depth) for top in sample})
@@ -250,10 +278,14 @@ class HeaderTable:
         return self.streams[stream]
 
     def _make_room_for(self, stream: int, ordinal: int, coming: Outline) -> StreamHeaders:
-        """Keep so few leading parts that a table which was read in steps finds room."""
+        """Do what _make_room() does for a header table that was read in steps.
+
+        coming: its outline. leads[n - 1] are the distinct first n parts of its subjects, so that
+        no sample is needed; names: those of its fields, None: too many to be gathered.
+        """
         leads, most = coming.leads, self._distinct_max // 2
         if coming.names is None or len(coming.names) > most:
-            depth = 0
+            depth = 0  # keeps neither subjects nor names
         else:
             depth = len(leads) if self.depth is None else min(self.depth, len(leads))
         while depth > 0 and len(leads[depth - 1]) > most:
@@ -263,14 +295,15 @@ class HeaderTable:
         return self.streams[stream]
 
     def _coarsen(self, ordinal: int, to: int | None = None) -> None:
-        """Keep fewer leading parts: `to`, or until the table is at most half full.
+        """Keep fewer leading parts of each subject: `to`, or until the table is half full at most.
 
-        ordinal: the entry that is being noted. New objects take the place of the old ones:
-        a reader keeps what it had, whole.
+        Called when a segment has more distinct headers than its table may hold, or unknown ones.
+        Values of fields are given up with the first cut. ordinal: the entry that is being noted.
+        New objects take the place of the old ones: a reader keeps what it had, whole.
         """
         filters = self.filters
         if filters is None:
-            # What the table gives up is still found by the filters.
+            # First cut: the filters get what the exact bitmaps still tell, and find it from now on.
             filters = EntryFilters(self._waiting_max)
             filters.add_all(self._items(), ordinal)
         depth = self.depth
@@ -278,6 +311,7 @@ class HeaderTable:
             depth = _deepest(top for t in self.streams.values() for top in t.tops)
         streams = self.streams
         distinct = self._distinct
+        # One part fewer each time, unless the caller names the depth.
         while depth > 0:
             depth = depth - 1 if to is None else to
             streams = {number: _coarser(t, depth, filters) for number, t in self.streams.items()}
@@ -288,6 +322,7 @@ class HeaderTable:
         self.filters = filters
         self.streams = streams
         self._distinct = distinct
+        # They remember bitmaps of the tables that were replaced.
         self._last.clear()
         self._memo.clear()
         self._memo_headers = 0
@@ -307,9 +342,11 @@ class HeaderTable:
 
 
 def _parts(keys: Any) -> tuple[Sequence[Keys], Sequence[Fields]]:
+    """Return the subjects and field maps of what HeaderTable.add() is given as `keys`."""
     if isinstance(keys, (tuple, list)):
-        tops = [(top,) if isinstance(top, str) else tuple(top) for top in keys[0]]
-        return tops, keys[1] or ()
+        subjects, fieldmaps = keys
+        tops = [(top,) if isinstance(top, str) else tuple(top) for top in subjects]
+        return tops, fieldmaps or ()
     return keys.keys, keys.fieldmaps
 
 
@@ -319,10 +356,15 @@ def _note(
     fieldmaps: Iterable[Fields],
     outline: Outline | None,
 ) -> _Resolved:
-    """Find the bitmaps of a header table. outline: what was gathered of it as it was read."""
+    """Find or make the bitmaps of a batch's headers in a stream's table, and the filters' items.
+
+    No entry is added to them here. outline: what was gathered of a large header table as it was
+    read; None: the headers are taken apart here.
+    """
     depth = table.depth
     bitmaps = [table.everything()]
     if depth is None:
+        # Subjects, names and values are kept whole.
         bitmaps += [_bitmap(table.tops, top) for top in subjects]
         for fields in fieldmaps:
             for name, value in fields.items():
@@ -330,6 +372,7 @@ def _note(
                 bitmaps.append(_bitmap(table.pairs, (name, value)))
         return tuple(bitmaps), None
     if depth:
+        # So many leading parts of the subjects are kept, and the fields' names.
         leads = outline.leads if outline is not None else ()
         if depth <= len(leads):
             tops = leads[depth - 1]  # the sets are of the first part, of the first two, and so on
@@ -341,6 +384,7 @@ def _note(
             names = set().union(*fieldmaps)
         bitmaps += [_bitmap(table.names, name) for name in names]
     else:
+        # Nothing is kept but which entries there are.
         bitmaps += [_bitmap(table.tops, top) for top in _ANYTHING]
     # The filters get what the table has given up: all keys, and all pairs.
     if outline is not None:
@@ -351,6 +395,7 @@ def _note(
 
 
 def _bitmap(table: dict[Any, BitMap], key: Any) -> BitMap:
+    """Return the bitmap of a key, made empty where there is none."""
     found = table.get(key)
     if found is None:
         found = table[key] = BitMap()
@@ -358,7 +403,7 @@ def _bitmap(table: dict[Any, BitMap], key: Any) -> BitMap:
 
 
 def _deepest(tops: Iterable[Keys]) -> int:
-    """How many leading parts tell these subjects apart, as far as they are tried."""
+    """Return the number of parts between dots of the longest key, LEAD_PARTS_MAX at most."""
     parts = max((key.count(".") + 1 for top in tops for key in top), default=1)
     return min(parts, LEAD_PARTS_MAX)
 
@@ -383,7 +428,7 @@ def _coarser(table: StreamHeaders, depth: int, filters: EntryFilters) -> StreamH
 
 
 class StoredHeaders(msgspec.Struct, array_like=True):
-    """One stream of a segment's index file."""
+    """One stream of a segment's index file: its StreamHeaders, each bitmap serialized."""
 
     everything: bytes
     tops: list[tuple[list[str], bytes]]
@@ -392,21 +437,28 @@ class StoredHeaders(msgspec.Struct, array_like=True):
 
 
 def pack_headers(table: HeaderTable) -> tuple[int | None, dict[int, bytes]]:
-    """(depth, stream -> MessagePack) for the index file."""
+    """Return what the index file keeps of a segment's headers: (depth, stream -> MessagePack).
+
+    Of a stream these are its bitmaps: of all its entries, and by subject, field name, field value.
+    """
     packed = {}
     for number, headers in table.streams.items():
         stored = StoredHeaders(
             headers.everything().serialize(),
             [(list(top), bitmap.serialize()) for top, bitmap in headers.tops.items()],
             [(name, bitmap.serialize()) for name, bitmap in headers.names.items()],
-            [(n, v, bitmap.serialize()) for (n, v), bitmap in headers.pairs.items()],
+            [(*pair, bitmap.serialize()) for pair, bitmap in headers.pairs.items()],
         )
         packed[number] = msgspec.msgpack.encode(stored)
     return table.depth, packed
 
 
 def unpack_headers(depth: int | None, packed: bytes, filters: EntryFilters | None) -> StreamHeaders:
-    """One stream's index from the index file. filters: the segment's, where not exact."""
+    """Return one stream's bitmaps out of the index file, as pack_headers() stored them.
+
+    depth: leading parts kept of each subject; None: whole subjects. filters: those of the segment,
+    which there are where a depth is set.
+    """
     stored = msgspec.msgpack.decode(packed, type=StoredHeaders)
     headers = StreamHeaders(depth, filters)
     headers.everything().update(BitMap.deserialize(stored.everything))

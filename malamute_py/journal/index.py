@@ -49,11 +49,18 @@ assert ENTRY_DTYPE.itemsize == ENTRY.size == 64
 NO_CLIENT_TIME: Final = (2**63 - 1, -(2**63))
 """(least, greatest) client time where no batch has any."""
 NEVER: Final = 2**63 - 1
+"""Expiry of records that do not expire; also an offset that no record has."""
 
 _CHUNK = 1024
+"""Entries in one piece of a live index's table: pieces do not move, as one growing array would."""
+_BASE_AT: Final = 16
+"""Byte position of `base` in an entry."""
+_NEXT_AT: Final = 24
+"""Byte position of `next` in an entry."""
 
 Rows: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Ordinals: TypeAlias = np.ndarray[Any, np.dtype[np.uint32]]
+"""Numbers of entries: their places in the segment's table, as bitmaps of headers name them."""
 Entry: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int]
 _NO_ENTRY: Final[Entry] = (-1, -1, -1, -1, -1, -1, -1, -1, -1, -1)
 """Stands for the last entry where there is none: it is of no stream."""
@@ -86,7 +93,10 @@ BatchFacts: TypeAlias = tuple[tuple[int, int], int, int]
 
 
 class _SparseRuns:
-    """Entries of one stream without headers: batches of other streams may lie in them."""
+    """Entries of one stream without header index, as of mail: each covers a part of the file.
+
+    Batches of other streams may lie in that part; readers pass over them.
+    """
 
     __slots__ = ("bases", "rows", "view")
 
@@ -97,7 +107,11 @@ class _SparseRuns:
         """(how many rows there are, the entry that may grow), swapped as one."""
 
     def add(self, stream: int, batches: Sequence[Place], interval: int) -> int:
-        """Note batches in order; returns their bytes."""
+        """Note batches that were appended, in order; returns their bytes.
+
+        interval: bytes of the file that one entry covers at most, unless by a single batch.
+        """
+        # The last entry is taken apart, grown batch by batch, and published once at the end.
         _, entry = self.view
         count = base = begin = first_time = last_time = 0
         stop, following = 0, -1
@@ -128,23 +142,30 @@ class _SparseRuns:
         return total
 
     def restore(self, rows: Sequence[bytes]) -> None:
-        """Go on from stored rows, at least one."""
+        """Go on from stored rows, at least one; the last one may still grow."""
         self.rows = list(rows[:-1])
-        self.bases = [ENTRY.unpack(row)[4] for row in self.rows]
+        self.bases = [base for _, _, _, _, base, *_ in map(ENTRY.unpack, self.rows)]
         self.view = (len(self.rows), ENTRY.unpack(rows[-1]))
 
     def entries(self, from_offset: int, end_offset: int) -> Entries:
-        """Return the entries that hold any offset in [from_offset, end_offset), as a table."""
+        """Return the entries that hold any offset in [from_offset, end_offset), as a table.
+
+        No bitmap names these entries, so they are numbered from 0.
+        """
         count, entry = self.view
+        # The last entry that begins at or before the offset may hold it.
         low = max(bisect_right(self.bases, from_offset, 0, count) - 1, 0)
         rows = self.rows[low : bisect_left(self.bases, end_offset, low, count)]
-        if entry is not None and entry[4] < end_offset:
-            rows.append(ENTRY.pack(*entry))
+        if entry is not None:
+            _, _, _, _, last_base, *_ = entry
+            if last_base < end_offset:
+                rows.append(ENTRY.pack(*entry))
         table = np.frombuffer(b"".join(rows), ENTRY_DTYPE)
         table = table[table["next"] > from_offset]
         return Entries(np.arange(len(table), dtype=np.uint32), table)
 
     def table(self) -> bytes:
+        """Return all entries as the index file has them, the last one, which may grow, too."""
         count, entry = self.view
         data = b"".join(self.rows[:count])
         return data if entry is None else data + ENTRY.pack(*entry)
@@ -173,17 +194,19 @@ class LiveIndex:
         """Stream -> when the first of its records expires, where one does; None: not known."""
 
     def restore(self, stored: StoredIndex) -> bool:
-        """Go on from what was stored of a segment that is not full; False: it is not sound.
+        """Go on from what an orderly close stored of the last segment, which is not full.
 
-        For an index that is still empty; of no use after False.
+        Called by a start, on an index that is still empty. Returns False where what is stored
+        contradicts itself: this index is of no use then.
         """
         rows, table = stored.rows, stored.table
         streams = rows["stream"]
+        # Entries of streams with a header index come first in the table, all others after them.
         count = int(np.count_nonzero(streams < UNINDEXED_FROM))
         if np.any(streams[:count] >= UNINDEXED_FROM):
             return False
         if count:
-            # The last entry may still grow; the closed ones lie in whole chunks.
+            # The last entry may still grow; the others, which do not, lie in whole chunks.
             closed = table[: (count - 1) * ENTRY.size]
             step = _CHUNK * ENTRY.size
             self._chunks = [
@@ -197,6 +220,7 @@ class LiveIndex:
         ends = [*begins[1:].tolist(), len(order)]
         for number, begin, end in zip(numbers.tolist(), begins.tolist(), ends, strict=False):
             places = order[begin:end]
+            # A stream's totals must begin and end with its entries.
             span = stored.spans.get(number)
             low, high = rows["base"][places[0]], rows["next"][places[-1]]
             if span is None or (span.first, span.next) != (low, high):
@@ -212,6 +236,7 @@ class LiveIndex:
         self.spans.update(stored.spans)
         self.expires_at_ms = stored.expires_at_ms
         self.expiries = stored.expiries
+        # Totals of a stream without an entry would promise batches that are nowhere.
         return len(numbers) == len(self.spans)
 
     def add(
@@ -227,10 +252,14 @@ class LiveIndex:
         content: Buffer | None = None,
         epoch: int = 0,
     ) -> None:
-        """Note one data batch that has been written.
+        """Note one data batch that has been written, for append() and for recovery.
 
-        content: whose checksum is good; looked at for rare rows, given the epoch.
+        position, size: in the segment. base, next_offset: its offsets, [base, next_offset). keys:
+        its headers, as of HeaderTable.add(). content: with a good checksum, and stamped in `epoch`:
+        places of its rare rows are kept (spots.py); None: none are.
         """
+        # The batch joins the last entry, or closes it and begins one. Readers see it only at the
+        # end, by the swap of `_view`: its headers and spots are there by then.
         count, entry = self._view
         (least, most), expires_at_ms, earliest_expiry_ms = facts
         # The fields of the last entry, in the order of ENTRY_DTYPE.
@@ -293,7 +322,7 @@ class LiveIndex:
         self._view = (count, entry)
 
     def add_sparse(self, stream: int, batches: Sequence[Place]) -> int:
-        """Note written batches of a stream without header index; returns their bytes.
+        """Note written batches of a stream without header index, as mail; returns their bytes.
 
         Neither client times nor expiries are looked at: none of its records ever expires.
         """
@@ -314,8 +343,12 @@ class LiveIndex:
         return total
 
     def entries(self, stream: int, from_offset: int, end_offset: int) -> Entries:
-        """Entries that hold any offset in [from, end)."""
-        if stream >= UNINDEXED_FROM:
+        """Return the stream's entries that hold any offset in [from_offset, end_offset).
+
+        For reads and searches, in any thread, while the writer goes on: it never changes an entry
+        before number `count` of the view, and the entry at `count` is the view's own copy.
+        """
+        if stream >= UNINDEXED_FROM:  # mail and the like, which have no header index
             runs = self._sparse.get(stream)
             return (runs or _SparseRuns()).entries(from_offset, end_offset)
         count, entry = self._view
@@ -326,6 +359,7 @@ class LiveIndex:
         # writer's next append to the array fail.
         held = ordinals[:]
         chunks = self._chunks
+        # How many of the stream's entries do not grow any more, and so lie in the chunks.
         closed = bisect_left(held, count)
 
         def field(at: int) -> Callable[[int], int]:
@@ -339,14 +373,15 @@ class LiveIndex:
 
             return get
 
-        # Byte 16 of an entry is its `base`, byte 24 its `next`: see ENTRY.
-        low = bisect_right(held, from_offset, 0, closed, key=field(24))
-        high = bisect_left(held, end_offset, low, closed, key=field(16))
+        # From the first entry that ends after `from_offset`, to those that begin before the end.
+        low = bisect_right(held, from_offset, 0, closed, key=field(_NEXT_AT))
+        high = bisect_left(held, end_offset, low, closed, key=field(_BASE_AT))
         chosen = np.array(held[low:high], np.uint32)
         parts = []
         for number in np.unique(chosen // _CHUNK).tolist():
             table = np.frombuffer(chunks[number], ENTRY_DTYPE)
             parts.append(table[chosen[chosen // _CHUNK == number] % _CHUNK])
+        # The entry that may still grow is in no chunk.
         _, _, of, _, base, following, *_ = entry or _NO_ENTRY
         if entry is not None and of == stream and following > from_offset and base < end_offset:
             chosen = np.append(chosen, np.uint32(count))
@@ -372,8 +407,12 @@ class LiveIndex:
         return data + b"".join(self._sparse[stream].table() for stream in sorted(self._sparse))
 
     def pack(self, ring: bytes, number: int, last_epoch: int, last_time_ms: int) -> bytes:
-        """The index file of a finished segment."""
+        """Return the bytes of the index file of a segment that is finished or orderly closed.
+
+        ring, number: the segment's, by which a reader knows that the file is of it.
+        """
         depth, headers = pack_headers(self._headers)
+        # Spots are told apart by whole subjects and values: none are kept where these are not.
         exact, filters = depth is None, self._headers.filters
         stored = _Stored(
             ring,
@@ -449,11 +488,12 @@ class StoredIndex:
         return {number: self.headers(number) for number in self._stored.headers}
 
     def entries(self, stream: int, from_offset: int, end_offset: int) -> Entries:
-        """Entries that hold any offset in [from, end)."""
+        """Return the stream's entries that hold any offset in [from_offset, end_offset)."""
         ordinals = self._ordinals.get(stream)
         if ordinals is None:
             ordinals = np.flatnonzero(self._rows["stream"] == stream).astype(np.uint32)
             self._ordinals[stream] = ordinals
+        # From the first entry that ends after `from_offset`, to those that begin before the end.
         base, after = self._rows["base"], self._rows["next"]
         low = bisect_right(ordinals, from_offset, key=lambda o: int(after[o]))
         high = bisect_left(ordinals, end_offset, low, key=lambda o: int(base[o]))
@@ -461,11 +501,12 @@ class StoredIndex:
         return Entries(chosen, self._rows[chosen])
 
     def headers(self, stream: int) -> StreamHeaders:
-        """The stream's inverted index; taken after entries()."""
+        """Return the stream's inverted index, unpacked at the first call."""
         found = self._headers.get(stream)
         if found is None:
             packed = self._stored.headers.get(stream)
             if packed is None:
+                # A stream without headers, or without batches in this segment.
                 return StreamHeaders(self._stored.depth)
             found = unpack_headers(self._stored.depth, packed, self.filters)
             self._headers[stream] = found

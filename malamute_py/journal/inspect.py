@@ -1,8 +1,8 @@
 """Looking into a data directory of a stopped broker: stat, verify, dump.
 
-Owns what `malamute journal` calls. The rule: nothing is ever modified, a damaged
-part is named and stepped over, and everything is read anew from the segments, never
-believed from an index. Source: FORMAT.md, section 10.
+Owns what `malamute journal` calls. The rule: nothing is ever modified, and a damaged part is named
+and stepped over. stat() reads as an opening does, sealed segments by their index files; verify()
+and dump() read every batch and believe no index. Source: FORMAT.md, section 10.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Dumped(NamedTuple):
 
 
 def stat(directory: str | Path) -> JournalStat:
-    """Return the facts about a data directory.
+    """Return the facts about a data directory, for `malamute journal stat`.
 
     Raises FileNotFoundError: there is nothing; JournalCorrupt: it is no data directory, or damaged.
     """
@@ -115,58 +115,60 @@ def stat(directory: str | Path) -> JournalStat:
         files = len(scan.segments) + len(scan.spares)
         rings.append(
             RingStat(
-                name,
-                scan.ring.hex(),
-                scan.segment_bytes,
-                len(scan.segments),
-                first,
-                files * scan.segment_bytes,
-                first * scan.segment_bytes,
-                scan.end_lsn,
-                scan.epoch,
-                scan.clean,
-                _facts(scan),
-                len(scan.damages),
-                len(scan.dropped),
+                name=name,
+                uuid=scan.ring.hex(),
+                segment_bytes=scan.segment_bytes,
+                segments=len(scan.segments),
+                first_segment=first,
+                bytes_on_disk=files * scan.segment_bytes,
+                start_lsn=first * scan.segment_bytes,
+                end_lsn=scan.end_lsn,
+                epoch=scan.epoch,
+                clean=scan.clean,
+                streams=_stream_facts(scan),
+                damages=len(scan.damages),
+                dropped=len(scan.dropped),
             )
         )
     unknown = tuple(f"{entry.file}: {entry.reason}" for entry in unknown_entries(storage))
     return JournalStat(
-        storage.describe(),
-        identity.uuid.hex(),
-        epoch.epoch,
-        epoch.openings,
-        in_use(storage),
-        tuple(rings),
-        unknown,
+        directory=storage.describe(),
+        uuid=identity.uuid.hex(),
+        epoch=epoch.epoch,
+        openings=epoch.openings,
+        in_use=in_use(storage),
+        rings=tuple(rings),
+        unknown=unknown,
     )
 
 
-def _facts(scan: Scan) -> dict[int, StreamFacts]:
-    """Return what a scan found of each stream."""
+def _stream_facts(scan: Scan) -> dict[int, StreamFacts]:
+    """Return what a scan found of each stream, by its number."""
     facts = {}
     for number, state in scan.streams.states.items():
-        # A segment may hold records that were removed, before those that are kept or alone.
-        kept = [s for s in scan.segments if number in s.spans]
-        kept = [s for s in kept if s.spans[number].next > state.first]
+        # Segments with records that are kept: others may hold only some that were removed.
+        kept = [each for each in scan.segments if number in each.spans]
+        kept = [each for each in kept if each.spans[number].next > state.first]
         facts[number] = StreamFacts(
-            state.first,
-            state.next,
-            state.held_bytes - state.retired_bytes,
-            _first_time_ms(scan, kept[0], number, state.first) if kept else 0,
-            kept[-1].spans[number].last_time_ms if kept else 0,
-            state.epochs,
+            first=state.first,
+            next=state.next,
+            bytes=state.held_bytes - state.retired_bytes,
+            first_time_ms=_first_time_ms(scan, kept[0], number, state.first) if kept else 0,
+            last_time_ms=kept[-1].spans[number].last_time_ms if kept else 0,
+            epochs=state.epochs,
         )
     return facts
 
 
 def _first_time_ms(scan: Scan, segment: Segment, number: int, first: int) -> int:
-    """Return when the batch with a stream's offset `first` was appended, or the one after it.
+    """Return when the oldest batch of a stream with a kept record was appended.
 
-    segment: the first one that holds such a batch; it is read if it also holds earlier ones.
+    number, first: the stream, and its first offset that is kept. segment: the first one with such a
+    batch.
     """
     span = segment.spans[number]
     if span.first < first:
+        # It begins with records that were removed, whose time the totals tell: it is read.
         meta = RingMeta(scan.ring, scan.segment_bytes)
         for dumped in _dump_segment(scan.storage, meta, segment.number):
             stamp = dumped.stamp
@@ -176,7 +178,7 @@ def _first_time_ms(scan: Scan, segment: Segment, number: int, first: int) -> int
 
 
 def in_use(storage: Storage) -> bool:
-    """True when a broker has the directory."""
+    """Whether a broker has the directory: it holds the lock then, which is tried and let go."""
     try:
         storage.lock(LOCK_FILE).release()
     except FileNotFoundError:
@@ -216,7 +218,10 @@ def verify(directory: str | Path, ring: str | None = None) -> Iterator[Finding]:
 
 
 def _verify_ring(storage: Storage, name: str) -> Iterator[Finding]:
-    """Yield the findings of one ring, with its progress before them."""
+    """Yield the findings of one ring, with its progress before them, for verify().
+
+    Every batch is read and checked, and each index file compared with what was read.
+    """
     try:
         scan = scan_ring(storage, name, trust_indexes=False)
         _, why = find_meta(scan.storage, expected_of(storage, name))
@@ -231,12 +236,12 @@ def _verify_ring(storage: Storage, name: str) -> Iterator[Finding]:
     findings = [
         Finding(
             name,
-            "missing" if d.reason == MISSING else "damaged",
-            f"positions {d.from_lsn} to {d.to_lsn}: {d.reason}",
+            "missing" if damage.reason == MISSING else "damaged",
+            f"positions {damage.from_lsn} to {damage.to_lsn}: {damage.reason}",
             done,
             total,
         )
-        for d in scan.damages
+        for damage in scan.damages
     ]
     findings += [
         Finding(name, "restorable", f"{segment_name(number)} was cut off at {size} bytes")
@@ -246,14 +251,15 @@ def _verify_ring(storage: Storage, name: str) -> Iterator[Finding]:
         Finding(
             name,
             "dropped",
-            f"unconfirmed, from {d.from_lsn} to {d.to_lsn}: {d.reason}",
+            f"unconfirmed, from {tail.from_lsn} to {tail.to_lsn}: {tail.reason}",
             done,
             total,
         )
-        for d in scan.dropped
+        for tail in scan.dropped
     ]
     findings += [
-        Finding(name, "unknown", f"{u.file} {u.reason}", done, total) for u in scan.unknown
+        Finding(name, "unknown", f"{entry.file} {entry.reason}", done, total)
+        for entry in scan.unknown
     ]
     findings += _verify_indexes(scan, name)
     yield from findings
@@ -264,7 +270,10 @@ def _verify_ring(storage: Storage, name: str) -> Iterator[Finding]:
 
 
 def _verify_indexes(scan: Scan, name: str) -> list[Finding]:
-    """Return the findings of a ring's index files: missing, damaged, or at odds with it."""
+    """Return what is wrong with a ring's index files: without segment, damaged, or contradicting.
+
+    scan: has read every batch, and so made an index of each segment anew (`live`).
+    """
     findings = [
         Finding(name, "index", f"{file} has no segment, or cannot be read; it will be made anew")
         for file in scan.orphans
@@ -274,7 +283,7 @@ def _verify_indexes(scan: Scan, name: str) -> list[Finding]:
         data = read_file(scan.storage, file)
         live = segment.live
         if data is None or live is None:
-            continue
+            continue  # a segment need not have an index file
         index = read_index(data, scan.ring, segment.number)
         if index is None:
             findings.append(Finding(name, "index", f"{file} is damaged; it will be made anew"))
@@ -284,7 +293,10 @@ def _verify_indexes(scan: Scan, name: str) -> list[Finding]:
 
 
 def _agree(index: StoredIndex, spans: object, table: bytes) -> bool:
-    """Whether an index file says the same as an index made anew of the segment."""
+    """Whether an index file says the same as an index made anew of the segment.
+
+    spans: the totals of the new one by stream. table: its entries, as an index file has them.
+    """
     if index.spans != spans:
         return False
     # Entries may be cut otherwise: their writer may have had another interval.
@@ -301,6 +313,7 @@ def _covered(table: bytes) -> dict[int, list[int]]:
     for stream in np.unique(rows["stream"]).tolist():
         mine = rows[rows["stream"] == stream]
         ends = mine["position"].astype(np.int64) + mine["bytes"]
+        # Entries of one stream neither overlap in offsets nor in the file.
         if np.any(mine["next"][:-1] > mine["base"][1:]) or np.any(ends[:-1] > mine["position"][1:]):
             return {}
         sparse = stream >= UNINDEXED_FROM  # whose entries cover others' batches, too
@@ -328,7 +341,11 @@ def ring_storage(storage: Storage, name: str) -> Storage:
 
 
 def scan_ring(storage: Storage, name: str, *, trust_indexes: bool) -> Scan:
-    """A reading of a ring as an opening would do it, not begun. Raises JournalCorrupt, OSError."""
+    """Return a Scan that reads a ring as an opening would, not begun yet.
+
+    storage: the data directory. trust_indexes: whether segments with a good index file are taken
+    from it, and not read. Raises JournalCorrupt: nothing tells the ring's facts; OSError.
+    """
     ring = ring_storage(storage, name)
     expected = expected_of(storage, name)
     meta, _ = find_meta(ring, expected)
@@ -346,10 +363,10 @@ def scan_ring(storage: Storage, name: str, *, trust_indexes: bool) -> Scan:
 def dump(
     directory: str | Path, ring: str, from_lsn: int = 0, to_lsn: int | None = None
 ) -> Iterator[Dumped]:
-    """Every batch between two positions, damaged and missing places named and stepped over.
+    """Yield every batch between two positions, damaged and missing places named and stepped over.
 
-    It ends where the last segment's batches end. Raises FileNotFoundError: there is no directory;
-    JournalCorrupt: it has no such ring.
+    For `malamute journal dump`. It ends where the last segment's batches end. Raises
+    FileNotFoundError: there is no directory; JournalCorrupt: it has no such ring.
     """
     storage = FileStorage(directory, read_only=True)
     if ring not in all_names(storage):
@@ -369,9 +386,13 @@ def dump(
 def _dump_found(
     place: Storage, meta: RingMeta, lost: list[tuple[int, int, str]]
 ) -> Iterator[Dumped]:
-    """Yield all batches by segment, with each lost range in which no batch names a fault."""
+    """Yield all batches by segment, and each lost range in which no batch names a fault.
+
+    lost: (from, to, reason) of what a scan found damaged or missing.
+    """
     size = meta.segment_bytes
-    numbers = {n for n in map(segment_number, place.names()) if n is not None}
+    # Segments that there are, and those that should be.
+    numbers = {number for number in map(segment_number, place.names()) if number is not None}
     numbers |= {low // size for low, _, _ in lost}
     for number in sorted(numbers):
         base = number * size
@@ -388,7 +409,10 @@ def _dump_found(
 
 
 def _dump_segment(place: Storage, meta: RingMeta, number: int) -> Iterator[Dumped]:
-    """Yield each batch of a segment as it lies there, and damaged parts by their positions."""
+    """Yield each batch of a segment as it lies there, and damaged parts by their positions.
+
+    Batches left from the file's last use are none: they say other positions.
+    """
     size, base = meta.segment_bytes, number * meta.segment_bytes
     try:
         data = memoryview(place.read(place.open(segment_name(number)), 0, size))
@@ -415,6 +439,6 @@ def _dump_segment(place: Storage, meta: RingMeta, number: int) -> Iterator[Dumpe
             continue
         following = next(candidates(data, base, position), None)
         if following is None:
-            return
+            return  # the end of the batches, or damage up to the segment's end, which a scan tells
         yield Dumped(base + position, following - position, None, "damaged", b"", found)
         position = following

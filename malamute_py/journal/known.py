@@ -1,7 +1,8 @@
 """Known batches: a search takes rows out of a large batch without reading all of it again.
 
-Owns the checksums of a batch's blocks, taken when the batch was read whole and its checksum was
-good, and where the rows lie that the last selections found in it. The rules: a row is taken only if
+Owns the checksums of a batch's blocks (8 KiB each), taken when the batch was read whole and its
+checksum was good, and where the rows lie that the last selections (a pattern, with bounds of client
+time) found in it. The rules: a row is taken only if
 all blocks that were read for it, or its body alone where its place was remembered, had their
 checksum good at that moment; a batch is known by its place and its stamp, so that another batch
 that lies there later is never taken for it; what is not known, or does not fit, is read whole, by
@@ -66,7 +67,7 @@ class KnownBatch:
 
         crcs[i]: checksum of the content before block i; the last one is of all of it.
         """
-        at = content.sections
+        sections = content.sections  # where each column begins in the content; -1: there is none
         self.stamp = stamp
         self.size = stamp.size
         self.table = content.table
@@ -77,10 +78,11 @@ class KnownBatch:
         self.found: dict[Hashable, bytes] = {}
         """Selection -> the rows that it found, each as _FOUND. Changed by KnownBatches alone."""
         self._lead = lead
-        self._codes, self._fields, self._times = at.subject_codes, at.field_codes, at.client_time
-        self._body = at.body
+        self._codes, self._fields = sections.subject_codes, sections.field_codes
+        self._times = sections.client_time
+        self._body = sections.body
         # The body is the offsets of all bodies and of their end, then the blob.
-        self._blob = at.body + I4.itemsize * (content.head.count + 1)
+        self._blob = sections.body + I4.itemsize * (content.head.count + 1)
         widths = np.diff(content.bodies().offsets)
         self._width = int(widths[0]) if bool((widths == widths[0]).all()) else -1
         """Bytes of each body; -1: they differ."""
@@ -93,26 +95,27 @@ class KnownBatch:
         choose: Choose,
         remember: Callable[[bytes], None] | None = None,
     ) -> list[Row] | None:
-        """Return the chosen rows; None: the batch is to be read whole.
+        """Return the chosen rows, by the batch's columns and their bodies; None: read it whole.
 
-        at: position of the batch in its segment. remember: is given these rows, each as _FOUND.
+        For a search by a selection that is new to this batch. at: position of the batch in its
+        segment. remember: is given these rows, each as _FOUND.
         Raises OSError: a page cannot be read.
         """
         stamp, count = self.stamp, self.stamp.count
         if read(at, len(self._lead)) != self._lead:
-            return None
+            return None  # another batch lies here by now
         # Where all bodies have one width, their offsets are not read: the places tell them.
         stop = self._blob if self._width < 0 else self._body
-        first, columns = self._read(read, at, self._codes, stop)
+        first, columns = self._read_checked(read, at, self._codes, stop)
         if not columns:
-            return None
+            return None  # damaged
         codes = np.frombuffer(columns, I4, count, self._codes - first)
         times = None
         if self._times >= 0:
             times = np.frombuffer(columns, I8, count, self._times - first)
         places = choose(self.table, codes, times)
         if places is None:
-            return None
+            return None  # too many to be taken out one by one
         if self._width < 0:
             bounds = np.frombuffer(columns, I4, count + 1, self._body - first)
             begins, ends = bounds[places].tolist(), bounds[places + 1].tolist()
@@ -143,7 +146,7 @@ class KnownBatch:
         ]
 
     def found_by(self, read: Read, at: int, selection: Hashable) -> list[Row] | None:
-        """Return the rows that a selection found before, each read by itself.
+        """Return the rows that a selection found before, each body read by itself and checked.
 
         at: position of the batch in its segment. None: the selection is not remembered, or what
         lies there is not what it found. Raises OSError.
@@ -167,8 +170,11 @@ class KnownBatch:
     def _bodies(
         self, read: Read, at: int, begins: list[int], ends: list[int]
     ) -> list[bytes] | None:
-        """Return bodies by their bounds in the blob; None: the blocks of one are not good."""
-        # As _read() for each, without the calls, which are half of the time of a row.
+        """Return bodies by their bounds in the blob; None: the blocks of one are not good.
+
+        Of each body the blocks that it touches are read and checked.
+        """
+        # As _read_checked() for each, without the calls, which are half of the time of a row.
         crcs, extend, found = self._crcs, google_crc32c.extend, []
         covered = at + self.stamp.stamp_bytes + CRC_FROM
         size = self.size - self.stamp.stamp_bytes - CRC_FROM
@@ -184,8 +190,8 @@ class KnownBatch:
             found.append(data[blob + begin - first : blob + end - first])
         return found
 
-    def _read(self, read: Read, at: int, begin: int, end: int) -> tuple[int, bytes]:
-        """Read the blocks of a part of the content, and check them.
+    def _read_checked(self, read: Read, at: int, begin: int, end: int) -> tuple[int, bytes]:
+        """Read the blocks that hold [begin, end) of the content, and check them.
 
         Returns (position in the content of the first byte, the bytes; none: they are not good).
         """
@@ -193,6 +199,7 @@ class KnownBatch:
         first = CRC_FROM + low * _BLOCK_BYTES
         stop = min(CRC_FROM + high * _BLOCK_BYTES, self.size - self.stamp.stamp_bytes)
         data = read(at + self.stamp.stamp_bytes + first, stop - first)
+        # The checksum before these blocks, carried on over them, is the one after them.
         if google_crc32c.extend(self._crcs[low], data) != self._crcs[high]:
             return first, b""
         return first, data
@@ -214,7 +221,10 @@ class KnownBatches:
         return len(self._held)
 
     def get(self, ring: bytes, lsn: int, size: int) -> KnownBatch | None:
-        """The known batch of this size at a position of a ring; None: it is not known."""
+        """Return the known batch of this size at a position of a ring; None: it is not known.
+
+        For each index entry that a search is to read.
+        """
         if size < KNOWN_FROM:
             return None
         key = ring, lsn
@@ -222,13 +232,14 @@ class KnownBatches:
             found = self._held.get(key)
             if found is None or found.size != size:
                 return None
-            self._held.move_to_end(key)
+            self._held.move_to_end(key)  # it is forgotten last
             return found
 
     def note(self, ring: bytes, stamp: Stamp, data: Any, at: int) -> None:
         """Note a batch that was read whole and found good, if it is large and its rows are plain.
 
-        data: bytes, the batch at `at`.
+        Its blocks get checksums, so that later searches read some of them. data: bytes, with the
+        batch at `at`.
         """
         if stamp.size < KNOWN_FROM:
             return
@@ -264,12 +275,16 @@ class KnownBatches:
             self._bound()
 
     def remember(self, batch: KnownBatch, selection: Hashable, found: bytes) -> None:
-        """Note the rows that a selection found in a batch, each as _FOUND."""
+        """Note the rows that a selection found in a batch, each as _FOUND.
+
+        The batch keeps those of its last SELECTIONS_MAX selections.
+        """
         with self._lock:
             if not batch.held:
-                return
+                return  # forgotten meanwhile: its weight counts no more
             before = batch.found.pop(selection, None)
             if before is None and len(batch.found) >= SELECTIONS_MAX:
+                # The selection that was noted longest ago is forgotten.
                 before = batch.found.pop(next(iter(batch.found)))
             batch.found[selection] = found
             more = len(found) + _BYTES_A_SELECTION
@@ -285,6 +300,7 @@ class KnownBatches:
             self._forget(self._held.popitem(last=False)[1])
 
     def _forget(self, batch: KnownBatch) -> None:
+        """Take a batch that left the table out of the count of bytes."""
         batch.held = False
         self._bytes -= batch.weight
 

@@ -96,13 +96,14 @@ class SegmentHeader(NamedTuple):
 
     def pack(self) -> bytes:
         """Return the header as 4,096 bytes; all of its fields lie in the first sector."""
+        # Its checksum, in bytes 8 to 11, is of all that follows it.
         body = _SEGMENT.pack(_SEGMENT_MAGIC, 1, _SEGMENT.size, 0, 0, *self)
         crc = google_crc32c.value(body[12:])
         return (body[:8] + struct.pack("<I", crc) + body[12:]).ljust(SEGMENT_HEADER_BYTES, b"\0")
 
 
 def read_segment_header(data: bytes) -> SegmentHeader | None:
-    """The header in a segment's first bytes; None when they are not one."""
+    """Return the header in a segment's first bytes; None when they are none, or damaged."""
     if len(data) < _SEGMENT.size:
         return None
     magic, version, size, crc, _, *rest = _SEGMENT.unpack_from(data)
@@ -199,7 +200,10 @@ def pack_file(record: msgspec.Struct) -> bytes:
 
 
 def unpack_file(data: bytes, kind: type[Any]) -> Any:
-    """The record in a small file's bytes; None when they are not one."""
+    """Return the record of this type in a small file's bytes, as pack_file() wrote it.
+
+    None: they are none, damaged, of another version or of another type.
+    """
     if len(data) < _FILE.size:
         return None
     magic, version, head, crc, size = _FILE.unpack_from(data)

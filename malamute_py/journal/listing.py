@@ -65,7 +65,7 @@ class Listing:
         self._segment_bytes = segment_bytes
 
     def classify(self) -> None:
-        """Look at every file's name, size and header."""
+        """Sort everything in the directory into the lists above, by names, sizes and headers."""
         indexes: dict[int, str] = {}
         strangers = self._storage.strangers()
         for name, kind in strangers.items():
@@ -75,7 +75,7 @@ class Listing:
             self._leave(name, "is a directory and no file")
         for name in self._storage.names():
             if name in strangers and name not in TEMPORARIES:
-                continue
+                continue  # no file, and named above; under a temporary's name it is removed
             number = segment_number(name)
             if number is not None:
                 self._classify_segment(name, number)
@@ -90,10 +90,10 @@ class Listing:
         self.orphans = [name for number, name in indexes.items() if number not in known]
 
     def _classify_segment(self, name: str, number: int) -> None:
-        """Enter a file with a segment's name by its header, or leave it alone as a stranger.
+        """Enter a file with a segment's name by its size and header, or leave it alone, named.
 
-        An empty header is that of a spare; one with a lower number is left from the file's last
-        use.
+        Without a good header it may be a spare of which the preparation was interrupted, or be
+        damaged: its batches tell. A header with a lower number is left from the file's last use.
         """
         try:
             file = self._storage.open(name)
@@ -124,10 +124,14 @@ class Listing:
         self.segments.append(segment)
 
     def _leave(self, name: str, reason: str) -> None:
+        """Note an entry that is left alone, and why."""
         self.unknown.append(Unknown(name, reason + "; it was left alone"))
 
     def load_indexes(self) -> None:
-        """Take what finished segments hold from their index files, where these are good."""
+        """Take what finished segments hold from their index files, where these are good.
+
+        A start need not read these segments. The last one is still being written, and has none.
+        """
         for segment in self.segments[:-1]:
             name = index_name(segment.number)
             try:
@@ -140,7 +144,7 @@ class Listing:
                 continue
             index = read_index(data, self._ring, segment.number)
             if index is None:
-                self.orphans.append(name)
+                self.orphans.append(name)  # damaged: it is removed and made anew
                 continue
             if segment.number in self.short:
                 # What is left of it is read; that all of it was durable, the index proves.

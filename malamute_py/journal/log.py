@@ -52,6 +52,7 @@ class Log:
         self._journal = journal
         self._clock = clock
         self._batch: tuple[int, int, list[bytes]] = (0, 0, [])
+        """(base offset, next offset, records) of the batch that was read last."""
 
     @classmethod
     def open(
@@ -110,7 +111,7 @@ class Log:
         return self.next_offset - self.first_offset
 
     def read(self, offset: int) -> bytes:
-        """One record.
+        """Return one record. Its batch is kept, so that the next one is mostly there already.
 
         Raises IndexError outside [first_offset, next_offset), JournalCorrupt for a record
         that is damaged.
@@ -121,7 +122,7 @@ class Log:
                 raise IndexError(
                     f"no record {offset}: the log holds {self.first_offset} to {self.next_offset}"
                 )
-            history = self.ring.read(_STREAM, offset, offset + 1, 1)
+            history = self.ring.read(_STREAM, offset, offset + 1, bytes_max=1)  # one batch
             _raise_gaps(history.gaps)
             for base, bodies in _bodies(history.runs[0]):
                 self._batch = (base, base + len(bodies), bodies)
@@ -129,10 +130,10 @@ class Log:
         return bodies[offset - base]
 
     def records(self, start: int = 0, end: int | None = None) -> Iterator[tuple[int, bytes]]:
-        """(offset, record) from `start`, or the first one kept, up to `end` or the present end.
+        """Yield (offset, record) from `start`, or the first one kept, up to `end`.
 
-        Records that are given up meanwhile are left out. Raises JournalCorrupt at a damaged record,
-        after those before it.
+        end: an offset; None: the present end. Records that are given up meanwhile are left out.
+        Raises JournalCorrupt at a damaged record, after those before it.
         """
         position = max(start, self.first_offset)
         end = self.next_offset if end is None else min(end, self.next_offset)
@@ -193,7 +194,7 @@ def _raise_gaps(gaps: Sequence[Gap]) -> None:
 
 
 def _bodies(run: Run) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield (base offset, bodies) of each batch of a run."""
+    """Yield (base offset, bodies) of each batch of a run, whose checksums its read has checked."""
     view = memoryview(run.data)
     for position, size, base, _ in run.spans:
         stamp = Stamp.unpack(view, position, verify=False)

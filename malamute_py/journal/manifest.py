@@ -49,7 +49,10 @@ class Expected(msgspec.Struct, array_like=True, frozen=True):
     damage, left nothing in the ring that tells."""
 
     def has(self, number: int) -> bool:
-        """True for a segment that may hold something."""
+        """Whether a segment should be there and may hold something.
+
+        After an orderly close a segment beyond the end is a spare, which holds nothing.
+        """
         used = not self.clean or number * self.segment_bytes < self.end_lsn
         return used and self.first <= number <= self.last
 
@@ -77,7 +80,10 @@ class Manifest:
         """The next write makes the file anew: a damaged file is not to be trusted again."""
 
     def _read(self) -> Expected | None:
-        """Return the newer of the two slots that are whole; None: there is none."""
+        """Return the newer of the file's two slots, or the one that is whole; None: neither is.
+
+        A write goes over the older slot: a crash amid it leaves the newer one whole.
+        """
         try:
             data = read_file(self._storage, self._name)
         except OSError:
@@ -130,15 +136,16 @@ class Manifest:
         self.expected = wanted
 
     def _put(self, data: bytes) -> None:
-        """Write the older slot in place and sync it, or begin the file."""
+        """Write the older slot in place and sync it, or make the file where none is usable."""
         storage = self._storage
         try:
+            # A damaged file is replaced, and not written in place.
             file = None if self._new else storage.open(self._name)
         except (FileNotFoundError, NotAFile):
             file = None
         if file is not None and file.size == 2 * SLOT_BYTES:
             # In place, so that a full disk does not refuse it: the other slot stays whole.
-            slot = 1 - self._slot
+            slot = 1 - self._slot  # of two slots the other one
             storage.write(file, slot * SLOT_BYTES, [data])
             storage.sync(file)
             self._slot = slot

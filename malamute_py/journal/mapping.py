@@ -68,6 +68,7 @@ class FilePart(mmap.mmap):
         self._ask(_POPULATE_WRITE)
 
     def _ask(self, what: int) -> None:
+        """Give the kernel an advice about all pages of the part. Raises OSError: it refuses."""
         if _madvise(ctypes.addressof(ctypes.c_char.from_buffer(self)), len(self), what):
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
@@ -81,6 +82,7 @@ class Mappings:
         self._part_bytes_min = part_bytes_min
         self._parts_max = parts_max
         self._parts: dict[int, tuple[weakref.ref[Any], Segment]] = {}
+        """Key -> (mapped part, its segment), as long as something refers to the part."""
         self._keys = count()
 
     def __len__(self) -> int:
@@ -96,7 +98,7 @@ class Mappings:
         """
         if size < self._part_bytes_min or len(self._parts) >= self._parts_max:
             return None
-        start = position - position % mmap.PAGESIZE
+        start = position - position % mmap.PAGESIZE  # a mapping begins at a page
         try:
             part = storage.map(file, start, position + size - start)
             if part is None:
@@ -131,7 +133,8 @@ def _forget(parts: dict[int, Any], key: int, _: object) -> None:
 def why_unmapped(storage: Storage, name: str) -> str:
     """Return why parts of this storage's files cannot be mapped; "": they can.
 
-    name: of a small file that there is. Raises OSError: it cannot be opened.
+    Tried once at an opening that asks for mapped reads, with both calls that they need. name: of a
+    small file that there is. Raises OSError: it cannot be opened.
     """
     file = storage.open(name)
     try:
@@ -149,9 +152,10 @@ def why_unmapped(storage: Storage, name: str) -> str:
 def populate_again(data: Any) -> bool:
     """Have the kernel read mapped bytes into memory again; False: a page cannot be read.
 
-    data: a view of a mapped part, which may have been paged out since it was read; other bytes are
-    always there.
+    For a read that is used again for another subscription. data: a view of a mapped part, which may
+    have been paged out since it was read; other bytes are always there.
     """
+    # The object that a view is of: a mapped part has populate(), other bytes have not.
     part = data.obj if isinstance(data, memoryview) else None
     populate = getattr(part, "populate", None)
     if populate is not None:

@@ -40,17 +40,24 @@ class Snapshot(NamedTuple):
 
 
 def parse_snapshot(lsn: int, content: Any) -> Snapshot | None:
-    """The snapshot in a control batch's content; None when it cannot be understood."""
+    """Return the snapshot of the ring's state in a control batch; None: it cannot be understood.
+
+    lsn: position of the batch.
+    """
     try:
         bodies = control_bodies(content)
     except BatchError:
         return None
+    # The journal's own facts are the first record, the caller's state the others.
     facts = unpack_file(bodies[0], SnapshotFacts) if bodies else None
     return None if facts is None else Snapshot(lsn, facts, bodies[1:])
 
 
 def read_mark(storage: Storage, name: str, kind: type[_Mark]) -> _Mark | None:
-    """The record in one of the small files; None when there is none, or not a whole one."""
+    """Return the record in one of the small files; None when there is none, or not a whole one.
+
+    Raises OSError, but not for a bad sector.
+    """
     try:
         data = read_file(storage, name)
     except OSError as error:
@@ -62,15 +69,17 @@ def read_mark(storage: Storage, name: str, kind: type[_Mark]) -> _Mark | None:
 
 
 def read_meta(storage: Storage) -> RingMeta | None:
-    """The ring's fixed facts; None in a new directory. See find_meta()."""
-    return find_meta(storage, None)[0]
+    """Return the ring's fixed facts; None in a new directory. See find_meta()."""
+    meta, _ = find_meta(storage, None)
+    return meta
 
 
 def find_meta(storage: Storage, expected: Expected | None) -> tuple[RingMeta | None, str]:
-    """The ring's fixed facts, and why the file `ring` has to be made anew ("": it is good).
+    """Return the ring's fixed facts, and why the file `ring` has to be made anew ("": it is good).
 
-    Where the file is missing or damaged the ring's manifest says the same, and so do the headers
-    of its segments. (None, ""): a new directory. Raises JournalCorrupt: nothing tells.
+    Where the file is missing or damaged the ring's manifest (expected) has the same facts, and so
+    have the headers of its segments. (None, ""): a new directory. Raises JournalCorrupt: nothing
+    tells.
     """
     data: bytes | None
     try:
@@ -85,7 +94,7 @@ def find_meta(storage: Storage, expected: Expected | None) -> tuple[RingMeta | N
         found = RingMeta(expected.ring, expected.segment_bytes)
         return found, f"{what}; the ring's manifest says the same"
     said = _said_by_headers(storage)
-    if len(said) == 1:
+    if len(said) == 1:  # all headers agree
         return RingMeta(*said.pop()), f"{what}; the headers of the ring's segments say the same"
     if data is None and not any(segment_number(name) is not None for name in storage.names()):
         return None, ""
@@ -98,7 +107,7 @@ def find_meta(storage: Storage, expected: Expected | None) -> tuple[RingMeta | N
 
 
 def _said_by_headers(storage: Storage) -> set[tuple[bytes, int]]:
-    """(uuid, segment_bytes) of every segment's header."""
+    """Return the distinct (uuid, segment_bytes) in the segments' headers that are good."""
     said = set()
     for name in storage.names():
         if segment_number(name) is not None:

@@ -1,8 +1,8 @@
 """Planning a bounded read: where it may be cut, and how much it brings.
 
 Owns the walk over the indexes that no byte of a batch is needed for, but for a few samples. The
-rule: a plan names the gaps that are known already, and splits between entries only. Source:
-FORMAT.md, section 8.
+rule: a plan names the gaps that are known already, and splits between entries (runs of adjacent
+batches of one stream, index.py) only. Source: FORMAT.md, section 8.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from malamute_protocol.errors import BatchError
 from malamute_py.journal.choosing import choose, wanted_spots, weights_of
-from malamute_py.journal.index import LiveIndex, StoredIndex
+from malamute_py.journal.index import Entries, LiveIndex, StoredIndex
 from malamute_py.journal.reading import skip_retired
 from malamute_py.journal.segment import Segment
 from malamute_py.journal.segment_files import SegmentFiles
@@ -51,65 +51,57 @@ class Planner:
         rows: ChosenRows | None = None,
         now_ms: int | None = None,
     ) -> Plan:
-        """How far a read bounded so would come, and its parts; from the index.
+        """Return how far a read bounded so would come, cut into parts, by the index.
 
-        Bytes count the entries that may match. 0: no bound, or a single part. left: pairs of
-        candidates and an offset: of the entries that end by the offset, those count alone that the
-        candidates select, as a reader has taken the others already. matches, rows: as of
-        Reader.read(); given them, of rare rows their own bytes count, and the parts of a long read
-        in which few rows are wanted are larger: their bytes are an estimate by a few batches.
-        now_ms: given it, the plan tells which of its parts are unbroken.
+        For readers that share the work of one read, as Spark's tasks do. Bytes count the index
+        entries that may match. records_max, bytes_max: bounds of the read; 0: none. split_bytes:
+        size of a part; 0: there is one. left: pairs of candidates and an offset: of the entries
+        that end by the offset, those count alone that the candidates select, as a reader has taken
+        the others already. matches, rows: as of Reader.read(); given them, of rare rows their own
+        bytes count, and the parts of a long read in which few rows are wanted are larger: their
+        bytes are an estimate by a few batches. now_ms: given it, the plan tells which of its parts
+        are unbroken.
         """
         state = self._streams.states.get(stream)
         if state is None:
             return Plan(from_offset, (), 0, begin=from_offset)
         end = min(end_offset, state.next)
         gaps: list[Gap] = []
-        position = skip_retired(self._streams, stream, from_offset, end, gaps)
+        reached = skip_retired(self._streams, stream, from_offset, end, gaps)
         if records_max > 0:
-            end = min(end, position + records_max)
-        asked_from = position
-        cutter = _Cutter(position, bytes_max)
-        # Entries to be read whole: a few of them are looked at, for _one_in().
+            end = min(end, reached + records_max)
+        asked_from = reached
+        cutter = _Cutter(reached, bytes_max)
+        # Entries that may match: a few of them are looked at, for _one_in().
         whole: list[tuple[Segment, Any]] = []
         unbroken: list[tuple[int, int]] = []
-        begin = -1
+        begin = -1  # offset at which the first entry begins; -1: none was met
         for segment in self._files.segments():
             span = segment.spans.get(stream)
-            if span is None or span.next <= position:
+            if span is None or span.next <= reached:
                 continue
             if span.first >= end or cutter.full():
                 break
             index = self._files.index(segment)
-            entries = index.entries(stream, position, end)
+            entries = index.entries(stream, reached, end)
             listed = entries.rows
             if now_ms is not None and _is_sound(segment, index, stream, now_ms):
                 _join(unbroken, listed)
             if begin < 0 and len(listed):
                 begin = int(listed["base"][0])
-            chosen = np.asarray(choose(index, stream, entries, candidates, None), np.bool_)
-            for those_left, before in left:
-                if before > position and len(listed):
-                    kept = choose(index, stream, entries, those_left, None)
-                    chosen &= np.asarray(kept, np.bool_) | (listed["next"] > before)
-            weighed = np.where(chosen, listed["bytes"], 0).astype(np.int64)
-            if matches is not None and candidates is not None and not left:
-                rare = wanted_spots(
-                    index, stream, entries, candidates, matches, None, position, end
-                )
-                if rare is not None:
-                    weighed = weights_of(rare, listed)
-                    chosen = np.asarray(rare.whole, np.bool_)
+            chosen, weights = _weighed(
+                index, stream, entries, (reached, end), candidates, left, matches
+            )
             if chosen.any():
                 whole.append((segment, listed[chosen]))
-            # Each entry counts, those with nothing selected as 0: a part may end after any.
-            weights = weighed.tolist()
-            for weight, after in zip(weights, listed["next"].tolist(), strict=True):
+            # A part may end after any entry: each is added, with 0 bytes where none are wanted.
+            for weight, after in zip(weights.tolist(), listed["next"].tolist(), strict=True):
                 cutter.add(weight, min(after, end))
                 if cutter.full():
                     break
-            position = max(position, cutter.position)
-        stop = cutter.position if cutter.full() else max(end, from_offset)
+            reached = max(reached, cutter.reached)
+        stop = cutter.reached if cutter.full() else max(end, from_offset)
+        # Where few rows of a long read are wanted, its parts are larger, by a sample of batches.
         one_in = 1
         if rows is not None and cutter.total >= _SAMPLED_FROM_BYTES and split_bytes > 0:
             one_in = self._one_in(stream, whole, rows)
@@ -119,14 +111,15 @@ class Planner:
         return Plan(stop, splits, cutter.total, tuple(gaps), begin, parts)
 
     def _one_in(self, stream: int, entries: list[tuple[Segment, Any]], rows_of: ChosenRows) -> int:
-        """Return of how many bytes of some entries about one is wanted: 1 to _FEWEST.
+        """Return n where about one byte in n of some entries is wanted: 1 to _FEWEST.
 
-        A few batches are looked at, and the one of which most is wanted counts.
+        A plan makes its parts so many times larger. A few batches are read and looked at, and the
+        one of which most is wanted counts. 1, also where a batch cannot tell: it leaves whole.
         """
         share = 1 / _FEWEST
         step = -(-len(entries) // _SAMPLES) or 1  # rounded up
         for segment, rows in entries[::step]:
-            row = rows[len(rows) // 2]
+            row = rows[len(rows) // 2]  # the entry in the middle
             if row["bytes"] > _SAMPLE_BYTES_MAX:
                 return 1
             for _, content in self._files.contents(segment, stream, row):
@@ -138,8 +131,38 @@ class Planner:
                     return 1
                 share = max(share, len(found) / max(1, content.head.count))
             if share > 0.5:
-                return 1
+                return 1  # int(1 / share) cannot come to more: the other samples are spared
         return int(1 / share)
+
+
+def _weighed(
+    index: LiveIndex | StoredIndex,
+    stream: int,
+    entries: Entries,
+    bounds: tuple[int, int],
+    candidates: Candidates | None,
+    left: Sequence[tuple[Candidates, int]],
+    matches: Matches | None,
+) -> tuple[Any, Any]:
+    """Return which of a segment's entries are read whole, and the bytes that are wanted of each.
+
+    bounds: offsets [from, to) that the plan is of. candidates, left, matches: as of Planner.plan().
+    """
+    begin, end = bounds
+    rows = entries.rows
+    whole = np.asarray(choose(index, stream, entries, candidates, None), np.bool_)
+    for those_left, before in left:
+        if before > begin and len(rows):
+            # Entries that end by the offset `before` count only where they may hold one of the
+            # records that are left.
+            kept = choose(index, stream, entries, those_left, None)
+            whole &= np.asarray(kept, np.bool_) | (rows["next"] > before)
+    if matches is not None and candidates is not None and not left:
+        rare = wanted_spots(index, stream, entries, candidates, matches, None, begin, end)
+        if rare is not None:
+            # Places of wanted rows are known: these rows alone are read of the other entries.
+            return np.asarray(rare.whole, np.bool_), weights_of(rare, rows)
+    return whole, np.where(whole, rows["bytes"], 0).astype(np.int64)
 
 
 def clipped(parts: Iterable[tuple[int, int]], begin: int, end: int) -> tuple[tuple[int, int], ...]:
@@ -160,28 +183,36 @@ def _is_sound(segment: Segment, index: LiveIndex | StoredIndex, stream: int, now
 
 
 def _join(parts: list[tuple[int, int]], rows: Any) -> None:
-    """Add what index entries cover to parts [from, to), which grow as long as there is no hole."""
+    """Add the offsets that index entries cover to `parts`, each [from, to) without a hole.
+
+    rows: entries of the next segment, by offset.
+    """
     if not len(rows):
         return
+    # Place of each entry that ends before the next one begins.
     holes = np.flatnonzero(rows["base"][1:] != rows["next"][:-1])
     begins = [int(rows["base"][0]), *rows["base"][holes + 1].tolist()]
     ends = [*rows["next"][holes].tolist(), int(rows["next"][-1])]
-    if parts and parts[-1][1] == begins[0]:
-        begins[0] = parts.pop()[0]
+    if parts:
+        first, stop = parts[-1]
+        if stop == begins[0]:
+            # The last part goes on in this segment.
+            begins[0] = first
+            parts.pop()
     parts.extend(zip(begins, ends, strict=True))
 
 
 class _Cutter:
-    """Cuts a walk over entries into splits."""
+    """Cuts a walk over a stream's entries into the splits of a plan, and says when it ends."""
 
     def __init__(self, start: int, bytes_max: int) -> None:
         """bytes_max: the walk ends with the entry that reaches so many; 0: no bound."""
-        self.position = start
+        self.reached = start
         """Offset after the newest entry."""
         self.total = 0
         """Bytes of the entries in which something is selected."""
         self._start = start
-        self._bytes_max = bytes_max if bytes_max > 0 else 1 << 62
+        self._bytes_max = bytes_max if bytes_max > 0 else 1 << 62  # more than any read has
         self._entries: list[tuple[int, int]] = []
         """(bytes, offset after it) of each entry, in order."""
 
@@ -194,16 +225,17 @@ class _Cutter:
 
         weight: its bytes; 0: nothing in it is selected.
         """
-        if after <= self.position:
+        if after <= self.reached:
             return
-        self.position = after
+        self.reached = after
         self.total += weight
         self._entries.append((weight, after))
 
     def splits(self, stop: int, split_bytes: int, one_in: int) -> tuple[Split, ...]:
-        """Return the splits up to `stop`, each of about `split_bytes` if any; 0: a single one.
+        """Return the splits up to offset `stop`, each of about `split_bytes`; 0: a single one.
 
-        one_in: of so many bytes of entries about one is wanted.
+        one_in: about one byte in so many is wanted. A split covers so many times more bytes of
+        entries, and tells the wanted bytes alone.
         """
         most = split_bytes * one_in if split_bytes > 0 else 1 << 62  # more than any read has
         found: list[Split] = []

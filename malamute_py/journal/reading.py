@@ -3,7 +3,9 @@
 Owns every read of a segment's file while the ring is open. The rule: what is handed out
 had both checksums good at that moment and lay in a segment that was not retired before
 the read was over; everything else is a named gap. Runs in the reader thread: few, large
-reads, each off the interpreter lock. Source: FORMAT.md, section 8.
+reads, each off the interpreter lock. Words: an entry of the index is a run of adjacent batches of
+one stream; a spot is the place of one rare row; rows leave gathered in a derived batch, all other
+batches whole. Source: FORMAT.md, section 8.
 """
 
 from __future__ import annotations
@@ -64,9 +66,10 @@ class Reader:
         pinned: int = NEVER,
         rows: ChosenRows | None = None,
     ) -> History:
-        """Whole batches that hold offsets in [from, end), in order.
+        """Return whole batches that hold offsets in [from_offset, end_offset), in order.
 
-        Stops once bytes_max is reached; one batch is always returned when there is one.
+        For subscriptions that read history, and all others that read a stream. Stops once
+        bytes_max is reached; one batch is always returned when there is one.
         candidates: skips entries that cannot match. client_time: [least, most) of a
         record's client time; skips entries without any such record. matches: whether a single
         header is wanted, exactly; given it, rare rows may come gathered into derived batches
@@ -79,76 +82,81 @@ class Reader:
         state = self._streams.states.get(stream)
         if state is None:
             if from_offset >= end_offset or not self._streams.unseen_next:
-                return History((), from_offset)
+                return History((), from_offset)  # nothing was appended to it yet
             # Damage took all that there was of it.
             gap = Gap(from_offset, end_offset, "damaged", "nothing of the stream is in the ring")
             return History((), end_offset, (gap,))
         end = min(end_offset, state.next)
         runs: list[Run] = []
         gaps: list[Gap] = []
-        position = skip_retired(self._streams, stream, from_offset, end, gaps)
-        if oldest_ms and position < end:
+        # Offset up to which everything was read, excluded by the index, or named as a gap.
+        reached = skip_retired(self._streams, stream, from_offset, end, gaps)
+        if oldest_ms and reached < end:
+            # The first record that is young enough, or that a cursor pins.
             young = self._searches.closest_offset(stream, oldest_ms, inclusive=True)
             young = min(young, pinned, end)
-            if young > position:
-                gaps.append(Gap(position, young, "retention", "past the age that the stream keeps"))
-                position = young
-        left = max(bytes_max, 1)
+            if young > reached:
+                gaps.append(Gap(reached, young, "retention", "past the age that the stream keeps"))
+                reached = young
+        left = max(bytes_max, 1)  # bytes that may still be returned; 0 or less end the read
         gathering = RareRows(stream, runs)
         wanted = None
         if rows is not None:
-            wanted = WantedRows(rows, client_time, position, end)
+            wanted = WantedRows(rows, client_time, reached, end)
         out = Out(self._files.ring, runs, gaps, gathering, wanted)
-        told = 0  # Gaps that the gathering was flushed for.
+        told = 0  # how many of the gaps had the gathering flushed
         for segment in self._files.segments():
             span = segment.spans.get(stream)
-            if span is None or span.next <= position:
+            if span is None or span.next <= reached:
                 continue
-            if position >= end or left <= 0:
+            if reached >= end or left <= 0:
                 break
-            if span.first > position:
+            if span.first > reached:
                 stop = min(span.first, end)
-                self._name_gap(stream, position, stop, f"before {segment.name}", gaps)
-                position = stop
-                if position >= end:
+                self._name_gap(stream, reached, stop, f"before {segment.name}", gaps)
+                reached = stop
+                if reached >= end:
                     break
             if len(gaps) > told:
                 # One batch must not hold rows from before a gap and from after it.
                 gathering.flush()
                 told = len(gaps)
+            # The index excludes what cannot match; where it knows the places of all wanted rows
+            # (`rare`), these are read by themselves.
             index = self._files.index(segment)
-            entries = index.entries(stream, position, end)
+            entries = index.entries(stream, reached, end)
             rare = None
             if matches is not None and candidates is not None:
                 rare = wanted_spots(
-                    index, stream, entries, candidates, matches, client_time, position, end
+                    index, stream, entries, candidates, matches, client_time, reached, end
                 )
             if rare is None:
                 chosen = choose(index, stream, entries, candidates, client_time)
-                position, left = self._read_segment(
-                    segment, stream, entries, chosen, position, end, left, out
+                reached, left = self._read_segment(
+                    segment, stream, entries, chosen, reached, end, left, out
                 )
             else:
-                position, left = self._read_rare(
-                    segment, stream, entries, rare, position, end, left, out
+                reached, left = self._read_rare(
+                    segment, stream, entries, rare, reached, end, left, out
                 )
             if segment.retired:
-                position = skip_retired(self._streams, stream, position, end, gaps)
+                reached = skip_retired(self._streams, stream, reached, end, gaps)
         else:
             # All segments were gone through: what is still missing is in none.
-            if position < end and left > 0:
-                self._name_gap(stream, position, end, "the batches are not in the ring", gaps)
-                position = end
+            if reached < end and left > 0:
+                self._name_gap(stream, reached, end, "the batches are not in the ring", gaps)
+                reached = end
         gathering.flush()
-        return History(tuple(runs), max(position, from_offset), _gaps_before(position, gaps))
+        return History(tuple(runs), max(reached, from_offset), _gaps_before(reached, gaps))
 
-    def _name_gap(
-        self, stream: int, position: int, stop: int, reason: str, gaps: list[Gap]
-    ) -> None:
-        """Name [position, stop): what was retired meanwhile as such, the rest as damage."""
-        position = skip_retired(self._streams, stream, position, stop, gaps)
-        if position < stop:
-            gaps.append(Gap(position, stop, "damaged", reason))
+    def _name_gap(self, stream: int, reached: int, stop: int, reason: str, gaps: list[Gap]) -> None:
+        """Add gaps for the offsets [reached, stop), which the index has not.
+
+        What was retired meanwhile is a gap by retention, the rest one by damage, for this reason.
+        """
+        reached = skip_retired(self._streams, stream, reached, stop, gaps)
+        if reached < stop:
+            gaps.append(Gap(reached, stop, "damaged", reason))
 
     def _read_segment(
         self,
@@ -156,29 +164,31 @@ class Reader:
         stream: int,
         entries: Entries,
         chosen: Any,
-        position: int,
+        reached: int,
         end: int,
         left: int,
         out: Out,
     ) -> tuple[int, int]:
-        """Read the chosen entries of a segment from `position` up to `end`, into `out`.
+        """Read the chosen entries of a segment from offset `reached` up to `end`, into `out`.
 
-        left: bytes that the read may still return. Returns the offset come to, and the bytes left.
+        chosen: for each entry whether it may hold a match. left: bytes that the read may still
+        return. Returns the offset come to, and the bytes left.
         """
         rows = entries.rows
         # Entries before and after a hole are read apart: gaps are named in order, and no batch is
         # gathered over one.
         holes = np.flatnonzero(rows["base"][1:] != rows["next"][:-1]) + 1
         begin = 0
-        for stop in (*holes.tolist(), len(rows)):
+        for stop in (*holes.tolist(), len(rows)):  # stop: place after the last entry of a part
             part = Entries(entries.ordinals[begin:stop], rows[begin:stop])
-            position, left = self._read_entries(
-                segment, stream, part, chosen[begin:stop], position, end, left, out
+            reached, left = self._read_entries(
+                segment, stream, part, chosen[begin:stop], reached, end, left, out
             )
-            if stop == len(rows) or left <= 0 or position < min(int(rows["next"][stop - 1]), end):
+            # Nothing more is read where the bound ended the part early, or the segment went.
+            if stop == len(rows) or left <= 0 or reached < min(int(rows["next"][stop - 1]), end):
                 break
             begin = stop
-        return position, left
+        return reached, left
 
     def _read_entries(
         self,
@@ -186,17 +196,18 @@ class Reader:
         stream: int,
         entries: Entries,
         chosen: Any,
-        position: int,
+        reached: int,
         end: int,
         left: int,
         out: Out,
     ) -> tuple[int, int]:
         """Read the chosen ones of some entries without a hole between them, as _read_segment()."""
+        # First the entries that the bound has room for are listed, then they are read.
         rows = entries.rows
         wanted: list[Wanted] = []
         wanted_bytes = 0
-        stop = position
-        cut = False
+        stop = reached  # offset after the last entry that was listed or excluded
+        cut = False  # whether the bound ended the list
         for at, size, base, after, take in zip(
             rows["position"].tolist(),
             rows["bytes"].tolist(),
@@ -214,7 +225,7 @@ class Reader:
             if take:
                 entry = out.entry(segment, at, size, base, after)
                 wanted.append(entry)
-                wanted_bytes += out.least(entry)
+                wanted_bytes += out.least_cost_of(entry)
                 if wanted_bytes >= left:
                     cut = after < end
                     break
@@ -222,25 +233,26 @@ class Reader:
         # A known batch gives its few wanted rows alone; every other part is read whole.
         for known, part in parts(wanted):
             if left <= 0:
-                return position, left
+                return reached, left
             found = None
             if known is not None and read is None and (file := self._files.opened(segment)):
                 read = partial(self._files.storage.read, file)
             if known is not None and out.wanted is not None and read is not None:
                 found = out.wanted.of_known(known, read, part.position)
             if known is None or found is None:
-                position, left, whole = self._read_part(
-                    segment, stream, part, position, end, left, out
+                reached, left, go_on = self._read_part(
+                    segment, stream, part, reached, end, left, out
                 )
-                if not whole:
-                    return position, left
+                if not go_on:
+                    return reached, left
                 continue
             if segment.retired:
-                return position, left
+                # It may have been overwritten under the read: the rows mean nothing.
+                return reached, left
             left = out.gather(found, known.stamp, left, known=True)
-            position = min(known.stamp.next_offset, end)
+            reached = min(known.stamp.next_offset, end)
         # 0 bytes left end the read: entries that it had no room for are the next read's.
-        return min(max(stop, position), end), 0 if cut else left
+        return min(max(stop, reached), end), 0 if cut else left
 
     def _read_rare(
         self,
@@ -248,7 +260,7 @@ class Reader:
         stream: int,
         entries: Entries,
         rare: WantedSpots,
-        position: int,
+        reached: int,
         end: int,
         left: int,
         out: Out,
@@ -260,58 +272,57 @@ class Reader:
         to, and the bytes left.
         """
         whole, nexts, spots = rare.whole, entries.rows["next"], rare.spots
-        begin = spots_from = 0
+        begin = spots_from = 0  # next entry, next spot
         while begin < len(nexts):
-            # Rows, up to the next entry to be read whole; then entries, up to the next row.
+            # In the order of offsets: the spots of all entries up to the next one that is read
+            # whole, then all entries that are read whole up to the next one with spots.
             stop = next((at for at in range(begin, len(whole)) if whole[at]), len(nexts))
             if stop > begin:
                 after = int(nexts[stop - 1])
                 spots_to = int(np.searchsorted(spots["offset"], after))
-                position, left = self._gather(
-                    segment, rare, spots_from, spots_to, position, min(after, end), left, out
+                reached, left = self._gather_spots(
+                    segment, rare, spots_from, spots_to, reached, min(after, end), left, out
                 )
-                if position < min(after, end) or left <= 0:
-                    return position, left
+                if reached < min(after, end) or left <= 0:
+                    return reached, left
                 begin, spots_from = stop, spots_to
             if stop < len(nexts):
                 begin = next((at for at in range(stop, len(whole)) if not whole[at]), len(nexts))
                 part = Entries(entries.ordinals[stop:begin], entries.rows[stop:begin])
-                position, left = self._read_segment(
-                    segment, stream, part, whole[stop:begin], position, end, left, out
+                reached, left = self._read_segment(
+                    segment, stream, part, whole[stop:begin], reached, end, left, out
                 )
-                if position < min(int(nexts[begin - 1]), end) or left <= 0:
-                    return position, left
-        return position, left
+                if reached < min(int(nexts[begin - 1]), end) or left <= 0:
+                    return reached, left
+        return reached, left
 
-    def _gather(
+    def _gather_spots(
         self,
         segment: Segment,
         rare: WantedSpots,
         first: int,
         last: int,
-        position: int,
+        reached: int,
         after: int,
         left: int,
         out: Out,
     ) -> tuple[int, int]:
-        """Read the rare rows [first, last), all that is wanted up to offset `after`, into `out`.
+        """Read the spots [first, last) of `rare`, all rows wanted before offset `after`.
 
-        left: bytes that the read may still return. Returns the offset come to, and the bytes left.
+        Each row is read by itself and checked by its spot's checksum, then joins a derived batch in
+        `out`. left: bytes that the read may still return. Returns the offset come to, and the bytes
+        left; 0 where not all of the rows found room.
         """
         gathering = out.gathering
         spots = rare.spots[first:last]
-        # Bytes of the result after each row, so that the first rows that fit are found.
-        costs = spots["bytes"].astype(np.int64) + BYTES_A_ROW
-        if len(costs):
-            # The texts of a header where it comes first.
-            which, at = np.unique(rare.codes[first:last], return_index=True)
-            costs[at] += [weight_of(rare.headers[code]) for code in which.tolist()]
-        costs = np.cumsum(costs)
+        costs = _costs_up_to(rare, first, last)
+        # One row more than fits, so that each read brings one at least.
         room = min(int(np.searchsorted(costs, left)) + 1, gathering.left)
         cut = room < len(spots)
         if cut:
             after = int(spots["offset"][room])
             spots = spots[:room]
+        # Rows of one epoch make a list, with the epoch and the LSN of the first one's batch.
         rows: list[Row] = []
         held: list[tuple[list[Row], int, int]] = []
         lost: list[Gap] = []
@@ -338,9 +349,9 @@ class Reader:
             rows.append(Row(headers[code], offset, appended, client, body))
         if segment.retired:
             # It may have been overwritten under the reads: the bytes mean nothing.
-            return position, left
+            return reached, left
         if lost:
-            segment.damaged = True
+            segment.damaged = True  # it gets no index file, so that a start meets the damage
             out.gaps.extend(lost)
         for rows, epoch, lsn in held:
             if lost:
@@ -351,65 +362,71 @@ class Reader:
             gathering.flush()
         if len(costs):
             left -= int(costs[min(room, len(costs)) - 1])
-        return max(position, after), 0 if cut or gathering.left <= 0 else left
+        return max(reached, after), 0 if cut or gathering.left <= 0 else left
 
     def _read_part(
         self,
         segment: Segment,
         stream: int,
         part: Part,
-        position: int,
+        reached: int,
         end: int,
         left: int,
         out: Out,
     ) -> tuple[int, int, bool]:
-        """Read the batches of one part of a segment into `out`.
+        """Read the batches of one part of a segment, each checked, into `out`.
 
-        left: bytes that the read may still return. Returns the offset come to, the bytes left, and
-        whether to go on.
+        A batch leaves whole, or, where few of its rows are wanted, these rows alone. left: bytes
+        that the read may still return. Returns the offset come to, the bytes left, and whether to
+        go on with the next part: not so when the bytes are spent or the segment was retired.
         """
         data = self._files.view(segment, part.position, part.size)
         if segment.retired:
             # It may have been overwritten under the read: the bytes mean nothing.
-            return position, left, False
+            return reached, left, False
         view = memoryview(data)
         builder, gathering = Runs(view, out.runs), out.gathering
         for batch in batches_in(data, segment.base_lsn + part.position, part, stream):
-            if batch.next <= position:
+            if batch.next <= reached:
                 continue
             if batch.base >= end:
                 break
             if left <= 0:
                 builder.close()
-                return position, left, False
+                return reached, left, False
             if batch.found is None:
-                start = max(batch.base, position)
+                start = max(batch.base, reached)
                 reason = f"{segment.name} at byte {part.position + batch.at}: {batch.reason}"
                 out.gaps.append(Gap(start, min(batch.next, end), "damaged", reason))
                 gathering.flush()
                 segment.damaged = True
             elif (rows := out.rows_of(view, batch, batch.found.stamp)) is None:
+                # It leaves whole, after the rows that were gathered before it.
                 gathering.flush()
                 builder.add(batch)
                 left -= batch.size
             else:
                 if rows:
+                    # The rows come after the whole batches before them.
                     builder.close()
                 left = out.gather(rows, batch.found.stamp, left)
-            position = min(batch.next, end)
+            reached = min(batch.next, end)
         builder.close()
-        return position, left, True
+        return reached, left, True
 
     def read_batches(self, stream: int, offsets: Sequence[int]) -> list[bytes | None]:
-        """For each offset the whole batch (stamp and content) that holds it, checked.
+        """Return for each offset the whole batch (stamp and content) that holds it, checked.
 
-        None where it is gone: removed, retired or damaged. Cheapest when the offsets lie
-        close together: neighbours share a read. Raises OSError: a file cannot be opened.
+        For bodies of mail and requests that are not in memory any more. None where it is gone:
+        removed, retired or damaged. Cheapest when the offsets lie close together: neighbours share
+        a read. Raises OSError: a file cannot be opened.
         """
         found: list[bytes | None] = [None] * len(offsets)
         first, after = self._streams.bounds(stream)
+        # Looked for in ascending order; `places` says where each answer goes.
         places = sorted(range(len(offsets)), key=offsets.__getitem__)
         ascending = [offsets[place] for place in places]
+        # Of `ascending`, those from `done` to `stop` are still looked for.
         done, stop = bisect_left(ascending, first), bisect_left(ascending, after)
         for segment in self._files.segments():
             span = segment.spans.get(stream)
@@ -426,7 +443,11 @@ class Reader:
     def _pick(
         self, segment: Segment, stream: int, offsets: list[int]
     ) -> Iterator[tuple[int, bytes]]:
-        """Yield (place among `offsets`, the stored batch that holds it) for those in a segment."""
+        """Yield (place among `offsets`, the stored batch that holds it) for those in a segment.
+
+        offsets: ascending.
+        """
+        # Of each offset the entry that may hold it: the first one that ends after it.
         rows = self._files.index(segment).entries(stream, offsets[0], offsets[-1] + 1).rows
         wanted = np.array(offsets, np.uint64)
         chosen = np.unique(np.searchsorted(rows["next"], wanted, side="right"))
@@ -440,15 +461,16 @@ class Reader:
     # --- raw --------------------------------------------------------------------------
 
     def read_raw(self, lsn: int, end_lsn: int, bytes_max: int) -> tuple[int, Any, int]:
-        """(position, batches as they are, position after them) for append_raw() elsewhere.
+        """Return (position, whole batches as they are stored, position after them).
 
-        See Ring.read_raw.
+        For a replica, which no broker has today; its ring takes them by append_raw(). See
+        Ring.read_raw.
         """
         size = self._files.settings.segment_bytes
         if lsn >= end_lsn:
             return lsn, b"", lsn
         if lsn % size == 0:
-            lsn += SEGMENT_HEADER_BYTES
+            lsn += SEGMENT_HEADER_BYTES  # batches begin after the header
         number, position = divmod(lsn, size)
         segment = next((s for s in self._files.segments() if s.number == number), None)
         if segment is None:
@@ -462,15 +484,20 @@ class Reader:
             if segment.retired:
                 raise JournalCorrupt(segment.name, "the segment was retired", position)
             if stop:
+                # Padding is its stamp alone, but takes up the rest of the segment.
                 after = segment.base_lsn + size if padding else lsn + stop
                 return lsn, memoryview(data)[:stop], after
+        # Not even one batch is good: the first one tells why.
         found = check(memoryview(data), lsn, 0, room=size - position)
         reason = found if isinstance(found, str) else found.reason
         raise JournalCorrupt(segment.name, reason, position)
 
     @staticmethod
     def _whole_batches(data: bytes, lsn: int, room: int) -> tuple[int, bool]:
-        """(bytes of the good batches that lie whole in the data, whether padding ends them)."""
+        """Return the bytes of the good batches at the begin of data, and whether padding ends them.
+
+        lsn: position of the data. room: bytes up to the end of the segment.
+        """
         view, at = memoryview(data), 0
         while at < len(data):
             found = check(view, lsn, at, room=room - at)
@@ -482,30 +509,40 @@ class Reader:
         return at, False
 
 
-def skip_retired(
-    streams: StreamTable, stream: int, position: int, end: int, gaps: list[Gap]
-) -> int:
-    """Return the position, or the stream's first offset if that is later: the gap is noted."""
+def _costs_up_to(rare: WantedSpots, first: int, last: int) -> Any:
+    """Return for each of the spots [first, last) the bytes of a derived batch that ends with it."""
+    costs = rare.spots[first:last]["bytes"].astype(np.int64) + BYTES_A_ROW
+    if len(costs):
+        # The texts of a header count where it comes first: the batch has them once.
+        which, at = np.unique(rare.codes[first:last], return_index=True)
+        costs[at] += [weight_of(rare.headers[code]) for code in which.tolist()]
+    return np.cumsum(costs)
+
+
+def skip_retired(streams: StreamTable, stream: int, reached: int, end: int, gaps: list[Gap]) -> int:
+    """Return the offset that a read goes on from: `reached`, or the stream's first one if later.
+
+    Offsets skipped so, up to `end`, become a gap by retention.
+    """
     first, _ = streams.bounds(stream)
-    if position >= first or position >= end:
-        return position
+    if reached >= first or reached >= end:
+        return reached
     stop = min(first, end)
-    gaps.append(Gap(position, stop, "retention", "removed to keep the log within its bounds"))
+    gaps.append(Gap(reached, stop, "retention", "removed to keep the log within its bounds"))
     return stop
 
 
-def _gaps_before(position: int, gaps: list[Gap]) -> tuple[Gap, ...]:
+def _gaps_before(reached: int, gaps: list[Gap]) -> tuple[Gap, ...]:
     """Return the part of the gaps that lies before the offset that a read came to.
 
     Holes of an index are named ahead of the entries that are read then, and the read may stop
     before them.
     """
-    if gaps and gaps[-1].to_offset > position:
+    if gaps and gaps[-1].to_offset > reached:
+        # A gap that goes on beyond is cut there; later ones are left to the next read.
         return tuple(
-            gap
-            if gap.to_offset <= position
-            else Gap(gap.from_offset, position, gap.code, gap.reason)
+            gap if gap.to_offset <= reached else Gap(gap.from_offset, reached, gap.code, gap.reason)
             for gap in gaps
-            if gap.from_offset < position
+            if gap.from_offset < reached
         )
     return tuple(gaps)

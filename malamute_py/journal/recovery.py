@@ -3,15 +3,14 @@
 Owns the decision table of FORMAT.md, section 7, and only reads: repairs are in repair.py. The rule:
 every confirmed batch is kept or named as damaged; only what was never known to be durable is
 dropped. Proof that a position had been durable is a later valid batch, marker, segment header or
-index that says so. Source: docs/design.md, Journal.
+index that says so. Segments with a good index are taken from it, others are walked batch by batch.
+A snapshot is the state at the begin of a segment. Source: docs/design.md, Journal.
 """
 
 from __future__ import annotations
 
 import struct
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 import msgspec
 
@@ -21,7 +20,6 @@ from malamute_protocol.stamp import (
     LAST_OF_BUNDLE,
     PADDING,
     STAMP_BYTES,
-    STAMP_MAGIC,
 )
 from malamute_py.journal.check import (
     Found,
@@ -29,10 +27,12 @@ from malamute_py.journal.check import (
     check,
     content_facts,
     header_table,
+    is_begun,
 )
 from malamute_py.journal.doubts import CONTROLS, UNSEEN, Doubts
 from malamute_py.journal.found_state import FoundState, SegmentState
 from malamute_py.journal.index import LiveIndex, Place, read_index
+from malamute_py.journal.later import LaterBatches
 from malamute_py.journal.layout import (
     ACTIVE_FILE,
     CLOSED_FILE,
@@ -62,12 +62,6 @@ from malamute_py.journal.types import (
 _ANY_BUNDLE = -1  # the next batch may belong to any bundle: what is before it is not known
 _CLOSED_BUNDLE = -2  # the last bundle is whole: the next batch begins one
 MISSING = "the segment's file is missing"
-
-
-class _Later(NamedTuple):
-    lsn: int
-    synced_lsn: int
-    epoch: int
 
 
 class Scan:
@@ -129,6 +123,7 @@ class Scan:
         mine = expected is not None and expected.ring == self.ring
         self._expected = expected if mine else None
         self._present: set[int] = set()
+        """Numbers of all segments that there are."""
         self._doubts = Doubts()
         self._trust_indexes = trust_indexes
         self._active: Active | None = None
@@ -136,17 +131,24 @@ class Scan:
             # Only beside the mark of an orderly close, which the next opening takes away.
             self._active = read_mark(storage, ACTIVE_FILE, Active)
         self._bundle = _ANY_BUNDLE
+        """LSN of the bundle that the next batch must go on with, _ANY_BUNDLE or _CLOSED_BUNDLE."""
         self._pending: list[tuple[Segment, Found, memoryview]] = []
+        """Good batches of a bundle whose last batch was not met yet."""
         self._complete_lsn = 0
+        """Position after the last bundle that is whole, or after damage: there the ring may end."""
         self._headless: set[int] = set()
         self._stale: set[int] = set()
+        """Numbers of segments with a damaged header, and with an older number in it."""
         self._indexed: set[int] = set()
+        """Numbers of segments with a good index file, which are not walked."""
         self._known: set[int] = set()
         """Numbers of segments that were not read: what they hold of state is still to come."""
-        self._later: list[_Later] | None = None
         self._listed: list[Segment] = []
+        """All segments that there are, by number."""
         self._bytes = SegmentBytes(storage, meta.segment_bytes, self.unknown)
+        self._later = LaterBatches(self._bytes)
         self._proven_lsn = 0
+        """Position before which files other than the batches say that all was durable."""
 
     # --- the files ----------------------------------------------------------------
 
@@ -157,7 +159,7 @@ class Scan:
         return self
 
     def steps(self) -> Iterator[tuple[int, int]]:
-        """Read everything, yielding (segments read, segments there are)."""
+        """Read everything, yielding (segments read, segments there are); run() does it at once."""
         listing = Listing(self.storage, self.ring, self.segment_bytes)
         listing.classify()
         if self._trust_indexes:
@@ -189,7 +191,7 @@ class Scan:
     def _walk_segments(self) -> Iterator[int]:
         """Check segment after segment up to where the log ends; yield how many are done."""
         size = self.segment_bytes
-        self.first_number = expected = self._first()
+        self.first_number = expected = self._first()  # number of the segment that comes next
         self._complete_lsn = expected * size
         for at, segment in enumerate(self._listed):
             if segment.number != expected:
@@ -203,9 +205,9 @@ class Scan:
                 self._accept_indexed(segment)
             elif self._accept_active(segment):
                 yield at + 1
-                break
+                break  # it is the last one
             elif not self._walk(segment, at):
-                break
+                break  # the log ends in it
             yield at + 1
         else:
             self._miss_the_newest(expected)
@@ -223,12 +225,12 @@ class Scan:
         lowest = self._listed[0].number if self._listed else None
         known = self._expected
         if known is None or not known.has(known.first):
-            return lowest or 0
+            return lowest or 0  # no manifest tells what there should be
         # A lower one was about to be removed or used again: it is as good as ever.
         return known.first if lowest is None else min(lowest, known.first)
 
     def _is_missing(self, number: int) -> bool:
-        """True when the manifest says that a segment may have held something, and it is gone."""
+        """Whether the manifest has a segment of which there is no file."""
         known = self._expected
         if known is None or not known.has(number) or number in self._present:
             return False
@@ -236,7 +238,7 @@ class Scan:
         return not (number == known.last and known.first - 1 in self._present)
 
     def _miss_the_newest(self, number: int) -> None:
-        """Note as damage that segments are missing in which the log went on, if some are."""
+        """Note as damage the segments from a number on that the manifest has and no file is of."""
         begin = number
         while self._is_missing(number):
             number += 1
@@ -259,7 +261,11 @@ class Scan:
         self._complete_lsn = segment.base_lsn + self.segment_bytes
 
     def _walk(self, segment: Segment, at: int) -> bool:
-        """Walk one segment's batches; True when the log goes on in the next one."""
+        """Check one segment's batches in order; True when the log goes on in the next one.
+
+        at: its place among all segments. Where a batch does not go on with the log, the log ends,
+        or, if it is proven to have gone on, all up to the next good batch is damage.
+        """
         size, base = self.segment_bytes, segment.base_lsn
         data = self.bytes_of(segment)
         segment.live = LiveIndex(
@@ -267,7 +273,7 @@ class Scan:
         )
         segment.spans = segment.live.spans
         position = SEGMENT_HEADER_BYTES
-        begun = False
+        begun = False  # whether the log reaches into this segment
         while size - position >= STAMP_BYTES:
             found = check(data, base, position)
             fault = self._fault(found)
@@ -290,10 +296,10 @@ class Scan:
             resume = self._resume(found, data, base, position)
             if resume is None:
                 stop = base + size
-                unknown = max(self._proven_lsn, lsn)
-                if not cut and unknown < stop and not self._proven(unknown, at):
+                proven = max(self._proven_lsn, lsn)
+                if not cut and proven < stop and not self._proven(proven, at):
                     # Only as far as was proven: what follows may be a torn tail.
-                    stop = unknown
+                    stop = proven
                 self._damage(lsn, stop, cut or fault, segment, doubtful=True)
                 return stop == base + size
             self._damage(lsn, base + resume, fault, segment, doubtful=isinstance(found, str))
@@ -305,7 +311,11 @@ class Scan:
         return True
 
     def _is_cut(self, segment: Segment, found: Found | str, lsn: int, at: int) -> str:
-        """Say that a segment's file was cut off where the log went on; "": it was not."""
+        """Say that a segment's file was cut off where the log went on; "": it was not.
+
+        found, lsn: what check() says of the position that the walk has come to. Where there was
+        room for a stamp and none was begun, the log had ended. at: the segment's place among all.
+        """
         left = self.short.get(segment.number)
         if left is None:
             return ""
@@ -315,7 +325,10 @@ class Scan:
         return f"the segment's file was cut off at {left} bytes"
 
     def _accept_active(self, segment: Segment) -> bool:
-        """Take the last segment from the file `active`; False: it has to be walked."""
+        """Take the last segment from the file `active`, which an orderly close wrote.
+
+        False: it has to be walked, as it is not the last one or something does not fit the file.
+        """
         active, closed = self._active, self._closed
         if (
             active is None
@@ -357,7 +370,7 @@ class Scan:
         return True
 
     def _is_last(self, segment: Segment, active: Active) -> bool:
-        """True when the ring's last batch is where the file says, good, and the last."""
+        """Whether the ring's last batch is where the file says, good, and ends the ring there."""
         begin, stop = active.last_lsn - segment.base_lsn, active.end_lsn - segment.base_lsn
         if not SEGMENT_HEADER_BYTES <= begin < stop < self.segment_bytes:
             return False
@@ -381,14 +394,9 @@ class Scan:
         self.segments.append(segment)
         if segment.number in self._headless:
             segment.damaged = True
-            self.damages.append(
-                Damage(
-                    segment.base_lsn,
-                    segment.base_lsn + SEGMENT_HEADER_BYTES,
-                    segment.number,
-                    "the segment's header is damaged; its batches were checked and are served",
-                )
-            )
+            begin, number = segment.base_lsn, segment.number
+            reason = "the segment's header is damaged; its batches were checked and are served"
+            self.damages.append(Damage(begin, begin + SEGMENT_HEADER_BYTES, number, reason))
 
     def _fault(self, found: Found | str) -> str:
         """Return why a batch does not go on where the log stands; "": it does.
@@ -405,7 +413,7 @@ class Scan:
         if self._bundle == _CLOSED_BUNDLE:
             if stamp.bundle_lsn != stamp.lsn:
                 return "the rest of a bundle whose beginning is not here"
-        elif self._bundle >= 0 and (
+        elif self._bundle >= 0 and (  # amid a bundle
             # A bundle dropped by an earlier recovery may have begun at the very same
             # position: of two halves with one bundle LSN, the epoch tells them apart.
             stamp.bundle_lsn != self._bundle or stamp.epoch != self.epoch
@@ -414,7 +422,10 @@ class Scan:
         return ""
 
     def _take(self, segment: Segment, found: Found, data: memoryview) -> None:
-        """Take a good batch; it belongs to the ring once the last of its bundle is there."""
+        """Take a good batch, which belongs to the ring once the last batch of its bundle is there.
+
+        It waits in `_pending` until then.
+        """
         stamp = found.stamp
         self.epoch = stamp.epoch
         self.safe_lsn = max(self.safe_lsn, stamp.synced_lsn)
@@ -434,7 +445,7 @@ class Scan:
             self._complete_lsn = max(self._complete_lsn, self._boundary(stop))
 
     def _boundary(self, lsn: int) -> int:
-        """The end as append() counts it: a rest too small for a stamp belongs to no batch."""
+        """Return a batch's end as append() counts it: with a rest that is too small for a stamp."""
         rest = -lsn % self.segment_bytes
         return lsn + rest if rest < STAMP_BYTES else lsn
 
@@ -444,7 +455,11 @@ class Scan:
         self._pending.clear()
 
     def _keep(self, batches: Iterable[tuple[Segment, Found, memoryview]]) -> None:
-        """Make batches part of the ring: places in the index, and what state is made of."""
+        """Make batches part of the ring: in their segment's index, the stream table, and the state.
+
+        Each comes with its segment and the bytes of that. Called when their bundle is whole.
+        """
+        # Batches of streams without a header index, as mail, gather here and are indexed together.
         sparse: dict[tuple[Segment, int], list[Place]] = {}
         for segment, found, data in batches:
             stamp = found.stamp
@@ -474,7 +489,6 @@ class Scan:
                     segment.expires_at_ms = segment.live.expires_at_ms
                     self.streams.note_batch(stream, base, after, stamp.epoch, size)
             self.state.note(found, content)
-        # Together, as they were written: many small batches a bundle.
         for (segment, stream), places in sparse.items():
             assert segment.live is not None
             total = segment.live.add_sparse(stream, places)
@@ -490,53 +504,29 @@ class Scan:
             return True
         if self._closed_here(lsn):
             return False
-        later = self._later_batches(lsn, at)
-        first = bisect_right(later, (lsn, 1 << 64, 1 << 64))
-        return any(batch.synced_lsn > lsn and batch.epoch >= self.epoch for batch in later[first:])
+        walked = (each for each in self._listed[at:] if each.number not in self._indexed)
+        self._later.search(lsn, walked)
+        return self._later.prove(lsn, self.epoch)
 
     def _closed_here(self, lsn: int) -> bool:
-        """True where the ring was closed in order: no need to search what lies after its end."""
+        """Whether the ring was closed in order here: no need to search what lies after its end."""
         closed = self._closed
         if closed is None or not closed.clean or closed.epoch != self.epoch or self._pending:
             return False
         return closed.end_lsn in (lsn, self._complete_lsn)
 
-    def _later_batches(self, lsn: int, at: int) -> list[_Later]:
-        """Every valid batch after the position, found once for all damages."""
-        if self._later is None:
-            self._later = []
-            kept = self._bytes.kept
-            for segment in self._listed[at:]:
-                if segment.number in self._indexed:
-                    continue
-                data = self.bytes_of(segment)
-                # candidates() begins 8 bytes after the position that it is given.
-                begin = max(lsn - segment.base_lsn, SEGMENT_HEADER_BYTES - 8)
-                after = 0
-                for position in candidates(data, segment.base_lsn, begin):
-                    if position < after:
-                        continue  # a producer's bytes that look like a batch prove nothing
-                    found = check(data, segment.base_lsn, position)
-                    if isinstance(found, Found) and found.content_good:
-                        stamp = found.stamp
-                        after = position + stamp.size
-                        self._later.append(_Later(stamp.lsn, stamp.synced_lsn, stamp.epoch))
-            self._bytes.kept = kept
-        return self._later
-
     def _any_later(self, lsn: int) -> bool:
         """Whether a valid batch lies after a position: what is between is damage then, no end."""
-        later = self._later or []
-        if any(batch.lsn >= lsn and batch.epoch >= self.epoch for batch in later):
+        if any(each.lsn >= lsn and each.epoch >= self.epoch for each in self._later.found):
             return True
         return any(s.number in self._indexed and s.base_lsn >= lsn for s in self._listed)
 
     def _resume(self, found: Found | str, data: memoryview, base: int, position: int) -> int | None:
-        """Where in the segment reading goes on after damage; None: nowhere."""
+        """Return where in the segment reading goes on after damage; None: nowhere."""
         if isinstance(found, Found):
             stamp = found.stamp
             if stamp.epoch >= self.epoch and not found.content_good:
-                return position + stamp.size
+                return position + stamp.size  # the stamp is good, and tells the batch's size
         for place in candidates(data, base, position):
             later = check(data, base, place)
             if isinstance(later, Found) and later.stamp.epoch >= self.epoch:
@@ -552,7 +542,10 @@ class Scan:
         *,
         doubtful: bool,
     ) -> None:
-        """Note a damaged range, and go on after it. doubtful: its stamps tell nothing either."""
+        """Note a damaged range, and go on after it. doubtful: no stamp tells which offsets it had.
+
+        Batches of an unfinished bundle before it are kept: what came after was durable.
+        """
         self._flush()
         if doubtful:
             self._doubts.add(from_lsn, to_lsn)
@@ -569,7 +562,8 @@ class Scan:
 
         found, fault: the batch at which the log ends, and why it does not belong to the ring.
         """
-        later = (each.lsn for each in self._later or () if each.epoch >= self.epoch)
+        # What is dropped goes on to the last batch behind, if there are any.
+        later = (each.lsn for each in self._later.found if each.epoch >= self.epoch)
         to_lsn = max((each for each in later if each > lsn), default=0)
         if self._pending:
             _, first, _ = self._pending[0]
@@ -586,11 +580,7 @@ class Scan:
         if isinstance(found, Found):
             return found.stamp.epoch >= self.epoch
         segment = self._listed[at]
-        data = self.bytes_of(segment)
-        place = lsn - segment.base_lsn
-        magic = int.from_bytes(data[place : place + 4], "little")
-        own = int.from_bytes(data[place + 16 : place + 24], "little")
-        return magic == STAMP_MAGIC and own == lsn
+        return is_begun(self.bytes_of(segment), segment.base_lsn, lsn - segment.base_lsn)
 
     # --- the end ----------------------------------------------------------------------
 
@@ -642,22 +632,29 @@ class Scan:
         return SegmentState(segment, data, self.end_lsn, self.settings.epochs_max)
 
     def _go_beyond_doubts(self) -> None:
-        """Have no offset given again that a batch in a damaged part may have had."""
+        """Have no offset given again that a batch in a damaged part may have had.
+
+        Streams whose last batches may lie in damage go on after as many offsets as the lost bytes
+        can have held at most.
+        """
         known = self._expected
+        # What a repair or an earlier start wrote into the manifest counts whatever the ring says.
         for number, after in (known.beyond if known is not None else {}).items():
             self.streams.note_next(number, after)
         rows = None if known is None else known.streams
         told = rows or {}  # stream -> (next offset, first offset), by the ring's manifest
         for number in self.streams.states.keys() | told.keys():
-            if self._doubts.before(number):
+            if self._doubts.parts_before(number):
                 # What is lost of its beginning was not retired, and so is not called that.
                 _, first = told.get(number, (0, 0))
                 self.streams.note_lost_beginning(number, first)
+        # Damage before the newest snapshot does not count: the snapshot has all offsets up to it.
         as_of = 0 if self.state.snapshot is None else self.state.snapshot.facts.as_of_lsn
         for number in self.streams.states.keys() | told.keys():
             lost = self._doubts.bytes_after(number, as_of)
             if lost and known is not None and rows is not None:
-                # Only here: they may tell of records that a power loss took back in order.
+                # Only here: a power loss may have taken back records that the manifest counts,
+                # which is no damage.
                 after, _ = told.get(number, (0, 0))
                 self.streams.note_next(number, after)
                 lost = self._doubts.bytes_after(number, max(as_of, known.end_lsn))
@@ -671,7 +668,11 @@ class Scan:
         self.streams.unseen_next = skipped(self._doubts.bytes_after(UNSEEN, as_of))
 
     def index_one(self, segment: Segment, file: File) -> LiveIndex:
-        """A new index of one finished segment, from its batches."""
+        """Return a new index of one finished segment, made from its batches.
+
+        For readers, where its index file is damaged. A twin of the segment is filled, so that the
+        one in use stays as it is.
+        """
         twin = Segment(segment.number, self.segment_bytes, file)
         twin.live = LiveIndex(
             self.settings.index_interval_bytes, self.settings.distinct_headers_max
@@ -681,7 +682,7 @@ class Scan:
         return twin.live
 
     def walk_valid(self, segment: Segment) -> list[Found]:
-        """The good batches of one segment, damaged places skipped."""
+        """Return the good batches of one segment, stepping over damaged places."""
         data, base = self.bytes_of(segment), segment.base_lsn
         out: list[Found] = []
         position: int | None = SEGMENT_HEADER_BYTES

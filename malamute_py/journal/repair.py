@@ -30,11 +30,13 @@ _STEP_BYTES = 1 << 20
 
 
 def repair(scan: Scan, epoch: int, *, after_failed_sync: bool) -> tuple[str, ...]:
-    """Make the ring on disk what the scan says; returns the files written anew.
+    """Make the ring on disk what the scan says, at an opening; returns the files written anew.
 
     epoch: the new one. after_failed_sync: a marker says that a sync failed, so that pages
     which read well may never reach the disk: the tail is copied to new files.
     """
+    # The letters and numbers of FORMAT.md, section 7, stand for what is done: F1, F8, F11, F6, E2,
+    # E1, E7.
     storage = scan.storage
     for name in scan.temporaries + scan.orphans:
         storage.remove(name)
@@ -46,8 +48,10 @@ def repair(scan: Scan, epoch: int, *, after_failed_sync: bool) -> tuple[str, ...
             rewrite(storage, segment, scan, epoch)
             rewritten.append(segment.name)
     for segment in scan.unfinished:
+        # A spare without its header: its preparation was interrupted.
         write_header(storage, segment, scan.ring, epoch, scan.segment_bytes, scan.safe_lsn)
-    tail = _from(scan.segments, scan.safe_lsn, scan.segment_bytes)
+    # Segments with batches that nothing proves to be durable.
+    tail = _reaching_beyond(scan.segments, scan.safe_lsn, scan.segment_bytes)
     if after_failed_sync:
         for segment in tail + scan.spares:
             rewrite(storage, segment, scan, epoch)
@@ -77,7 +81,11 @@ def write_header(
 
 
 def rewrite(storage: Storage, segment: Segment, scan: Scan, epoch: int) -> None:
-    """Copy what is kept of a segment to a new file and put that in its place."""
+    """Copy what is kept of a segment to a new file and put that in its place.
+
+    For a file that was cut off, or whose pages may never reach the disk after a failed sync. The
+    copy has its size whole, zeros behind what is kept.
+    """
     size = scan.segment_bytes
     keep = min(max(scan.end_lsn - segment.base_lsn, SEGMENT_HEADER_BYTES), size)
     data = scan.bytes_of(segment)
@@ -99,12 +107,11 @@ def rewrite(storage: Storage, segment: Segment, scan: Scan, epoch: int) -> None:
 def finish_truncation(
     storage: Storage, meta: RingMeta, lsn: int, manifest: Manifest, epoch: int
 ) -> None:
-    """Do what the file `truncating` asks, then remove it; may be done twice.
+    """Cut off a ring from a position on, as the file `truncating` asks, then remove that file.
 
-    The manifest is made to expect no more than what is left before the mark goes.
-
-    Everything from the position on becomes zeros and not merely forgotten: a batch left
-    after it could prove by its synced_lsn that what was cut off had been durable.
+    Interrupted anywhere, it is done again by the next opening. The manifest is made to have no more
+    than what is left before the file goes. Everything from the position on becomes zeros: a batch
+    left there could prove by its synced_lsn that what was cut off had been durable.
     """
     size = meta.segment_bytes
     storage.remove(CLOSED_FILE)
@@ -112,11 +119,12 @@ def finish_truncation(
     for name in sorted(storage.names(), reverse=True):
         number = segment_number(name)
         if number is None or (number + 1) * size <= lsn:
-            continue
+            continue  # no segment, or one before the cut
         storage.remove(index_name(number))
         if number * size >= lsn:
             storage.remove(name)
             continue
+        # The cut lies in this segment.
         file = storage.open(name)
         header = read_segment_header(storage.read(file, 0, SEGMENT_HEADER_BYTES))
         if header is not None and header.synced_lsn > lsn:
@@ -136,12 +144,13 @@ def finish_truncation(
     storage.sync_directory()
 
 
-def _from(segments: list[Segment], lsn: int, segment_bytes: int) -> list[Segment]:
+def _reaching_beyond(segments: list[Segment], lsn: int, segment_bytes: int) -> list[Segment]:
+    """Return the segments that end after a position."""
     return [segment for segment in segments if segment.base_lsn + segment_bytes > lsn]
 
 
 def _write_again(storage: Storage, segment: Segment, scan: Scan) -> None:
-    """Dirty the unproven part again and sync it.
+    """Write the part of a segment that is not proven durable again, as it is, and sync it.
 
     The process that wrote it may have died after a sync that failed without a witness;
     its pages would then be marked clean and never written. Writing the same bytes over
@@ -159,7 +168,7 @@ def _write_again(storage: Storage, segment: Segment, scan: Scan) -> None:
 
 
 def _clear_end(storage: Storage, scan: Scan) -> None:
-    """Wipe the stamp of a dropped batch where the next one will be written.
+    """Wipe the stamp of a dropped batch at the ring's end, where the next one will be written.
 
     Every stamp begins with the same eight bytes. Were they all that a power loss kept of
     the next one, they would complete the old one: a dropped batch would be back.

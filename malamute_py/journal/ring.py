@@ -87,6 +87,7 @@ class Ring:
         self.epoch = epoch
         self.settings = settings
         self._snapshot: SnapshotSource = _no_state
+        """Returns the caller's state, which each new segment begins with."""
         self._storage = storage
         self._marks = storage
         """Where a failed sync is written down; see open()."""
@@ -97,22 +98,23 @@ class Ring:
         self._meta = meta
         self._failure: JournalFailed | None = None
         self._closed = False
-        self._expected_at_close = False
+        self._closed_in_order = False
         """The ring was closed in order, which is written down with the segments that there are."""
         self._marked = 0
-        """Position that the newest mark of syncs names."""
+        """Position that the file `closed` names."""
         self._syncing = threading.Lock()
         self._synced_before = -1
         """Position that was synced when housekeeping looked last."""
         self._set_up(scan)
 
     def _set_up(self, scan: Scan) -> None:
-        """Begin from what a scan found."""
+        """Make all parts of the ring from what a scan found; at an opening and after a cut."""
         self._streams: StreamTable = scan.streams
         self._synced = scan.end_lsn
         self._space = Space(
             self._storage, self.uuid, self.epoch, self.settings, self._streams, self._forget,
-            lambda: self._appender.end, lambda: self._synced, self.sync, self._expect, self._detach,
+            lambda: self._appender.end, lambda: self._synced, self.sync, self._write_manifest,
+            self._detach,
         )  # fmt: skip
         self._files = SegmentFiles(
             self._storage, self.uuid, self.settings, self._streams,
@@ -171,7 +173,7 @@ class Ring:
             replace_file(storage, RING_FILE, pack_file(meta))
         else:
             settings = _with_segment_bytes(settings, meta.segment_bytes).check()
-            if why:
+            if why:  # the file was missing or damaged
                 replace_file(storage, RING_FILE, pack_file(meta))
         marks = storage if marks is None else marks
         scan, rewritten = _load(storage, meta, settings, epoch, marks, failed_name, manifest)
@@ -184,7 +186,7 @@ class Ring:
         if held:
             ring._space.held_lsn = ring.start_lsn
         ring._mark(clean=False)
-        ring._space.expect()
+        ring._space.write_manifest()
         # This file counts only beside the mark of an orderly close, which is gone by now. Should
         # a power loss bring the file back, it counts no more.
         with contextlib.suppress(OSError):
@@ -193,7 +195,7 @@ class Ring:
         return ring, _recovery(scan, rewritten, restored)
 
     def _place(self, scan: Scan) -> None:
-        """Take over what a scan found: segments, end, spares, and files left alone."""
+        """Hand a scan's segments, spares, end and foreign files to the parts, as _set_up() does."""
         space, size = self._space, self._segment_bytes
         space.segments = tuple(scan.segments)
         space.unknown = {unknown.file for unknown in scan.unknown}
@@ -208,6 +210,7 @@ class Ring:
             self._appender.end = self._synced = space.next_number * size
         for segment in scan.spares:
             space.strays[segment.number] = segment
+        # Those whose numbers come next are ready to be written; others wait for their turn.
         while space.next_number + len(space.spares) in space.strays:
             space.spares.append(space.strays.pop(space.next_number + len(space.spares)))
         for segment in (*scan.segments[-1:], *scan.spares):
@@ -229,15 +232,18 @@ class Ring:
             self._space.save_floors()
             self._write_active()
             self._mark(clean=True)
-            self._expected_at_close = True
-            self._space.expect()
+            self._closed_in_order = True
+            self._space.write_manifest()
         except (OSError, DiskFull) as error:
             self._closed = True
             raise self._fail(f"its end could not be written down ({error})") from error
         self._closed = True
 
     def _write_active(self) -> None:
-        """Spare the next opening the walk over the last segment; nothing needs this file."""
+        """Write the file `active`, which spares the next opening the walk over the last segment.
+
+        For close(). Nothing needs the file: none is written where a walk is cheap or safer.
+        """
         end, space, appender = self._appender.end, self._space, self._appender
         segment = space.segments[-1] if space.segments else None
         if (
@@ -253,38 +259,37 @@ class Ring:
             self.uuid, segment.number, segment.last_epoch, segment.last_time_ms
         )
         active = Active(
-            self.uuid,
-            segment.number,
-            end,
-            appender.last_epoch,
-            appender.last_lsn,
-            self._streams.rows(),
-            index,
-        )
+            self.uuid, segment.number, end, appender.last_epoch, appender.last_lsn,
+            self._streams.rows(), index,
+        )  # fmt: skip
         with contextlib.suppress(OSError, DiskFull):
             replace_file(self._storage, ACTIVE_FILE, pack_file(active))
 
     def _mark(self, *, clean: bool) -> None:
-        """Write down durably how far the ring is synced: the proof for what no stamp tells."""
+        """Write the file `closed`, which proves how far the ring was synced.
+
+        Stamps tell that only of what was synced before them. clean: the ring is closed in order.
+        """
         synced = self._synced
         mark = Closed(self.uuid, synced, self._appender.last_epoch, clean)
         replace_file(self._storage, CLOSED_FILE, pack_file(mark))
         self._marked = synced
 
-    def _expect(self, first: int, last: int, beyond: dict[int, int] | None = None) -> None:
+    def _write_manifest(self, first: int, last: int, beyond: dict[int, int] | None = None) -> None:
         """Write down durably which segments there should be, and how far the streams came.
 
-        beyond: see Manifest.write.
+        first, last: numbers of the oldest and the newest one. beyond: see Manifest.write.
         """
         if not self._storage.persistent:
             return
         # The end first: a batch that comes meanwhile is in the rows and not before the end.
         end, rows = self._appender.end, None
         if len(self._streams.states) <= STREAMS_MAX:
-            rows = {number: (row[0], row[1]) for number, row in self._streams.rows().items()}
+            table = self._streams.rows().items()
+            rows = {number: (after, first_offset) for number, (after, first_offset, _) in table}
         self._manifest.write(
             self.uuid, self._segment_bytes, self.epoch, first, last, end, rows,
-            clean=self._expected_at_close, beyond=beyond,
+            clean=self._closed_in_order, beyond=beyond,
         )  # fmt: skip
 
     # --- appending (loop thread) --------------------------------------------------------
@@ -312,8 +317,8 @@ class Ring:
     def append_raw(self, lsn: int, data: Buffer) -> int:
         """Write batches as another ring stamped them; returns the new end.
 
-        For followers: `data` is what read_raw() gave there for this position. Nothing is
-        stamped, and no epoch start or snapshot of our own is written.
+        For replicas, which no broker has today: `data` is what read_raw() gave there for this
+        position. Nothing is stamped, and no epoch start or snapshot of our own is written.
         Raises ValueError: it does not go on from our end, or is not whole and undamaged;
         and what append() raises.
         """
@@ -324,8 +329,8 @@ class Ring:
     def truncate(self, lsn: int) -> Recovery:
         """Cut off everything from a position on, durably; all threads must hold still.
 
-        lsn: the start of a bundle. Raises ValueError outside the ring, and what open()
-        raises: the cut is then finished by the next open().
+        For replicas, as append_raw(). lsn: the start of a bundle. Raises ValueError outside the
+        ring, and what open() raises: the cut is then finished by the next open().
         """
         if self._failure is not None:
             raise self._failure
@@ -342,10 +347,10 @@ class Ring:
         )  # fmt: skip
         self._set_up(scan)
         if held is not None:
-            # What is appended in place of what was cut off is held, too.
+            # A hold beyond the cut is lowered: what is appended in place of the rest is held, too.
             self._space.held_lsn = min(held, self.end_lsn)
         self._mark(clean=False)
-        self._space.expect()
+        self._space.write_manifest()
         return _recovery(scan, rewritten, ())
 
     # --- syncing (sync thread) ------------------------------------------------------------
@@ -360,7 +365,7 @@ class Ring:
             return self._sync()
 
     def _sync(self) -> int:
-        """Sync every segment that has bytes which were not synced; returns the position reached.
+        """Do what sync() does, under its lock: sync each segment with bytes that were not synced.
 
         Raises JournalFailed, and the ring takes nothing more.
         """
@@ -372,6 +377,7 @@ class Ring:
         size = self._segment_bytes
         try:
             for segment in self._space.segments:
+                # Only those that hold some of what was appended since the last sync.
                 if segment.base_lsn < end and segment.base_lsn + size > begin:
                     file = segment.file
                     if file is not None and not segment.retired:
@@ -382,7 +388,10 @@ class Ring:
         return end
 
     def _fail(self, what: str) -> JournalFailed:
-        """Seal the ring and write down why, elsewhere than where it failed."""
+        """Seal the ring after a failed write or sync; returns the error to raise, now and later.
+
+        It is written down elsewhere than where it failed: the next opening must know of it.
+        """
         reason = (
             f"{what} in the ring in {self._storage.describe()}: it is sealed at position"
             f" {self._synced}; check the disk, then restart the broker"
@@ -464,7 +473,7 @@ class Ring:
         if known is not None:
             room = max(0, STREAMS_MAX - len(known.beyond))
             beyond = {**known.beyond, **dict(islice(offsets.items(), room))}
-            self._expect(known.first, known.last, beyond)
+            self._write_manifest(known.first, known.last, beyond)
 
     def next_offset(self, stream: int) -> int:
         """Offset of the stream's next record."""
@@ -495,7 +504,7 @@ class Ring:
             for number, span in segment.spans.copy().items():
                 if number in spans:
                     spans[number].append(span)
-        return {number: _facts(state, spans[number]) for number, state in states.items()}
+        return {number: _facts_of(state, spans[number]) for number, state in states.items()}
 
     def facts(self, stream: int) -> StreamFacts:
         """Facts of one stream; of an unknown one: all zero."""
@@ -503,7 +512,7 @@ class Ring:
         if state is None:
             return StreamFacts(0, 0, 0, 0, 0, ())
         spans = [s.spans[stream] for s in self._space.segments if stream in s.spans]
-        return _facts(state, spans)
+        return _facts_of(state, spans)
 
     def bytes_on_disk(self) -> int:
         """Size of all segment files, spares included."""
@@ -521,7 +530,7 @@ class Ring:
     # --- reading (reader thread) ----------------------------------------------------------
 
     def read_raw(self, lsn: int, end_lsn: int, bytes_max: int) -> tuple[int, Buffer, int]:
-        """(position, batches as they are, position after them) for append_raw() elsewhere.
+        """Return (position, batches as they are, position after them) for append_raw() elsewhere.
 
         lsn: where a batch begins, or the end of a segment. Within one segment; of a
         padding only the stamp; at least one batch unless there is none before end_lsn.
@@ -532,9 +541,9 @@ class Ring:
     def follow(
         self, from_lsn: int, to_lsn: int, wanted: Wanted | None = None
     ) -> Iterator[tuple[Stamp, memoryview]]:
-        """The batches in [from, to), those whose stamp is `wanted`; see Follower.read.
+        """Yield the batches in [from, to), those whose stamp is `wanted`; see Follower.read.
 
-        At the start: the changes since a checkpoint. Raises FollowLost, OSError.
+        For a start, which reads the changes since a checkpoint. Raises FollowLost, OSError.
         """
         follower = Follower(self._storage, self._meta)
         return follower.read(from_lsn, min(to_lsn, self.end_lsn), wanted)
@@ -566,7 +575,7 @@ class Ring:
         return self.remove_before(stream, offset=offset)
 
     def prepare_step(self, budget_bytes: int = 1 << 20, now_ms: int | None = None) -> bool:
-        """A small piece of allocating, zeroing, retiring, index writing (housekeeping thread).
+        """Do a small piece of allocating, zeroing, retiring, index writing (housekeeping thread).
 
         budget_bytes: how much to zero at most. now_ms: retires segments whose every record has
         expired. Returns True when there is more to do. Raises DiskFull, JournalCorrupt, OSError:
@@ -605,8 +614,8 @@ class Ring:
         return scan.index_one(segment, self._files.file(segment))
 
 
-def _facts(state: StreamState, spans: Sequence[Span]) -> StreamFacts:
-    """spans: what the segments hold of the stream, in their order."""
+def _facts_of(state: StreamState, spans: Sequence[Span]) -> StreamFacts:
+    """Return a stream's facts by its totals in each segment, oldest first."""
     spans = [span for span in spans if span.next > state.first]
     return StreamFacts(
         state.first,
@@ -627,7 +636,12 @@ def _load(
     failed_name: str,
     manifest: Manifest,
 ) -> tuple[Scan, tuple[str, ...]]:
-    """Read a ring back and repair it; returns the scan and the files written anew."""
+    """Read a ring back and repair it, at an opening or for a cut.
+
+    marks, failed_name: where a failed sync was written down. Returns the scan, and the names of
+    files written anew.
+    """
+    # A cut that was begun is finished first, as what it cuts off must not be read back.
     truncating = read_mark(storage, TRUNCATING_FILE, Truncating)
     if truncating is not None and truncating.ring == meta.uuid:
         finish_truncation(storage, meta, truncating.lsn, manifest, epoch)
@@ -640,12 +654,14 @@ def _load(
     after_failed_sync = failed is not None and failed.ring == meta.uuid
     rewritten = repair(scan, epoch, after_failed_sync=after_failed_sync)
     if after_failed_sync:
+        # All that was in doubt lies in new files, synced.
         marks.remove(failed_name)
         marks.sync_directory()
     return scan, rewritten
 
 
 def _with_segment_bytes(settings: RingSettings, segment_bytes: int) -> RingSettings:
+    """Return the settings with the segment size that the ring was made with."""
     if settings.segment_bytes == segment_bytes:
         return settings
     values = {name: getattr(settings, name) for name in settings.__struct_fields__}
@@ -669,7 +685,7 @@ def _recovery(scan: Scan, rewritten: tuple[str, ...], restored: Sequence[Unknown
         last_append_time_ms=scan.last_time_ms,
         snapshot=() if snapshot is None else snapshot.bodies,
         snapshot_lsn=0 if snapshot is None else snapshot.facts.as_of_lsn,
-        controls=tuple(c for c in scan.state.controls if c.kind != SNAPSHOT),
+        controls=tuple(each for each in scan.state.controls if each.kind != SNAPSHOT),
         produced=tuple(scan.state.produced),
         damages=tuple(scan.damages),
         dropped=tuple(scan.dropped),

@@ -1,8 +1,8 @@
 """Searching a ring: offsets by time, and the newest record of each subject.
 
 Owns the questions to the indexes that no batch answers alone. The rule: a batch that is damaged
-counts as one that may be meant, so that what is found is never too late. Source: FORMAT.md,
-section 8.
+counts as one that may be meant, so that what is found is never too late. An entry is a run of
+adjacent batches of one stream in a segment's index. Source: FORMAT.md, section 8.
 """
 
 from __future__ import annotations
@@ -31,26 +31,28 @@ class Searches:
     # --- by time ----------------------------------------------------------------------
 
     def closest_offset(self, stream: int, time_ms: int, *, inclusive: bool = True) -> int:
-        """Offset of the first record appended at the time or later; else the next offset.
+        """Return the offset of the first record appended at the time or later; else the next one.
 
-        inclusive: False wants later ones only.
+        inclusive: False wants later ones only. For starts by time, and for limits by age.
         """
         least = time_ms if inclusive else time_ms + 1
 
-        def begin(batch: Batch, view: memoryview) -> int:
+        def first_in(batch: Batch, view: memoryview) -> int:
+            """Return the batch's first offset; -1: it was appended too early."""
             assert batch.found is not None
             return batch.base if batch.found.stamp.append_time_ms >= least else -1
 
-        return self._first(stream, "last_time_ms", "last_time", least, begin)
+        return self._first(stream, "last_time_ms", "last_time", least, first_in)
 
     def closest_client_time(self, stream: int, time_ms: int) -> int:
-        """Offset of the first record (by offset) whose client time is this or later.
+        """Return the offset of the first record (by offset) whose client time is this or later.
 
-        The next offset when there is none.
+        The stream's next offset when there is none. For starts by the producers' time.
         """
         first, _ = self._streams.bounds(stream)
 
-        def begin(batch: Batch, view: memoryview) -> int:
+        def first_in(batch: Batch, view: memoryview) -> int:
+            """Return the offset of the batch's first such record that is kept; -1: none."""
             times = content_of(batch, view).client_times
             if times is None:
                 return -1
@@ -58,7 +60,7 @@ class Searches:
             hits = hits[hits >= first]
             return int(hits[0]) if len(hits) else -1
 
-        return self._first(stream, "client_max_ms", "client_max", time_ms, begin)
+        return self._first(stream, "client_max_ms", "client_max", time_ms, first_in)
 
     def _first(
         self,
@@ -66,17 +68,18 @@ class Searches:
         of_span: str,
         of_entry: str,
         least: int,
-        begin: Callable[[Batch, memoryview], int],
+        first_in: Callable[[Batch, memoryview], int],
     ) -> int:
-        """Return the offset that `begin` finds first; else the stream's next offset.
+        """Return the first offset that `first_in` finds in a batch; else the stream's next offset.
 
-        of_span, of_entry: the fields with the latest time of a segment and of an entry. begin:
-        the offset within a good batch, or -1. What cannot be read before may be the first, also
-        where a start has left it out of the index.
+        of_span, of_entry: names of the fields with the latest time in a segment and in an entry:
+        where that is before `least`, no batch is read. first_in: returns the wanted offset of a
+        good batch, or -1. Where damage lies just before the batch found, its first offset is
+        returned: the record wanted may have been there.
         """
-        # `before` is the offset after the entry before: a batch that begins later follows a hole,
-        # and what was lost there may have been the first.
-        following = -1
+        # `before` is the offset after the entry before, or -1: a batch that begins later follows a
+        # hole, which a start has left out of the index, and what was lost there may be the first.
+        following = -1  # offset after the last entry of the segment before
         for segment, entries in self._files.entries(stream):
             rows = entries.rows
             before, following = following, int(rows["next"][-1]) if len(rows) else following
@@ -89,27 +92,34 @@ class Searches:
                 for batch, view in self._files.batches(segment, stream, rows[place]):
                     if 0 <= before < batch.base:
                         damaged = before
-                    before = -1
+                    before = -1  # Only an entry's first batch can follow a hole.
                     if batch.found is None:
                         damaged = batch.base if damaged < 0 else damaged
-                    elif (found := begin(batch, view)) >= 0:
-                        found = found if damaged < 0 else damaged
-                        return max(found, self._streams.bounds(stream)[0])
+                    elif (found := first_in(batch, view)) >= 0:
+                        return self._first_kept(stream, found if damaged < 0 else damaged)
                     else:
-                        damaged = -1
+                        damaged = -1  # What was lost lies before a batch that is too early.
                 if damaged >= 0:
-                    return max(damaged, self._streams.bounds(stream)[0])
-        return self._streams.bounds(stream)[1]
+                    # The entry ends in damage, and has a time that is late enough.
+                    return self._first_kept(stream, damaged)
+        _, after = self._streams.bounds(stream)
+        return after
+
+    def _first_kept(self, stream: int, offset: int) -> int:
+        """Return an offset, or the stream's first one where it was removed meanwhile."""
+        first, _ = self._streams.bounds(stream)
+        return max(offset, first)
 
     # --- by subject ---------------------------------------------------------------------
 
     def last_per_subject(
         self, stream: int, candidates: Candidates | None = None, end_offset: int | None = None
     ) -> list[tuple[tuple[str, ...], int]]:
-        """(keys, offset) of the latest record of each distinct subject, by offset.
+        """Return (keys, offset) of the latest record of each distinct subject, by offset.
 
-        candidates: looks only at entries that may match. end_offset: as if the stream
-        ended there.
+        For starts at the last record of each subject. keys: the subject and further keys of the
+        record. candidates: looks only at index entries that may match. end_offset: as if the
+        stream ended there.
         """
         state = self._streams.states.get(stream)
         if state is None:
@@ -134,7 +144,9 @@ class Searches:
     ) -> None:
         """Note the newest offset of each subject in a segment, looking from its end.
 
-        latest: subject -> offset, of those that are known already; it gets the others.
+        latest: subject -> offset, of those that later segments have; it gets the others. Each
+        subject waits for the last entry that may hold it, so that an entry is read only where a
+        subject waits for it.
         """
         index = self._files.index(segment)
         entries = index.entries(stream, first, end)
@@ -148,6 +160,7 @@ class Searches:
         }
         headers = index.headers(stream)
         allowed = BitMap(rows)
+        # Number of an entry -> the subjects that wait for it, with all entries that may hold them.
         waiting: dict[int, list[tuple[tuple[str, ...] | None, BitMap]]] = {}
         heap: list[int] = []  # Numbers of entries, negated: the newest one comes out first.
 
@@ -167,6 +180,7 @@ class Searches:
                 if keys not in latest:
                     wait(keys, bitmap & allowed)
         else:
+            # Subjects are not known by the index: every entry that was chosen is read.
             wait(None, allowed.copy())
         # The newest entry first. A subject that is not in it after all waits for its next one.
         while heap:
@@ -182,9 +196,13 @@ class Searches:
     def _last_in_entry(
         self, segment: Segment, stream: int, row: Any, first: int, end: int
     ) -> dict[tuple[str, ...], int]:
-        """Return each subject's newest offset among the batches of one index entry."""
+        """Return each subject's newest offset in [first, end) among the batches of one entry.
+
+        row: the entry in the index.
+        """
         latest: dict[tuple[str, ...], int] = {}
         for batch, content in self._files.contents(segment, stream, row):
+            # Rows of the batch within the bounds: [low, high).
             low, high = max(first - batch.base, 0), min(end, batch.next) - batch.base
             if high <= low:
                 continue
@@ -194,7 +212,8 @@ class Searches:
                 latest[keys[0]] = batch.base + high - 1
                 continue
             part = codes[low:high]
-            # Backwards, so that the first place of each code is that of its newest row.
+            # A code is the place of a row's subject in the header table. The codes are looked at
+            # backwards, so that the first place of each is that of its newest row.
             used, from_end = np.unique(part[::-1], return_index=True)
             for code, distance in zip(used.tolist(), from_end.tolist(), strict=True):
                 latest[keys[code]] = batch.base + high - 1 - distance
@@ -203,13 +222,16 @@ class Searches:
     # --- by size ------------------------------------------------------------------------
 
     def offset_within(self, stream: int, bytes_max: int) -> int:
-        """The least offset from which on the stream's batches fit into so many bytes."""
+        """Return the least offset from which on the stream's batches fit into so many bytes.
+
+        For the limit of a stream by bytes, at the grain of index entries.
+        """
         state = self._streams.states.get(stream)
         if state is None:
             return 0
         left = bytes_max
         offset = state.first
-        newest = True
+        newest = True  # whether no segment with the stream was counted yet
         for segment in reversed(self._files.segments()):
             span = segment.spans.get(stream)
             if span is None or span.next <= state.first:

@@ -36,7 +36,7 @@ class SegmentFiles:
         rebuild: Callable[[Segment], LiveIndex],
         mappings: Mappings | None,
     ) -> None:
-        """segments: the ring's present ones. rebuild: an index by scanning the segment.
+        """segments: returns the ring's present ones. rebuild: makes an index by reading a segment.
 
         mappings: those of the journal; None: everything is read by position.
         """
@@ -52,12 +52,17 @@ class SegmentFiles:
         self._indexes: OrderedDict[int, StoredIndex] = OrderedDict()
         """Number of a segment -> its index; the one that was used longest ago goes first."""
         self._index_bytes = 0
+        """Size of all indexes in `_indexes`, bounded by index_memory_bytes."""
         self._files: OrderedDict[int, File] = OrderedDict()
+        """Number of a segment -> its open file; the one that was used longest ago goes first."""
 
     # --- indexes and files ------------------------------------------------------------
 
     def index(self, segment: Segment) -> LiveIndex | StoredIndex:
-        """The segment's index, from memory or its file, rebuilt when the file is damaged."""
+        """Return the segment's index, from memory or its file, rebuilt when the file is damaged.
+
+        For every read and search of a segment. Raises OSError: the segment cannot be read.
+        """
         live = segment.live
         if live is not None:
             return live
@@ -78,10 +83,11 @@ class SegmentFiles:
                 if not segment.retired:
                     raise
                 # It went while we looked: there is nothing in it for any reader.
-                return LiveIndex(0, 1)
-            segment.live = rebuilt
+                return LiveIndex(interval_bytes=0, distinct_max=1)  # an empty index
+            segment.live = rebuilt  # housekeeping then writes its file anew
             return rebuilt
         with self._lock:
+            # Another thread may have loaded it meanwhile: one of the two counts.
             if self._indexes.setdefault(segment.number, found) is found:
                 self._index_bytes += found.size
             while self._index_bytes > self.settings.index_memory_bytes and len(self._indexes) > 1:
@@ -98,10 +104,10 @@ class SegmentFiles:
             self._files.pop(number, None)
 
     def file(self, segment: Segment) -> File:
-        """The segment's file, opened if need be. Raises OSError."""
+        """Return the segment's file, opened if need be. Raises OSError."""
         held = segment.file
         if held is not None:
-            return held
+            return held  # still open from its writing
         with self._lock:
             cached = self._files.get(segment.number)
             if cached is not None:
@@ -161,7 +167,10 @@ class SegmentFiles:
                 yield segment, self.index(segment).entries(stream, state.first, state.next)
 
     def batches(self, segment: Segment, stream: int, row: Any) -> list[tuple[Batch, memoryview]]:
-        """Read the batches of one index entry, with the bytes; none if it was retired."""
+        """Read and check the batches of one index entry; each comes with the bytes of all.
+
+        row: the entry. Returns none if the segment was retired.
+        """
         position, size = int(row["position"]), int(row["bytes"])
         entry = (position, size, int(row["base"]), int(row["next"]))
         view = self.view(segment, position, size)

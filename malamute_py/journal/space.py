@@ -4,8 +4,10 @@ Owns allocating, zeroing, recycling and removing segment files, pins, and the wr
 index files. The rule: a segment is retired (its streams' first offsets moved, its object
 marked) before its file is touched, and nothing that the newest snapshot still needs, or
 that lies at or beyond the hold, is ever retired. Steps are small and run in the
-housekeeping thread; append() comes here itself only when nothing was prepared. Source:
-FORMAT.md, sections 2 and 9.
+housekeeping thread; append() comes here itself only when nothing was prepared. Words: a spare is
+a segment file prepared for appends to come; a snapshot is the state of the ring and of its caller,
+the first batch of each segment; the hold is the position from which on a checkpoint needs all; a
+pin keeps what a cursor needs. Source: FORMAT.md, sections 2 and 9.
 """
 
 from __future__ import annotations
@@ -71,14 +73,14 @@ class Space:
         end: Callable[[], int],
         synced: Callable[[], int],
         sync: Callable[[], int],
-        expect: Callable[[int, int], None],
+        write_manifest: Callable[[int, int], None],
         detach: Callable[[Segment], bool],
     ) -> None:
         """settings: with the ring's own segment_bytes. forget: drop caches of a segment.
 
-        end, synced: tell the ring's end, and up to where it is synced. sync: syncs it. expect:
-        writes the manifest: numbers of the oldest and the newest segment. detach: gives what is
-        mapped of a segment memory of its own; False: its file must stay as it is.
+        end, synced: tell the ring's end, and up to where it is synced. sync: syncs it.
+        write_manifest: is given the numbers of the oldest and the newest segment. detach: gives
+        what is mapped of a segment memory of its own; False: its file must stay as it is.
         """
         self.storage = storage
         self.settings = settings
@@ -97,9 +99,10 @@ class Space:
         self.next_number = 0
         """Number of the first segment that append() has not begun."""
         self.state_lsn = 0
-        """The newest durable snapshot needs everything from here on."""
+        """From here on a start needs everything: the newest snapshot of the ring's state (the first
+        batch of a segment) that is durable tells the state before this position."""
         self.held_lsn: int | None = None
-        """Nothing at or beyond this position is retired; swapped whole."""
+        """Nothing at or beyond this position is retired, for a checkpoint; swapped whole."""
         self.events: deque[RingEvent] = deque(maxlen=1000)
         self.prepared_in_append = 0
         """Segments that append() had to prepare itself."""
@@ -114,7 +117,7 @@ class Space:
         self._end = end
         self._synced = synced
         self._sync = sync
-        self._expect = expect
+        self._write_manifest = write_manifest
         self._detach = detach
         self._snapshots: deque[tuple[int, int]] = deque()
         """(end, position whose state it tells) of snapshots that are not known to be synced."""
@@ -154,36 +157,41 @@ class Space:
     # --- for append ---------------------------------------------------------------------
 
     def need(self, count: int) -> None:
-        """Have at least `count` spares (loop thread).
+        """Have at least `count` spares, for a bundle that begins so many segments (loop thread).
 
-        Raises JournalFull, DiskFull, JournalCorrupt, JournalFailed, OSError: what was half
-        prepared is made anew by the next try.
+        Mostly housekeeping has prepared them; else they are prepared here. Raises JournalFull,
+        DiskFull, JournalCorrupt, JournalFailed, OSError: what was half prepared is made anew by the
+        next try.
         """
         if len(self.spares) >= count:
             return
         with self.preparing:
             while len(self.spares) < count:
-                held = len(self.spares)
+                before = len(self.spares)
                 while self._prepare(budget_bytes=None):
                     pass
-                if len(self.spares) > held:
+                if len(self.spares) > before:
                     self.prepared_in_append += 1
                 elif self._is_held_back() or not self._make_state_durable():
                     raise JournalFull(self._why_full())
 
     def _make_state_durable(self) -> bool:
-        """Sync when the ring is about to lap what was never synced; False: it is not.
+        """Sync if a snapshot of the ring's state is not durable yet, so that it becomes so.
 
-        Retiring the last durable snapshot could lose every stream's next offset in a
-        power loss. The sync thread makes this rare; no caller may count on it.
+        Called when the oldest segment cannot be retired: that of the last durable snapshot must
+        stay, or a power loss could lose every stream's next offset. Returns False where a sync
+        would change nothing. The sync thread makes this rare; no caller may count on it.
         """
-        if not self._snapshots or self._snapshots[0][0] <= self._synced():
+        if not self._snapshots:
+            return False
+        snapshot_end, _ = self._snapshots[0]
+        if snapshot_end <= self._synced():
             return False
         self._sync()
         return True
 
     def _why_full(self) -> str:
-        """Say why no segment can be used again, and what to do about it."""
+        """Say why no segment can be used again, and what to do about it, for JournalFull."""
         place = f"the ring in {self.storage.describe()}"
         if self._is_held_back():
             return (
@@ -233,17 +241,20 @@ class Space:
             )
 
     def _held(self, segment: Segment) -> bool:
-        """Whether a segment has something after the position that a checkpoint holds."""
+        """Whether a checkpoint holds something of a segment: no part of it may go then."""
         held = self.held_lsn
         return held is not None and segment.base_lsn + self.settings.segment_bytes > held
 
     def _is_held_back(self) -> bool:
-        """True when it is the hold that keeps the oldest segment from being used again."""
+        """Whether the hold of a checkpoint keeps the oldest segment from being used again."""
         segments = self.segments
         return len(segments) > 1 and self._leaving is None and self._held(segments[0])
 
     def begin(self, count: int) -> list[Segment]:
-        """Turn the first `count` spares into segments being written (loop thread)."""
+        """Turn the first `count` spares into segments of the ring, in which appends go on.
+
+        Called by append() after it has written into them (loop thread). Returns them.
+        """
         begun = []
         with self.turn:
             for _ in range(count):
@@ -258,10 +269,10 @@ class Space:
     # --- housekeeping -------------------------------------------------------------------
 
     def step(self, budget_bytes: int, now_ms: int | None) -> bool:
-        """One small piece of work (housekeeping thread); True when there is more.
+        """Do one small piece of work, of whatever is to do (housekeeping thread); True: more is.
 
-        now_ms: retires finished segments whose every record has expired; None: none.
-        Raises as Ring.prepare_step().
+        budget_bytes: how much to zero at most. now_ms: retires finished segments whose every record
+        has expired; None: none. Raises as Ring.prepare_step().
         """
         with self.preparing:
             self._note_begun(now_ms)
@@ -269,30 +280,32 @@ class Space:
             if self._retire_surplus(now_ms) or self._write_one_index():
                 return True
             self._write_floors()
-            held = len(self.spares)
+            before = len(self.spares)
             if not self._wants_spare():
                 return False
-            if self._prepare(budget_bytes) or len(self.spares) > held:
+            if self._prepare(budget_bytes) or len(self.spares) > before:
                 # With a new spare there may be a surplus to give back.
                 return True
-            return held == 0 and not self._is_held_back() and self._make_state_durable()
+            # None could be prepared. A sync helps where the last durable snapshot is in the way.
+            return before == 0 and not self._is_held_back() and self._make_state_durable()
 
     def _wants_spare(self) -> bool:
-        """True when a spare is to be prepared: the first always, a second for large rings.
+        """Whether a spare is to be prepared: the first always, a second for large rings.
 
         A second one lets appends of a whole segment pass while the next is prepared; it
-        must cost no stream more than a little history.
+        must cost no stream more than a little history, and break no pin.
         """
-        held, segments = len(self.spares), self.segments
-        if held != 1:
-            return held == 0
+        spares, segments = len(self.spares), self.segments
+        if spares != 1:
+            return spares == 0
         roomy = self.capacity >= _CAPACITY_FOR_TWO and len(segments) > 1
         return roomy and not self._pins_on(segments[0])
 
     def _write_one_index(self) -> bool:
         """Write the index file of one finished segment that has none; False: all have theirs.
 
-        The segment is opened and its index loaded again when they are read.
+        Only of a segment that is synced whole, which its index file proves. Index and file leave
+        memory: they are loaded and opened again when they are read.
         """
         if not self.storage.persistent:
             return False
@@ -314,21 +327,23 @@ class Space:
 
     def _write_floors(self) -> None:
         """Write down the streams' first offsets that limits or removals moved, if any did."""
-        floors = {n: s.floor for n, s in self._streams.states.copy().items() if s.floor}
+        states = self._streams.states.copy()
+        floors = {number: state.floor for number, state in states.items() if state.floor}
         if floors == self._written_floors or not self.storage.persistent:
             return
         replace_file(self.storage, TRIMS_FILE, pack_file(Trims(self._ring, floors)))
         self._written_floors = floors
 
     def save_floors(self) -> None:
-        """Write down the first offsets that limits and removals left."""
+        """Write down the first offsets that limits and removals left, at an orderly close."""
         with self.preparing:
             self._write_floors()
 
     def _retire_surplus(self, now_ms: int | None) -> bool:
         """Remove the oldest segment if the ring is too large, or if nothing in it is served.
 
-        Returns whether there may be more to do. Without a spare nothing is removed.
+        Returns whether there may be more to do. Without a spare nothing is removed: the next one
+        will rather use the segment's file again.
         """
         segments = self.segments
         if len(segments) < 2 or not self.spares or self._leaving is not None:
@@ -336,6 +351,7 @@ class Space:
         oldest = segments[0]
         if self._held(oldest) or self._pins_on(oldest):
             return False
+        # Larger than it may be: ring_bytes was lowered, or a pin had extra space.
         over = len(segments) + len(self.spares) > self.capacity
         if not self._free_of_state(oldest):
             # The newest durable snapshot needs it; once a newer one is durable, none does.
@@ -346,23 +362,24 @@ class Space:
         if not over and self._unwanted(oldest) and self._soon_wanted(now_ms):
             return False  # The next spare will use its file again.
         self._retire(oldest)
-        # Otherwise the file's space would come back when the last reader has read.
+        # Readers keep their bytes in memory of their own: else the file's space would come back
+        # only when the last of them has read.
         self._detach(oldest)
         self._remove(oldest)
         return True
 
     def _remove(self, old: Segment) -> None:
-        """Remove a retired segment's files."""
-        self.expect()
+        """Remove a retired segment's files; the manifest first, or a start would miss them."""
+        self.write_manifest()
         self.storage.remove(index_name(old.number))
         self.storage.remove(old.name)
         # Before the sync, which may fail: there is no file any more that could be used again. What
-        # a power loss brings back of it lies before the first segment that was expected above.
+        # a power loss brings back of it lies before the first segment of the manifest.
         self._leaving = None
         self.storage.sync_directory()
 
     def _note_begun(self, now_ms: int | None) -> None:
-        """See whether segments were begun since the last look."""
+        """Note the time if appends have begun segments since the last look; see _soon_wanted()."""
         number, seen = self.next_number, self._seen_number
         if now_ms is not None and number != seen:
             # What was begun before the first look is not known to go on.
@@ -370,45 +387,52 @@ class Space:
             self._seen_number = number
 
     def _soon_wanted(self, now_ms: int | None) -> bool:
-        """True while appends begin segments, which will rather use an empty one again.
+        """Whether an empty segment is kept, as appends will soon use its file again.
 
-        Not on a disk that is short of space, nor in memory; and once in a while not, so that a
-        ring shrinks under a steady load, too.
+        So it is while they begin segments (_CALM_MS tells why). Not on a disk that is short of
+        space, nor in memory; and once in _CALM_MS not, so that a ring shrinks under a steady load,
+        too.
         """
         if now_ms is None or not self.storage.persistent:
             return False
-        if not _within(now_ms, self._begun_ms) or not _within(now_ms, self._gave_ms):
-            self._gave_ms = now_ms
+        appending = _is_recent(self._begun_ms, now_ms)
+        gave_one = _is_recent(self._gave_ms, now_ms)
+        if not appending or not gave_one:
+            self._gave_ms = now_ms  # The caller gives back this one.
             return False
         return self.storage.free_bytes() > self.settings.ring_bytes
 
     def _empty(self, segment: Segment, now_ms: int | None) -> bool:
         """Return whether nothing in a segment is served any more.
 
-        Then every record has expired, or every stream's floor is past it. now_ms: None: its age is
-        not asked.
+        Then every record has expired, or every stream begins after it by limits and removals.
+        now_ms: None: whether records have expired is not asked.
         """
         live = segment.live
         expires = segment.expires_at_ms if live is None else live.expires_at_ms
         if now_ms is not None and 0 < expires <= now_ms and expires != NEVER:
             return True
-        states = self._streams.states
-        return all(span.next <= states[n].floor for n, span in segment.spans.copy().items())
+        states, spans = self._streams.states, segment.spans.copy()
+        return all(span.next <= states[number].floor for number, span in spans.items())
 
     # --- a new segment -----------------------------------------------------------------
 
     def _prepare(self, budget_bytes: int | None) -> bool:
         """Work on the next spare; True when it is not ready yet and more can be done.
 
+        False: a spare was added, or none can be had now. Where it comes from: a file that is there
+        already; a segment of which nothing is served; a new file while the ring has room; else the
+        oldest segment, unless a hold, the ring's state, `refuse` or a pin forbids it.
         budget_bytes: how much to zero at most; None: append waits, nothing is zeroed.
         """
         with self.turn:
             number = self.next_number + len(self.spares)
         if self._leaving is not None:
+            # It was retired before, and an error kept its file from being used.
             return self._reuse(self._leaving, number)
         stray = self.strays.pop(number, None)
         if stray is not None:
-            self.expect(1)
+            self.write_manifest(more=1)
             self.spares.append(stray)
             return False
         if segment_name(number) in self.unknown:
@@ -417,14 +441,14 @@ class Space:
                 "this file of unknown content stands where the ring goes on; move it away",
             )
         if self._work is not None:
-            return self._fresh(number, budget_bytes)
+            return self._make_new(number, budget_bytes)
         count = len(self.segments) + len(self.spares)
         oldest = self.segments[0] if len(self.segments) > 1 else None
         if oldest is not None and self._unwanted(oldest):
             self._retire(oldest)
             return self._reuse(oldest, number)
         if count < self.capacity:
-            return self._fresh(number, budget_bytes)
+            return self._make_new(number, budget_bytes)
         if oldest is None or self._held(oldest) or not self._free_of_state(oldest):
             # A pin on a held segment is not broken: that would gain nothing. Nor does it give
             # the hold its extra space, or a checkpoint that is stuck would fill the disk.
@@ -432,10 +456,11 @@ class Space:
         if self.settings.full == "refuse" and not self._empty(oldest, None):
             return False
         if self._pins_on(oldest):
+            # A pin has the ring grow beyond its size, up to a bound; then it breaks.
             extra = (count + 1) * self.settings.segment_bytes - self.settings.ring_bytes
             if extra <= self.settings.pin_bytes_max:
                 try:
-                    return self._fresh(number, budget_bytes)
+                    return self._make_new(number, budget_bytes)
                 except DiskFull as error:
                     self._break_pin(oldest, str(error))
             else:
@@ -445,23 +470,38 @@ class Space:
         return self._reuse(oldest, number)
 
     def _unwanted(self, oldest: Segment) -> bool:
-        """True when a segment can be used again although the ring has room."""
+        """Whether nothing in the oldest segment is wanted, so that it is used again before others.
+
+        So it is also while the ring has room.
+        """
         if not oldest.spans or self._held(oldest) or self._pins_on(oldest):
             return False
         return self._free_of_state(oldest) and self._empty(oldest, None)
 
     def note_snapshot(self, end_lsn: int, as_of_lsn: int) -> None:
-        """Note that a bundle which ends here has a snapshot (loop thread)."""
+        """Note that the bundle which ends at end_lsn has a snapshot of the ring's state.
+
+        as_of_lsn: the snapshot tells the state before this position. Called by append() (loop
+        thread).
+        """
         self._snapshots.append((end_lsn, as_of_lsn))
 
     def _free_of_state(self, segment: Segment) -> bool:
-        """Whether all that a segment says of the state is in a later snapshot that is durable."""
+        """Whether a start does not need a segment for the ring's state.
+
+        So it is when a later snapshot of the state is durable. Snapshots that have become durable
+        are taken into account first.
+        """
         synced, snapshots = self._synced(), self._snapshots
-        while snapshots and snapshots[0][0] <= synced:
-            self.state_lsn = snapshots.popleft()[1]
+        while snapshots:
+            end_lsn, as_of_lsn = snapshots[0]
+            if end_lsn > synced:
+                break
+            self.state_lsn = as_of_lsn
+            snapshots.popleft()
         return segment.base_lsn + self.settings.segment_bytes <= self.state_lsn
 
-    def _fresh(self, number: int, budget_bytes: int | None) -> bool:
+    def _make_new(self, number: int, budget_bytes: int | None) -> bool:
         """Do a share of preparing a new segment file; returns whether more is to do.
 
         budget_bytes: how many bytes may be zeroed now; None: append waits, nothing is zeroed.
@@ -481,7 +521,10 @@ class Space:
             raise
 
     def _finish(self, work: _Work, number: int, budget_bytes: int | None) -> bool:
-        """Zero some of a file under preparation, or make it a spare; True: more is to do."""
+        """Zero some of a file under preparation, or make it a spare; True: more is to do.
+
+        It gets its name last, so that a file with a segment's name is always whole.
+        """
         size = self.settings.segment_bytes
         if budget_bytes is not None and self._worth_zeroing(work):
             stop = min(work.position + max(budget_bytes, SEGMENT_HEADER_BYTES), size)
@@ -493,7 +536,7 @@ class Space:
         self._write_header(segment)
         self.storage.rename(PREPARING_FILE, segment.name)
         self.storage.sync_directory()
-        self.expect(1)
+        self.write_manifest(more=1)
         self.spares.append(segment)
         return False
 
@@ -507,7 +550,7 @@ class Space:
         if not self.storage.persistent or work.position >= self.settings.segment_bytes:
             return False
         appended = self._end() - work.end_lsn
-        return _OUTRUN * appended <= work.position
+        return _OUTRUN * appended <= work.position  # position: about the bytes zeroed
 
     def _zero(self, file: File, position: int, stop: int) -> None:
         """Write zeros, durably, in pieces: an append's sync waits for one of them at most.
@@ -521,9 +564,10 @@ class Space:
             self.storage.sync(file)
 
     def _reuse(self, old: Segment, number: int) -> bool:
-        """Make a retired segment the next spare, of that number. An error: it is tried again.
+        """Make a retired segment's file the next spare, of that number.
 
-        True: its file had to be removed instead, and another one is to be made.
+        False: it is one. True: the file had to be removed, and another one is to be made. After an
+        error the segment stays in `_leaving`, and the next call of _prepare() tries again.
         """
         if not self._detach(old):
             # Readers hold bytes of it that have no memory of their own. A removed file stays
@@ -533,7 +577,7 @@ class Space:
         name = segment_name(number)
         file = old.file or self.storage.open(old.name)
         # Both that the old one goes and that the new one comes: the rename does both at once.
-        self.expect(1)
+        self.write_manifest(more=1)
         self.storage.remove(index_name(old.number))
         if old.name != name:
             # Renamed before its header is changed: a crash between the two leaves an older
@@ -547,13 +591,16 @@ class Space:
         self.spares.append(segment)
         return False
 
-    def expect(self, more: int = 0) -> None:
-        """Write down which segments there should be. more: spares that are about to be added."""
+    def write_manifest(self, more: int = 0) -> None:
+        """Write down durably which segments there should be, for a start to notice a lost one.
+
+        more: spares that are about to be added.
+        """
         with self.turn:
             segments = self.segments
             last = self.next_number + len(self.spares) + more - 1
         first = segments[0].number if segments else self.next_number
-        self._expect(first if self.missing_from is None else self.missing_from, last)
+        self._write_manifest(first if self.missing_from is None else self.missing_from, last)
 
     def _write_header(self, segment: Segment) -> None:
         """Write and sync the header that makes a file the segment of its number."""
@@ -567,7 +614,7 @@ class Space:
         )
 
     def _retire(self, segment: Segment) -> None:
-        """Take the oldest segment out of the ring, so that its file can be used again."""
+        """Take the oldest segment out of the ring, before its file is used again or removed."""
         # First the offsets, then the list, then the mark: a reader that misses the segment,
         # or sees the mark, finds that the stream begins later, and names the gap rightly.
         moved = self._streams.retire(segment.spans.copy().items())
@@ -585,9 +632,10 @@ class Space:
     # --- pins ---------------------------------------------------------------------------
 
     def pin(self, name: str, stream: int, offset: int) -> None:
-        """Hold the ring back from recycling the stream's records from an offset on.
+        """Keep the stream's records from an offset on, as a cursor needs them.
 
-        The oldest pin breaks, with an event, when it costs more than pin_bytes_max.
+        The ring grows for it. The oldest pin breaks, with an event, when it costs more than
+        pin_bytes_max.
         """
         with self.turn:
             self._pins = {**self._pins, name: (stream, offset)}
@@ -613,7 +661,7 @@ class Space:
     def _break_pin(self, segment: Segment, reason: str) -> None:
         """Give up one pin that keeps a segment from being used again, with an event."""
         with self.turn:
-            # The loop may have taken it off meanwhile.
+            # The one that was set first; the loop may have taken all of them off meanwhile.
             name = next(iter(self._pins_on(segment)), None)
             if name is None:
                 return
@@ -623,6 +671,6 @@ class Space:
         self.events.append(RingEvent("pin_broken", facts))
 
 
-def _within(now_ms: int, since_ms: int | None) -> bool:
-    """Return whether less than _CALM_MS have passed; the clock may have been set back."""
+def _is_recent(since_ms: int | None, now_ms: int) -> bool:
+    """Return whether less than _CALM_MS have passed; a time ahead of a clock set back is not."""
     return since_ms is not None and 0 <= now_ms - since_ms < _CALM_MS

@@ -71,10 +71,14 @@ class StreamSpots:
         """Entries in which all rows of a subject, a field name, a (name, value) have spots."""
 
     def add(self, ordinal: int, found: Found) -> None:
-        """Note the rare rows of an entry of one batch."""
+        """Note the rare rows of an index entry that is a single batch; called as it is appended.
+
+        ordinal: the entry's number.
+        """
         for header, data in found.rows:
             self._rows.setdefault(header, []).append(data)
-        # What a row without a spot has, too, is not promised.
+        # `spotted` promises that all rows with a subject, name or pair have spots: it gets none
+        # that a row without a spot has, too.
         keys = {other.keys for other in found.others}
         pairs = {pair for other in found.others for pair in other.fields}
         names = {name for name, _ in pairs}
@@ -90,7 +94,7 @@ class StreamSpots:
                     spotted.names.setdefault(name, BitMap()).add(ordinal)
 
     def by_header(self, matches: Matches) -> list[tuple[Header, Spots]]:
-        """The spots of each header that matches."""
+        """Return each header that matches, with its spots in the whole segment."""
         return [
             (header, np.frombuffer(b"".join(held.copy()), SPOT))
             for header, held in self._rows.copy().items()
@@ -105,16 +109,19 @@ class StreamSpots:
         spotted = self.spotted
         return msgspec.msgpack.encode(
             _Stored(
-                [(list(h.keys), list(h.fields), b"".join(held))
-                 for h, held in self._rows.items()],
+                [(list(header.keys), list(header.fields), b"".join(held))
+                 for header, held in self._rows.items()],
                 [(list(top), bitmap.serialize()) for top, bitmap in spotted.tops.items()],
                 [(name, bitmap.serialize()) for name, bitmap in spotted.names.items()],
-                [(n, v, bitmap.serialize()) for (n, v), bitmap in spotted.pairs.items()],
+                [(name, value, bitmap.serialize())
+                 for (name, value), bitmap in spotted.pairs.items()],
             )
         )  # fmt: skip
 
 
 class _Stored(msgspec.Struct, array_like=True):
+    """A StreamSpots in the index file: spots by header, and its `spotted` bitmaps."""
+
     rows: list[tuple[list[str], list[tuple[str, str]], bytes]]
     tops: list[tuple[list[str], bytes]]
     names: list[tuple[str, bytes]]
@@ -122,7 +129,7 @@ class _Stored(msgspec.Struct, array_like=True):
 
 
 def unpack_spots(packed: bytes) -> StreamSpots:
-    """One stream's spots from the index file."""
+    """Return one stream's spots out of the index file, as StreamSpots.pack() stored them."""
     stored = msgspec.msgpack.decode(packed, type=_Stored)
     spots = StreamSpots()
     for keys, fields, data in stored.rows:
@@ -154,15 +161,16 @@ class Unspotted:
             yield keys, bitmap if held is None else bitmap - held
 
     def subject(self, key: str) -> BitMap:
-        """Entries with a row of exactly this key that has no spot."""
+        """Return the entries with a row of exactly this key that has no spot."""
         tops = self._spotted.tops
         held = tops.get((key,))
-        # It may name entries too many, of records with further keys.
         found = self._headers.subject(key)
-        return found if held is None or self._headers.several(key) else found - held
+        # `held` speaks of records of this key alone. Where there are some with further keys, no
+        # entry is left out: they may be in it without a spot.
+        return found if held is None or self._headers.multi_key_subjects(key) else found - held
 
     def field(self, name: str, value: str | None) -> BitMap:
-        """Entries with such a row that has no spot."""
+        """Return the entries with a row that has the field, and the value, but no spot."""
         bitmap = self._headers.field(name, value)
         held: Mapping[Any, BitMap] = self._spotted.names if value is None else self._spotted.pairs
         found = held.get(name if value is None else (name, value))
@@ -172,10 +180,11 @@ class Unspotted:
 def find_spots(
     content: Buffer, position: int, size: int, base: int, time_ms: int, epoch: int
 ) -> Found | None:
-    """The rare rows of a batch whose checksum was found good; None: it has none.
+    """Return the rare rows of a batch whose checksum was found good; None: it has none.
 
-    position: of the batch in its segment, stamp included; size: of all of it. Only batches
-    whose rows may be gathered have any: what else belongs to a row would have to be read with it.
+    Called as a batch is indexed. position: of the batch in its segment, stamp included; size: of
+    all of it; base, time_ms, epoch: of its stamp. Only batches whose rows may be gathered have any:
+    what else belongs to a row would have to be read with it.
     """
     try:
         parsed = Content(content)
@@ -186,10 +195,10 @@ def find_spots(
         most = size // BATCH_BYTES_A_SPOT
         if codes is None or not most or len(headers) > _HEADERS_MAX:
             return None
-        # The rarest headers get spots, until these take their share of the batch's bytes.
+        # The rarest headers get spots, as many as come to one for each BATCH_BYTES_A_SPOT bytes.
         counts = np.bincount(codes, minlength=len(headers))
         order = np.argsort(counts, kind="stable")
-        order = order[counts[order] > 0]
+        order = order[counts[order] > 0]  # a header table may hold headers that no row has
         rare = order[np.cumsum(counts[order]) <= most]
         if not len(rare):
             return None
@@ -208,11 +217,14 @@ def find_spots(
 
 
 def _spots_of(content: Content, rows: Any, position: int, end: int, base: int) -> Spots:
-    """The spots of some rows; append time and epoch are still to come."""
+    """Return the spots of some rows of a batch; the caller fills in append time and epoch.
+
+    position, end: of the batch in its segment. base: offset of its first row.
+    """
     bodies = content.bodies()
     times = content.client_times
     view = memoryview(bodies.blob)
-    # The body is the last section, padded to a multiple of 8.
+    # The bodies' blob ends the batch, but for zeros up to a multiple of 8 (-n & 7 of them).
     blob_at = end - (-content.head.body_bytes & 7) - len(view)
     begins, ends = bodies.offsets[rows], bodies.offsets[rows + 1]
     spots = np.zeros(len(rows), SPOT)

@@ -23,7 +23,9 @@ from malamute_py.journal.mapping import FilePart, Part
 from malamute_py.journal.types import Buffer
 
 _IOV_MAX = 1024
+"""Buffers that one write of the operating system takes at most."""
 _LAZY_BYTES = 1 << 20
+"""Size from which on a file in memory is a mapping, which the kernel fills with zeros as needed."""
 _PAGE_BYTES = 4096
 """Size of the parts in which a failed read is repeated."""
 FILE_MODE = 0o600
@@ -126,7 +128,7 @@ class Storage(Protocol):
 
 
 def replace_file(storage: Storage, name: str, data: bytes) -> None:
-    """Durably replace a small file: either the old or the new content survives."""
+    """Durably replace a small file: after a crash it has the old or the new content, whole."""
     temporary = name + ".tmp"
     file = storage.create(temporary, len(data))
     storage.write(file, 0, [data])
@@ -146,7 +148,7 @@ def read_around(storage: Storage, file: File, position: int, size: int) -> bytes
     data = bytearray(size)
     at = position
     while at < position + size:
-        stop = min((at // _PAGE_BYTES + 1) * _PAGE_BYTES, position + size)
+        stop = min((at // _PAGE_BYTES + 1) * _PAGE_BYTES, position + size)  # end of this page
         with contextlib.suppress(OSError):
             piece = storage.read(file, at, stop - at)
             data[at - position : at - position + len(piece)] = piece
@@ -199,6 +201,7 @@ def open_regular(path: str | Path, flags: int) -> int:
     try:
         fd = os.open(path, flags, FILE_MODE)
     except OSError as error:
+        # What Linux answers for a link, a directory, a socket or FIFO, and a device without driver.
         if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV):
             raise NotAFile(str(path), kind_of(path) or "no file") from error
         raise
@@ -309,7 +312,10 @@ class FileStorage:
         return {name: kind_of(self._directory / name) for name in names}
 
     def create(self, name: str, size: int) -> File:
-        """Make a file of this size that reads as zeros, its space allocated."""
+        """Make a file of this size that reads as zeros, its space allocated.
+
+        Raises DiskFull: no file is left.
+        """
         self._may_write(name)
         path = self._directory / name
         try:
@@ -321,8 +327,8 @@ class FileStorage:
         file = _OsFile(name, fd)
         if size:
             try:
-                # A try that must fail would fill the disk while it lasts: tried again and
-                # again, it would take from others the little that is left.
+                # Asked before: an allocation that must fail would fill the disk while it lasts,
+                # and, tried again and again, take from others the little that is left.
                 if not self._may_hold(size):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
                 # posix_fallocate refuses a full disk here; a sparse file would refuse later,
@@ -344,6 +350,7 @@ class FileStorage:
         data = os.pread(file.fd, size, position)
         if len(data) == size:
             return data
+        # The system may give less than was asked for, as beyond 2 GiB; nothing at the file's end.
         parts = [data]
         while data and size > len(data):
             size -= len(data)
@@ -369,7 +376,7 @@ class FileStorage:
                 total = sum(map(len, part))
                 written = os.pwritev(file.fd, part, position)
                 position += written
-                if written != total:
+                if written != total:  # as on a disk that is nearly full
                     position = self._write_rest(file.fd, position, part, written)
         except OSError as error:
             raise self._explained(error, file.name, 0) from error
@@ -422,7 +429,7 @@ class FileStorage:
             (self._directory / name).unlink(missing_ok=True)
 
     def lock(self, name: str) -> Lock:
-        """Take the lock file. Raises JournalLocked naming the holder."""
+        """Take the lock file, and write this process's id into it. Raises JournalLocked."""
         create = 0 if self._read_only else os.O_CREAT
         fd = open_regular(self._directory / name, self._flags | create)
         try:
@@ -451,12 +458,14 @@ class FileStorage:
         return _OsLock(fd, directory)
 
     def _locked(self, holder: str) -> JournalLocked:
+        """Return the error for a directory that another one has."""
         return JournalLocked(
             str(self._directory),
             f"in use by {holder}: stop that broker, or choose another data directory",
         )
 
     def _may_hold(self, size: int) -> bool:
+        """Whether the file system has room for so many bytes."""
         facts = os.statvfs(self._directory)
         # Some file systems of user space do not count their blocks.
         return facts.f_blocks == 0 or size <= facts.f_bavail * facts.f_frsize
@@ -481,12 +490,17 @@ class FileStorage:
 
 
 def file_system_of(path: Path, mountinfo: str | None = None) -> str:
-    """Kind of the file system that holds the path ("" when it cannot be told)."""
+    """Return the kind of the file system that holds the path ("": it cannot be told).
+
+    mountinfo: text in the form of /proc/self/mountinfo; None reads that file.
+    """
     if mountinfo is None:
         try:
             mountinfo = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
         except OSError:
             return ""
+    # The mount point with the longest name above the path counts; of equal ones the last, which
+    # was mounted over the others.
     best, kind = -1, ""
     real = os.path.realpath(path)
     for line in mountinfo.splitlines():

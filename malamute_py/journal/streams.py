@@ -1,8 +1,9 @@
 """Stream table of a ring: offsets, epochs and bytes of each stream.
 
-Owns that table. The rule: `next` and the floors only rise, so that an offset is
-never given twice and a record once gone stays gone. Each field has one writing thread;
-everything handed out is a copy. Source: FORMAT.md, section 4.
+Owns that table. The rule: `next` and the floors (first offsets as limits and removals left them)
+only rise, so that an offset is never given twice and a record once gone stays gone. Each field has
+one writing thread; everything handed out is a copy. A recovery fills it, from snapshots (the state
+at the begin of a segment), indexes and batches. Source: FORMAT.md, section 4.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class StreamState:
         self.retired_bytes = 0
         """Bytes among them in segments that are gone (housekeeping thread); only grows."""
         self.kept = -1
-        """Oldest offset in the files (who retires); -1: nothing is there yet."""
+        """Oldest offset in the files (the thread that retires); -1: nothing is there yet."""
         self.floor = 0
         """Oldest offset that limits and removals left (any thread, through note_floor)."""
 
@@ -63,19 +64,26 @@ class StreamTable:
         return self.states.setdefault(number, StreamState()) if found is None else found
 
     def note_batch(self, number: int, base: int, after: int, epoch: int, size: int) -> None:
-        """Count a data batch that became part of the ring."""
+        """Count a data batch that became part of the ring, by an append or a recovery.
+
+        base, after: its offsets, [base, after). size: its bytes in the file.
+        """
         state = self.states.get(number) or self.state(number)
         if epoch > state.last_epoch:
             self._note_epoch(state, epoch, base)
         if state.kept < 0:
-            # Where nothing of a stream was found, what lies before is lost and not retired.
+            # The ring's first batch of the stream. After damage that left nothing of the stream,
+            # offsets before it are lost and not retired: readers are told of damage.
             state.kept = 0 if 0 < self.unseen_next <= base else base
         if after > state.next:
             state.next = after
         state.held_bytes += size
 
     def note_lost(self, stamp: Stamp) -> None:
-        """Count the offsets of a damaged batch as given, as its stamp can still be read."""
+        """Count the offsets of a batch with a good stamp and a damaged content as given.
+
+        For a recovery, so that none of them is given again.
+        """
         if stamp.control_kind == DATA:
             state = self.state(stamp.stream)
             if stamp.epoch > state.last_epoch:
@@ -96,13 +104,16 @@ class StreamTable:
         state.held_bytes += span.bytes
 
     def note_row(self, number: int, row: StreamRow) -> None:
-        """Take what a snapshot says of a stream, where the ring says less."""
+        """Take what a snapshot, or the file `active`, says of a stream, where the ring says less.
+
+        For a recovery. An epoch begins where the row says, also if batches say a later offset.
+        """
         state = self.state(number)
         state.next = max(state.next, row.next)
         state.floor = max(state.floor, row.first)
         pairs = {epoch: EpochStart(epoch, first) for epoch, first in row.epochs}
         pairs.update({pair.epoch: pair for pair in state.epochs if pair.epoch not in pairs})
-        merged = tuple(pairs[epoch] for epoch in sorted(pairs))[-self._epochs_max :]
+        merged = tuple(pairs[epoch] for epoch in sorted(pairs))[-self._epochs_max :]  # the newest
         state.epochs = merged
         state.last_epoch = merged[-1].epoch if merged else 0
 
@@ -112,13 +123,19 @@ class StreamTable:
         state.next = max(state.next, after)
 
     def note_lost_beginning(self, number: int, floor: int) -> None:
-        """Damage took what the ring had first of a stream; floor: where it began, if known."""
+        """Note that damage took what the ring had first of a stream: it is no retired part.
+
+        floor: offset at which the stream began, if it is known; 0: it is not.
+        """
         state = self.state(number)
-        state.kept = 0
+        state.kept = 0  # as if it were in the files: what is not found there is damage
         state.floor = max(state.floor, floor)
 
     def note_epoch(self, number: int, epoch: int, first: int) -> None:
-        """Note that a batch of this epoch begins here: the epoch began here or before."""
+        """Note that a batch of this epoch begins at this offset: the epoch began here or before.
+
+        For a recovery that reads segments newest first.
+        """
         state = self.state(number)
         pairs = {pair.epoch: pair for pair in state.epochs}
         known = pairs.get(epoch)
@@ -150,7 +167,10 @@ class StreamTable:
         return (0, 0) if state is None else (state.first, state.next)
 
     def retire(self, spans: Iterable[tuple[int, Span]]) -> dict[int, int]:
-        """Drop what a retired segment held; returns stream -> new first offset where it moved."""
+        """Count what a segment held as gone, before its file is used again.
+
+        spans: its totals by stream. Returns stream -> new first offset, where that moved.
+        """
         moved = {}
         for number, span in spans:
             state = self.state(number)
@@ -162,5 +182,6 @@ class StreamTable:
         return moved
 
     def _note_epoch(self, state: StreamState, epoch: int, first: int) -> None:
+        """Note that an epoch above all known ones begins at an offset."""
         state.last_epoch = epoch
         state.epochs = (*state.epochs, EpochStart(epoch, first))[-self._epochs_max :]

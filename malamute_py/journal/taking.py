@@ -31,7 +31,7 @@ class Wanted(NamedTuple):
 
 
 class Out(NamedTuple):
-    """Where what is read goes."""
+    """Output of one read of a stream: runs and gaps in order, and rows that are being gathered."""
 
     ring: bytes
     runs: list[Run]
@@ -41,22 +41,29 @@ class Out(NamedTuple):
     """Takes few wanted rows out of their batch; None: batches leave whole."""
 
     def entry(self, segment: Segment, position: int, size: int, base: int, after: int) -> Wanted:
-        """Return an entry with what is known of it."""
+        """Return an index entry to be read, with its batch if an earlier search read that whole.
+
+        position, size: in the segment. base, after: the entry's offsets, [base, after).
+        """
         known = None
         if self.wanted is not None:
             known = KNOWN.get(self.ring, segment.base_lsn + position, size)
         return Wanted(position, size, base, after, known)
 
-    def least(self, entry: Wanted) -> int:
-        """Return what an entry takes at least of a read's bound in bytes."""
+    def least_cost_of(self, entry: Wanted) -> int:
+        """Return how many bytes of a read's bound an entry uses up at least.
+
+        All of its bytes where batches leave whole; fewer where it may be only looked through.
+        """
         if self.wanted is None:
             return entry.size
         return least_cost(entry.size, known=entry.known is not None)
 
     def rows_of(self, view: memoryview, batch: Batch, stamp: Stamp) -> list[Row] | None:
-        """Return the rows that are wanted of a good batch; None: it leaves whole.
+        """Return the rows that are wanted of a batch read whole and good; None: it leaves whole.
 
-        A batch of which few are is known to later searches.
+        view: bytes read, with the batch at `batch.at`. A batch of which few rows are wanted becomes
+        known, so that later searches need not read it whole.
         """
         if self.wanted is None:
             return None
@@ -80,7 +87,10 @@ class Out(NamedTuple):
 
 
 def parts(entries: list[Wanted]) -> Iterator[tuple[KnownBatch | None, Part]]:
-    """Group entries into few reads; a known batch stands alone."""
+    """Group entries into few reads, in order: (None, part to be read whole).
+
+    A known batch, of which a few blocks may do, is a part by itself: (the batch, its part).
+    """
     rest: list[tuple[int, int, int, int]] = []
     for position, size, base, after, known in entries:
         if known is None:

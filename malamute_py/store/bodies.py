@@ -27,9 +27,10 @@ class StoredBodies:
         self._connection: sqlite3.Connection | None = None
 
     def read(self, numbers: Iterable[int]) -> tuple[dict[int, bytes], str]:
-        """Read whole batches: number -> batch of those that are there and good; and the last error.
+        """Return the batches that are there and good, by number, and the last error ("": none).
 
-        numbers: of the first message of each batch. A damaged batch does not hinder the others.
+        For bodies of mail and requests whose segment the journal gave up. numbers: of the first
+        message of each batch. A damaged batch does not hinder the others.
         """
         found: dict[int, bytes] = {}
         failed = ""
@@ -66,7 +67,7 @@ class StoredBodies:
 
 
 def _fault(number: int, batch: bytes) -> str:
-    """Say what is wrong with a batch; "" when nothing is."""
+    """Say what is wrong with a stored batch, which should be of this number; "" when nothing is."""
     try:
         stamp = Stamp.unpack(batch)
     except BatchError as error:

@@ -24,7 +24,10 @@ _NEXT = (
 
 
 def findings(directory: Path) -> Iterator[Finding]:
-    """Yield what is wrong with a data directory's tables, their bodies and indexes included."""
+    """Yield what is wrong with a data directory's tables, their bodies and indexes included.
+
+    For `malamute journal verify`.
+    """
     path = directory / DATABASE
     if not os.path.lexists(path):
         if os.path.lexists(directory / MARK):

@@ -3,7 +3,8 @@
 Owns one advance: from the position of the tables to a later position of the log, with the broker's
 own `apply`. The rules: an advance is one transaction with the position in it, so that it is done
 whole or not at all; rows and bodies pass through memory a few at a time; a body is copied only when
-its put outlives the advance, and deleted with the last of its rows. It knows no threads, processes
+its put outlives the advance, and deleted with the last of its rows. A body here is a whole batch of
+the mail stream, known by the number of its first message (base). It knows no threads, processes
 or clocks, so that the simulator runs it as it is. Source: docs/design.md, Queues and the
 checkpoint.
 """
@@ -42,18 +43,22 @@ from malamute_py.store.reading import MAIL_STREAM, BodySpan, Changes, Following
 _ROWS_MAX: Final = 50_000
 """Rows in memory before they are written into the open transaction: about 50 MB."""
 _BODIES_AT_ONCE: Final = 10_000
+"""Batches that are looked for in the log in one go."""
 _VACUUM_PAGES: Final = 2_000
+"""Pages that one call of tidy() gives back."""
 
 _SURVIVORS: Final = (
     "SELECT base FROM messages WHERE base >= ?1 UNION SELECT base FROM requests WHERE base >= ?1"
     " UNION SELECT base FROM staged WHERE base >= ?1"
 )
+"""Batches from a number on of which a row is left, so that their bodies are kept."""
 _LEFT: Final = (
     "DELETE FROM bodies WHERE base = ?1"
     " AND NOT EXISTS (SELECT 1 FROM messages WHERE base = ?1)"
     " AND NOT EXISTS (SELECT 1 FROM requests WHERE base = ?1)"
     " AND NOT EXISTS (SELECT 1 FROM staged WHERE base = ?1)"
 )
+"""Deletes the body of a batch of which no row is left."""
 
 
 class Done(msgspec.Struct, array_like=True, frozen=True):
@@ -122,6 +127,7 @@ class Checkpoint:
             if name != "next_number"
         )
         self._tables = Tables()
+        """Empty: apply() needs it for changes of streams, which are passed over."""
 
     def advance(
         self,
@@ -143,7 +149,7 @@ class Checkpoint:
                 f"the tables are at position {begin.lsn}, after {to_lsn}, where they should end"
             )
         spans = _clipped(ranges, begin.lsn, to_lsn)
-        rows = sum(each.rows for each in self._maps)
+        rows_before = sum(each.rows for each in self._maps)
         try:
             with writing(self._connection):
                 if position_of(self._connection) != begin:
@@ -153,6 +159,7 @@ class Checkpoint:
                     self._make_room(self._file_bytes())
                 self.before_commit()
         except BaseException as error:
+            # The transaction was taken back: what the maps have in memory counts no more.
             for each in self._maps:
                 each.reset()
             self._queues.next_number = begin.next_number
@@ -162,7 +169,8 @@ class Checkpoint:
         self.position = begin._replace(
             lsn=to_lsn, change_next=done.change_next, next_number=self._queues.next_number
         )
-        return msgspec.structs.replace(done, rows=sum(each.rows for each in self._maps) - rows)
+        rows = sum(each.rows for each in self._maps) - rows_before
+        return msgspec.structs.replace(done, rows=rows)
 
     def _follow(
         self,
@@ -174,11 +182,11 @@ class Checkpoint:
         """Apply the changes of these spans of the log, copy their bodies, and set the new position.
 
         begin: where the tables are. going_on: asked now and then; Abandoned is raised when it says
-        no. All of it is one transaction, which the caller ends.
+        no. All of it is in the transaction of advance(), so that an error leaves nothing of it.
         """
         changes = Changes(self._read_log, begin.change_next, accept_lost=self._accept_lost)
         count = 0
-        departed: list[int] = []
+        departed: list[int] = []  # numbers of batches of which rows were deleted
         for _, record in changes.read(spans):
             count += 1
             if count % 64 == 0:
@@ -191,7 +199,7 @@ class Checkpoint:
                 change = decode_change(record)
             except msgspec.MsgspecError as error:
                 raise StoreDamaged(f"the log holds a change that is not known: {error}") from error
-            if not isinstance(change, STREAM_CHANGES):
+            if not isinstance(change, STREAM_CHANGES):  # the tables have nothing of streams
                 apply(self._tables, self._queues, change)
         self._flush(departed)
         # The body of a batch goes with the last of its rows.
@@ -203,20 +211,27 @@ class Checkpoint:
             (to_lsn, change_next, self._queues.next_number),
         )
         return Done(
-            to_lsn, change_next, count, 0, copied, missing, changes.lost,
-            tuple(changes.damages), changes.mail_next,
-        )  # fmt: skip
+            lsn=to_lsn,
+            change_next=change_next,
+            changes=count,
+            bodies=copied,
+            missing=missing,
+            lost=changes.lost,
+            damages=tuple(changes.damages),
+            mail_next=changes.mail_next,
+        )
 
     def _file_bytes(self) -> int:
+        """Return the size that the database file is to have once all pages are in it."""
         execute = self._connection.execute
         pages: int = execute("PRAGMA page_count").fetchone()[0]
         size: int = execute("PRAGMA page_size").fetchone()[0]
         return pages * size
 
     def _flush(self, departed: list[int]) -> None:
-        """Write the changed rows, and free their memory.
+        """Write the changed rows into the open transaction, and free their memory.
 
-        departed: gets the batches that are gone.
+        departed: gets the numbers of batches of which a row was deleted.
         """
         departed += [base for _, base in self._messages.departed]
         departed += self._requests.departed
@@ -228,12 +243,15 @@ class Checkpoint:
     # --- bodies ------------------------------------------------------------------------
 
     def _copy_bodies(self, places: list[BodySpan], going_on: Callable[[], bool]) -> tuple[int, int]:
-        """Copy the bodies that new puts left; returns how many, and how many are not there."""
+        """Copy the bodies of puts of this advance that still have a row, from the log.
+
+        places: parts of the log with bodies, ascending. Returns how many batches were copied, and
+        how many the log did not give.
+        """
         if not places:
             return 0, 0
         copied = missing = 0
-        # Batches of which some row is left. The cursor stays open while other tables are written,
-        # which SQLite allows.
+        # The cursor stays open while other tables are written, which SQLite allows.
         survivors = self._connection.execute(_SURVIVORS, (places[0].base,))
         while found := survivors.fetchmany(_BODIES_AT_ONCE):
             wanted = {base for (base,) in found}
@@ -249,7 +267,10 @@ class Checkpoint:
     def _bodies(
         self, places: list[BodySpan], wanted: set[int], going_on: Callable[[], bool]
     ) -> Iterator[tuple[int, bytes]]:
-        """Yield (number, batch) of those wanted; bodies that were found leave `wanted`."""
+        """Yield (number, batch) of wanted batches, read from the log; each leaves `wanted`.
+
+        What is damaged there stays in `wanted`.
+        """
         # A wanted body lies in the last place that begins at its number or before.
         starts = [place.base for place in places]
 
@@ -274,15 +295,16 @@ class Checkpoint:
                     break
                 except FollowLost as lost:
                     if lost.code == "retention":
-                        raise
-                    lsn = lost.to_lsn
+                        raise  # The log does not reach so far back: the advance cannot be made.
+                    lsn = lost.to_lsn  # on after the damage
 
     # --- keeping -----------------------------------------------------------------------
 
     def tidy(self) -> bool:
         """Give back a little of the space that deleted rows and bodies left in the file.
 
-        Returns whether there is more. On a full disk nothing is given back; a later call does it.
+        Returns whether there is more. Called again and again while the broker asks for nothing
+        else. On a full disk nothing is given back; a later call does it.
         """
         execute = self._connection.execute
         try:

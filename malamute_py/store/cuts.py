@@ -1,10 +1,13 @@
 """Where the copy of a stream's own ring ends, so that a snapshot tears no transaction.
 
-Owns which batches of open transactions a copy may have. The rules: such a ring is copied after ring
-main, and gets no batch of a transaction whose commit the copy of ring main lacks; a start from the
-copy must find the mark (broker/streams/arrivals.py) of each batch that the copy of ring main has as
-staged yet. What lies behind the cut was appended after the snapshot was asked for. Source:
-docs/design.md, Queues and the checkpoint; ARCHITECTURE.md, Decisions.
+Owns which batches of transactions a copy may have. A committed transaction's batches are moved into
+such a ring one by one, each with a mark: its number in the mail stream, where it was staged, stands
+as its producer id (broker/streams/arrivals.py). By its mark a start knows that the ring has a batch
+which ring main still calls staged. The rules: such a ring is copied after ring main, and gets no
+batch of a transaction whose commit the copy of ring main lacks; a start from the copy must find the
+mark of each batch that the copy of ring main still calls staged. What lies behind the cut was
+appended after the snapshot was asked for. Source: docs/design.md, Queues and the checkpoint;
+ARCHITECTURE.md, Decisions.
 """
 
 from __future__ import annotations
@@ -54,7 +57,8 @@ class Decided(NamedTuple):
 def decided(database: Path, main: FileStorage, meta: RingMeta, first: int, end: int) -> Decided:
     """Read what the copies of tables and ring main, in [first, end), say of staged batches.
 
-    Raises StoreError, JournalError, sqlite3.Error: the copies cannot be read.
+    As a start does it: the tables, and the changes of the log after them. Raises StoreError,
+    JournalError, sqlite3.Error: the copies cannot be read.
     """
     queues, lsn, change_next = Queues(), first, -1
     if database.exists():
@@ -73,10 +77,15 @@ def decided(database: Path, main: FileStorage, meta: RingMeta, first: int, end: 
 
 
 def _mail_next(follower: Follower, first: int, end: int) -> int:
-    """Return the number above all of the mail stream: its batches say it, and snapshots."""
+    """Return the number above all of the mail stream that a copy of ring main knows.
+
+    Batches of the mail stream say it, and the ring's snapshots of its state (the first batch of
+    each segment), also where these batches are gone.
+    """
     highest = 0
 
     def wanted(stamp: Stamp) -> bool:
+        """Note the numbers of mail by the stamps; the contents of snapshots are wanted."""
         nonlocal highest
         if stamp.stream == MAIL_STREAM and stamp.control_kind == DATA:
             highest = max(highest, stamp.next_offset)
@@ -102,6 +111,7 @@ class Cut:
         self._asked = asked
         self._main = main
         self._bundle = -1
+        """Position of the bundle that the batch looked at is of."""
         self._whole = self._end = asked
         """End of the newest whole bundle, and of the newest one before `_bundle`."""
         self._seen: dict[int, int] = {}
@@ -117,8 +127,8 @@ class Cut:
         """
         with contextlib.suppress(FollowLost):
             for stamp, content in self._follower.read(first, end, self._wanted):
-                torn = self._lacks if stamp.control_kind == DATA else self._forgets
-                if torn(stamp, content) and stamp.lsn >= self._asked:
+                tears = self._commit_lacks if stamp.control_kind == DATA else self._forgets
+                if tears(stamp, content) and stamp.lsn >= self._asked:
                     return max(self._asked, self._end)
         return end
 
@@ -130,22 +140,29 @@ class Cut:
             self._whole = stamp.lsn + stamp.size
         return stamp.control_kind in (DATA, SNAPSHOT)
 
-    def _lacks(self, stamp: Stamp, content: memoryview) -> bool:
-        """Whether the copy of ring main lacks the commit of a batch of a transaction."""
+    def _commit_lacks(self, stamp: Stamp, content: memoryview) -> bool:
+        """Whether a batch came by a transaction whose commit the copy of ring main lacks."""
         producer = Head._make(HEAD.unpack_from(content)).producer_id
         if producer < MARK:
-            return False
+            return False  # It has no mark: it came by no transaction.
         self._seen[producer - MARK] = stamp.lsn
         return stamp.lsn >= self._asked and not self._main().knows(producer - MARK)
 
     def _forgets(self, stamp: Stamp, content: memoryview) -> bool:
-        """Whether a start from this snapshot would append a batch again that lies before it."""
+        """Whether a start from this state of the ring would append a batch again that it has.
+
+        A segment begins with a snapshot of the ring's state, and a start reads the log from the
+        newest one on. So it finds a mark there, or in a later batch. A mark that the state lacks is
+        forgotten: ring main said durably that its batch is moved. If the copy of ring main does not
+        say so yet, the start would move the batch once more.
+        """
         snapshot = parse_snapshot(stamp.lsn, content)
         if snapshot is None:
             return False
         sequences = decode_snapshot(snapshot.bodies).sequences if snapshot.bodies else []
         marks = {one.producer - MARK for one in sequences if one.producer >= MARK}
         as_of = snapshot.facts.as_of_lsn
+        # Batches before the state whose marks it lacks.
         gone = {base for base, lsn in self._seen.items() if lsn < as_of} - marks
         for base in gone:
             del self._seen[base]
@@ -154,11 +171,13 @@ class Cut:
 
 
 def shorten(copy: Path, segment_bytes: int, at: int, end: int) -> None:
-    """Take back what a copy of a ring has in [end, at); what is not copied reads as zeros."""
+    """Take back what a copy of a ring has in [end, at): segments, and the rest of one, as zeros."""
     number, rest = divmod(end, segment_bytes)
-    for later in range(number + bool(rest), -(-at // segment_bytes)):
+    first_after = number + bool(rest)
+    after_last = -(-at // segment_bytes)  # rounded up
+    for later in range(first_after, after_last):
         (copy / segment_name(later)).unlink(missing_ok=True)
     if rest:
         with (copy / segment_name(number)).open("r+b") as file:
             file.truncate(rest)
-            file.truncate(segment_bytes)
+            file.truncate(segment_bytes)  # what was cut off reads as zeros

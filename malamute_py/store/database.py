@@ -77,7 +77,10 @@ def connect(
 
 
 def set_up(connection: sqlite3.Connection) -> None:
-    """Make the settings of a writer; they hold for this connection."""
+    """Make the settings of a writer: what a commit syncs, and bounds of memory and WAL.
+
+    They hold for this connection alone.
+    """
     execute = connection.execute
     execute("PRAGMA synchronous = FULL")
     execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
@@ -90,8 +93,9 @@ def set_up(connection: sqlite3.Connection) -> None:
 
 
 def create(connection: sqlite3.Connection, position: Position) -> None:
-    """Make the tables in an empty database."""
+    """Make the tables in an empty database. position: where they begin."""
     execute = connection.execute
+    # To be set before the first table; by it Checkpoint.tidy() can give space back.
     execute("PRAGMA auto_vacuum = INCREMENTAL")
     execute("PRAGMA synchronous = FULL")
     execute("BEGIN IMMEDIATE")
@@ -110,8 +114,12 @@ def create(connection: sqlite3.Connection, position: Position) -> None:
 
 
 def _create_table(execute: Callable[[str], object], form: Form[Any, Any]) -> None:
-    """Make the table of a form: a column for each part of the key, and the row as bytes."""
+    """Make the table of a form: a column for each part of the key, and the row as bytes.
+
+    `at` is the place of a row in the order of the table's rows (maps.py).
+    """
     columns = ", ".join(f"{column} NOT NULL" for column in form.columns)
+    # A column of a form is its name, then its type.
     names = ", ".join(column.split()[0] for column in form.columns)
     execute(
         f"CREATE TABLE {form.table} (at INTEGER PRIMARY KEY, {columns}, row BLOB NOT NULL) STRICT"
@@ -134,14 +142,14 @@ def create_file(
     position: Position,
     fill: Callable[[sqlite3.Connection], None] = lambda connection: None,
 ) -> None:
-    """Make a new database file, durably, and set aside what has its name once it is whole.
+    """Make a new database file, durably; what has its name is set aside once the new one is whole.
 
     fill: puts into the tables what they begin with. Raises sqlite3.Error, OSError, and what fill
     raises: nothing was changed.
     """
     path, temporary = directory / DATABASE, directory / f"{DATABASE}.tmp"
     for name in (temporary.name, f"{temporary.name}-journal"):
-        (directory / name).unlink(missing_ok=True)
+        (directory / name).unlink(missing_ok=True)  # the rest of an attempt that was killed
     # Bodies are for no other user to read; the files that SQLite puts beside it get the same
     # permissions.
     os.close(open_regular(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL))
@@ -164,18 +172,21 @@ def create_file(
 
 
 def _set_aside(directory: Path) -> None:
-    """Rename the file with the database's name, and its WAL, to names that say what they are."""
-    at = 0
-    while os.path.lexists(directory / f"queues.damaged-{at}.db"):
-        at += 1
-    path, aside = directory / DATABASE, directory / f"queues.damaged-{at}.db"
-    had = os.path.lexists(path)
-    if had:
+    """Make the database's name free: rename what has it, and its WAL, to queues.damaged-N.
+
+    Called before a new database takes the name. Nothing that may be of use is removed.
+    """
+    number = 0  # the first one that no file has
+    while os.path.lexists(directory / f"queues.damaged-{number}.db"):
+        number += 1
+    path, aside = directory / DATABASE, directory / f"queues.damaged-{number}.db"
+    if os.path.lexists(path):
         path.rename(aside)
     wal = directory / f"{DATABASE}-wal"
     if os.path.lexists(wal):
         # SQLite would take the WAL of a removed file for the new one's.
         wal.rename(f"{aside}-wal")
+    # SQLite's index of the WAL, which it makes anew. A directory is never removed.
     shm = directory / f"{DATABASE}-shm"
     if kind_of(shm) == "a directory":
         shm.rename(f"{aside}-shm")
@@ -193,7 +204,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def open_database(path: str | Path) -> sqlite3.Connection:
-    """Open the database for writing.
+    """Open the database for writing, with the settings of a writer and all tables of this version.
 
     Raises StoreDamaged: it is none, or of another version; StoreError: SQLite cannot open it now.
     """
@@ -227,8 +238,9 @@ def check_form(connection: sqlite3.Connection) -> None:
 
 
 def damaged(error: sqlite3.Error) -> StoreError:
-    """Turn SQLite's error into one of ours."""
+    """Return one of our errors for SQLite's, for the caller to raise."""
     if isinstance(error, sqlite3.OperationalError):
+        # The disk is full, or the file is busy: it may be good.
         return StoreError(f"SQLite: {error}")
     return StoreDamaged(f"SQLite: {error}")
 
@@ -282,10 +294,11 @@ def lock(
     going_on: Callable[[], bool] = lambda: True,
     reading: bool = False,
 ) -> Lock:
-    """Take the lock, and wait a moment for the writer of a broker that was killed to end.
+    """Take the right to write a directory's tables; for at most wait_s it is waited for.
 
-    going_on: False gives up. reading: only keep writers out; nothing is written or made. Raises
-    StoreLocked naming the holder; FileNotFoundError: reading, and no writer ever was; OSError.
+    The writer of a broker that was killed ends by itself, soon after it. going_on: False gives up.
+    reading: only keep writers out; nothing is written or made. Raises StoreLocked naming the
+    holder; FileNotFoundError: reading, and no writer ever was; OSError.
     """
     # The lock has a file of its own: closing any descriptor of the database would drop SQLite's
     # locks.

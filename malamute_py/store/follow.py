@@ -89,11 +89,11 @@ def write_frame(stream: BinaryIO, message: msgspec.Struct) -> None:
 
 
 def read_frame(stream: BinaryIO) -> bytes | None:
-    """Read one message; None at the end. Raises OSError."""
+    """Read one message; None: the stream ended before it, or amid it. Raises OSError."""
     head = stream.read(_SIZE.size)
     if len(head) < _SIZE.size:
         return None
-    size = _SIZE.unpack(head)[0]
+    (size,) = _SIZE.unpack(head)
     data = stream.read(size)
     return data if len(data) == size else None
 
@@ -112,11 +112,11 @@ def following(
     wait_s: float,
     make_room: Callable[[int], None] | None = None,
 ) -> Iterator[Checkpoint]:
-    """Open the checkpoint of a data directory, with the right to write it.
+    """Open the checkpoint of a data directory, with the right to write it, while the block runs.
 
-    accept_lost: go on where changes are gone from the log. make_room: see Checkpoint.
-    Raises StoreError: another process writes it, or it does not belong to the log; JournalError,
-    OSError: there is no log to follow.
+    For this process, and for a broker that follows to its end itself. accept_lost: go on where
+    changes are gone from the log. make_room: see Checkpoint. Raises StoreError: another process
+    writes it, or it does not belong to the log; JournalError, OSError: there is no log to follow.
     """
     with lock(directory, wait_s):
         rings = FileStorage(directory, read_only=True).child(RINGS)
@@ -136,14 +136,15 @@ def following(
 
 
 def failed(error: Exception) -> Failed:
-    """Turn an error into the answer that tells the broker."""
+    """Return the answer that tells the broker of an error."""
     return Failed(str(getattr(error, "code", "failed")), str(error))
 
 
 class _Input:
-    """Standard input, read so that its end is seen at any time."""
+    """The broker's requests on standard input, read so that its end is seen at any time."""
 
     def __init__(self, parent_pid: int) -> None:
+        """parent_pid: the broker's process id."""
         self._fd = sys.stdin.fileno()
         self._parent_pid = parent_pid
         self._poll = select.poll()
@@ -161,11 +162,11 @@ class _Input:
         return self.going_on() and not self._data
 
     def next(self) -> Follow | None:
-        """Return the newest request; None when there will be no more."""
+        """Wait for a request and return the newest one; None when there will be no more."""
         while True:
             found = None
             while (message := self._message()) is not None:
-                found = message
+                found = message  # a newer request goes further, and stands for those before it
             if found is not None:
                 return _REQUEST.decode(found)
             if self._ended:
@@ -184,7 +185,10 @@ class _Input:
         return message
 
     def _take(self, wait_ms: int) -> None:
-        """Read what comes within a time; the end of the input, or another parent, ends it."""
+        """Read what comes within a time; the end of the input, or another parent, ends it.
+
+        A process whose parent ended gets another parent.
+        """
         if self._ended:
             return
         if self._poll.poll(wait_ms):
@@ -196,7 +200,7 @@ class _Input:
 
 
 def _room(path: Path) -> Callable[[int], None]:
-    """Make the function that allocates a file's space before it is written.
+    """Return the function that allocates a file's space before it is written.
 
     A full disk is met then before the commit, and not when SQLite moves what it committed from the
     WAL. The descriptor is never closed while this process lives: that would drop SQLite's locks.
@@ -204,6 +208,7 @@ def _room(path: Path) -> Callable[[int], None]:
     fd = open_regular(path, os.O_RDWR)
 
     def make(size: int) -> None:
+        """Have the file this size, with its space allocated; it never becomes smaller."""
         have = os.fstat(fd).st_size
         if size > have:
             os.posix_fallocate(fd, have, size - have)
@@ -212,7 +217,11 @@ def _room(path: Path) -> Callable[[int], None]:
 
 
 def _run(directory: Path, parent_pid: int, *, accept_lost: bool) -> None:
-    """Follow the log as the broker asks, until the broker is gone; tidy the file in between."""
+    """Follow the log as the broker asks, until the broker is gone; tidy the file in between.
+
+    A failed advance is answered, and the next request tries again. Raises StoreError, JournalError,
+    OSError: the tables cannot be opened; BrokenPipeError: the broker is gone.
+    """
     requests = _Input(parent_pid)
     answers: Any = sys.stdout.buffer
     room = _room(directory / DATABASE)
@@ -241,7 +250,8 @@ def _run(directory: Path, parent_pid: int, *, accept_lost: bool) -> None:
 def main(arguments: list[str]) -> int:
     """Serve until the broker is gone; returns the exit code. arguments: see the module's usage."""
     directory, parent_pid, *options = arguments
-    # The broker answers SIGINT and ends this process in order, by the end of its input.
+    # Such signals reach both processes. The broker answers them, and ends this process in order, by
+    # the end of its input.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):
@@ -249,7 +259,7 @@ def main(arguments: list[str]) -> int:
     try:
         _run(Path(directory), int(parent_pid), accept_lost="--accept-lost" in options)
     except BrokenPipeError:
-        pass
+        pass  # the broker is gone
     except (MalamuteError, OSError) as error:
         with contextlib.suppress(OSError):
             write_frame(sys.stdout.buffer, failed(error))

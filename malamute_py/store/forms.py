@@ -44,6 +44,8 @@ _DECODE_ANY = msgspec.msgpack.Decoder().decode
 
 
 class _RequestForm(msgspec.Struct, array_like=True, gc=False):
+    """A RequestRow as it is stored: each set of rows is a bitmap in bytes, usual ones are None."""
+
     put: RequestPut
     left: bytes | None
     """Bitmap of the rows that are left; None: all rows."""
@@ -60,6 +62,7 @@ _RARE = msgspec.msgpack.Decoder(Rare).decode
 
 
 def _int(rows: bytes) -> int:
+    """Return a bitmap of rows, lowest bit first, as a number; rows_of() does the opposite."""
     return int.from_bytes(rows, "little")
 
 
@@ -73,7 +76,7 @@ def _reader(kind: type[V], key: Callable[[V], Any]) -> Callable[[Any], tuple[Any
     decode = msgspec.msgpack.Decoder(kind).decode
 
     def read(data: Any) -> tuple[Any, V]:
-        """Undo `_pack_row`; returns key and row."""
+        """Return key and row out of what _pack_row() made."""
         row = decode(data)
         return key(row), row
 
@@ -81,11 +84,12 @@ def _reader(kind: type[V], key: Callable[[V], Any]) -> Callable[[Any], tuple[Any
 
 
 def _pack_message(key: tuple[int, int], row: MessageRow) -> bytes:
-    """Encode a row of messages; rows that are all left are not listed."""
+    """Encode the messages of one put in a mailbox. left: None where all of its rows are left."""
+    mailbox, _ = key
     left = None if row.left == (1 << row.count) - 1 else rows_of(row.left)
     rare = None if row.rare is None else _ENCODE(row.rare)
     return _ENCODE((
-        key[0], row.base, row.count, row.size, row.sender, row.at_ms, left,
+        mailbox, row.base, row.count, row.size, row.sender, row.at_ms, left,
         row.priority, row.not_before_ms, row.expires_at_ms, row.attempts, rare, row.pause_ms,
     ))  # fmt: skip
 
@@ -95,7 +99,10 @@ _MESSAGE_FIELDS: Final = 13
 
 
 def _message(data: Any) -> tuple[tuple[int, int], MessageRow]:
-    """Undo `_pack_message`. An older form lacks the last field; a later one may have more."""
+    """Return key and row out of what _pack_message() made.
+
+    A form of an earlier version lacks the last field; one of a later version may have more.
+    """
     (
         mailbox, base, count, size, sender, at_ms, left,
         priority, not_before_ms, expires_at_ms, attempts, rare, *pauses,
@@ -127,9 +134,10 @@ def _pack_request(key: int, row: RequestRow) -> bytes:
 
 
 def _request(data: Any) -> tuple[int, RequestRow]:
-    """Undo `_pack_request`; returns key and row."""
+    """Return key and row out of what _pack_request() made, its bitmaps as numbers."""
     form = _REQUEST(data)
     put = form.put
+    # Many rows of a few senders share one string for each sender.
     put.sender, put.reply_to = intern(put.sender), intern(put.reply_to)
     every = (1 << put.count) - 1  # a bit for each request of the batch
     left = every if form.left is None else _int(form.left)
@@ -149,12 +157,21 @@ def _request(data: Any) -> tuple[int, RequestRow]:
 
 
 def _pack_key(key: tuple[str, bytes], row: KeyRow) -> bytes:
-    return _ENCODE((key[0], key[1], row.base, row.count, row.at_ms, row.use, row.digest))
+    """Encode the key of a sender's command, and what it was accepted for."""
+    sender, name = key
+    return _ENCODE((sender, name, row.base, row.count, row.at_ms, row.use, row.digest))
+
+
+_KEY_FIELDS: Final = 7
+"""Fields of a stored key that this version knows."""
 
 
 def _key(data: Any) -> tuple[tuple[str, bytes], KeyRow]:
-    """Undo `_pack_key`. An older form lacks the last fields; a later one may have more."""
-    sender, key, base, count, at_ms, *more = _DECODE_ANY(data)[:7]
+    """Return key and row out of what _pack_key() made.
+
+    A form of an earlier version lacks the last fields; one of a later version may have more.
+    """
+    sender, key, base, count, at_ms, *more = _DECODE_ANY(data)[:_KEY_FIELDS]
     return (sender, key), KeyRow(base, count, at_ms, *more)
 
 
@@ -166,15 +183,17 @@ class Form(NamedTuple, Generic[K, V]):
     values: Callable[[K], tuple[Any, ...]]
     """Return a key as values of its columns."""
     packed: Callable[[K, V], bytes]
+    """Encode a row, with its key."""
     read: Callable[[Any], tuple[K, V]]
+    """Return key and row out of what `packed` made."""
 
     def pack(self, key: K, row: V) -> bytes:
-        """Return the row in the form that the table has."""
+        """Return a row as the table has it: a checksum, then the form with its key in it."""
         data = self.packed(key, row)
         return _CRC.pack(google_crc32c.value(data)) + data
 
     def unpack(self, data: bytes) -> tuple[K, V]:
-        """Return key and row; raises StoreDamaged."""
+        """Return key and row out of what pack() made. Raises StoreDamaged: that is not whole."""
         if type(data) is not bytes or len(data) < _CRC.size:
             # A damaged page may hold any of SQLite's types in its place.
             raise StoreDamaged(f"a row of the table {self.table} is cut short")
@@ -190,53 +209,61 @@ class Form(NamedTuple, Generic[K, V]):
             ) from error
 
 
-def _one(key: Any) -> tuple[Any, ...]:
+def _single_value(key: Any) -> tuple[Any, ...]:
+    """Return the value of the only column of a key."""
     return (key,)
 
 
-def _several(key: tuple[Any, ...]) -> tuple[Any, ...]:
+def _values_in_order(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the values of a key's columns, which are in the key's order."""
     return key
 
 
 def _base_first(key: tuple[int, int]) -> tuple[int, int]:
-    return key[1], key[0]
+    """Return the values of the columns of a message's key (mailbox, base): base, mailbox."""
+    mailbox, base = key
+    return base, mailbox
 
 
 _NUMBER = attrgetter("number")
 _STREAM_AND_NAME = attrgetter("stream", "name")
 
 MAILBOXES: Final[Form[int, MailboxRow]] = Form(
-    "mailboxes", ("number INTEGER",), _one, _pack_row, _reader(MailboxRow, _NUMBER)
+    "mailboxes", ("number INTEGER",), _single_value, _pack_row, _reader(MailboxRow, _NUMBER)
 )
 SERVICES: Final[Form[int, ServiceRow]] = Form(
-    "services", ("number INTEGER",), _one, _pack_row, _reader(ServiceRow, _NUMBER)
+    "services", ("number INTEGER",), _single_value, _pack_row, _reader(ServiceRow, _NUMBER)
 )
 MESSAGES: Final[Form[tuple[int, int], MessageRow]] = Form(
     # The key begins with the number: whether a body is still wanted is asked by its number alone.
     "messages", ("base INTEGER", "mailbox INTEGER"), _base_first, _pack_message, _message,
 )  # fmt: skip
 REQUESTS: Final[Form[int, RequestRow]] = Form(
-    "requests", ("base INTEGER",), _one, _pack_request, _request
+    "requests", ("base INTEGER",), _single_value, _pack_request, _request
 )
 CURSORS: Final[Form[tuple[int, str], CursorRow]] = Form(
-    "cursors", ("stream INTEGER", "name TEXT"), _several, _pack_row,
+    "cursors", ("stream INTEGER", "name TEXT"), _values_in_order, _pack_row,
     _reader(CursorRow, _STREAM_AND_NAME),
 )  # fmt: skip
 GROUPS: Final[Form[tuple[int, str], GroupRow]] = Form(
-    "groups", ("stream INTEGER", "name TEXT"), _several, _pack_row,
+    "groups", ("stream INTEGER", "name TEXT"), _values_in_order, _pack_row,
     _reader(GroupRow, _STREAM_AND_NAME),
 )  # fmt: skip
 KEYS: Final[Form[tuple[str, bytes], KeyRow]] = Form(
-    "keys", ("sender TEXT", "key BLOB"), _several, _pack_key, _key
+    "keys", ("sender TEXT", "key BLOB"), _values_in_order, _pack_key, _key
 )
 TRANSACTIONS: Final[Form[bytes, TransactionRow]] = Form(
-    "transactions", ("id BLOB",), _one, _pack_row, _reader(TransactionRow, attrgetter("id"))
+    "transactions",
+    ("id BLOB",),
+    _single_value,
+    _pack_row,
+    _reader(TransactionRow, attrgetter("id")),
 )
 STAGED: Final[Form[int, StagedRow]] = Form(
-    "staged", ("base INTEGER",), _one, _pack_row, _reader(StagedRow, attrgetter("base"))
+    "staged", ("base INTEGER",), _single_value, _pack_row, _reader(StagedRow, attrgetter("base"))
 )
 ENDS: Final[Form[bytes, EndRow]] = Form(
-    "ends", ("id BLOB",), _one, _pack_row, _reader(EndRow, attrgetter("id"))
+    "ends", ("id BLOB",), _single_value, _pack_row, _reader(EndRow, attrgetter("id"))
 )
 FORMS: Final[tuple[Form[Any, Any], ...]] = (
     MAILBOXES, SERVICES, MESSAGES, REQUESTS, CURSORS, GROUPS, KEYS, TRANSACTIONS, STAGED, ENDS,

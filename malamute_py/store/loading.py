@@ -32,7 +32,7 @@ from malamute_py.store.forms import (
 
 
 def load(connection: sqlite3.Connection) -> Queues:
-    """Load all rows, without bodies.
+    """Load all rows, without bodies, into the maps that a broker works on in memory.
 
     Raises StoreDamaged: a row cannot be read, or the database is of another version; StoreError:
     SQLite cannot read it now.
@@ -64,14 +64,18 @@ def load(connection: sqlite3.Connection) -> Queues:
 
 
 def _rows(connection: sqlite3.Connection, form: Form[Any, Any]) -> dict[Any, Any]:
-    """Return all rows of a table by key. Raises StoreDamaged: two rows have one key."""
+    """Return all rows of a table by key, in the order in which they came.
+
+    Raises StoreDamaged: a row cannot be read, or two rows have one key, which only damage does.
+    """
     if not _has(connection, form):
-        return {}
+        return {}  # A database of an earlier version has no such rows.
     unpack = form.unpack
     rows = dict(
         unpack(data) for (data,) in connection.execute(f"SELECT row FROM {form.table} ORDER BY at")
     )
     count = connection.execute(f"SELECT count(*) FROM {form.table}").fetchone()[0]
+    # SQLite counts by the smallest index: so rows that the table lost show, too.
     if count != len(rows):
         raise StoreDamaged(f"the table {form.table} has {len(rows)} rows and an index of {count}")
     return rows
@@ -91,6 +95,8 @@ def check(connection: sqlite3.Connection, *, whole: bool = False) -> None:
     Raises StoreDamaged: there is some; StoreError: SQLite cannot look for it now.
     """
     try:
+        # Without a table's name SQLite checks all of the file; the usual check leaves the bodies
+        # out, which may be large, and are checked when they are read.
         present = [form for form in FORMS if _has(connection, form)]
         tables = [""] if whole else [f"({form.table})" for form in present]
         kind = "integrity_check" if whole else "quick_check"

@@ -23,28 +23,32 @@ class TableMap(MutableMapping[K, V]):
     """One table as a map. A caller that changes a row which it got has to put it back."""
 
     def __init__(self, connection: sqlite3.Connection, form: Form[K, V]) -> None:
-        """connection: in autocommit; the caller begins and ends transactions."""
+        """connection: in autocommit; the caller begins and ends transactions.
+
+        form: names the table, the columns of its key, and how a row becomes bytes.
+        """
         self._connection = connection
         self._form = form
-        # A column is a name, then its type.
+        # The statements over this table. A column is a name, then its type. The column `at` is the
+        # place of a row in the map's order; the values of an insertion are it, the key's, the row.
         names = [column.split()[0] for column in form.columns]
         table = form.table
         where = " AND ".join(f"{name} = ?" for name in names)
-        places = ", ".join("?" * (len(names) + 2))
+        values = ", ".join("?" * (1 + len(names) + 1))
         self._select = f"SELECT row FROM {table} WHERE {where}"
-        self._insert = f"INSERT INTO {table} (at, {', '.join(names)}, row) VALUES ({places})"
+        self._insert = f"INSERT INTO {table} (at, {', '.join(names)}, row) VALUES ({values})"
         self._update = f"UPDATE {table} SET row = ? WHERE {where}"
         self._delete = f"DELETE FROM {table} WHERE {where}"
         self._scan = f"SELECT at, row FROM {table} WHERE at > ? ORDER BY at"
         self._bounds = f"SELECT coalesce(max(at), 0), count(*) FROM {table}"
         self.departed: list[K] = []
-        """Keys whose rows left the table since they were last taken from here."""
+        """Keys of rows that were deleted; the checkpoint takes them, to delete their bodies."""
         self.rows = 0
         """Rows written or deleted since the beginning."""
         self.reset()
 
     def reset(self) -> None:
-        """Forget what was not flushed, and read anew where the table stands."""
+        """Forget what was not flushed, and read the table's bounds; after an undone transaction."""
         self._new: dict[K, V] = {}
         """Rows that are not in the table."""
         self._changed: dict[K, V] = {}
@@ -57,6 +61,7 @@ class TableMap(MutableMapping[K, V]):
         self._emptied_at = 0
         """All rows at this place or before are in _gone."""
         self.departed.clear()
+        # Place of the last row, and how many rows the map has.
         self._at, self._count = self._connection.execute(self._bounds).fetchone()
 
     # --- the map -----------------------------------------------------------------------
@@ -69,11 +74,12 @@ class TableMap(MutableMapping[K, V]):
         if row is None:
             row = self._loaded.get(key)
         if row is not None or key in self._gone:
-            return row
+            return row  # None: it is deleted, which the file does not have yet
         found = self._connection.execute(self._select, self._form.values(key)).fetchone()
         if found is None:
             return None
-        row = self._loaded[key] = self._form.unpack(found[0])[1]
+        _, row = self._form.unpack(found[0])
+        self._loaded[key] = row
         return row
 
     def get(self, key: K, default: Any = None) -> Any:
@@ -88,6 +94,7 @@ class TableMap(MutableMapping[K, V]):
         return row
 
     def __setitem__(self, key: K, row: V) -> None:
+        # A key that was deleted is new again: its row becomes the last one, as in a dictionary.
         if key in self._new:
             self._new[key] = row
         elif key in self._changed:
@@ -101,7 +108,7 @@ class TableMap(MutableMapping[K, V]):
 
     def __delitem__(self, key: K) -> None:
         if key in self._new:
-            del self._new[key]
+            del self._new[key]  # it never touches the table
         else:
             if self._find(key) is None:
                 raise KeyError(key)
@@ -122,10 +129,11 @@ class TableMap(MutableMapping[K, V]):
         return cast("int", self._count)
 
     def __iter__(self) -> Iterator[K]:
-        # A caller that takes the first row again and again must not pass over all that are gone.
+        # Deleted rows are in the table until the next flush. A caller that takes the first row
+        # again and again must not pass over all of them each time: leading ones are skipped.
         leading = True
         for at, data in self._connection.execute(self._scan, (self._emptied_at,)):
-            key = self._form.unpack(data)[0]
+            key, _ = self._form.unpack(data)
             if key not in self._gone:
                 leading = False
                 yield key
@@ -144,7 +152,8 @@ class TableMap(MutableMapping[K, V]):
         """Write all changes within the transaction that is open, and empty the memory."""
         execute, form = self._connection.executemany, self._form
         values, pack, at = form.values, form.pack, self._at
-        # Deletions come first: a key that went and came back is in `_gone` and in `_new`.
+        # New rows get the places after the last one, in the order in which they came. Deletions
+        # come first: a key that went and came back is in `_gone` and in `_new`.
         if self._gone:
             execute(self._delete, map(values, self._gone))
         if self._changed:

@@ -64,18 +64,19 @@ from malamute_py.journal.storage import File, Storage, replace_file
 from malamute_py.journal.types import SEGMENT_HEADER_BYTES, Damage
 from malamute_py.store.database import DATABASE, MARK, connect, lock, position_of
 from malamute_py.store.errors import StoreError
+from malamute_py.store.files import PIECE_BYTES, regular, sync_all
 from malamute_py.store.loading import check as check_tables
 from malamute_py.store.opening import LogFacts, open_store
 from malamute_py.store.reading import CHANGE_STREAM, MAIL_STREAM, Following
 from malamute_py.store.rebuilding import accept, rebuild
-from malamute_py.store.snapshot import MAIN, made_whole, regular, sync_all
+from malamute_py.store.snapshot import MAIN, made_whole
 
 _EPOCHS: Final = 1 << 10
 """Epochs between the original's and the copy's, as the original may have been started again
 meanwhile."""
 _NUMBERS_SHIFT: Final = 32
+"""Numbers of mailboxes and services go on at epoch << 32 where those that were given are lost."""
 _LOCK_WAIT_S: Final = 30.0
-_PIECE_BYTES: Final = 4 << 20
 
 Progress = Callable[[int, str], None]
 """Callback for progress: (bytes done so far, what is being done)."""
@@ -129,7 +130,8 @@ class Mended(msgspec.Struct, kw_only=True):
 def mend(directory: Path, target: Path, *, progress: Progress = lambda done, what: None) -> Mended:
     """Make a sound data directory of a damaged one, whose broker has stopped.
 
-    Raises CannotMend, JournalLocked, StoreLocked, StoreError, OSError: there is no target.
+    For `malamute journal repair`. Raises CannotMend, JournalLocked, StoreLocked, StoreError,
+    OSError: nothing was made.
     """
     source = FileStorage(directory, read_only=True)
     with contextlib.ExitStack() as held:
@@ -193,7 +195,7 @@ def _mend(source: FileStorage, made: Path, progress: Progress) -> Mended:
         mended.filled_bytes += copy.filled
         mended.lost += copy.lost()
         mended.changes_lost += copy.changes_lost
-    _open(source, made, names, mended, progress)
+    _open_copy(source, made, names, mended, progress)
     return mended
 
 
@@ -208,9 +210,14 @@ class _PendingStamp:
 
 
 class _RingRepair:
-    """The copy of one ring: batches where they were, and padding where nothing can be read."""
+    """The copy of one ring: batches where they were, and padding where nothing can be read.
+
+    A hole is a damaged or missing part; its padding is one batch. What is before and after a hole
+    must be whole bundles, as recovery keeps no other: stamps next to it are changed for that.
+    """
 
     def __init__(self, storage: Storage, name: str, scan: Scan, epoch: int) -> None:
+        """storage: the new directory. scan: has read the original's ring. epoch: the copy's."""
         self.batches = self.filled = self.changes_lost = 0
         self._name = name
         self._scan = scan
@@ -228,7 +235,8 @@ class _RingRepair:
         self._hole: _PendingStamp | None = None
         """The padding before, until it is known what follows."""
         self._bundle: int | None = None
-        """New beginning of a bundle whose beginning is lost."""
+        """Position of the padding with which a bundle begins whose beginning is lost; None: the
+        bundle being copied has its beginning."""
         self._holes = 0
         """Damaged and missing parts that were passed so far."""
         self._seen: dict[int, tuple[int, int]] = {}
@@ -241,7 +249,10 @@ class _RingRepair:
         """(epoch, append time) of the last batch."""
 
     def run(self) -> Iterator[int]:
-        """Write the ring; yields the bytes of each segment."""
+        """Write the ring into the new directory, yielding the size of each segment that is done.
+
+        Then the file `closed` and the manifest, as an orderly close writes them.
+        """
         scan, size, storage = self._scan, self._size, self._storage
         replace_file(storage, RING_FILE, pack_file(RingMeta(scan.ring, size)))
         trims = read_mark(scan.storage, TRIMS_FILE, Trims)
@@ -249,7 +260,7 @@ class _RingRepair:
             replace_file(storage, TRIMS_FILE, pack_file(trims))
         there = {segment.number: segment for segment in scan.segments}
         last = -(-scan.end_lsn // size) - 1  # the last one that has bytes before the end
-        # Segments missing in front are not filled: the ring begins later.
+        # Segments missing in front are not filled: the ring begins later. They count as a hole.
         first = min([*there, last]) if last >= 0 else 0
         self._holes = int(scan.first_number < first)
         for number in range(first, last + 1):
@@ -265,10 +276,13 @@ class _RingRepair:
             yield size
         if self._hole is not None:
             self._end_hole(LAST_OF_BUNDLE, self._hole.stamp.epoch)
+        # Once more: stamps in earlier segments may have been changed since.
         for file in self._files.values():
             storage.sync(file)
         mark = Closed(scan.ring, scan.end_lsn, scan.epoch, clean=True)
         replace_file(storage, CLOSED_FILE, pack_file(mark))
+        # Offsets that were given, of streams whose copied batches do not reach so far: the manifest
+        # keeps them from being given again.
         states = scan.streams.states
         copied = {number: after for number, (after, _) in self._seen.items()}
         beyond = {
@@ -278,7 +292,7 @@ class _RingRepair:
         }
         Manifest(self._manifests, directory_name(self._name)).write(
             scan.ring, size, self._epoch, first, last, scan.end_lsn,
-            {n: (state.next, state.first) for n, state in states.items()},
+            {number: (state.next, state.first) for number, state in states.items()},
             clean=True, beyond=beyond,
         )  # fmt: skip
 
@@ -291,10 +305,10 @@ class _RingRepair:
         lsn = base + SEGMENT_HEADER_BYTES
         holes = _within(self._scan.damages, lsn, end) if source is not None else [(lsn, end)]
         while end - lsn >= STAMP_BYTES:
-            low, high = holes[0] if holes else (end, end)
+            low, high = holes[0] if holes else (end, end)  # the next one
             if low <= lsn:
                 del holes[0]
-                if high - lsn >= STAMP_BYTES:
+                if high - lsn >= STAMP_BYTES:  # a smaller rest of a segment holds nothing
                     self._pad(lsn, high)
                 lsn = max(lsn, high)
                 continue
@@ -318,9 +332,10 @@ class _RingRepair:
         """
         stamp = found.stamp
         self.batches += 1
-        begins = stamp.bundle_lsn == stamp.lsn
+        begins = stamp.bundle_lsn == stamp.lsn  # whether its bundle begins with it
         if self._hole is not None:
             if begins:
+                # The padding before it is a bundle by itself.
                 self._end_hole(LAST_OF_BUNDLE, self._hole.stamp.epoch)
             else:
                 # The remainder of a bundle begins with the padding.
@@ -335,7 +350,9 @@ class _RingRepair:
         ends = bool(stamp.flags & LAST_OF_BUNDLE)
         self._last = None if ends else _PendingStamp(stamp.lsn, stamp)
         if stamp.control_kind == DATA:
-            # -1: any hole, and a missing beginning, may have had records of a new stream.
+            # Offsets between this batch and the one before it are lost if a hole came between; else
+            # they never had a record. -1: any hole, and a missing beginning, may have had records
+            # of a stream that was not met yet.
             before, holes = self._seen.get(
                 stamp.stream, (self._scan.streams.state(stamp.stream).first, -1)
             )
@@ -344,7 +361,7 @@ class _RingRepair:
             self._seen[stamp.stream] = (stamp.next_offset, self._holes)
         elif stamp.control_kind == CHANGE and stamp.stream == CHANGE_STREAM:
             before, holes = self._change_next or (stamp.base_offset, self._holes)
-            if holes < self._holes:
+            if holes < self._holes:  # a hole came since the last change
                 self.changes_lost += max(stamp.base_offset - before, 0)
             self._change_next = stamp.next_offset, self._holes
 
@@ -357,6 +374,7 @@ class _RingRepair:
         if self._hole is not None:
             self._end_hole(LAST_OF_BUNDLE, self._hole.stamp.epoch)
         if self._last is not None:
+            # The bundle before lacks its rest: its last copied batch becomes the last one.
             stamp = self._last.stamp
             self._put(stamp._replace(flags=stamp.flags | LAST_OF_BUNDLE))
             self._last = None
@@ -373,14 +391,18 @@ class _RingRepair:
         self._bundle = None
 
     def _end_hole(self, flags: int, epoch: int) -> None:
-        """Finish the padding of a hole, with its epoch and the flag that ends a bundle."""
+        """Finish the stamp of a hole's padding, now that it is known what follows.
+
+        flags: LAST_OF_BUNDLE: it is a bundle by itself; 0: the bundle goes on. epoch: as of the
+        bundle that it belongs to.
+        """
         assert self._hole is not None
         stamp = self._hole.stamp
         self._put(stamp._replace(flags=stamp.flags | flags, epoch=epoch))
         self._hole = None
 
     def _put(self, stamp: Stamp) -> None:
-        """Write a stamp over the one that is there."""
+        """Write a stamp over the one at its place: into the segment in hand, or its file."""
         number, position = divmod(stamp.lsn, self._size)
         if number == self._number:
             self._data[position : position + STAMP_BYTES] = stamp.pack()
@@ -391,39 +413,50 @@ class _RingRepair:
             self._storage.write(file, position, [stamp.pack()])
 
     def lost(self) -> list[Lost]:
-        """List the offsets whose records are not in the copy."""
+        """Return the offsets whose records are not in the copy, by stream; after run().
+
+        Those between copied batches were noted there; those after a stream's last one are added.
+        """
         lost = self._lost.copy()
         for number, state in self._scan.streams.states.items():
-            reached = self._seen.get(number, (state.first, 0))[0]
+            reached, _ = self._seen.get(number, (state.first, 0))
             skipped = self._scan.skipped.get(number)
             if skipped is not None:
-                lost.append(Lost(self._name, number, reached, skipped[1], exact=False))
+                # How many records there were is not known: as many as the bytes may have held.
+                _, after_skipped = skipped
+                lost.append(Lost(self._name, number, reached, after_skipped, exact=False))
             elif reached < state.next:
                 lost.append(Lost(self._name, number, reached, state.next))
         return sorted(lost, key=lambda each: (each.stream, each.from_offset))
 
 
 def _within(damages: list[Damage], low: int, high: int) -> list[tuple[int, int]]:
-    """List the damaged parts of a segment, ascending; neighbouring parts become one."""
+    """Return the damaged parts in [low, high), ascending; parts that touch become one."""
     holes: list[tuple[int, int]] = []
     for damage in sorted(damages):
         begin, stop = max(damage.from_lsn, low), min(damage.to_lsn, high)
         if begin >= stop:
             continue
-        if holes and begin <= holes[-1][1]:
-            holes[-1] = holes[-1][0], max(holes[-1][1], stop)
-        else:
-            holes.append((begin, stop))
+        if holes:
+            last_begin, last_stop = holes[-1]
+            if begin <= last_stop:
+                holes[-1] = last_begin, max(last_stop, stop)
+                continue
+        holes.append((begin, stop))
     return holes
 
 
 # --- the copy as a broker finds it -----------------------------------------------------------
 
 
-def _open(
+def _open_copy(
     source: FileStorage, made: Path, names: list[str], mended: Mended, progress: Progress
 ) -> None:
-    """Open the copy as a broker would, which makes indexes and tables: it must be sound."""
+    """Open the copy as a broker would, which makes indexes and tables: it must be sound.
+
+    source: the original, which the tables are copied from. mended: gets what the tables lack.
+    Raises CannotMend: an opening finds something in the copy.
+    """
     journal = Journal.open(made)
     try:
         for name in names:
@@ -446,11 +479,16 @@ def _open(
 def _mend_tables(
     directory: Path, made: Path, journal: Journal, ring: Ring, recovery: Recovery, mended: Mended
 ) -> None:
-    """Copy the tables to the repaired directory, or make them anew where that does not work."""
+    """Copy the tables to the repaired directory, or make them anew where that does not work.
+
+    ring, recovery: ring main of the copy, as its opening left and found it. mended: gets what
+    became of the tables.
+    """
     mail = ring.next_offset(MAIL_STREAM) > 0
     if not mail and not (directory / DATABASE).exists() and not (directory / MARK).exists():
-        return
+        return  # there never were tables
     log = LogFacts(journal.uuid, ring.uuid, ring.start_lsn, ring.end_lsn, mail)
+    # Offset of the next change: by the newest snapshot of the ring's state, and changes after it.
     change_next = decode_snapshot(recovery.snapshot).change_next if recovery.snapshot else 0
     changes = [control for control in recovery.controls if control.kind == CHANGE]
     if changes:
@@ -475,7 +513,8 @@ def _rebuild(
 ) -> None:  # fmt: skip
     """Make the tables anew from the repaired log, with losses if it lacks changes.
 
-    fault: why the old tables could not be used. mended: gets what was lost.
+    change_next: offset of the next change of the log. fault: why the old tables could not be used.
+    mended: gets what was lost.
     """
     try:
         rebuild(made, log, follow, change_next)
@@ -483,7 +522,8 @@ def _rebuild(
         mended.queues_lost = f"{fault}; of the log: {error}"
         number = epoch << _NUMBERS_SHIFT  # Above all that earlier epochs gave.
         rebuild(made, log, follow, change_next, accept_lost=True, number_next=number)
-    # As the broker will: the tables go with the log, and get the mark that says so.
+    # Opened as a broker does: they must go with the log, and get the small file that says that
+    # there are tables.
     connection, _ = open_store(made, log)
     connection.close()
 
@@ -502,7 +542,7 @@ def _copy_tables(directory: Path, made: Path) -> str:
                 regular(directory / name) as data,
                 (made / name).open("xb") as copy,
             ):
-                shutil.copyfileobj(data, copy, _PIECE_BYTES)
+                shutil.copyfileobj(data, copy, PIECE_BYTES)
         with contextlib.closing(connect(made / DATABASE)) as tables:
             check_tables(tables, whole=True)
             position_of(tables)

@@ -58,8 +58,9 @@ def open_store(
 ) -> tuple[sqlite3.Connection, bool]:
     """Open the tables of a data directory for writing; returns them and whether they are new.
 
-    accept_lost: tables that are ahead of the log are taken as they are, and stand at its end. The
-    caller has the lock. Raises StoreDamaged, StoreMoved, StoreError, OSError: nothing was changed.
+    For a start, and for a repair. New ones are made where there never were any. accept_lost: tables
+    that are ahead of the log are taken as they are, and stand at its end. The caller has the lock.
+    Raises StoreDamaged, StoreMoved, StoreError, OSError: nothing was changed.
     """
     path = directory / DATABASE
     new = not os.path.lexists(path)
@@ -75,8 +76,10 @@ def open_store(
         position = position_of(connection)
         _check_position(position, log, path, accept_lost=accept_lost)
         if position.lsn > log.end_lsn:
+            # Accepted: from now on they follow the log from its end.
             with writing(connection):
                 connection.execute("UPDATE position SET lsn = ?", (log.end_lsn,))
+        # After the database: where the mark is and no database, one was lost.
         storage = FileStorage(directory)
         if read_file(storage, MARK) is None:
             replace_file(storage, MARK, pack_file(Mark(log.directory, log.ring)))
@@ -89,13 +92,17 @@ def open_store(
 
 
 def _beginning(log: LogFacts) -> Position:
-    """Return where new tables begin: with the log, or with the rest of an older program's."""
-    whole = log.start_lsn == 0
-    return Position(log.start_lsn, 0 if whole else -1, 1, log.directory, log.ring)
+    """Return the position of new tables: the oldest one of the log.
+
+    Where the log does not begin at 0, it was written by an older program, which had no tables: the
+    offset of its first change is not known.
+    """
+    change_next = 0 if log.start_lsn == 0 else -1
+    return Position(log.start_lsn, change_next, 1, log.directory, log.ring)
 
 
 def _check_new(directory: Path, log: LogFacts) -> None:
-    """Raise StoreError when there must have been tables before."""
+    """Raise StoreError when there must have been tables before: none may be made in their place."""
     mark = read_file(FileStorage(directory), MARK)
     if mark is None and not log.held_mail:
         return

@@ -2,8 +2,8 @@
 
 Owns the choice of what concerns the queues in ring main. The rules: a change is taken once, in the
 order of its offset; damage in the log is passed over only when the offsets after it prove that no
-change was in it, or when the operator accepted the loss. Source: docs/design.md, Queues and the
-checkpoint.
+change was in it, or when the operator accepted the loss. A body is a batch of the mail stream, a
+place a part of the log with some. Source: docs/design.md, Queues and the checkpoint.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ CHANGE_STREAM: Final = 0
 MAIL_STREAM: Final = 0xFFFF_FFFE
 """Number of the mail stream, as broker/ready.py has it."""
 _PLACE_BYTES: Final = 256 << 10
-"""Bytes of the log that are read again to find one body."""
+"""Bytes of the log, about, that one noted place of bodies covers: so many are read again to find a
+body in it."""
 
 
 Following: TypeAlias = Callable[[int, int, Wanted | None], Iterator[tuple[Stamp, memoryview]]]
@@ -51,15 +52,15 @@ class Changes:
         accept_lost: bool = False,
         relevant: Callable[[int, int], None] | None = None,
     ) -> None:
-        """change_next: offset of the first change wanted; -1: of the first one that there is.
+        """follow: reads the log. change_next: offset of the first change wanted; -1: of the first.
 
-        accept_lost: go on when changes are gone. relevant: told the bounds of each batch that
-        concerns the queues.
+        accept_lost: go on when changes are gone. relevant: is called with the bounds, [from, to)
+        in the log, of each batch that concerns the queues: of changes, or of bodies.
         """
         self.next = change_next
         """Offset after the last record that was given out."""
         self.lost = 0
-        """How many changes are gone, as far as offsets tell."""
+        """How many changes are gone, as far as offsets tell; only counted with accept_lost."""
         self.damages: list[str] = []
         """Damages that were met in the log."""
         self.places: list[BodySpan] = []
@@ -101,6 +102,7 @@ class Changes:
                     return False
                 self.mail_next = stamp.next_offset
                 at, end = stamp.lsn, stamp.lsn + stamp.size
+                # Bodies near to each other share a place, so that places stay few.
                 if last is None or at - last.lsn > _PLACE_BYTES:
                     last = BodySpan(stamp.base_offset, at, end)
                     self.places.append(last)
@@ -120,25 +122,27 @@ class Changes:
                 return
             except FollowLost as lost:
                 if lost.code == "retention":
-                    raise
+                    raise  # The log begins later: no damage, and not to be passed over.
                 self.damages.append(str(lost))
                 self._unproven = str(lost)
                 lsn, last = lost.to_lsn, None
 
     def _batch(self, stamp: Stamp, content: memoryview) -> Iterator[tuple[int, bytes]]:
-        """Yield the changes of a batch that were not seen yet.
+        """Yield the changes of a batch that were not given out yet.
 
-        Raises ChangesLost: some are missing.
+        Raises ChangesLost: offsets before it are missing, and their loss is not accepted.
         """
         base, end = stamp.base_offset, stamp.next_offset
         if self.next < 0:
-            self.next = base
+            self.next = base  # the first change that there is
         if base > self.next:
+            # A hole in the offsets: changes between are gone, by the damage if some was met.
             count = base - self.next
             if not self._accept_lost:
                 what = self._unproven or f"{count} records of the change log are not there"
                 raise ChangesLost(f"{what} (changes {self.next} to {base})")
             self.lost += count
+        # The offsets follow on, or the hole is counted: the damage before held nothing more.
         self._unproven = ""
         if end <= self.next:
             return

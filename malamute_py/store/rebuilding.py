@@ -28,14 +28,15 @@ def rebuild(
     accept_lost: bool = False,
     number_next: int = 1,
 ) -> None:
-    """Make new tables of all that the log has.
+    """Make new tables of all that the log has, where the old ones are missing or damaged.
 
-    change_next: the next offset of the change log. accept_lost: also of a log that may lack
-    something; number_next is then the first number for a mailbox or a service, above all that were
-    given. The caller has the lock. Raises ChangesLost, FollowLost, StoreError, OSError: nothing was
-    changed.
+    For a start, and for a repair. change_next: the next offset of the change log. accept_lost: also
+    of a log that may lack something; number_next is then the first number for a mailbox or a
+    service, above all that were given. The caller has the lock. Raises ChangesLost, FollowLost,
+    StoreError, OSError: nothing was changed.
     """
     if log.start_lsn and not accept_lost:
+        # What came before is gone, and may have held changes.
         raise ChangesLost(f"the log begins at position {log.start_lsn}")
     first = -1 if log.start_lsn else 0  # as of Changes: -1 for the first change that there is
     position = Position(
@@ -62,7 +63,8 @@ def accept(
 ) -> str:
     """Have the tables go on after what the log lacks; returns what that is, "" for nothing.
 
-    Raises StoreError, JournalError, OSError: nothing was changed.
+    Called where the operator accepts the loss, before the tables are read. change_next: offset of
+    the next change of the log. Raises StoreError, JournalError, OSError: nothing was changed.
     """
     position = position_of(connection)
     begin = max(position.lsn, log.start_lsn)
@@ -83,4 +85,5 @@ def accept(
 
 
 def _stand_at(connection: sqlite3.Connection, change_next: int) -> None:
+    """Have the tables expect the change of this offset next, though they lack some before it."""
     connection.execute("UPDATE position SET change_next = max(change_next, ?)", (change_next,))

@@ -13,17 +13,14 @@ the checkpoint.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from io import FileIO
 from pathlib import Path
 from typing import Final
 
-import google_crc32c
 import msgspec
 
 from malamute_protocol.stamp import DATA, LAST_OF_BUNDLE, Stamp
@@ -60,13 +57,7 @@ from malamute_py.journal.layout import (
     segment_number,
 )
 from malamute_py.journal.marks import read_mark, read_meta
-from malamute_py.journal.storage import (
-    DIRECTORY_MODE,
-    FILE_MODE,
-    kind_of,
-    open_regular,
-    replace_file,
-)
+from malamute_py.journal.storage import DIRECTORY_MODE, kind_of, replace_file
 from malamute_py.journal.types import SEGMENT_HEADER_BYTES
 from malamute_py.store.cuts import Asked, Cut, Decided, decided, shorten
 from malamute_py.store.database import (
@@ -79,6 +70,15 @@ from malamute_py.store.database import (
     sync_directory,
 )
 from malamute_py.store.errors import ChangesLost, StoreError
+from malamute_py.store.files import (
+    PIECE_BYTES,
+    copy_allocated,
+    copy_small,
+    regular,
+    sum_of,
+    sums,
+    sync_all,
+)
 from malamute_py.store.loading import check, load
 from malamute_py.store.reading import MAIL_STREAM, Changes
 
@@ -93,8 +93,8 @@ for a year; and 1,000 snapshots may be restored and taken in a chain before EPOC
 _FORM: Final = 1
 _OF_DIRECTORY: Final = frozenset([IDENTITY_FILE, EPOCH_FILE, MARK, DATABASE])
 _OF_RING: Final = frozenset([RING_FILE, TRIMS_FILE, CLOSED_FILE])
-_PIECE_BYTES: Final = 4 << 20
 _TRIES: Final = 5
+"""How often a ring is copied anew when it comes round while it is read."""
 _SYNC_WAIT_S: Final = 30.0
 _LOCK_WAIT_S: Final = 30.0
 
@@ -135,20 +135,21 @@ class _Lapped(Exception):
     """The ring overwrote what was being copied."""
 
 
-def _nobody(_: int, __: str) -> None:
-    return
+def _no_progress(_: int, __: str) -> None:
+    """Tell the progress to no caller."""
 
 
 # --- taking ------------------------------------------------------------------------------
 
 
 def take(
-    directory: Path, target: Path, *, progress: Progress = _nobody, now_ms: int | None = None
+    directory: Path, target: Path, *, progress: Progress = _no_progress, now_ms: int | None = None
 ) -> Manifest:
     """Copy a data directory, of a running broker or a stopped one, to a new directory.
 
-    The copy has everything that was confirmed as synced before the call. Raises SnapshotFailed: no
-    whole copy can be had now; JournalError, StoreError, OSError: rings or tables cannot be read.
+    For `malamute snapshot take`. The copy has everything that was confirmed as synced before the
+    call. Raises SnapshotFailed: no whole copy can be had now; JournalError, StoreError, OSError:
+    rings or tables cannot be read.
     """
     source = FileStorage(directory, read_only=True)
     identity = read_identity(source)
@@ -175,7 +176,7 @@ def take(
             files={},
         )
         manifest.findings = list(_findings(made / CONTENT, progress))
-        manifest.files = dict(_sums(made / CONTENT))
+        manifest.files = dict(sums(made / CONTENT))
         data = msgspec.json.format(msgspec.json.encode(manifest)) + b"\n"
         (made / MANIFEST).write_bytes(data)
         sync_all(made)
@@ -184,22 +185,25 @@ def take(
 
 @contextlib.contextmanager
 def made_whole(target: Path) -> Iterator[Path]:
-    """Make a directory that gets its name when everything has gone well."""
+    """Make a directory that gets its name when the block has gone well; else nothing is left of it.
+
+    Raises SnapshotFailed: the name is that of something already.
+    """
     target = target.absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise SnapshotFailed(f"{target} is there already; name a new directory")
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(mode=DIRECTORY_MODE)
+    unfinished = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(unfinished, ignore_errors=True)  # the rest of an attempt that was killed
+    unfinished.mkdir(mode=DIRECTORY_MODE)
     try:
-        yield partial
+        yield unfinished
         if target.exists():
-            target.rmdir()
-        partial.rename(target)
+            target.rmdir()  # it is empty, as was looked above
+        unfinished.rename(target)
         sync_directory(target.parent)
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
         raise
 
 
@@ -207,6 +211,7 @@ class _Copy:
     """One copy of a data directory under way."""
 
     def __init__(self, directory: Path, target: Path, progress: Progress, *, running: bool) -> None:
+        """running: whether a broker has the directory, and may write to it meanwhile."""
         self._directory = directory
         self._target = target
         self._progress = progress
@@ -215,18 +220,24 @@ class _Copy:
         self.done = 0
 
     def run(self) -> tuple[dict[str, tuple[int, int]], int]:
-        """Copy everything; returns the rings' bounds and the position of the tables."""
+        """Copy everything: ring main, the tables, the other rings, in this order.
+
+        So whatever tables and other rings refer to is in the copy of ring main, or is cut off of
+        them. Returns the rings' bounds, [first position, end), and the position of the tables.
+        """
         self._target.mkdir()
         for name in (IDENTITY_FILE, EPOCH_FILE, MARK):
-            _copy_small(self._directory / name, self._target / name)
+            copy_small(self._directory / name, self._target / name)
+        # Marks of failed syncs. A running broker's rings are copied up to what was synced only.
         failed = self._directory / FAILED
         if failed.is_dir() and not self._running:
             (self._target / FAILED).mkdir()
             for name in filter(is_directory_name, FileStorage(failed, read_only=True).names()):
-                _copy_small(failed / name, self._target / FAILED / name)
+                copy_small(failed / name, self._target / FAILED / name)
         (self._target / RINGS).mkdir()
         bounds: dict[str, tuple[int, int]] = {}
         lsn = -1
+        # Where each ring ends as the snapshot is asked for: all before that will be in the copy.
         asked = {
             name: _RingCopy(self, name, running=True).asked()
             for name in ring_names(self._storage)
@@ -239,14 +250,15 @@ class _Copy:
                     ring.begin()
                     ring.extend(ring.proven())
                     if name == MAIN:
+                        # The tables have come further than the copy meanwhile: it goes on to there.
                         lsn = self._copy_tables()
                         ring.extend(max(ring.proven(), lsn))
                         main = ring
                     elif self._running:
-                        # A ring that `asked` lacks was made after the snapshot was asked for.
-                        ring.cut(
-                            asked.get(name, Asked(0, None)), cache(partial(self._decided, main))
-                        )
+                        # A ring that `asked` lacks was made after the snapshot was asked for. What
+                        # ring main says is read once, where it matters.
+                        before = asked.get(name, Asked(end=0, trims=None))
+                        ring.cut(before, cache(partial(self._decided, main)))
                     break
                 except _Lapped:
                     if tries == _TRIES:
@@ -271,7 +283,8 @@ class _Copy:
             ):
                 source.execute("PRAGMA query_only = 1")
                 source.backup(copy)
-                # One file alone: SQLite would discard a WAL beside it when the copy goes on.
+                # The copy has the source's mode, WAL, in which a second file belongs to it. In this
+                # mode it is one file alone.
                 copy.execute("PRAGMA journal_mode = DELETE")
                 return position_of(copy).lsn
         except sqlite3.Error as error:
@@ -290,9 +303,11 @@ class _Copy:
         try:
             return main.decided(self._target / DATABASE)
         except (StoreError, JournalError, sqlite3.Error):
-            return Decided(frozenset(), frozenset(), 1 << 64)
+            # All commits are taken as known: no number is as high.
+            return Decided(frozenset(), frozenset(), mail_next=1 << 64)
 
     def count(self, size: int, what: str) -> None:
+        """Tell the progress: so many bytes more were copied, of this."""
         self.done += size
         self._progress(self.done, what)
 
@@ -301,6 +316,7 @@ class _RingCopy:
     """The copy of one ring, in pieces up to positions that are known to be synced."""
 
     def __init__(self, copy: _Copy, name: str, *, running: bool) -> None:
+        """running: whether a broker may write to the ring meanwhile."""
         self._copy = copy
         self._name = name
         self._running = running
@@ -314,7 +330,9 @@ class _RingCopy:
         self._meta = meta
         self._size = meta.segment_bytes
         self._first = self._at = 0
+        """Position at which the copy begins, and up to which it has come."""
         self._epoch = 0
+        """Epoch of the last batch that _ends() found."""
 
     def begin(self) -> None:
         """Begin with the oldest segment; pieces that were copied before are thrown away."""
@@ -322,12 +340,15 @@ class _RingCopy:
         self._to.mkdir()
         # First offsets are read before the segments: they may not be ahead of what is copied.
         for name in (RING_FILE, TRIMS_FILE):
-            _copy_small(self._from / name, self._to / name)
+            copy_small(self._from / name, self._to / name)
         numbers = self._numbers()
         self._first = self._at = numbers[0] * self._size if numbers else 0
 
     def _numbers(self) -> list[int]:
-        """Return the numbers of segments that hold, or held, batches; spares have a number, too."""
+        """Return the numbers of the ring's segments, spares included.
+
+        A file amid its preparation for another use is left out: its header has another number.
+        """
         found = []
         for name in self._storage.names():
             number = segment_number(name)
@@ -346,9 +367,9 @@ class _RingCopy:
         return header.number if ours and header is not None else None
 
     def proven(self) -> int:
-        """Return up to where the ring is synced: at least to where it ends now.
+        """Wait until the ring is synced to where it ends now, and return up to where it is synced.
 
-        The ring of a stopped broker is synced to its end. Raises SnapshotFailed: not in time.
+        The ring of a stopped broker is copied to its end. Raises SnapshotFailed: not in time.
         """
         end, synced = self._ends()
         if not self._running:
@@ -371,14 +392,16 @@ class _RingCopy:
         last: Stamp | None = None
 
         def note(stamp: Stamp) -> bool:
-            """Remember the last whole bundle; False: no content is to be read."""
+            """Remember the stamp that ends the last whole bundle; False: no content is wanted."""
             nonlocal last, epoch
             if stamp.epoch < epoch:
-                epoch = 1 << 64  # A batch of an earlier life: the ring ended before it.
+                # A batch of an earlier life: the ring ended before it, and nothing after it counts.
+                epoch = 1 << 64
             elif stamp.flags & LAST_OF_BUNDLE:
                 last, epoch = stamp, stamp.epoch
             return False
 
+        # From the newest segment back to one with a whole bundle: spares have none.
         for number in reversed(self._numbers()):
             base, epoch = number * self._size, 0
             with contextlib.suppress(FollowLost):
@@ -394,7 +417,10 @@ class _RingCopy:
         return end, synced
 
     def extend(self, to_lsn: int) -> None:
-        """Copy on, up to the end of a bundle. Raises _Lapped."""
+        """Copy on, segment by segment, up to a position, which is the end of a bundle.
+
+        Raises _Lapped: the ring has come round meanwhile.
+        """
         while self._at < to_lsn:
             number, begin = divmod(self._at, self._size)
             stop = min(to_lsn - number * self._size, self._size)
@@ -409,13 +435,14 @@ class _RingCopy:
         except FileNotFoundError:
             raise _Lapped from None
         with source, (self._to / name).open("r+b" if begin else "w+b") as copy:
-            # The parts that are not copied read as zeros, and take no room in the snapshot.
+            # It has a segment's size at once: parts that are not copied read as zeros, and take no
+            # room in the snapshot.
             copy.truncate(self._size)
             copy.seek(begin)
             source.seek(begin)
             left = stop - begin
             while left:
-                data = source.read(min(left, _PIECE_BYTES))
+                data = source.read(min(left, PIECE_BYTES))
                 if not data:
                     raise _Lapped
                 copy.write(data)
@@ -426,7 +453,7 @@ class _RingCopy:
             raise _Lapped
 
     def asked(self) -> Asked:
-        """Return where the ring ends now, and what it says of its first offsets."""
+        """Return where the ring ends now, and its file of first offsets, for cut()."""
         end, _ = self._ends()
         path = self._from / TRIMS_FILE
         with contextlib.suppress(FileNotFoundError), regular(path) as file:
@@ -439,7 +466,11 @@ class _RingCopy:
         return decided(database, copy, self._meta, self._first, self._at)
 
     def cut(self, asked: Asked, main: Callable[[], Decided]) -> None:
-        """Take back the end of the copy that ring main's copy does not fit to: see cuts.py."""
+        """Take back the end of the copy where it would tear a transaction: see cuts.py.
+
+        asked: the ring when the snapshot was asked for; nothing before its end is taken back.
+        main: returns what the copy of ring main says of transactions.
+        """
         size = self._size
         # From the segment in which the ring ended when the snapshot was asked for.
         first = max(self._first, (asked.end - 1) // size * size)
@@ -461,10 +492,11 @@ class _RingCopy:
 
     def finish(self) -> tuple[int, int]:
         """Write down where the copy ends, as an orderly close does; returns its bounds."""
+        # Segments that are copied whole.
         numbers = range(self._first // self._size, self._at // self._size)
         for name in map(index_name, numbers):
             # An index needs no such check: it says itself to which segment it belongs.
-            _copy_small(self._from / name, self._to / name)
+            copy_small(self._from / name, self._to / name)
         mark = Closed(self._meta.uuid, self._at, self._epoch, clean=True)
         if self._at:
             replace_file(FileStorage(self._to), CLOSED_FILE, pack_file(mark))
@@ -474,12 +506,13 @@ class _RingCopy:
 # --- verifying -----------------------------------------------------------------------------
 
 
-def verify(snapshot: Path, *, progress: Progress = _nobody) -> tuple[Manifest, list[str]]:
+def verify(snapshot: Path, *, progress: Progress = _no_progress) -> tuple[Manifest, list[str]]:
     """Return a snapshot's manifest, and what is wrong with its files, its rings and its tables.
 
-    Raises SnapshotFailed: it is none; OSError.
+    For `malamute snapshot verify`, and before each restoring. Raises SnapshotFailed: it is none;
+    OSError.
     """
-    manifest = _manifest(snapshot)
+    manifest = _read_manifest(snapshot)
     content = snapshot / CONTENT
     wrong = [fault for name in manifest.files if (fault := _name_fault(content, name))]
     if wrong:
@@ -488,7 +521,7 @@ def verify(snapshot: Path, *, progress: Progress = _nobody) -> tuple[Manifest, l
     done = 0
     for name, (size, crc) in manifest.files.items():
         try:
-            found = _sum(content / name)
+            found = sum_of(content / name)
         except FileNotFoundError:
             wrong.append(f"{name}: missing")
         else:
@@ -511,14 +544,15 @@ def _name_fault(content: Path, name: str) -> str:
     """
     if not _may_be_named(name):
         return f"{name!r}: no file of a data directory has this name"
+    # The content itself, then each directory on the way to the file.
     path = content
-    parts = name.split("/")
-    for part in ("", *parts[:-1]):
-        path /= part
+    *directories, _ = name.split("/")
+    for directory in ("", *directories):
+        path /= directory
         kind = kind_of(path)
         if kind not in ("", "a directory"):
             return f"{path.relative_to(content.parent)}: is {kind} and no directory"
-    kind = kind_of(content / name)
+    kind = kind_of(content / name)  # "" for a regular file, and for none: that one is missing
     return f"{name}: is {kind} and no file" if kind else ""
 
 
@@ -536,7 +570,7 @@ def _may_be_named(name: str) -> bool:
     return False
 
 
-def _manifest(snapshot: Path) -> Manifest:
+def _read_manifest(snapshot: Path) -> Manifest:
     """Read the manifest of a snapshot. Raises SnapshotFailed."""
     try:
         with regular(snapshot / MANIFEST) as file:
@@ -573,13 +607,19 @@ def _findings(content: Path, progress: Progress) -> Iterator[str]:
 
 
 def _tables_against_log(path: Path, content: Path) -> Iterator[str]:
-    """Check that tables and log together make queues, and that each body is in one of them."""
+    """Yield what is wrong where tables and log of a copy do not fit each other.
+
+    The log after the tables is applied to them, as a start does it. Then each body that a row still
+    wants must be in the tables or in the log. Raises StoreError, JournalError, sqlite3.Error: one
+    of them cannot be read, or they are of different logs.
+    """
     main = FileStorage(content / RINGS / directory_name(MAIN), read_only=True)
     meta, closed = read_meta(main), read_mark(main, CLOSED_FILE, Closed)
-    numbers = [n for n in map(segment_number, main.names()) if n is not None]
+    numbers = [number for number in map(segment_number, main.names()) if number is not None]
     with contextlib.closing(connect(path, read_only=True)) as connection:
         check(connection, whole=True)
         queues, position = load(connection), position_of(connection)
+        # Numbers of all bodies that there are: those in the tables here, those of the log below.
         kept = {base for (base,) in connection.execute("SELECT base FROM bodies")}
     if meta is None or closed is None or not numbers:
         if position.lsn:
@@ -592,11 +632,11 @@ def _tables_against_log(path: Path, content: Path) -> Iterator[str]:
     changes = Changes(follower.read, position.change_next)
     for _, record in changes.read([(max(first, position.lsn), closed.end_lsn)]):
         change = decode_change(record)
-        if not isinstance(change, STREAM_CHANGES):
+        if not isinstance(change, STREAM_CHANGES):  # changes of streams concern no queue
             apply(Tables(), queues, change)
 
     def note(stamp: Stamp) -> bool:
-        """Note the bodies that the log has; no content is to be read."""
+        """Note the bodies that the log has; False: no content is wanted."""
         if stamp.stream == MAIL_STREAM and stamp.control_kind == DATA:
             kept.add(stamp.base_offset)
         return False
@@ -614,10 +654,12 @@ def _tables_against_log(path: Path, content: Path) -> Iterator[str]:
 # --- restoring -----------------------------------------------------------------------------
 
 
-def restore(snapshot: Path, target: Path, *, progress: Progress = _nobody) -> Manifest:
-    """Make a new data directory from a snapshot; its epoch is above all that came before.
+def restore(snapshot: Path, target: Path, *, progress: Progress = _no_progress) -> Manifest:
+    """Make a new data directory from a snapshot, which is verified first.
 
-    Raises SnapshotFailed: it is damaged, its epochs are spent, or the target is there; OSError.
+    For `malamute snapshot restore`. Its epoch is far above the original's, which may go on: no
+    position means two records. Raises SnapshotFailed: it is damaged, its epochs are spent, or the
+    target is there; OSError.
     """
     manifest, wrong = verify(snapshot, progress=progress)
     if wrong:
@@ -634,7 +676,7 @@ def restore(snapshot: Path, target: Path, *, progress: Progress = _nobody) -> Ma
         for name, (size, _) in manifest.files.items():
             to = made / name
             to.parent.mkdir(parents=True, exist_ok=True)
-            _copy_allocated(snapshot / CONTENT / name, to, size)
+            copy_allocated(snapshot / CONTENT / name, to, size)
             done += size
             progress(done, "restoring")
         storage = FileStorage(made)
@@ -646,53 +688,3 @@ def restore(snapshot: Path, target: Path, *, progress: Progress = _nobody) -> Ma
         replace_file(storage, EPOCH_FILE, pack_file(raised))
         sync_all(made)
     return manifest
-
-
-def _copy_allocated(source: Path, to: Path, size: int) -> None:
-    """Copy a file whose space is allocated first: a full disk refuses now, not amid an append."""
-    with regular(source) as data, to.open("xb") as copy:
-        if size:
-            os.posix_fallocate(copy.fileno(), 0, size)
-        shutil.copyfileobj(data, copy, _PIECE_BYTES)
-
-
-# --- files ---------------------------------------------------------------------------------
-
-
-def regular(path: Path) -> FileIO:
-    """Open a file for reading and follow no link. Raises NotAFile, OSError."""
-    return FileIO(open_regular(path, os.O_RDONLY), "rb")
-
-
-def _copy_small(source: Path, to: Path) -> None:
-    """Copy a file; nothing happens when there is none. Raises NotAFile, OSError."""
-    with contextlib.suppress(FileNotFoundError), regular(source) as data:
-        to.write_bytes(data.read())
-
-
-def _sums(content: Path) -> Iterator[tuple[str, tuple[int, int]]]:
-    for path in sorted(content.rglob("*")):
-        if path.is_file():
-            yield str(path.relative_to(content)), _sum(path)
-
-
-def _sum(path: Path) -> tuple[int, int]:
-    """Return size and CRC of a file."""
-    crc = size = 0
-    with regular(path) as file:
-        while data := file.read(_PIECE_BYTES):
-            crc = google_crc32c.extend(crc, data)
-            size += len(data)
-    return size, crc
-
-
-def sync_all(directory: Path) -> None:
-    """Make the directory and its files durable, and readable for no other user."""
-    for path in [directory, *directory.rglob("*")]:
-        if path.is_dir():
-            path.chmod(DIRECTORY_MODE)
-            sync_directory(path)
-        else:
-            path.chmod(FILE_MODE)
-            with path.open("rb") as file:
-                os.fsync(file.fileno())

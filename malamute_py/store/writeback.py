@@ -46,9 +46,10 @@ class Writeback:
             self._advancing.clear()
 
     def _open(self) -> None:
-        """Open the files that are there; SQLite makes the WAL when it first needs it.
+        """Open those of the two files that are there and not open yet.
 
-        The files stay open while the process lives: closing the database drops SQLite's locks.
+        SQLite makes the WAL when it first needs it. The files stay open while the process lives:
+        closing any descriptor of a file drops SQLite's locks on it.
         """
         for path in self._paths[len(self._files) :]:
             try:

@@ -317,6 +317,30 @@ def test_a_page_that_cannot_be_read_costs_the_batches_on_it_and_no_others(place:
     assert losses[-1][1] == answers[touched[-1]].end_lsn
 
 
+def test_damage_after_a_fault_that_was_gone_at_the_second_look_ends_at_the_next_batch(
+    place: Place,
+) -> None:
+    ring, _ = place.open()
+    large = put(ring, 1, b"a" * 9000)
+    small = [put(ring, 1, b"b") for _ in range(4)]
+    ring.sync()
+    place.storage.write(place.storage.open(segment_name(0)), small[0].lsn, [b"\xff" * 16])
+    begin = large.end_lsn - Stamp.unpack(large.stamps[0]).size
+
+    class Once(Faulty):
+        def read(self, file: Any, position: int, size: int) -> bytes:
+            data = bytearray(self.inner.read(file, position, size))
+            if position == begin and not self.calls:
+                data[1000] ^= 0xFF
+                self.calls.append(("read", position))
+            return bytes(data)
+
+    seen, lost = follow_on(Follower(Once(place.storage)), begin, ring.end_lsn, is_data)
+    assert [offset for _, _, offset, _ in seen] == [0]
+    assert lost is not None
+    assert (lost.from_lsn, lost.to_lsn) == (small[0].lsn, small[1].lsn)
+
+
 def test_a_file_put_in_the_place_of_another_is_read_by_the_next_call(tmp_path: Path) -> None:
     storage, marks = Faulty(FileStorage(tmp_path)), MemoryStorage()
     ring, _ = Ring.open(storage, settings=SMALL, epoch=1, marks=marks)

@@ -444,6 +444,19 @@ def test_f12_the_epoch_is_above_all_that_were_used(data: Directory, fate: str) -
         data.open()
 
 
+def test_f12_the_epoch_is_above_all_that_were_used_where_the_rings_are_gone_too(
+    data: Directory,
+) -> None:
+    for _ in range(3):
+        data.open()
+    before = data.journal.epoch
+    shutil.rmtree(data.path / "rings")
+    (data.path / EPOCH_FILE).unlink()
+    data.open()
+    assert [each.file for each in data.journal.restored] == [EPOCH_FILE]
+    assert data.journal.epoch > before
+
+
 def test_verify_and_dump_name_what_is_missing(data: Directory) -> None:
     """Both verify and dump once said that all was well."""
     ring, _ = data.open()

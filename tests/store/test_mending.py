@@ -17,8 +17,8 @@ from malamute_py.journal.directory import Journal
 from malamute_py.store import mending
 from malamute_py.store.database import DATABASE, lock
 from malamute_py.store.errors import StoreLocked
+from malamute_py.store.files import regular
 from malamute_py.store.mending import CannotMend, Lost, mend
-from malamute_py.store.snapshot import regular
 from tests.cli.running import run_cli
 from tests.journal.rings import S, batch, everything
 from tests.seeds import seeds
