@@ -105,6 +105,7 @@ EVENTS: Final = (
     Event("lease_expired", "warning", "a worker was silent about requests for too long; others get them"),
     Event("request_expired", "warning", "a request's deadline was over; its requester was told"),
     Event("request_dead", "warning", "a request failed or was tried too often, and lies in the dead-letter mailbox"),
+    Event("request_read_failed", "error", "a request's body could not be read, and is read again: look at the disk"),
     Event("request_lost", "error", "a request's body is neither in the log nor in the tables; its requester was told"),
     Event("reply_late", "warning", "a worker answered a request that it does not hold any more; said once while it goes on"),
     Event("reply_undeliverable", "warning", "a reply's mailbox is gone, with its requester"),

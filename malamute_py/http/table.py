@@ -122,6 +122,7 @@ requests_requeued | Dead or held requests that were queued anew by hand.
 requests_cancelled | Requests that were cancelled.
 requests_expired | Requests whose time was over (event request_expired).
 requests_dead | Requests that failed or were tried too often (event request_dead).
+request_reads_failed | Reads of requests' bodies that failed; they are tried again.
 requests_lost | Requests whose body is nowhere: damage (event request_lost).
 dead_letters | Requests and records that went to a dead-letter mailbox.
 leases_expired | Requests whose worker was silent for too long (event lease_expired).

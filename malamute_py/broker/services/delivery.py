@@ -16,8 +16,11 @@ from malamute_py.broker.links.links import Links
 from malamute_py.broker.log.bodies import Bodies, Body
 from malamute_py.broker.log.steps import Steps
 from malamute_py.broker.services.ends import Ends
+from malamute_py.broker.services.registry import RETRY_MS
+from malamute_py.broker.services.returns import Returns
 from malamute_py.broker.services.service import Lease, Offer, PendingWork, RequestBatch
 from malamute_py.broker.structures.bitmaps import ones
+from malamute_py.changelog.records import WITHDRAWN
 
 OFFER: Final = 51
 """Number of the command OFFER, by which a refusal names it."""
@@ -27,13 +30,15 @@ class WorkDelivery:
     """Requests on their way to the workers that hold them."""
 
     def __init__(
-        self, shard: Shard, links: Links, steps: Steps, bodies: Bodies, ends: Ends
-    ) -> None:
+        self, shard: Shard, links: Links, steps: Steps, bodies: Bodies, ends: Ends,
+        returns: Returns,
+    ) -> None:  # fmt: skip
         self._shard = shard
         self._links = links
         self._steps = steps
         self._bodies = bodies
         self._ends = ends
+        self._returns = returns
 
     def deliver(self, offer: Offer, lease: Lease, cost: int) -> None:
         """Send the rows of a new lease, or let them wait for what the offer was handed before.
@@ -59,6 +64,7 @@ class WorkDelivery:
     def _found(self, offer: Offer, work: PendingWork, body: Body | None) -> None:
         """Note the body of work, and send the oldest work first. body: None: it cannot be read."""
         work.body = body
+        work.failed = self._bodies.failed
         work.answered = True
         pending = offer.pending
         while pending and pending[0].answered:
@@ -83,11 +89,27 @@ class WorkDelivery:
             gone = work.rows.bit_count()
             offer.left_bytes += work.cost
             if rows and not over:
-                self._lost(batch, rows)
+                self._unreadable(batch, rows, work.failed)
         if gone:
             # Nothing was sent for these, so their credit is returned.
             offer.left_records += gone
             offer.owner.resume(offer)
+
+    def _unreadable(self, batch: RequestBatch, rows: int, failed: str) -> None:
+        """Let requests wait again whose bodies could not be read; end those whose bodies are lost.
+
+        failed: reason why the read failed; empty: the bodies are lost. Nothing was sent, so a read
+        that failed is no attempt.
+        """
+        if not failed:
+            self._lost(batch, rows)
+            return
+        service = batch.service
+        self._shard.counters["request_reads_failed"] += 1
+        self._shard.event(
+            "request_read_failed", "error", service=service.name, number=batch.base, reason=failed
+        )
+        self._returns.give_back(service, [(batch, rows)], WITHDRAWN, again_ms=RETRY_MS)
 
     def _lost(self, batch: RequestBatch, rows: int) -> None:
         """End requests whose bodies cannot be read, and tell their requesters."""

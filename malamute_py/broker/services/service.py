@@ -257,7 +257,7 @@ class PendingWork:
     Rows whose bodies are in memory wait as well if earlier ones of the same offer do.
     """
 
-    __slots__ = ("answered", "batch", "body", "cost", "hand_out", "rows")
+    __slots__ = ("answered", "batch", "body", "cost", "failed", "hand_out", "rows")
 
     def __init__(self, batch: RequestBatch, rows: int, cost: int, hand_out: int) -> None:
         """hand_out: number of the hand-out that gave the worker these rows."""
@@ -267,6 +267,8 @@ class PendingWork:
         self.hand_out = hand_out
         self.body: Body | None = None
         self.answered = False
+        self.failed = ""
+        """Reason why the read of the body failed; empty: the body is lost, if there is none."""
 
 
 class Offer(Taker):

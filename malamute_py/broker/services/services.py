@@ -48,7 +48,7 @@ class Services:
         self._registry = registry = Registry(shard, steps, puts.mailboxes)
         self._ends = ends = Ends(shard, bodies, puts, registry)
         returns = Returns(shard, steps, registry, ends)
-        self._delivery = WorkDelivery(shard, links, steps, bodies, ends)
+        self._delivery = WorkDelivery(shard, links, steps, bodies, ends, returns)
         self._hand_outs = hand_outs = HandOuts(
             shard, links, steps, registry, returns, self._delivery
         )

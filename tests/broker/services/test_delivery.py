@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from malamute_protocol.commands import WorkState
+from malamute_py.broker.ready import BodiesFound
+from malamute_py.broker.services.registry import RETRY_MS
 from tests.broker.service_world import pair
 
 
@@ -68,3 +70,33 @@ def test_a_request_whose_body_cannot_be_read_ends_and_its_requester_is_told() ->
     assert world.counter("requests_lost") == 1
     assert [task.body for task in world.work(2)] == [b"b" * 100]
     assert world.mail(1)[0].mail.why == "lost"
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_request_whose_body_could_not_be_read_is_read_again_and_that_is_no_attempt(
+    behind: bool,
+) -> None:
+    """It ended as lost, though its body was in the log. behind: an earlier one is read longer."""
+    world = pair(mail_hot_bytes=1, read=False, mail_read_bytes=16_000)
+    bodies = [b"a" * 3_000, b"b" * 3_000]
+    for body in bodies:
+        world.request(1, body)
+    world.request(1, b"z")
+    world.offer(2, credit=3)
+    reads = list(world.shell.bodies)
+    failing = reads[1] if behind else reads[0]
+    world.shell.bodies.clear()
+    world.shell.broker.bodies(BodiesFound(failing.token, {}, failed="the disk does not answer"))
+    world.shell.run()
+    world.shell.bodies.extend(read for read in reads if read is not failing)
+    for _ in range(6):
+        world.shell.answer_bodies()
+        world.shell.run()
+    assert world.counter("requests_lost") == 0
+    assert world.counter("request_reads_failed") == 1
+    world.shell.wait(RETRY_MS)
+    for _ in range(6):
+        world.shell.answer_bodies()
+        world.shell.run()
+    got = [(task.body, task.work.attempts) for task in world.work(2)]
+    assert sorted(got) == [(bodies[0], 1), (bodies[1], 1), (b"z", 1)]
