@@ -1,6 +1,7 @@
 """Named: objects of a stream that have names of their own: its cursors and its groups.
 
-Owns finding and listing them, and which of them are on their way into the log. The rule: a listing
+Owns finding and listing them, and which of them are on their way into the log; what they are is for
+cursors.py and groups.py. The rule: a listing
 is a page in the order of (stream, name), and costs by the page, apart from sorting one stream's
 names after they have changed; streams that the identity may not read are left out. Source: SPEC.md,
 section 4.7.
@@ -44,7 +45,7 @@ class Named(Generic[_T, _Coming]):
         self.coming: dict[Place, list[_Coming]] = {}
         """Changes on their way into the log, or callers that wait for one, by place."""
         self._creators: dict[Place, str] = {}
-        """Owner that an object which is being created counts for."""
+        """Owner that an object counts for while its creation is on its way into the log."""
 
     def __len__(self) -> int:
         return self._count
@@ -63,7 +64,10 @@ class Named(Generic[_T, _Coming]):
         return place in self.coming or self.get(place) is not None
 
     def check_room(self, by: str, most: int) -> None:
-        """Raise BrokerRefused if one more object would exceed the bound or its creator's quota."""
+        """Raise BrokerRefused if one more object would exceed the bound or its creator's quota.
+
+        most: objects of this kind that the broker keeps; those being created count, too.
+        """
         if self._count + len(self._creators) >= most:
             reason = f"at most {most} {self._resource}"
             raise self._quotas.over_all(by, self._resource, reason)
@@ -75,7 +79,7 @@ class Named(Generic[_T, _Coming]):
         self._quotas.add(by, self._resource)
 
     def begun(self, place: Place) -> None:
-        """Count a creation no longer: the object itself counts, if it came to be."""
+        """End the count of a creation, which the log has or refused; an object counts by itself."""
         creator = self._creators.pop(place, None)
         if creator is not None:
             self._quotas.add(creator, self._resource, -1)
@@ -86,7 +90,10 @@ class Named(Generic[_T, _Coming]):
         return () if things is None else things.values()
 
     def add(self, place: Place, thing: _T, by: str) -> None:
-        """Take up an object, in the place of one of its name. by: its creator, if it is new."""
+        """Enter an object that the log has, in the place of one of its name.
+
+        by: owner for whose quota a new one counts.
+        """
         things = self._of.setdefault(place[0], {})
         if place[1] not in things:
             self.begun(place)
@@ -129,7 +136,10 @@ class Named(Generic[_T, _Coming]):
     ) -> tuple[list[tuple[Stream, _T]], bool]:
         """Return a page of the objects whose names begin with `prefix`, and whether there are more.
 
-        stream: its name; empty: all streams that may be read. after: "stream/name", or a name.
+        Called for listings such as LIST_CURSORS; each object comes with its stream. may_read:
+        whether the asker may read the stream of a name. stream: its name; empty: all that may be
+        read. after: where the page before ended, "stream/name", or a name alone in `stream`; empty:
+        from the first on.
         """
         after_stream, slash, after_name = after.rpartition("/")
         if not slash:
@@ -149,7 +159,7 @@ class Named(Generic[_T, _Coming]):
 
     @staticmethod
     def _streams(catalogue: Catalogue, first: str) -> Iterator[str]:
-        """Names of streams in order from one on, that one included."""
+        """Yield the names of streams in order from `first` on, that one included if not empty."""
         if first:
             yield first
         yield from catalogue.names_after(first, "")
@@ -160,6 +170,7 @@ class Named(Generic[_T, _Coming]):
         names = self._sorted.get(stream)
         if names is None:
             names = self._sorted[stream] = sorted(things)
+        # Names with the prefix lie together; an `after` before all of them says nothing.
         place = bisect_right(names, after) if after >= prefix and after else (
             bisect_left(names, prefix)
         )  # fmt: skip
