@@ -1,6 +1,7 @@
 """One subscription: its selection of a stream, and its position there.
 
-Owns every fact about one subscription. The rules: `covered` is the offset that the client was told,
+Owns every fact about one subscription. A live subscription takes each batch as it comes; any other
+one lags, and is served on demand. The rules: `covered` is the offset that the client was told,
 `position` the offset that the selection has come to, and a live subscription stands at the tail
 without being touched. Source: docs/design.md, Flow control.
 """
@@ -104,18 +105,19 @@ class Subscription(Receiver):
 
     @property
     def place(self) -> int:
-        """Offset before which every record was delivered or not selected."""
+        """Offset before which every record was delivered or not selected: the next COVER's end."""
         if self.live:
             audience, tail = self.stream.audience, self.tail
             if audience.late:
-                # The subscription has no batch that is being matched, unless it read it itself.
+                # A batch whose headers are still being matched was not delivered, but where the
+                # subscription has read it on demand, before it went live.
                 tail = max(self.position, audience.late_from(self.durable, tail))
             return min(tail, self.stop)
         return self.position
 
     @property
     def able(self) -> bool:
-        """Whether it may be given something."""
+        """Whether it may be given something: it has credit left, and its link room for bytes."""
         return self.started and self.left_records > 0 and self.left_bytes > 0 and self.link.room > 0
 
     @property
@@ -132,3 +134,4 @@ class Subscription(Receiver):
 
 
 SUBSCRIBE: Final = 12
+"""Number of the command, for refusals."""
