@@ -86,6 +86,7 @@ class Marks:
         """Heap of (offset, order, cursor), with offsets of before: a search for the least among
         10,000 cursors at each move would cost too much."""
         self._offsets = [stream.next]
+        """The offset of each mark, ascending."""
         self._lsns = [stream.ring.end_lsn]
         """The LSN of each mark, whose offset has the same place in `_offsets`."""
         self._first_offset = stream.first
@@ -93,7 +94,7 @@ class Marks:
         """The stream's own bytes before the first mark: the LSNs there are not known."""
 
     def note(self, stream: Stream) -> None:
-        """Add a mark where the stream ends now."""
+        """Add a mark where the stream ends now, if it has grown; of too many, drop every second."""
         if stream.next <= self._offsets[-1]:
             return
         self._offsets.append(stream.next)
@@ -196,7 +197,7 @@ class Pins:
             self._due_ms = max(self._begun_ms + MARK_MS, now_ms + 1)
 
     def measure(self, cursor: Cursor) -> None:
-        """Count anew the bytes that a cursor holds back."""
+        """Measure anew the bytes that a cursor's pin holds back, for an answer with its facts."""
         if cursor.pinned_at is not None:
             stream = cursor.stream
             cursor.held_bytes = self._marks[stream].held(stream, cursor.next)

@@ -108,7 +108,7 @@ class Catalogue:
         return iter(self._names.values())
 
     def get(self, name: str) -> Stream | None:
-        """The stream of this name."""
+        """Return the stream of this name; None: there is none, or none yet."""
         return self._names.get(name)
 
     def find(self, owner: str, name: str, action: str, doing: str = "") -> Stream:
@@ -138,18 +138,18 @@ class Catalogue:
         return any(permit(owner, each, name) for each in TOLD_TO)
 
     def by_number(self, number: int) -> Stream | None:
-        """The stream of this number."""
+        """Return the stream of this number; None: it was removed."""
         return self._numbers.get(number)
 
     def numbers_in(self, ring: str) -> Collection[int]:
-        """The numbers of the streams that live in a ring; "": of all streams."""
+        """Return the numbers of the streams whose records are in a ring; "": of all streams."""
         if not ring:
             return self._numbers
         state = self.rings.get(ring)
         return () if state is None else state.numbers
 
     def owner_of(self, ring: RingState) -> Stream | None:
-        """The stream whose own ring it is; None: streams share it."""
+        """Return the stream whose own ring it is; None: streams share it."""
         number = next(iter(ring.numbers), None)
         stream = None if number is None else self.by_number(number)
         return stream if stream is not None and stream.row.settings.ring_bytes else None
@@ -502,6 +502,7 @@ class Catalogue:
         if stream.number in self._declaring:
             raise BrokerRefused("wait", "the stream's schema is being changed")
         defaults = settings.default_of("stream", stream.name) if replace else None
+        # Evolved: a new schema is a version after those so far, if it may follow on them.
         wanted = evolved(old, settings_of(values, bytes_max, old, defaults), bytes_max)
         for name in FIXED_SETTINGS:
             if getattr(wanted, name) != getattr(old, name):
@@ -518,7 +519,8 @@ class Catalogue:
         self._count_coming_settings(stream.number, stream.row.by, size)
         edited = StreamEdited(stream.number, wanted, self._shard.now_ms)
         if wanted.schema != old.schema:
-            # Further edits are refused `wait` until then: schemas follow on each other.
+            # Until the log has it, further edits are refused `wait`: one that knows nothing of this
+            # schema would take it back.
             self._declaring[stream.number] = wanted
             if stream.body_kind < 0:
                 # A first batch of another kind may not settle the kind while the schema is coming.
@@ -543,9 +545,9 @@ class Catalogue:
             stream.settle(stream.settings)  # The body kind that edit() set ahead may be wrong.
 
     def take_declared(self, change: StreamEdited) -> Stream | None:
-        """Return the stream whose schema a change that was just applied declares; None: none.
+        """Return the stream that a change just applied gave a new schema; None: it gave none.
 
-        Batches that wait for the new schema are looked at again by the caller.
+        The caller tells the stream's readers of the new version.
         """
         if self._declaring.get(change.number) is not change.settings:
             return None

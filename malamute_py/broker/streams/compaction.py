@@ -188,11 +188,13 @@ class Compaction:
     def _give_up(self, stream: Stream, following: int, copy: int) -> None:
         """Have the shell give up a segment in which no newest record lies any more.
 
-        following: offset of the stream after the segment. copy: place of the first copy after it.
+        following: offset of the stream after the segment. copy: place of the first copy after it;
+        0: there is none. The ring loses what both streams, its own and the hidden one, have before.
         """
         trims = self._retention.trims
         if copy:
-            # First: a copy that outlived the record that replaced it would come back at a start.
+            # Copies go first: a copy that outlived the record by which it was replaced would come
+            # back at a start.
             trims.append((stream.ring.name, MOVED_STREAM, copy))
         if following > stream.trim_asked:
             stream.trim_asked = following
@@ -204,8 +206,9 @@ class Compaction:
         """Copy a portion of the newest records in a segment that is to be given up.
 
         following: offset of the stream after the segment. copy: place of the first copy after it:
-        newest records that were copied into the segment before are copied again. Without any left,
-        or without room for copies, the journal is asked anew, and the segment can go.
+        newest records that were copied into the segment before are copied again. Once none is left,
+        or there is no room for copies, the journal is asked anew, and the segment goes in the first
+        case.
         """
         room = keys.room
         # All copies of a portion are one batch, which has to fit into a segment.

@@ -57,12 +57,12 @@ class _Cutter:
 
     @property
     def left(self) -> int:
-        """Records that the cap still admits."""
+        """Records that the command's cap of records still admits."""
         return self._records_max - self.records
 
     @property
     def full(self) -> bool:
-        """Whether a cap is reached."""
+        """Whether a cap of the command is reached: of records, or of bytes."""
         return self.left <= 0 or self.bytes >= self._bytes_max
 
     def add(self, after: int, records: int, size: int) -> None:

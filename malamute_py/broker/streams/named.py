@@ -55,9 +55,10 @@ class Named(Generic[_T, _Coming]):
             yield from things.values()
 
     def get(self, place: Place) -> _T | None:
-        """The object of this name in this stream."""
-        things = self._of.get(place[0])
-        return None if things is None else things.get(place[1])
+        """Return the object of this name in this stream; None: the log has none."""
+        stream, name = place
+        things = self._of.get(stream)
+        return None if things is None else things.get(name)
 
     def has(self, place: Place) -> bool:
         """Whether there is an object of this name, or one is on its way into the log."""
@@ -94,26 +95,28 @@ class Named(Generic[_T, _Coming]):
 
         by: owner for whose quota a new one counts.
         """
-        things = self._of.setdefault(place[0], {})
-        if place[1] not in things:
+        stream, name = place
+        things = self._of.setdefault(stream, {})
+        if name not in things:
             self.begun(place)
             self._count += 1
             self._owners[place] = by
             self._quotas.add(by, self._resource)
-            self._sorted.pop(place[0], None)
-        things[place[1]] = thing
+            self._sorted.pop(stream, None)
+        things[name] = thing
 
     def remove(self, place: Place) -> _T | None:
-        """Forget an object; returns it."""
-        things = self._of.get(place[0])
-        thing = None if things is None else things.pop(place[1], None)
+        """Forget an object, which the log has removed, and return it; None: there is none."""
+        stream, name = place
+        things = self._of.get(stream)
+        thing = None if things is None else things.pop(name, None)
         if things is None or thing is None:
             return None
         self._count -= 1
         self._quotas.add(self._owners.pop(place), self._resource, -1)
-        self._sorted.pop(place[0], None)
+        self._sorted.pop(stream, None)
         if not things:
-            del self._of[place[0]]
+            del self._of[stream]
         return thing
 
     def remove_stream(self, stream: int) -> dict[str, _T]:

@@ -142,7 +142,10 @@ class ProducerStream:
         return self.original(sequence) is FORGOTTEN
 
     def _conflicts(self, sequence: int, crc: int) -> bool:
-        """Whether a batch of this sequence is known to differ from the one that was taken."""
+        """Whether a batch of this sequence is known to differ from the one that was taken.
+
+        Where nothing is remembered, it counts as a copy.
+        """
         original = self.under_way.get(sequence)
         if original is not None:
             return original.content.head.content_crc != crc
@@ -188,6 +191,7 @@ class Producers:
 
     def __init__(self, log_epoch: int) -> None:
         self._table: dict[int, Producer] = {}
+        """Id -> producer."""
         self._places: dict[int, dict[int, ProducerStream]] = {}
         """Position of each producer in each stream: a snapshot of a ring or a removal asks by
         stream."""
@@ -199,6 +203,7 @@ class Producers:
         """Number of places of each identity's producers."""
         self._log_epoch = log_epoch
         self._minted = 0
+        """Ids that were given in this run."""
 
     def __len__(self) -> int:
         return len(self._table)
@@ -209,7 +214,7 @@ class Producers:
         return self._log_epoch << 32 | self._minted
 
     def get(self, id: int) -> Producer | None:
-        """The producer of this id."""
+        """Return the producer of this id; None: it was never opened, or is forgotten."""
         return self._table.get(id)
 
     def used(self, id: int) -> None:
@@ -250,7 +255,7 @@ class Producers:
         return place
 
     def _put(self, producer: Producer, number: int, place: ProducerStream) -> None:
-        """Set the position of a producer in a stream."""
+        """Set a producer's place in a stream, and count it if it is a further one."""
         if number not in producer.streams:
             self.places += 1
             identity = producer.identity

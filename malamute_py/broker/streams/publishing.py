@@ -132,7 +132,7 @@ class Publishing:
             self.refuse(link, command, "wait", "too much waits for the disk")
             return
         usage = link.usage
-        counted = usage.counted
+        counted = usage.counted  # Most owners have no quota of rates.
         if counted and usage.metered:
             try:
                 shard.quotas.check_rate(usage)
@@ -170,7 +170,7 @@ class Publishing:
             self._conditions.admit(stream, pending.content, pending.size, revision)
         except BrokerRefused as error:
             if pending.place is not None:
-                # Its producer sends another batch with this sequence.
+                # The sequence is free again: the producer's next batch has it.
                 pending.place.refused(pending.sequence)
             present = error.revision if isinstance(error, RevisionConflict) else -1
             self.refuse(link, command, error.code, error.reason, error.retry_ms, present)
@@ -204,7 +204,7 @@ class Publishing:
     ) -> None:  # fmt: skip
         """Refuse a PUBLISH or UPDATE_KEY; one without a tracker is counted: nothing confirms it.
 
-        revision: that which an UPDATE_KEY found in place of the expected one; -1: it found none.
+        revision: that which an UPDATE_KEY found in place of the expected one; -1: that is not why.
         """
         if not command.tracker:
             self._shard.counters["publishes_dropped"] += 1
@@ -607,7 +607,7 @@ class Publishing:
             # The size of one batch says nothing of those behind it, which come again.
             code, reason, retry_ms = "wait", f"a batch before it was refused: {reason}", 1
         kept: list[Pending] = []
-        for queued in self._queue:  # Batches that came since the hand-over.
+        for queued in self._queue:  # Batches of the next hand-over.
             by_itself = spared and queued.stream.keys is None and type(queued.place) is not Arrival
             if queued.ring is ring and not by_itself:
                 self._drop(queued, code, reason, retry_ms)

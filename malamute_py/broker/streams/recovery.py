@@ -76,6 +76,7 @@ def recover(
         here = {row.number for row in tables.streams.values() if row.ring == name}
         snapshot = snapshots.get(name)
         if snapshot is not None:
+            # Each is a producer's place or the mark of a staged batch; the other call ignores it.
             for sequence in snapshot.sequences:
                 if sequence.stream in here:
                     producers.restore(sequence)

@@ -206,7 +206,10 @@ class Retention:
         """
 
         def found(value: Any) -> None:
-            """Trim before the first record young enough. None: there is none; else: a failure."""
+            """Trim before the first record young enough.
+
+            value: its offset; None: all recovered ones are too old; else the index has failed.
+            """
             if value is None and stream.ledger.bytes:
                 value = stream.ledger.recovered_end
             if isinstance(value, int):

@@ -170,7 +170,8 @@ class Starts:
             # time.
             next = tail if value is None else min(int(value), tail)
             if _has_moved(stream) and (kind == StartKind.CLIENT_TIME or next <= stream.first):
-                # The index has no times of records that have moved: all of them may be meant.
+                # The index has no times of records that have moved, which lie before `first`: all
+                # of them may be meant.
                 next = min(stream.begin, tail)
             found(Begin(next))
 

@@ -118,6 +118,7 @@ class Audience:
         self.matched: dict[Header, Matched] = {}
         """Recent headers, with the patterns that match them."""
         self._matched_weight = 0
+        """Words that these take, about."""
         self.late: deque[LateBatch] = deque()
         """Batches that live subscriptions get once their headers are matched, in order; usually
         none."""
@@ -125,6 +126,7 @@ class Audience:
         """First offsets of the late batches: for readers that see everything, and for those that
         see only what is durable."""
         self.late_bytes = 0
+        """Memory that the late batches take."""
         self.bounded: set[Subscription] = set()
         """Live subscriptions that stop somewhere."""
         self.least_stop = NEVER
@@ -141,7 +143,7 @@ class Audience:
 
     @property
     def subscriptions(self) -> list[Subscription]:
-        """All subscriptions, whether live or not."""
+        """All subscriptions of the stream, whether live or not, in a new list."""
         found = list(self.everyone)
         for same in self._numbers.values():
             found += same
@@ -173,6 +175,7 @@ class Audience:
         Raises BrokerRefused: it is not a pattern. What is remembered of recent headers does not
         know a new pattern, and is forgotten.
         """
+        # The two usual forms of "everything" are known without being compiled.
         if pattern in (["all"], ["topic", "#"]) or compile_pattern(pattern).canonical == ("all",):
             sub.everything = True
             self.everyone[sub] = None

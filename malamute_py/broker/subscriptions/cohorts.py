@@ -136,7 +136,8 @@ class Cohorts:
         for sub in members:
             sub.reading = MATCHING
         if stream in ahead or len(ahead) >= AHEAD_MAX:
-            ahead[stream if stream in ahead else next(iter(ahead))].extend(members)
+            waits_for = stream if stream in ahead else next(iter(ahead))  # The oldest survey.
+            ahead[waits_for].extend(members)
             return
         ahead[stream] = []
         wanted = BitMap([sub.pattern_number for sub in members])
@@ -292,7 +293,7 @@ class Cohorts:
             for sub in members:
                 self._lagging.consider(sub)
             return
-        before = [(sub, sub.position) for sub in members]
+        positions_before = [(sub, sub.position) for sub in members]
         end = min(answer.next, members[0].tail)
         lowest = min(sub.position for sub in members)
         # The first gap that some member has still before it.
@@ -340,7 +341,7 @@ class Cohorts:
         step_bytes = self._shard.settings.step_bytes
         whole = window.fill(batches, end, step_bytes, sliced=sliced)
         self._share_out(inside, window, end if whole else window.reached)
-        for sub, position in before:
+        for sub, position in positions_before:
             if sub.position > position:
                 sub.idle_reads = 0
             elif sub.able and not sub.queued and not sub.live:

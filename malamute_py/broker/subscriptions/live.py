@@ -492,9 +492,9 @@ class Delivery:
     ) -> None:  # fmt: skip
         """Send frames as one DELIVER, which covers up to `next`, to a receiver.
 
-        All deliveries but those to plain live subscriptions go this way, and those to groups. rows:
-        bitmap of the rows that are meant; None: all. records, size: what is taken off its credit.
-        attempts: hand-outs of the records so far, in a group.
+        For members of groups, and for all subscriptions but plain live ones, to which _give() sends
+        by itself. rows: bitmap of the rows that are meant; None: all. records, size: what is taken
+        off its credit. attempts: hand-outs of the records so far, in a group.
         """
         link = sub.link
         self._links.say(link, Deliver(sub.number, sub.covered, next, len(frames), rows, attempts))
@@ -557,4 +557,5 @@ class Delivery:
 
 
 def _late_bytes(audience: Audience) -> int:
+    """Key by which the streams that put off most come first."""
     return audience.late_bytes

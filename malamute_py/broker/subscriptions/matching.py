@@ -169,9 +169,9 @@ class Matching:
     def reading(self, uuid: bytes, base: int, content: Content) -> SharedReading | None:
         """Have a content use the one reading of its large header table that all readers share.
 
-        Each reader has a content object of its own over the same batch. The reading is kept only as
-        long as some caller holds what is returned. None: the table is quick to read, or was read.
-        uuid, base: of the stream and the batch.
+        Readers may have content objects of their own over the same batch. The reading is kept only
+        as long as some caller holds what is returned. None: the table is quick to read, or was
+        read. uuid, base: of the stream and the batch.
         """
         own = content.reading(UNCHECKED, outlined=False, remains=self.remains)
         if own is None:

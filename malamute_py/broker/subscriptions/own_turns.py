@@ -373,6 +373,7 @@ class OwnTurns:
         settings = self._shard.settings
         encoding = encoding_of(batch, mask, settings.extract_bytes_min, settings.extract_share)
         assert encoding is not None, "something was selected"
+        # `extracts`: rows so few of so large a batch go out without the others.
         few = encoding.extracts and encoding.count <= GATHERED_ROWS_MAX and not sub.careful
         if few and sub.gathered and self._lagging.may_gather and gatherable(batch.content):
             portion.rows(batch, next, mask)

@@ -76,8 +76,8 @@ def headers_chosen(subscription: Subscription, content: Content) -> Mask | None:
         if number in match(*headers[0]):
             return None
         return np.zeros(1, np.bool_)
-    # Matches of recent headers, which live delivery remembers, are used; for one subscription it
-    # does not pay to remember more.
+    # Matches that shared windows remember of recent headers are used; for one subscription it does
+    # not pay to remember more.
     found = map(audience.matched.get, headers)
     chosen = np.fromiter(
         (

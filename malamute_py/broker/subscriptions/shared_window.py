@@ -216,7 +216,7 @@ class SharedWindow:
 
     @property
     def rows(self) -> int:
-        """Rows of all batches."""
+        """Number of the rows of all batches of the window."""
         return self._gathering.rows
 
     def fill(
@@ -372,7 +372,8 @@ class SharedWindow:
         take no more than they may.
         """
         if self._last_begin > base:
-            # Selectors that begin after this batch's first row are counted exactly in share_out().
+            # Of selectors that begin after this batch's first row, only some of its rows count:
+            # share_out() counts these exactly.
             counts = np.where(np.array(self._begins)[selectors] <= base, counts, 0)
         before = self._taken
         self._taken = before + np.bincount(selectors, counts, len(before)).astype(np.int64)
@@ -480,4 +481,5 @@ def stored_batches(runs: Sequence[Any], stop: int) -> Iterable[tuple[Stamp, Cont
 
 
 def _position(sub: Subscription) -> int:
+    """Key by which subscriptions that lag most come first."""
     return sub.position

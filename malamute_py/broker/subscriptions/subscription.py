@@ -62,9 +62,11 @@ class Subscription(Receiver):
         self.pattern = command.pattern
         self.pattern_bytes = 0
         self.pattern_number = -1
+        """Number of the pattern in the audience's index, which equal patterns share."""
         self.everything = False
         """Whether every header matches: no header is looked at."""
         self.client_time = command.client_time
+        """Window (from, to) of the client times of records that it takes; None: of any."""
         self.whole = command.whole
         """Whether it takes whole batches with a bitmap, and neither extracted nor gathered rows."""
         self.gathered = command.gathered and not command.whole
@@ -72,11 +74,14 @@ class Subscription(Receiver):
         self.durable = command.visibility != 0
         """Whether it sees only what no power loss can take back."""
         self.stop = NEVER if command.end < 0 else command.end
+        """Offset at which it ends."""
         self.position = 0
+        """Offset to which it has come on demand; while it is live, the position stands still."""
         self.wanted: np.ndarray[Any, np.dtype[np.int64]] | None = None
         """The only offsets wanted before `wanted_to`, ascending; for last per subject."""
         self.wanted_to = 0
         self.live = False
+        """Whether it takes batches as they come; otherwise it lags, and has its turns."""
         self.started = False
         """Whether its stream and position are known, and it has not ended."""
         self.queued = False

@@ -226,7 +226,7 @@ class Subscriptions:
         self._drop(sub)
 
     def link_ended(self, link: Link, subs: list[Subscription]) -> None:
-        """Forget all subscriptions of a link."""
+        """Forget all subscriptions of a link that has ended: it is sent nothing more."""
         for sub in subs:
             self._drop(sub)
 
@@ -237,7 +237,7 @@ class Subscriptions:
                 self._links.say(sub.link, Schema(sub.number, number, schema))
 
     def stream_removed(self, stream: Stream) -> None:
-        """End all subscriptions of a stream."""
+        """End all subscriptions of a stream that was removed."""
         for sub in audience_of(stream).subscriptions:
             if sub.started:
                 self.end(sub, "stream_removed")

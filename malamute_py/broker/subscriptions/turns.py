@@ -45,7 +45,7 @@ class Turns(Generic[Q, R]):
 
     @property
     def runnable(self) -> bool:
-        """Whether a reader can be served at once."""
+        """Whether some reader can have its turn now."""
         return bool(self.queue) or (bool(self.starved) and self.may_read)
 
     @property
