@@ -240,7 +240,8 @@ class Cursors:
         memory = self._shard.queues if stream.ring.memory else None
         # Once a reset is durable it is reported as an administrator's act, of this link.
         reset = link.number if command.force else 0
-        moving = _Moving(self, stream, name, [next], link.owner, reset=reset)
+        going = [next]
+        moving = _Moving(self, stream, name, going, link.owner, reset=reset)
         return changing([change], [moving], memory=memory, level=stream.level)
 
     def _next_after_moves(self, place: Place) -> int | None:
@@ -306,7 +307,7 @@ class Cursors:
         start = command.start or [int(StartKind.EARLIEST)]
         if start[0] == StartKind.LAST_PER_SUBJECT:
             raise BrokerRefused("bad_start", "a cursor is one position")
-        self._links.count_query(link)
+        self._links.count_query(link)  # _create() takes the question off the count again.
         found = self._links.contained(
             link, "EDIT_CURSOR", partial(self._create, link, command, stream)
         )
@@ -378,7 +379,8 @@ class Cursors:
             self._shard.epoch,
         )  # fmt: skip
         self._edits[place] = settings
-        moving = _Moving(self, stream, command.cursor, [next], link.owner, settings)
+        going = [next]
+        moving = _Moving(self, stream, command.cursor, going, link.owner, settings)
         answer = Answer(self._answers, link, command, partial(self._facts_at, place))
         self._put(stream, [change], moving, answer)
 

@@ -141,7 +141,7 @@ class StreamAdmin:
         if not self._retention.asks_for_age(stream):
             self._answers.result(link, command, self._facts(stream))
             return
-        self._links.count_query(link)  # A link may have so many questions under way.
+        self._links.count_query(link)  # Raises where the link has too many questions under way.
 
         def measured(young: int, aged_bytes: int) -> None:
             """Answer with what the journal found.
@@ -252,7 +252,7 @@ class StreamAdmin:
         plain = command.start and command.start[0] in _PLAIN_STARTS
         action = self._catalogue.telling(link.owner, command.stream) if plain else "read"
         stream = self._catalogue.find(link.owner, command.stream, action)
-        self._links.count_query(link)
+        self._links.count_query(link)  # found() takes the question off the count again.
 
         def found(begin: Begin | BrokerRefused) -> None:
             """Answer the FIND_OFFSET with the position that was found, or refuse it."""
@@ -346,7 +346,7 @@ class StreamAdmin:
             del answer["begin"]  # For retention alone.
             if keys is not None:
                 _add_given_up(answer, first)
-                # The index does not know which records were replaced.
+                # Ranges that have every record: the index does not know which were replaced.
                 answer["unbroken"] = []
             if moved is not None:
                 answer["splits"] = value["splits"] + answer["splits"]

@@ -121,6 +121,7 @@ class Publishing:
                 self.refuse(link, command, "wait", "the log waits for its checkpoint")
                 return
         elif stream.created_lsn > self._main.visible:
+            # Its own ring is synced apart: no record may be durable there before the stream is.
             self.refuse(link, command, "wait", "the stream is being created")
             return
         size = STAMP_BYTES + head.content_bytes

@@ -82,7 +82,7 @@ class Cohorts:
             else:
                 self._at_tail(sub, one_of_many=len(cohort.members) >= settings.shared_window_min)
         if len(behind) < settings.shared_window_min:
-            self._lagging.turns_alone(behind)
+            self._lagging.turns_alone(behind)  # So few are served with less work one by one.
             return 0
         # One member decides where the cohort reads, from memory or the journal.
         first, hot_first = behind[0].position, stream.hot_first

@@ -91,6 +91,7 @@ class Choosing:
 
     def run(self, more: Callable[[], bool]) -> bool:
         """Go on until all is done (True) or `more`, asked after each step, says no."""
+        # The generator stands where it was left: the next call goes on there.
         return all(more() for _ in self._steps)
 
     @property
@@ -140,7 +141,9 @@ class Matching:
         self.remains: Final = Remains()
         """Entries of large header tables that are not needed any more."""
         self._meter = shard.settings.meter
+        """The shell's clock, in nanoseconds; None: there is none."""
         self._share = shard.settings.matching_share
+        """Nanoseconds that matching may take of each turn."""
         self._left = self._share
         """Nanoseconds that are left of it in this turn."""
         self.sliced = self._meter is not None

@@ -335,7 +335,7 @@ class OwnTurns:
             return True
         if sub.prepared is not None:
             if sub.prepared.base == base:
-                content.share(sub.prepared.table)
+                content.share(sub.prepared.table)  # So that it is not read again.
                 return True
             sub.prepared = None
         if not audience_of(sub.stream).index.slow and is_quick(content):

@@ -80,6 +80,7 @@ class Survey:
 
     def run(self, more: Callable[[], bool]) -> bool:
         """Go on until all is done (True) or `more`, asked after each step, says no."""
+        # The generator stands where it was left: the next call goes on there.
         return all(more() for _ in self._steps)
 
     @property

@@ -69,6 +69,7 @@ class Subscriptions:
             return
         sub = self.enter(link, command)
         use = partial(self.begin, sub, command)
+        # Contained: an error in it ends this link alone.
         self._catalogue.use(
             command.stream, link.owner,
             self._links.contained(link, "SUBSCRIBE", use, SUBSCRIBE, number),
@@ -152,7 +153,7 @@ class Subscriptions:
 
         link = sub.link
         try:
-            self._links.count_query(link)
+            self._links.count_query(link)  # found() takes the question off the count again.
         except BrokerRefused as error:
             self.refuse(sub, error.code, error.reason, error.retry_ms)
             return
@@ -177,7 +178,7 @@ class Subscriptions:
                 sub.number, stream.uuid, self._shard.epoch, begin.next,
                 stream.first_at(self._shard.now_ms), sub.tail,
                 -1 if sub.stop == NEVER else sub.stop, schemas=list(stream.schemas.items()),
-                begin=int(stream.keys is not None),
+                begin=int(stream.keys is not None),  # First offset of all; with keys, 0 is none.
             ),
         )  # fmt: skip
         if begin.rewound_from is not None:
