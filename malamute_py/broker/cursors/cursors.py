@@ -123,7 +123,7 @@ class Cursors:
     def _say_clamped(self, stream: Stream, name: str, before: int, after: int, code: str) -> None:
         """Count and report a cursor that lay outside of its stream: before, and where it is now.
 
-        code: why: `rewound`, `purged` (its own users removed the records) or `retention`.
+        code: why: `rewound`, `purged` (callers removed the records before it) or `retention`.
         """
         self._shard.counters["cursors_clamped"] += 1
         facts = {"stream": stream.name, "cursor": name, "from": before, "to": after, "code": code}

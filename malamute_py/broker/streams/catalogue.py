@@ -127,7 +127,7 @@ class Catalogue:
     def telling(self, owner: str, name: str) -> str:
         """Return an action that gives an identity the facts of a stream; `read`: it has none.
 
-        For find(), which then refuses by that action in words.
+        The caller hands it to find(), whose refusal, if it refuses, names the action.
         """
         permit = self._shard.settings.permit
         return next((each for each in TOLD_TO if permit(owner, each, name)), "read")

@@ -282,7 +282,7 @@ class KeyCommands:
     # --- at a start ---------------------------------------------------------------------
 
     def recovered(self) -> None:
-        """Begin to read the keys of all streams that have some, at a start: their log has them."""
+        """Begin to read the keys of all streams that have some from the journal, at a start."""
         for stream in self._catalogue:
             keys = stream.keys
             if keys is not None and not keys.ready:

@@ -229,6 +229,7 @@ def _every_byte(first: int, end: int, split_bytes: int) -> dict[str, Any]:
 
     split_bytes: bytes of each part into which the answer divides the range.
     """
+    # 0, None and () mean no cap and no filter.
     return {
         "from": first, "end": end, "pattern": ["all"], "candidates": None, "records_max": 0,
         "bytes_max": 0, "split_bytes": split_bytes, "client_time": None, "splits_max": 1000,

@@ -157,7 +157,7 @@ class Audience:
     # --- coming and going ----------------------------------------------------------------------
 
     def add_reader(self, wake: Callable[[], None], durable: bool) -> None:
-        """Have `wake` called whenever there is more to read: it wakes a group, or pins look.
+        """Have `wake` called whenever there is more to read, for a group or for pins of cursors.
 
         durable: only for what no power loss can take back.
         """
