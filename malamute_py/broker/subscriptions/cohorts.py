@@ -62,7 +62,7 @@ class Cohorts:
         """Serve a cohort from the hot window, or begin a read of history for it.
 
         Members that are too few to share, or that stand too far from the first one, get other
-        turns. Returns the bytes given, or what the look costs of the budget, if that is more.
+        turns. Returns the bytes given, or what the turn costs of the budget, if that is more.
         """
         stream, settings = cohort.stream, self._shard.settings
         key = stream, cohort.durable
@@ -85,35 +85,47 @@ class Cohorts:
             self._lagging.turns_alone(behind)  # So few are served with less work one by one.
             return 0
         # One member decides where the cohort reads, from memory or the journal.
-        first, hot_first = behind[0].position, stream.hot_first
-        if first >= hot_first:
-            members = [sub for sub in behind if sub.position >= hot_first]
-            for sub in behind:
-                if sub.position < hot_first:
-                    self._lagging.consider(sub)
-            place = stream.hot_place(min(sub.position for sub in members))
-            oldest, sliced = stream.hot[place], self._matching.sliced
-            # A first batch of many headers is surveyed, and is a window by itself.
-            if sliced and not is_quick(oldest.content) and gatherable(oldest.content):
-                stamp = Stamp.unpack(oldest.stamp, verify=False)
-                self._survey(stream, members, stamp, oldest.content)
-                return 0
-            window = SharedWindow(stream, members)
-            batches = islice(stream.hot, place, place + TURN_BATCHES_MAX)
-            window.fill(hot_batches(batches), members[0].tail, settings.step_bytes, sliced=sliced)
-            given = self._share_out(members, window, window.reached)
-            # Looking costs, too, whether a subscription takes something or not; new headers cost
-            # most.
-            looked = window.new * settings.step_bytes // NEW_HEADERS_MAX
-            return max(given, looked, window.rows * BYTES_A_ROW)
+        if behind[0].position >= stream.hot_first:
+            return self._from_memory(stream, behind)
+        self._from_history(cohort, behind)
+        return 0
+
+    def _from_memory(self, stream: Stream, behind: list[Subscription]) -> int:
+        """Serve those of some subscriptions from the hot window whose position lies in it.
+
+        Returns the bytes given, or what the look costs of the budget, if that is more.
+        """
+        settings, hot_first = self._shard.settings, stream.hot_first
+        members = [sub for sub in behind if sub.position >= hot_first]
+        for sub in behind:
+            if sub.position < hot_first:
+                self._lagging.consider(sub)
+        place = stream.hot_place(min(sub.position for sub in members))
+        oldest, sliced = stream.hot[place], self._matching.sliced
+        # A first batch of many headers is surveyed, and is a window by itself.
+        if sliced and not is_quick(oldest.content) and gatherable(oldest.content):
+            stamp = Stamp.unpack(oldest.stamp, verify=False)
+            self._survey(stream, members, stamp, oldest.content)
+            return 0
+        window = SharedWindow(stream, members)
+        batches = islice(stream.hot, place, place + TURN_BATCHES_MAX)
+        window.fill(hot_batches(batches), members[0].tail, settings.step_bytes, sliced=sliced)
+        given = self._share_out(members, window, window.reached)
+        # Looking costs, too, whether a subscription takes something or not; new headers cost most.
+        looked = window.new * settings.step_bytes // NEW_HEADERS_MAX
+        return max(given, looked, window.rows * BYTES_A_ROW)
+
+    def _from_history(self, cohort: Cohort, behind: list[Subscription]) -> None:
+        """Begin a read of history for those of a cohort that stand near the first of them."""
+        stream, first = cohort.stream, behind[0].position
         members = []
-        low, high = first - NEIGHBOURS, min(first + NEIGHBOURS, hot_first)
+        low, high = first - NEIGHBOURS, min(first + NEIGHBOURS, stream.hot_first)
         for sub in behind:
             if low <= sub.position < high:
                 members.append(sub)
             else:
                 self._lagging.consider(sub)
-        if len(members) < settings.shared_read_min:
+        if len(members) < self._shard.settings.shared_read_min:
             self._lagging.turns_alone(members)
         elif not self._lagging.turns.may_read:
             self._lagging.turns.starve(Cohort(stream, cohort.durable, members), link=None)
@@ -121,7 +133,6 @@ class Cohorts:
                 sub.queued = True
         else:
             self._read(Cohort(stream, cohort.durable, members))
-        return 0
 
     def _survey(
         self, stream: Stream, members: list[Subscription], stamp: Stamp, content: Content
@@ -296,15 +307,7 @@ class Cohorts:
         positions_before = [(sub, sub.position) for sub in members]
         end = min(answer.next, members[0].tail)
         lowest = min(sub.position for sub in members)
-        # The first gap that some member has still before it.
-        ahead = (
-            (begin, to, code, reason) for begin, to, code, reason in answer.gaps if to > lowest
-        )
-        gap = next(ahead, None)
-        if cohort.stream.bounded or lowest < cohort.stream.first:
-            kept = min(first_within_bounds(cohort.stream, answer, self._shard.now_ms), end)
-            if lowest < kept:
-                gap = lowest, kept, "retention", ""
+        gap = self._gap_ahead(cohort.stream, answer, lowest, end)
         if gap is not None:
             begin, to, code, reason = gap
             if begin <= lowest:
@@ -346,3 +349,20 @@ class Cohorts:
                 sub.idle_reads = 0
             elif sub.able and not sub.queued and not sub.live:
                 self._lagging.note_progress(sub, position)
+
+    def _gap_ahead(
+        self, stream: Stream, answer: HistoryRead, lowest: int, end: int
+    ) -> tuple[int, int, str, str] | None:
+        """Return (from, to, code, reason) of the first gap that a member has still before it.
+
+        lowest: the lowest position of the members. end: where the read ends for them. Records
+        beyond the stream's bounds of age or number are a gap by `retention`, and the first one.
+        """
+        if stream.bounded or lowest < stream.first:
+            kept = min(first_within_bounds(stream, answer, self._shard.now_ms), end)
+            if lowest < kept:
+                return lowest, kept, "retention", ""
+        for begin, to, code, reason in answer.gaps:
+            if to > lowest:
+                return begin, to, code, reason
+        return None

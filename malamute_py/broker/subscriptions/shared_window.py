@@ -471,7 +471,7 @@ def hot_batches(batches: Iterable[StampedBatch]) -> Iterable[tuple[Stamp, Conten
 
 
 def stored_batches(runs: Sequence[Any], stop: int) -> Iterable[tuple[Stamp, Content]]:
-    """Yield batches of the journal's answer that begin before `stop`, in the form of hot_batches()."""
+    """Yield batches of the journal's answer that begin before `stop`, as hot_batches() does."""
     for run in runs:
         data = memoryview(run.data)
         for at, size, base, _ in run.spans:
