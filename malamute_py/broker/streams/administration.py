@@ -1,9 +1,10 @@
 """Administration of streams: make, change and remove them, facts, plans, producers.
 
 Owns the commands about streams and producers that a RESULT answers; a handler raises BrokerRefused,
-and the broker answers with it. The rules: each list is bounded
-and paged; a change is answered when it is durable; a question to the journal is answered when the
-journal has answered. Source: SPEC.md, section 4; docs/design.md, Safety.
+and the broker answers with it. Facts about a stream are told to those who may read, trim or manage
+it. The rules: each list is bounded and paged; a change is answered when it is durable; a question
+to the journal is answered when the journal has answered. Source: SPEC.md, section 4;
+docs/design.md, Safety.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The catalogue: the streams and rings there are, and how they come and go.
 
-Owns the streams by name and number. The rules: a stream exists once its creation is in the log, and
-a stream with a ring of its own takes records only when its creation is synced, since the two rings
-are synced apart; commands that need a stream that is being created wait for it, within a bound.
-Source: docs/design.md (Journal; Queues and the checkpoint).
+A stream's records lie in a ring, a circle of segment files: in ring main, which holds the change
+log, too, or in one of its own. Owns the streams by name and number. The rules: a stream exists once
+its creation is in the log, and a stream with a ring of its own takes records only when its creation
+is synced, since the two rings are synced apart; commands that need a stream that is being created
+wait for it, within a bound. Source: docs/design.md (Journal; Queues and the checkpoint).
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """Conditions: what a batch must fulfil that goes to a stream with keys.
 
-Owns the checks that come after a batch is known to be no retry, and before it is taken. The rules:
-a refused batch changes nothing, its sequence included; a key that is there can be changed whatever
-the quotas of keys say; a deletion is taken when there is room for nothing else. Source: SPEC.md,
-section 8.
+Such a stream keeps the newest record of each subject, its key. A newest record takes room twice: in
+memory as a key, and in the stream's own ring, where compaction copies it before its segment is
+given up. Owns the checks that come after a batch is known to be no retry, and before it is taken.
+The rules: a refused batch changes nothing, its sequence included; a key that is there can be
+changed whatever the quotas of keys say; a deletion is taken when there is room for nothing else.
+Source: SPEC.md, section 8.
 """
 
 from __future__ import annotations
@@ -110,10 +112,12 @@ class Conditions:
 
         `full`: it finds none until keys are deleted or a cursor lets records go; `wait`: compaction
         makes room, or batches on their way may be refused. Two rooms are looked at: that of newest
-        records, at most `newest_max` bytes, and that of the ring, by the LSN where it would end.
+        records, at most `newest_max` bytes, and that of the ring, by the LSN where it would end. A
+        batch of deletions alone may go a segment further into the ring.
         """
         room = keys.room
-        if not room.segments and (len(keys) or keys.taken_bytes):
+        size_known = room.segments > 0  # The journal has told how large the ring is.
+        if not size_known and (len(keys) or keys.taken_bytes):
             # What is taken before it is known where the ring is full could fill it for good. The
             # first batch of a stream does not, and is not to wait.
             self._look(stream)

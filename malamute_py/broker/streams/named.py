@@ -1,9 +1,9 @@
 """Named: objects of a stream that have names of their own: its cursors and its groups.
 
 Owns finding and listing them, and which of them are on their way into the log; what they are is for
-cursors.py and groups.py. The rule: a listing
-is a page in the order of (stream, name), and costs by the page, apart from sorting one stream's
-names after they have changed; streams that the identity may not read are left out. Source: SPEC.md,
+cursors.py and groups.py. A place is the number of the stream and the name. The rule: a listing is a
+page in the order of (stream, name), and costs by the page, apart from sorting one stream's names
+after they have changed; streams that the identity may not read are left out. Source: SPEC.md,
 section 4.7.
 """
 

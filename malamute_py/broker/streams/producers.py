@@ -1,12 +1,14 @@
 """Idempotent producers: the owner of each id, and the next sequence in each stream.
 
-Owns the sequences. The rules: an id belongs to the identity that opened it; a batch is taken
-exactly when its first sequence is the next one; a batch that is in the log already is confirmed,
-with the original's position, only when the original is; a batch with the sequence of an original
-and another content is in conflict with it, as long as the checksum is remembered; a batch that was
-in the log and lies in damage is neither confirmed nor taken; any other batch is out of sequence. An
-epoch that was fenced is refused. A recovered sequence is the newest that snapshot and journal have.
-Source: docs/design.md, Promises.
+A producer id, with a sequence number for each record, lets the broker recognize a batch that comes
+again. A place is one producer in one stream, with its sequences there; places are bounded, and the
+producers that were unused for longest are forgotten. Owns the sequences. The rules: an id belongs
+to the identity that opened it; a batch is taken exactly when its first sequence is the next one; a
+batch that is in the log already is confirmed, with the original's position, only when the original
+is; a batch with the sequence of an original and another content is in conflict with it, as long as
+the checksum is remembered; a batch that was in the log and lies in damage is neither confirmed nor
+taken; any other batch is out of sequence. An epoch that was fenced is refused. A recovered sequence
+is the newest that snapshot and journal have. Source: docs/design.md, Promises.
 """
 
 from __future__ import annotations

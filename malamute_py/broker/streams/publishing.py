@@ -1,10 +1,12 @@
 """Publishing: from a PUBLISH to a bundle for the journal, and the effects of its answer.
 
-Owns the batches that were taken from producers and have not been appended. The rules: base offsets
-are given when bundles are handed to the shell, and every bundle is answered before more are handed
-over, so a refusal never leaves a hole; each publish is a bundle of its own; the bundles of one ring
-stand together, in their order; all links that wait for a refused batch are told. Source:
-docs/design.md (The core and its shell; Promises).
+A waiter is a sender that is to be answered, once its batch has reached the level that it asked for:
+`stored` in the log, or `synced` there, when its ring is visible (on stable storage) beyond the
+batch. An LSN is a position in a ring. Owns the batches that were taken from producers and have not
+been appended. The rules: base offsets are given when bundles are handed to the shell, and every
+bundle is answered before more are handed over, so a refusal never leaves a hole; each publish is a
+bundle of its own; the bundles of one ring stand together, in their order; all links that wait for a
+refused batch are told. Source: docs/design.md (The core and its shell; Promises).
 """
 
 from __future__ import annotations

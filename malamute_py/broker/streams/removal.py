@@ -1,10 +1,12 @@
 """Removal: records that a caller has removed from a stream.
 
-Owns TRIM and PURGE_SUBJECTS, and the moment at which each takes effect. The rules: a removal takes
-effect when ring main is visible up to it, so that no crash brings back a record that was seen to be
-gone; only records that no power loss can take back are removed, since the offset of any other may
-be given again; removed records are gone even where a cursor pins them. Source: SPEC.md, section 8,
-Removal.
+TRIM removes all records before an offset, PURGE_SUBJECTS those of some subjects, by a mark that
+hides them from readers. A ring is visible up to an LSN, a position in it, when no power loss can
+take back what lies before. Owns both commands, and the moment at which each takes effect. The
+rules: a removal takes effect when ring main is visible up to it, so that no crash brings back a
+record that was seen to be gone; only records that no power loss can take back are removed, since
+the offset of any other may be given again; removed records are gone even where a cursor pins them.
+Source: SPEC.md, section 8, Removal.
 """
 
 from __future__ import annotations

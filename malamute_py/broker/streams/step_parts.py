@@ -1,7 +1,9 @@
 """Step parts: what a batch does to its stream while it is a part of a step.
 
-Owns the effects of such a part: the body kind that a stream's first batch settles, and the records
-that a cursor of the same step may move to. Source: docs/design.md (Promises).
+A step is commands that happen together or not at all; a part is what one of them adds. An effect of
+a part is called when the step is taken, and when the log has it or refuses it. Owns the effects of
+a batch: the body kind that a stream's first batch settles, and the records that a cursor of the
+same step may move to. Source: docs/design.md (Promises).
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The audience of a stream: which subscriptions and groups take which header.
 
-Owns the subscriptions of one stream by their selection, and what is remembered of recent headers.
-To match a header is to find which patterns select it; each pattern has a number, which equal ones
-share. The rules: a header is matched once a batch and is a look-up when it comes again;
-subscriptions that select the same headers form a selection group and share one encoding, by
-reference; the work for a batch is proportional to
-its headers, its selection groups and the subscriptions in them, never to all subscriptions; what is
+A header is the subject and fields of a record. Owns the subscriptions of one stream by their
+selection, and what is remembered of recent headers. To match a header is to find which patterns
+select it; each pattern has a number, which equal ones share. The rules: a header is matched once a
+batch and is a look-up when it comes again; subscriptions that select the same headers form a
+selection group and share one encoding, by reference; the work for a batch is proportional to its
+headers, its selection groups and the subscriptions in them, never to all subscriptions; what is
 remembered is bounded, and forgotten when a subscription comes or goes. Source: docs/design.md,
 Speed; SPEC.md, section 5.
 """
@@ -63,7 +63,9 @@ class SelectionGroup:
         self.headers: Any = headers
         """Places of the distinct headers; None: all of them."""
         self.live: list[Subscription] = []
+        """Those that see everything at once; some may be on demand for now."""
         self.durable: list[Subscription] = []
+        """Those that see only what is durable."""
 
 
 class LateBatch(msgspec.Struct, eq=False):

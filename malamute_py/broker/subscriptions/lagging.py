@@ -1,7 +1,8 @@
 """Lagging subscriptions: their queue, their gaps, and what an error in serving one of them costs.
 
 A subscription that is not live lags: it is served on demand, as its credit allows, in turns of its
-own or with others of its stream in a cohort. Owns what both kinds of turns share. The rules: a
+own or with others of its stream in a cohort. Credit is the records and bytes that its client lets
+come, room the bytes that a link may have unread. Owns what both kinds of turns share. The rules: a
 subscription is in the queue once, alone or in a cohort; whatever cannot be delivered is a GAP
 before the position passes it; an error costs the subscription a repetition batch by batch, then a
 batch, then its link. Source: docs/design.md, Flow control; ARCHITECTURE.md, Containment.

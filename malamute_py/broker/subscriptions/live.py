@@ -1,13 +1,14 @@
 """Live delivery: the hot window, and the fan-out of each batch as it comes.
 
-Owns the hot window, which is the newest batches of all streams in memory, from which readers a
-little behind are served without the journal; and the turn in which live subscriptions take a batch.
-The rules: one encoding for each selection group, its frames shared by reference; a subscription
-that has no credit or no room for a batch that it selects goes on demand in that turn, and loses
-nothing; a live subscription that selects nothing of a batch costs nothing. A selection group is the
-subscriptions that select the same headers of a batch. A late batch is one whose headers take so
-long to match that live subscriptions get it in a later turn, with all batches after it. Source:
-docs/design.md (Speed; Flow control).
+A live subscription stands at the tail and takes each batch as it comes; one on demand is served in
+turns, from the hot window or the journal. Owns the hot window, which is the newest batches of all
+streams in memory, from which readers a little behind are served without the journal; and the turn
+in which live subscriptions take a batch. The rules: one encoding for each selection group, its
+frames shared by reference; a subscription that has no credit or no room for a batch that it selects
+goes on demand in that turn, and loses nothing; a live subscription that selects nothing of a batch
+costs nothing. A selection group is the subscriptions that select the same headers of a batch. A
+late batch is one whose headers take so long to match that live subscriptions get it in a later
+turn, with all batches after it. Source: docs/design.md (Speed; Flow control).
 """
 
 from __future__ import annotations
@@ -213,7 +214,8 @@ class Delivery:
         if audience.late_bytes > settings.matching_bytes_max:
             self._overtake(audience)
         if self.late_bytes > settings.hot_bytes:
-            # All streams together may put off as much as the hot window holds; then the largest go.
+            # All streams together may put off as much as the hot window holds; then the largest go,
+            # until a quarter is free: not each further batch is to come here.
             for largest in sorted(self._late, key=_late_bytes, reverse=True):
                 if self.late_bytes <= settings.hot_bytes * 3 // 4:
                     break
@@ -354,12 +356,12 @@ class Delivery:
         """
         few: list[tuple[list[Subscription], list[int]]] = []
         others: list[SelectionGroup] = []
-        partial = [group for group in groups if group.headers is not None]
+        selective = [group for group in groups if group.headers is not None]
         count = batch.next - batch.base
         # Few are up to a 128th of the batch's rows, or FEW_ROWS, and less than the share up to
         # which rows are sent as a batch of their own.
         rows_most = min(max(FEW_ROWS, count >> 7), self._share * count)
-        for group, rows in zip(partial, rows_of_groups(batch.content, partial), strict=True):
+        for group, rows in zip(selective, rows_of_groups(batch.content, selective), strict=True):
             subscriptions = group.durable if durable else group.live
             if not subscriptions or not rows:
                 continue

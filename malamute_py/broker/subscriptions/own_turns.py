@@ -2,10 +2,9 @@
 
 Owns what one subscription is given in a turn. The newest batches are in memory, in the hot window;
 all older ones are history, which the journal reads. The rules: one quantum of bytes a turn and one
-read at a time;
-a subscription becomes live in the turn in which its position equals the tail; records that were
-read and found no credit are dropped and read again, never kept. Source: docs/design.md, Flow
-control.
+read at a time; a subscription becomes live in the turn in which its position equals the tail;
+records that were read and found no credit are dropped and read again, never kept. Source:
+docs/design.md, Flow control.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Selection: which rows of a batch a subscription, or a selection group, takes.
 
-Owns the way from chosen headers to rows. The rule: a header that was seen of late is a look-up.
-Source: SPEC.md, section 5.
+A header is the subject and fields of a record. A batch has its distinct headers in a table, and for
+each row a code: the place of its header there. A mask is a numpy array of a bool for each row. Owns
+the way from chosen headers to rows. The rule: a header that was seen of late is a look-up. Source:
+SPEC.md, section 5.
 """
 
 from __future__ import annotations

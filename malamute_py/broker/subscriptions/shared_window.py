@@ -1,13 +1,14 @@
 """Shared windows: many subscriptions of one stream that lag, served in one pass over it.
 
 Owns the way from a window, consecutive batches that a cohort is given in one turn, to the rows of
-each subscription. Subscriptions with one pattern and position share a selector, which has a number;
-a row that a selector takes is a pick, and all picks are kept as numpy arrays. The rules: a batch is
-looked at once for all subscriptions, and the rows that one of them selects from all batches of the
-window leave as one gathered batch, so that a subscription that lags is sent less, not more; a
-subscription that takes a large part of the window, or more than its credit, is left to a turn of
-its own; subscriptions that lag most are served first; a batch of many headers is a window of its
-own, and is matched in steps before. Source: docs/design.md (Speed; Flow control).
+each subscription. A batch has its distinct headers in a table, and for each row a code: the place
+of its header there. Subscriptions with one pattern and position share a selector, which has a
+number; a row that a selector takes is a pick, and all picks are kept as numpy arrays. The rules: a
+batch is looked at once for all subscriptions, and the rows that one of them selects from all
+batches of the window leave as one gathered batch, so that a subscription that lags is sent less,
+not more; a subscription that takes a large part of the window, or more than its credit, is left to
+a turn of its own; subscriptions that lag most are served first; a batch of many headers is a window
+of its own, and is matched in steps before. Source: docs/design.md (Speed; Flow control).
 """
 
 from __future__ import annotations

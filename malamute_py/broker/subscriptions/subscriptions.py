@@ -1,7 +1,8 @@
 """Subscriptions: how they begin and end.
 
-Owns SUBSCRIBE, and the end of a subscription. The rule: a SUBSCRIBE is checked whole before
-anything is changed. Source: docs/design.md, Flow control.
+A subscription is entered when its SUBSCRIBE comes, begun when its stream is known, and started when
+its first position is. Owns SUBSCRIBE, and the end of a subscription. The rule: a SUBSCRIBE is
+checked whole before anything is changed. Source: docs/design.md, Flow control.
 """
 
 from __future__ import annotations
