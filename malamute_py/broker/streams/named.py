@@ -139,10 +139,10 @@ class Named(Generic[_T, _Coming]):
     ) -> tuple[list[tuple[Stream, _T]], bool]:
         """Return a page of the objects whose names begin with `prefix`, and whether there are more.
 
-        Called for listings such as LIST_CURSORS; each object comes with its stream. may_read:
-        whether the asker may read the stream of a name. stream: its name; empty: all that may be
-        read. after: where the page before ended, "stream/name", or a name alone in `stream`; empty:
-        from the first on.
+        Called for the listings of CURSOR_INFO and GROUP_INFO; each object comes with its stream.
+        may_read: whether the asker may read the stream of a name. stream: its name; empty: all that
+        may be read. after: where the page before ended, "stream/name", or a name alone in `stream`;
+        empty: from the first on.
         """
         after_stream, slash, after_name = after.rpartition("/")
         if not slash:

@@ -1,7 +1,7 @@
 """Recovery: the tables and the producers' sequences from the contents of the rings.
 
-Each segment of a ring begins with a snapshot of the state there, so that a start reads no more than
-the last segment. Owns the use of snapshots and of the log after them at a start. The rules: the
+Each segment of a ring begins with a snapshot of the state there, so that a start needs only the log
+after the newest one. Owns the use of snapshots and of the log after them at a start. The rules: the
 tables are those of ring main; a producer's sequence in a stream, or the mark of a staged batch, is
 the newest that the stream's own ring has; a stream in memory has none. Source: docs/design.md
 (Journal; Queues and the checkpoint).

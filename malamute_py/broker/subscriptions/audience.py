@@ -63,9 +63,9 @@ class SelectionGroup:
         self.headers: Any = headers
         """Places of the distinct headers; None: all of them."""
         self.live: list[Subscription] = []
-        """Those that see everything at once; some may be on demand for now."""
+        """Subscriptions that see everything at once; some may be on demand for now."""
         self.durable: list[Subscription] = []
-        """Those that see only what is durable."""
+        """Subscriptions that see only what is durable."""
 
 
 class LateBatch(msgspec.Struct, eq=False):

@@ -204,7 +204,7 @@ class Cohorts:
         if surveyed.members:
             self._lagging.turns.queue.append(surveyed)
         else:
-            self._release(stream)
+            self._release(stream)  # All have their rows.
         # This counts as the whole budget of one call, so that other work comes between two chunks.
         return self._shard.settings.step_bytes
 
