@@ -201,8 +201,8 @@ class Cursors:
         """Return the part of a step that moves a cursor, and may create it, for MOVE_CURSOR.
 
         A reader moves its cursor forward, and may say from where: so no other reader is overtaken
-        unawares. `force` moves it anywhere. Raises BrokerRefused: the position is not of the
-        stream, or the cursor stands elsewhere (`conflict`).
+        unawares. `force` moves it anywhere. frame: MOVE_CURSOR has none. Raises BrokerRefused: the
+        position is not of the stream, or the cursor stands elsewhere (`conflict`).
         """
         name = command.cursor
         stream = self._stream(link, command.stream)
@@ -269,7 +269,8 @@ class Cursors:
     def _begin_move(self, place: Place, going: list[int], by: str) -> None:
         """Note that a move is on its way into the log; a new cursor counts from now on.
 
-        going: the position, see Named.coming. by: owner for whom a new cursor counts.
+        going: the position, in a list that tells this move from others. by: owner for whom a new
+        cursor counts.
         """
         if not self._cursors.has(place):
             self._cursors.begin(place, by)
@@ -294,7 +295,8 @@ class Cursors:
     def edit_cursor(self, link: Link, command: EditCursor) -> None:
         """Create a cursor at a start, or change its settings; answered when that is durable.
 
-        Raises BrokerRefused. A start may have to be found by the journal first.
+        A start may have to be found by the journal first. Raises BrokerRefused: the link may not,
+        the settings are unsound, or there cannot be such a new cursor.
         """
         stream = self._stream(link, command.stream)
         place = stream.number, command.cursor
@@ -385,7 +387,10 @@ class Cursors:
         self._put(stream, [change], moving, answer)
 
     def remove_cursor(self, link: Link, command: RemoveCursor) -> None:
-        """Remove a cursor and its pin; answered when that is durable. Raises BrokerRefused."""
+        """Remove a cursor and its pin; answered when that is durable.
+
+        Raises BrokerRefused: the link may not manage the stream, or there is no such cursor.
+        """
         stream = self._catalogue.find(link.owner, command.stream, "manage_streams")
         place = stream.number, command.cursor
         if self._cursors.get(place) is None:

@@ -83,8 +83,9 @@ class Marks:
         self._pushes = count()
         """Order of the heap's entries, as cursors cannot be compared."""
         self._least: list[tuple[int, int, Cursor]] = []
-        """Heap of (offset, order, cursor), with offsets of before: a search for the least among
-        10,000 cursors at each move would cost too much."""
+        """Heap of (offset, order, cursor), in which offsets of pins that have moved since are left
+        for a while: a search for the least among 10,000 cursors at each move would cost too
+        much."""
         self._offsets = [stream.next]
         """The offset of each mark, ascending."""
         self._lsns = [stream.ring.end_lsn]

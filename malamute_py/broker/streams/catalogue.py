@@ -99,7 +99,7 @@ class Catalogue:
         """Number of a stream -> its creator, and the bytes that its settings count for."""
         for row in tables.streams.values():
             self._enter(row, facts)
-            self._count(row.by, row.settings, 1)
+            self._count(row.by, row.settings, sign=1)
             self._recount_settings(row.number)
 
     def __len__(self) -> int:
@@ -113,9 +113,10 @@ class Catalogue:
         return self._names.get(name)
 
     def find(self, owner: str, name: str, action: str, doing: str = "") -> Stream:
-        """Return a stream of which an identity may do this. Raises BrokerRefused.
+        """Return a stream, for a command of an identity that may do this action with it.
 
-        doing: the action in words, with what it is done to.
+        owner: the identity. doing: the action in words, with what it is done to. Raises
+        BrokerRefused: it may not (`forbidden`), or there is no such stream.
         """
         if not self._shard.settings.permit(owner, action, name):
             words = doing or f"{action.partition('_')[0]} stream"
@@ -237,9 +238,10 @@ class Catalogue:
             add(by, _ring_quota(settings), sign * settings.ring_bytes)
 
     def _check_quotas(self, by: str, wanted: StreamSettings) -> None:
-        """Check that quotas leave room for a new stream and its ring. Raises BrokerRefused.
+        """Raise BrokerRefused `limit` unless quotas leave room for a new stream and its ring.
 
-        by: its creator, whose quotas count, beside the bounds of all rings together.
+        by: its creator, whose quotas count, beside the bounds of all rings together. wanted: its
+        settings; without ring_bytes it has no ring of its own.
         """
         quotas, settings = self._shard.quotas, self._shard.settings
         quotas.check(by, "streams")
@@ -396,9 +398,10 @@ class Catalogue:
         self.create(name, values, by, then, refused)
 
     def _propose_creation(self, name: str, wanted: StreamSettings, by: str) -> None:
-        """Put the creation of a stream on its way into the log. Raises BrokerRefused.
+        """Put the creation of a stream on its way into the log.
 
         From now on the stream counts for its creator, and callers may wait for it in `_waiting`.
+        Raises BrokerRefused: the name is none, or a quota or bound leaves no room for the stream.
         """
         shard = self._shard
         wrong = name_fault(name)
@@ -416,7 +419,7 @@ class Catalogue:
         ring = ring_name(wanted, uuid)
         created = StreamCreated(number, name, uuid, ring, wanted, by, shard.now_ms)
         self._waiting[name] = []
-        self._count(by, wanted, 1)
+        self._count(by, wanted, sign=1)
         self._count_coming_settings(number, by, size)
         creating = Then(partial(self._created, created), partial(self._not_created, created))
         self._steps.propose(created, creating)
@@ -429,7 +432,7 @@ class Catalogue:
 
     def _not_created(self, created: StreamCreated, code: str, reason: str, retry_ms: int) -> None:
         """Refuse those that waited for a stream's creation, which the log refused."""
-        self._count(created.by, created.settings, -1)
+        self._count(created.by, created.settings, sign=-1)
         self._recount_settings(created.number)
         for _, refuse in self._waited(created.name):
             refuse(code, reason, retry_ms)
@@ -490,11 +493,12 @@ class Catalogue:
         self, stream: Stream, values: dict[str, Any], effect: Effect, asker: str, *,
         replace: bool = False,
     ) -> None:  # fmt: skip
-        """Put a change of a stream's settings on its way into the log. Raises BrokerRefused.
+        """Put a change of a stream's settings on its way into the log, for EDIT_STREAM.
 
         values: the settings that the caller named. effect: answers the caller. asker: identity that
         sets them. replace: settings that are not named go back to their defaults, but for
-        KEPT_SETTINGS.
+        KEPT_SETTINGS. Raises BrokerRefused: a setting is unsound or cannot be changed, quotas leave
+        no room, or another change of the schema is on its way (`wait`).
         """
         # An edit on its way into the log comes before this one.
         old = stream.edited or stream.settings
@@ -570,7 +574,7 @@ class Catalogue:
         if isinstance(change, StreamCreated | StreamEdited | StreamRemoved):
             self._recount_settings(change.number)
         if isinstance(change, StreamCreated):
-            stream = self._enter(self.tables.streams[change.number], {})
+            stream = self._enter(self.tables.streams[change.number], facts={})
             stream.created_lsn = end_lsn
             self._shard.event("stream_created", stream=change.name, number=change.number)
         elif isinstance(change, StreamEdited):
@@ -596,7 +600,7 @@ class Catalogue:
         end_lsn: where the removal ends in ring main.
         """
         stream.removed = True
-        self._count(stream.row.by, stream.settings, -1)
+        self._count(stream.row.by, stream.settings, sign=-1)
         stream.ring.numbers.discard(stream.number)
         if self._names.get(stream.name) is stream:
             del self._names[stream.name]

@@ -107,9 +107,9 @@ class Compaction:
 
         It ends at a segment that a cursor pins, at one whose newest records have to be copied
         first, or at one whose records are replaced by others that are not durable yet; in the last
-        two cases a later call goes on. may_copy: see _look(). value: the journal's answer, with the
-        size of the ring and its oldest segments: the end of each, and by stream the first offset
-        after it.
+        two cases a later call goes on. may_copy: whether newest records may be copied now. value:
+        the journal's answer, with the size of the ring and its oldest segments: the end of each,
+        and by stream the first offset after it.
         """
         room = keys.room
         room.asked = False
@@ -175,8 +175,9 @@ class Compaction:
     ) -> None:  # fmt: skip
         """Give up a segment whose records are all replaced, durably, and look at the next one.
 
-        following, copy: see _give_up(). end_lsn: where the segment ends. failure: code and reason
-        where what replaced the records is not durable: the segment stays.
+        following, copy: the stream's first offset, and the first copy, after the segment. end_lsn:
+        where the segment ends. failure: code and reason where what replaced the records is not
+        durable: the segment stays.
         """
         keys.room.asked = False
         if failure is not None or stream.removed or following > stream.pinned:

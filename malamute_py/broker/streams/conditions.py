@@ -21,13 +21,13 @@ from malamute_py.broker.log.stream import Stream
 from malamute_py.changelog.settings import StreamSettings
 
 RING_PARTS = 32
-"""A batch takes at most such a part of its ring, which is half a segment of the smallest rings: a
-copy of it has to fit into a segment."""
+"""A batch takes at most a 32nd of its ring, which is half a segment of the smallest rings: a copy
+of it has to fit into a segment."""
 STAGED_PARTS = 4
-"""A staged batch takes at most such a part of its ring, whose segments have a third or more of it,
-or two of the largest batches: the rest is room for the snapshot that a segment begins with."""
+"""A staged batch takes at most a fourth of its ring, whose segments have a third or more of it, or
+two of the largest batches: the rest is room for the snapshot that a segment begins with."""
 SMALL_PARTS = 3
-"""A batch takes at most such a part of a small ring without keys, which is one segment of it."""
+"""A batch takes at most a third of a small ring without keys, which is one segment of it."""
 SNAPSHOT_BYTES = 100 << 10
 """Bytes of a small ring's segment that its header and its snapshot of the state are expected to
 take."""

@@ -172,7 +172,7 @@ class KeyCommands:
     ) -> None:
         """Answer with a value, unless answers of the meantime have left the link no room.
 
-        value_now: makes the value (see value_of()), which is not done for a link that is gone.
+        value_now: makes the value, with its `bytes`, which is not done for a link that is gone.
         """
         try:
             _check_room(link)
@@ -254,10 +254,11 @@ class KeyCommands:
     # --- many names ---------------------------------------------------------------------
 
     def list_keys(self, link: Link, command: ListKeys) -> None:
-        """Answer a LIST_KEYS with a page of keys and their revisions. Raises BrokerRefused.
+        """Answer a LIST_KEYS with a page of keys and their revisions.
 
         The page may end early, or be empty, since a bounded number of keys is looked at: `after` is
-        the last one, and `more` says that the caller may go on from there.
+        the last one, and `more` says that the caller may go on from there. Raises BrokerRefused:
+        the link may not read the stream, it has no keys, or the pattern asks for more than keys.
         """
         _, keys = self._stream(link, command, "read", "replay")
         compiled = compile_pattern(command.pattern)
@@ -318,7 +319,8 @@ class KeyCommands:
     ) -> None:
         """Enter a page of keys that the journal found, and ask for the next one.
 
-        kind: see _read_on(). offset, end: the part that was asked for. value: the page, with the
+        kind: `moved_keys`: of the hidden stream of copies, which is read first; `keys`: of the
+        stream's own records. offset, end: the part that was asked for. value: the page, with the
         `next` offset after it, or an IndexFailure: the part is asked for again. Once all is read,
         commands on the keys are answered, and writers let in.
         """

@@ -374,7 +374,7 @@ class Producers:
     def witness(self, fact: ProducerFact, runs_max: int) -> None:
         """Take up a batch that a start found in the journal after the snapshot, unless it is known.
 
-        Called in the order of the log. runs_max: see appended().
+        Called in the order of the log. runs_max: runs that are remembered of a place.
         """
         producer = self._table.get(fact.producer_id)
         if producer is None:

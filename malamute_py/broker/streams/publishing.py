@@ -307,7 +307,8 @@ class Publishing:
     ) -> None:  # fmt: skip
         """Refuse a batch that has the sequence of another one which was taken before.
 
-        fault: see ProducerStream.fault(). The operator is told of each fault of a producer once.
+        fault: `damaged`: that one is lost; `conflict`: it had another content. The operator is told
+        of each fault of a producer once.
         """
         gone = fault == "damaged"
         self._shard.counters["publishes_damaged" if gone else "publishes_conflicting"] += 1
@@ -463,8 +464,7 @@ class Publishing:
             return []
         assert not self._handed, "take_ready() before every bundle of the last one was answered"
         self._queue = []
-        # What the last answers noted: which rings refused a batch of a transaction, and how many
-        # batches behind such a one stand at the head of the queue again (see refused()).
+        # What the last answers noted, in refused(), on behalf of the queue that is taken now.
         self.spared.clear()
         self._again = 0
         # Bundles of one ring stand together, so that the shell can write them in one call.
@@ -639,7 +639,7 @@ class Publishing:
         dropped = [queued for queued in self._queue if queued.ring is ring]
         self._queue[:] = kept
         for pending in dropped:
-            self._drop(pending, code, reason, 0)
+            self._drop(pending, code, reason, retry_ms=0)
         for settled in ring.unsettled:
             self.unsettled_bytes -= settled.bytes
             for waiter in settled.waiters:
@@ -658,7 +658,7 @@ class Publishing:
         elif ring.visible >= lsn:
             call(None)
         else:
-            ring.unsettled.append(Unsettled(lsn, 0, call=call))
+            ring.unsettled.append(Unsettled(lsn, bytes=0, call=call))
             ring.awaited = max(ring.awaited, lsn)
 
     # --- durable ------------------------------------------------------------------------
@@ -683,7 +683,8 @@ class Publishing:
                 stream = batch.stream
                 stream.visible_next = batch.next
                 if stream.audience.durable:
-                    self._fan_out(batch, True)
+                    durable = True
+                    self._fan_out(batch, durable)
             if settled.call is not None:
                 settled.call(None)
 

@@ -69,7 +69,8 @@ class Removal:
     def prepare_trim(self, link: Link, command: Trim, frame: Any = None) -> Part:
         """Return the part of a step that removes the records before an offset, for TRIM.
 
-        Raises BrokerRefused: the link may not, or the offset is none before which may be trimmed.
+        frame: TRIM has none. Raises BrokerRefused: the link may not, or the offset is none before
+        which may be trimmed.
         """
         stream, before = self._stream(link, command.stream), command.before
         self._check_position(stream, command)
@@ -80,8 +81,8 @@ class Removal:
         """Return the part of a step that removes records of some subjects, for PURGE_SUBJECTS.
 
         The purge is a mark, a pattern with the offset before which it holds: readers are not given
-        the records that it matches. Raises BrokerRefused: the link may not, the offset or the
-        pattern will not do, or too many marks hide records already.
+        the records that it matches. frame: PURGE_SUBJECTS has none. Raises BrokerRefused: the link
+        may not, the offset or the pattern will not do, or too many marks hide records already.
         """
         stream, before = self._stream(link, command.stream), command.before
         self._check_position(stream, command)
@@ -133,7 +134,7 @@ class Removal:
         self._check_durable(stream, before)
 
     def _stream(self, link: Link, name: str) -> Stream:
-        """Return a stream from which the link may remove records. Raises BrokerRefused."""
+        """Return the stream of this name. Raises BrokerRefused unless the link may trim it."""
         return self._catalogue.find(link.owner, name, "trim", "remove records of stream")
 
     def _check_durable(self, stream: Stream, before: int) -> None:

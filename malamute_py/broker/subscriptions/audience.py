@@ -288,7 +288,8 @@ class Audience:
     ) -> list[SelectionGroup]:
         """Return the selection groups of a batch whose headers were just matched.
 
-        They are remembered if the header table may come again. classes: see header_classes().
+        They are remembered if the header table may come again. classes: (numbers of patterns,
+        places of the headers that exactly these select).
         """
         headers, _ = content.headers()
         found = self._group(len(headers), classes)
@@ -328,7 +329,8 @@ class Audience:
         """Return the selection groups of a batch: subscriptions that get the same rows, together.
 
         They need not be live: delivery passes over those that are not. count: number of the batch's
-        distinct headers. classes: see header_classes().
+        distinct headers. classes: (numbers of patterns, places of the headers that exactly these
+        select).
         """
         groups: list[SelectionGroup] = []
         all_group: SelectionGroup | None = None

@@ -109,7 +109,8 @@ class Cohorts:
             return 0
         window = SharedWindow(stream, members)
         batches = islice(stream.hot, place, place + TURN_BATCHES_MAX)
-        window.fill(hot_batches(batches), members[0].tail, settings.step_bytes, sliced=sliced)
+        tail = members[0].tail  # All members have the same.
+        window.fill(hot_batches(batches), tail, settings.step_bytes, sliced=sliced)
         given = self._share_out(members, window, window.reached)
         # Looking costs, too, whether a subscription takes something or not; new headers cost most.
         looked = window.new * settings.step_bytes // NEW_HEADERS_MAX
@@ -273,13 +274,14 @@ class Cohorts:
     def _read(self, cohort: Cohort) -> None:
         """Begin one read of history for a cohort, from its lowest position on, of all batches."""
         stream, members = cohort.stream, cohort.members
+        tail = members[0].tail  # All members have the same.
         token = self._lagging.turns.begin(cohort)
         for sub in members:
             sub.reading = token
         self._lagging.turns.reads.append(
             ReadRange(
                 stream.ring.name, stream.number, token,
-                min(sub.position for sub in members), min(members[0].tail, stream.hot_first),
+                min(sub.position for sub in members), min(tail, stream.hot_first),
                 self._shard.settings.step_bytes // 2,
                 oldest_ms=stream.oldest_ms(self._shard.now_ms), pinned=stream.pinned,
             )
@@ -305,7 +307,8 @@ class Cohorts:
                 self._lagging.consider(sub)
             return
         positions_before = [(sub, sub.position) for sub in members]
-        end = min(answer.next, members[0].tail)
+        tail = members[0].tail  # All members have the same.
+        end = min(answer.next, tail)
         lowest = min(sub.position for sub in members)
         gap = self._gap_ahead(cohort.stream, answer, lowest, end)
         if gap is not None:

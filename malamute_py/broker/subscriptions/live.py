@@ -273,7 +273,7 @@ class Delivery:
             if self._is_past(late):
                 self._overtake(audience)
                 return
-            if audience.live and not self._give_one_late(audience, late, None):
+            if audience.live and not self._give_one_late(audience, late, job=None):
                 return
             self._drop_first_late(audience)
 
@@ -450,7 +450,7 @@ class Delivery:
         """Return the encoding for a subscription that is not plain; None: it selects no row.
 
         It has a client-time window or an end, or takes whole batches. mask: rows of its selection
-        group. encoding: what the group is given. windows: see _window().
+        group. encoding: what the group is given. windows: encodings by client-time window so far.
         """
         if sub.stop < batch.next:
             # select() begins at `position`, which stands still while a subscription is live.
@@ -523,13 +523,13 @@ class Delivery:
         audience_of(sub.stream).go_on_demand(sub)
         sub.position = max(position, sub.covered)
         self._shard.counters["fell_behind"] += 1
-        self._links.say(sub.link, Mode(sub.number, False, sub.position))
+        self._links.say(sub.link, Mode(sub.number, live=False, offset=sub.position))
 
     def catch_up(self, sub: Subscription) -> None:
         """Make a subscription at the tail live: it takes batches as they come. MODE tells it."""
         audience_of(sub.stream).go_live(sub)
         self._shard.counters["caught_up"] += 1
-        self._links.say(sub.link, Mode(sub.number, True, sub.position))
+        self._links.say(sub.link, Mode(sub.number, live=True, offset=sub.position))
 
     def cover(self, sub: Subscription) -> None:
         """Send COVER to a subscription that has moved without a delivery: it selects nothing there.

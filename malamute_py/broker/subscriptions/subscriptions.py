@@ -112,7 +112,7 @@ class Subscriptions:
         self.pattern_bytes += sub.pattern_bytes
         link.receivers[sub.number] = sub
         self.count += 1
-        self._count_quotas(sub, 1)
+        self._count_quotas(sub, sign=1)
         return sub
 
     def _count_quotas(self, sub: Subscription, sign: int) -> None:
@@ -251,7 +251,7 @@ class Subscriptions:
         sub.leave()
         self.count -= 1
         self.pattern_bytes -= sub.pattern_bytes
-        self._count_quotas(sub, -1)
+        self._count_quotas(sub, sign=-1)
         stream = getattr(sub, "stream", None)  # None: it was refused before its stream was known.
         if stream is not None:
             self._lagging.forget(sub)
