@@ -214,8 +214,8 @@ class StreamAdmin:
     ) -> None:
         """Look at PIECE_NAMES names for a page of LIST_STREAMS, and answer if the page is whole.
 
-        Else a later turn goes on: of many streams, the caller may see few. after: the name after
-        which to go on. page: what earlier turns have found.
+        Else a later turn goes on (work()): of many streams, the caller may see few. after: the name
+        after which to go on. page: what earlier turns have found.
         """
         catalogue = self._catalogue
         limit = max(1, min(command.limit, self._shard.settings.page_max))

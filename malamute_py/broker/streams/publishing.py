@@ -355,7 +355,7 @@ class Publishing:
         if waiter is None:
             return
         waiter.duplicate, waiter.command = True, NUMBERS[type(command)]
-        link.unconfirmed_bytes += waiter.size
+        link.unconfirmed_bytes += waiter.size  # The confirm takes them off again.
         sequence = again.content.head.first_sequence
         original = place.under_way.get(sequence)
         if original is not None:
@@ -379,7 +379,7 @@ class Publishing:
         stream: that of the command; None: there is none. Raises BrokerRefused: nothing was done.
         """
         name = command.stream
-        bound = None
+        bound = None  # Whether a writer that is bound to subjects may publish under one.
         if not self._shard.settings.permit(link.owner, "write", name):
             bound = self._shard.settings.subjects(link.owner, name)
             if bound is None:

@@ -129,6 +129,7 @@ class Cohorts:
         if len(members) < self._shard.settings.shared_read_min:
             self._lagging.turns_alone(members)
         elif not self._lagging.turns.may_read:
+            # As many reads are under way as may be: their turn comes when one has ended.
             self._lagging.turns.starve(Cohort(stream, cohort.durable, members), link=None)
             for sub in members:
                 sub.queued = True

@@ -54,6 +54,7 @@ class Moved:
             sub.position = to
             self._lagging.consider(sub)
         elif not self._lagging.turns.may_read:
+            # As many reads are under way as may be: its turn comes when one has ended.
             sub.queued = True
             self._lagging.turns.starve(sub, sub.link)
         else:

@@ -78,12 +78,13 @@ class OwnTurns:
             self._lagging.leave_history(sub)
             self._delivery.catch_up(sub)
             return 0
-        if sub.position >= stream.hot_first:
+        if sub.position >= stream.hot_first:  # Its next record is in the hot window.
             self._lagging.leave_history(sub)
             given = self._from_memory(sub)
             self._lagging.consider(sub)
             return given
         if not self._lagging.turns.may_read:
+            # As many reads are under way as may be: its turn comes when one has ended.
             sub.queued = True
             self._lagging.turns.starve(sub, sub.link)
             return 0

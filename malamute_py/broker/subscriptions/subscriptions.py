@@ -135,7 +135,7 @@ class Subscriptions:
             self.refuse(sub, error.code, error.reason)
             return
         sub.stream = stream
-        if command.until == "tail":
+        if command.until == "tail":  # It is to end where the stream ends now.
             sub.stop = min(sub.stop, sub.tail)
         sub.plain = sub.client_time is None and not sub.whole and sub.stop == NEVER
 
