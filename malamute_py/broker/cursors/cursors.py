@@ -39,7 +39,8 @@ from malamute_py.changelog.records import Change, CursorRemoved, CursorSet
 from malamute_py.changelog.settings import CursorSettings, queue_settings
 from malamute_py.changelog.tables import CursorRow
 
-REMOVED_AT_ONCE: Final = 1_000
+CHANGES_AT_ONCE: Final = 1_000
+"""Changes of cursors that one part of a step has at most, at a start and when a stream goes."""
 
 
 class Cursors:
@@ -64,7 +65,8 @@ class Cursors:
         self._starts = starts
         self._answers = answers
         self._cursors: Named[Cursor, list[int]] = Named(shard.quotas, "cursors")
-        """Cursors, and positions on their way into the log in order, each in a list of its own."""
+        """Cursors, and in `coming` the positions on their way into the log, in order: each in a
+        list of its own, which tells a move from another one to the same position."""
         self.has = self._cursors.has
         self._edits: dict[Place, CursorSettings] = {}
         """Settings on their way into the log; the next edit begins from them."""
@@ -79,7 +81,7 @@ class Cursors:
         return {"cursors": len(self._cursors), **self.pins.gauges}
 
     def handlers(self) -> dict[type, Callable[[Link, Any], None]]:
-        """Handlers of the commands that are no parts of steps."""
+        """Return the handlers of the commands that are no parts of steps."""
         return {
             CursorInfo: self.cursor_info,
             EditCursor: self.edit_cursor,
@@ -89,7 +91,12 @@ class Cursors:
     # --- over restarts ------------------------------------------------------------------------
 
     def recovered(self) -> None:
-        """Load the cursors from the tables; cursors that lie outside of their streams are moved."""
+        """Load the cursors from the tables, at a start.
+
+        A power loss, or the ring's growth, may have left a cursor outside of its stream: it is
+        moved to the stream's end or first record, in the log, too. Those of streams that are gone
+        are removed.
+        """
         changes: list[Change] = []
         for (number, name), row in list(self._shard.queues.cursors.items()):
             stream = self._catalogue.by_number(number)
@@ -99,7 +106,7 @@ class Cursors:
             end = stream.position_end(row.epoch)
             within = max(min(row.next, end), stream.begin)
             if within != row.next:
-                purged = within <= stream.row.trimmed
+                purged = within <= stream.row.trimmed  # By TRIM, not by the ring or a bound.
                 code = "rewound" if row.next > end else "purged" if purged else "retention"
                 self._say_clamped(stream, name, row.next, within, code)
                 row.next = within
@@ -109,34 +116,39 @@ class Cursors:
                         epoch=self._shard.epoch,
                     )
                 )  # fmt: skip
-            self._take_up(stream, row)
-        for at in range(0, len(changes), REMOVED_AT_ONCE):
-            self._steps.take([Part(changes[at : at + REMOVED_AT_ONCE])])
+            self._load(stream, row)
+        for at in range(0, len(changes), CHANGES_AT_ONCE):
+            self._steps.take([Part(changes[at : at + CHANGES_AT_ONCE])])
 
     def _say_clamped(self, stream: Stream, name: str, before: int, after: int, code: str) -> None:
-        """Count and report a cursor that was moved into its stream."""
+        """Count and report a cursor that lay outside of its stream: before, and where it is now.
+
+        code: why: `rewound`, `purged` (callers removed the records before it) or `retention`.
+        """
         self._shard.counters["cursors_clamped"] += 1
         facts = {"stream": stream.name, "cursor": name, "from": before, "to": after, "code": code}
         level = "info" if code == "purged" else "warning"
         self._shard.event("cursor_clamped", level, **facts)
 
-    def _take_up(self, stream: Stream, row: CursorRow) -> Cursor:
-        """Load a row of the tables that is new or has changed into its cursor."""
+    def _load(self, stream: Stream, row: CursorRow) -> Cursor:
+        """Load a row of the tables, new or changed, into its cursor, and see to its pin."""
         place = stream.number, row.name
         cursor = self._cursors.get(place)
         if cursor is None:
             cursor = Cursor(stream, row)
             self._cursors.add(place, cursor, row.by)
         elif row.next != cursor.row.next or row.settings != cursor.row.settings:
+            # A cursor that has moved is reported anew, and pins again.
             cursor.clamped = cursor.broken = False
         cursor.row = row
         self.pins.watch(cursor)
         return cursor
 
     def trimmed(self, stream: Stream) -> None:
-        """Break pins and report cursors that lie before the first offset that the journal kept.
+        """Break pins and report cursors that lie before the first record that the stream has now.
 
-        A pin on records that a caller removed goes on from the first one that is left.
+        Called after each trim of a stream, also one by a caller (TRIM): then the cursor's pin goes
+        on from the first record that is left.
         """
         for cursor in self._cursors.of(stream.number):
             before = cursor.row.next
@@ -155,24 +167,27 @@ class Cursors:
                 )
 
     def stream_removed(self, stream: Stream) -> None:
-        """Remove the cursors of a stream that was removed."""
+        """Remove the cursors of a stream that was removed, here and from the log."""
         removed = self._cursors.remove_stream(stream.number)
         for cursor in removed.values():
             self.pins.unwatch(cursor)
         changes: list[Change] = [CursorRemoved(stream.number, name) for name in removed]
-        for at in range(0, len(changes), REMOVED_AT_ONCE):
-            self._put(stream, changes[at : at + REMOVED_AT_ONCE])
+        for at in range(0, len(changes), CHANGES_AT_ONCE):
+            self._put(stream, changes[at : at + CHANGES_AT_ONCE])
 
     # --- answering ----------------------------------------------------------------------------
 
     def _put(self, stream: Stream, changes: list[Change], *effects: Effect) -> None:
-        """Put changes on their way into the log; for a stream in memory they apply at once."""
+        """Put changes on their way into the log; for a stream in memory they apply at once.
+
+        effects: called when the log has them, or refuses them.
+        """
         self._steps.put(changes, *effects, memory=stream.ring.memory)
 
     def _stream(self, link: Link, name: str) -> Stream:
-        """Return a stream whose cursors a link may move: who reads it, or manages it.
+        """Return a stream whose cursors a link may move, since it may read it or manage it.
 
-        Raises BrokerRefused.
+        Raises BrokerRefused: it may neither, or there is no such stream.
         """
         permit = self._shard.settings.permit
         action = "read"
@@ -183,7 +198,12 @@ class Cursors:
     # --- moving -------------------------------------------------------------------------------
 
     def prepare_move(self, link: Link, command: MoveCursor, frame: Any = None) -> Part:
-        """Return the part that moves a cursor, and may create it. Raises BrokerRefused."""
+        """Return the part of a step that moves a cursor, and may create it, for MOVE_CURSOR.
+
+        A reader moves its cursor forward, and may say from where: so no other reader is overtaken
+        unawares. `force` moves it anywhere. frame: MOVE_CURSOR has none. Raises BrokerRefused: the
+        position is not of the stream, or the cursor stands elsewhere (`conflict`).
+        """
         name = command.cursor
         stream = self._stream(link, command.stream)
         if command.force and not self._shard.settings.permit(
@@ -193,7 +213,7 @@ class Cursors:
         next = command.next
         if command.uuid and command.uuid != stream.uuid:
             raise BrokerRefused("conflict", f"stream '{stream.name}' is not the one of this uuid")
-        tail = stream.next + stream.coming
+        tail = stream.next + stream.coming  # With records that the same step publishes.
         if next > tail:
             raise BrokerRefused("bad_start", f"the stream ends at {tail}")
         if command.epoch and next > stream.epoch_end(command.epoch, tail):
@@ -207,7 +227,8 @@ class Cursors:
         elif not command.force:
             # Positions before `first` count as equal: the records between them are gone.
             first = stream.first
-            if command.from_ >= 0 and max(command.from_, first) != max(stands, first):
+            names_from = command.from_ >= 0
+            if names_from and max(command.from_, first) != max(stands, first):
                 raise BrokerRefused("conflict", f"cursor '{name}' stands at {stands}")
             if next <= stands:
                 raise BrokerRefused("conflict", f"cursor '{name}' stands at {stands} already")
@@ -219,14 +240,16 @@ class Cursors:
         memory = self._shard.queues if stream.ring.memory else None
         # Once a reset is durable it is reported as an administrator's act, of this link.
         reset = link.number if command.force else 0
-        moving = _Moving(self, stream, name, [next], link.owner, reset=reset)
+        going = [next]
+        moving = _Moving(self, stream, name, going, link.owner, reset=reset)
         return changing([change], [moving], memory=memory, level=stream.level)
 
     def _next_after_moves(self, place: Place) -> int | None:
         """Return where a cursor will stand once all moves on their way are appended."""
         coming = self._cursors.coming.get(place)
         if coming:
-            return coming[-1][0]
+            (newest,) = coming[-1]
+            return newest
         cursor = self._cursors.get(place)
         return None if cursor is None else cursor.row.next
 
@@ -244,7 +267,11 @@ class Cursors:
         self._cursors.check_room(by, self._shard.settings.cursors_max)
 
     def _begin_move(self, place: Place, going: list[int], by: str) -> None:
-        """Note that a move is on its way into the log; a new cursor counts from now on."""
+        """Note that a move is on its way into the log; a new cursor counts from now on.
+
+        going: the position, in a list that tells this move from others. by: owner for whom a new
+        cursor counts.
+        """
         if not self._cursors.has(place):
             self._cursors.begin(place, by)
         self._cursors.coming.setdefault(place, []).append(going)
@@ -258,21 +285,22 @@ class Cursors:
         else:
             self._cursors.begun(place)
 
-    def _set(self, stream: Stream, name: str) -> None:
-        """Load the row of a cursor that was moved or edited."""
+    def _load_moved(self, stream: Stream, name: str) -> None:
+        """Load the row of a cursor that the log has moved or edited, from the tables."""
         if not stream.removed:
-            self._take_up(stream, self._shard.queues.cursors[stream.number, name])
+            self._load(stream, self._shard.queues.cursors[stream.number, name])
 
     # --- settings -----------------------------------------------------------------------------
 
     def edit_cursor(self, link: Link, command: EditCursor) -> None:
-        """Create a cursor or change its settings; answered when that is durable.
+        """Create a cursor at a start, or change its settings; answered when that is durable.
 
-        Raises BrokerRefused.
+        A start may have to be found by the journal first. Raises BrokerRefused: the link may not,
+        the settings are unsound, or there cannot be such a new cursor.
         """
         stream = self._stream(link, command.stream)
         place = stream.number, command.cursor
-        self._edited(link, place, command)
+        self._settings_after(link, place, command)  # To refuse at once what will not do.
         stands = self._next_after_moves(place)
         if stands is not None:
             self._edit(link, command, stream, stands, "edited")
@@ -281,7 +309,7 @@ class Cursors:
         start = command.start or [int(StartKind.EARLIEST)]
         if start[0] == StartKind.LAST_PER_SUBJECT:
             raise BrokerRefused("bad_start", "a cursor is one position")
-        self._links.count_query(link)
+        self._links.count_query(link)  # _create() takes the question off the count again.
         found = self._links.contained(
             link, "EDIT_CURSOR", partial(self._create, link, command, stream)
         )
@@ -294,7 +322,10 @@ class Cursors:
     def _create(
         self, link: Link, command: EditCursor, stream: Stream, begin: Begin | BrokerRefused
     ) -> None:
-        """Create a cursor where its start was found to lie."""
+        """Create a cursor where its start was found to lie, for EDIT_CURSOR.
+
+        begin: that position, or why there is none.
+        """
         link.queries -= 1
         if isinstance(begin, BrokerRefused):
             self._answers.refuse_with(link, command, begin)
@@ -313,27 +344,34 @@ class Cursors:
             why = "created" if stands is None else "edited"
             self._edit(link, command, stream, next, why)
 
-    def _edited(self, link: Link, place: Place, command: EditCursor) -> CursorSettings:
-        """Return the settings of a cursor after an edit, one on its way into the log included.
+    def _settings_after(self, link: Link, place: Place, command: EditCursor) -> CursorSettings:
+        """Return the settings that a cursor has after an edit, which follows on those on their way.
 
-        Raises BrokerRefused.
+        With `replace`, settings that the command does not name have their defaults. Raises
+        BrokerRefused: they are unsound, or the link may not pin.
         """
         cursor = self._cursors.get(place)
         known = self._edits.get(place) or (None if cursor is None else cursor.row.settings)
+        defaults: dict[str, Any] | None = {} if command.replace else None
         settings = queue_settings(
             CursorSettings, command.settings, self._shard.settings.settings_bytes_max, known,
-            {} if command.replace else None,
+            defaults,
         )  # fmt: skip
-        pins = settings != known and (settings.pin or (known is not None and known.pin))
-        if pins and not self._shard.settings.permit(link.owner, "manage_streams", command.stream):
+        concerns_pin = settings != known and (settings.pin or (known is not None and known.pin))
+        if concerns_pin and not self._shard.settings.permit(
+            link.owner, "manage_streams", command.stream
+        ):
             raise BrokerRefused("forbidden", f"you may not pin or unpin stream '{command.stream}'")
         return settings
 
     def _edit(self, link: Link, command: EditCursor, stream: Stream, next: int, why: str) -> None:
-        """Log a cursor's changed settings, or a new place for it; answer with its facts."""
+        """Put a cursor's new settings on their way; answer with its facts when they are durable.
+
+        next: the position that it has, or begins at. why: `created` or `edited`, for the log.
+        """
         place = stream.number, command.cursor
         try:
-            settings = self._edited(link, place, command)
+            settings = self._settings_after(link, place, command)
         except BrokerRefused as error:
             # Another edit came meanwhile: together they are too large, or it set a pin.
             self._answers.refuse_with(link, command, error)
@@ -343,12 +381,16 @@ class Cursors:
             self._shard.epoch,
         )  # fmt: skip
         self._edits[place] = settings
-        moving = _Moving(self, stream, command.cursor, [next], link.owner, settings)
+        going = [next]
+        moving = _Moving(self, stream, command.cursor, going, link.owner, settings)
         answer = Answer(self._answers, link, command, partial(self._facts_at, place))
         self._put(stream, [change], moving, answer)
 
     def remove_cursor(self, link: Link, command: RemoveCursor) -> None:
-        """Remove a cursor and its pin; answered when that is durable. Raises BrokerRefused."""
+        """Remove a cursor and its pin; answered when that is durable.
+
+        Raises BrokerRefused: the link may not manage the stream, or there is no such cursor.
+        """
         stream = self._catalogue.find(link.owner, command.stream, "manage_streams")
         place = stream.number, command.cursor
         if self._cursors.get(place) is None:
@@ -357,8 +399,8 @@ class Cursors:
         answer = Answer(self._answers, link, command)
         self._put(stream, [change], Then(partial(self._drop, place)), answer)
 
-    def _drop(self, place: Place, _: int) -> None:
-        """Forget a cursor whose removal the log has, with its pin."""
+    def _drop(self, place: Place, end_lsn: int) -> None:
+        """Forget a cursor whose removal the log has, with its pin. end_lsn: not needed."""
         cursor = self._cursors.remove(place)
         if cursor is not None:
             self.pins.unwatch(cursor)
@@ -366,9 +408,10 @@ class Cursors:
     # --- facts for clients ----------------------------------------------------------------------
 
     def cursor_info(self, link: Link, command: CursorInfo) -> None:
-        """Answer with the facts about one cursor, or with a page of cursors.
+        """Answer a CURSOR_INFO with the facts about one cursor, or with a page of cursors.
 
-        Raises BrokerRefused.
+        A name that ends with `*`, or none, asks for a page; no stream means all of them. Raises
+        BrokerRefused.
         """
         name, settings = command.cursor, self._shard.settings
         told_by = self._catalogue.telling(link.owner, command.stream)
@@ -389,13 +432,14 @@ class Cursors:
         self._answers.result(link, command, {"entries": entries, "more": more})
 
     def _facts_at(self, place: Place) -> dict[str, Any]:
+        """Return a cursor's facts for an answer; {}: it is gone by now."""
         cursor = self._cursors.get(place)
         return {} if cursor is None else self._facts(cursor)
 
     def _facts(self, cursor: Cursor) -> dict[str, Any]:
         """Return a cursor's facts for an answer."""
         stream, row = cursor.stream, cursor.row
-        self.pins.measure(cursor)
+        self.pins.measure(cursor)  # `held_bytes` may be a second old.
         return {
             "stream": stream.name,
             "cursor": cursor.name,
@@ -435,9 +479,12 @@ class _Moving(Effect):
         self.cursors._begin_move(self.place, self.going, self.by)
 
     def appended(self, part: Part, end_lsn: int) -> None:
-        """Take up the cursor's row from the tables, which have the new position."""
+        """Load the cursor's row from the tables, which have the new position.
+
+        A reset is reported as an administrator's act.
+        """
         self._end_move()
-        self.cursors._set(self.stream, self.name)
+        self.cursors._load_moved(self.stream, self.name)
         if self.reset:
             self.cursors._shard.event(
                 "administered", by=self.by, link=self.reset, command="MoveCursor",

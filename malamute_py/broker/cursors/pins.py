@@ -1,9 +1,10 @@
 """Pins: the history that cursors hold back in their rings.
 
-Owns a cursor at run time, the marks that tell where in its ring an offset of a stream lies, and the
-pins. The rules: a pin holds history up to its bound; the broker warns of it at four fifths and
-breaks it beyond; a broken pin is set again once its cursor has moved. Source: docs/design.md
-(Journal); SPEC.md, section 4.8.
+A cursor with the setting `pin` keeps the journal from overwriting what lies after it. Owns a cursor
+at run time, the marks that tell where in its ring an offset of a stream lies, and the pins. The
+rules: a pin holds history up to its bound in bytes, those of other streams in the ring included;
+the broker warns of it at four fifths and breaks it beyond; a broken pin is set again once its
+cursor has moved. Source: docs/design.md (Journal); SPEC.md, section 4.8.
 """
 
 from __future__ import annotations
@@ -47,11 +48,13 @@ class Cursor:
         self.clamped = False
         """Whether a trim has passed the cursor since it was moved; reported once."""
         self.warned = False
+        """Whether the broker has warned that the pin is near its bound."""
         self.broken = False
         """Whether the pin was broken; it holds nothing until the cursor has moved."""
         self.pinned_at: int | None = None
         """Offset of the pin that the journal has; None: it has none."""
         self.held_bytes = 0
+        """Bytes that the pin holds back, when they were last measured."""
 
     @property
     def next(self) -> int:
@@ -60,7 +63,10 @@ class Cursor:
 
 
 class Marks:
-    """Coarse map from offsets of a stream to LSNs, which tells the bytes that a pin holds."""
+    """Pins of one stream, and a coarse map from its offsets to LSNs: how many bytes a pin holds.
+
+    A mark is an offset and the LSN at which the ring ended when the stream ended there.
+    """
 
     __slots__ = (
         "_bytes_before", "_first_offset", "_least", "_lsns", "_offsets", "_pushes", "cursors",
@@ -77,17 +83,19 @@ class Marks:
         self._pushes = count()
         """Order of the heap's entries, as cursors cannot be compared."""
         self._least: list[tuple[int, int, Cursor]] = []
-        """Heap of (offset, order, cursor), with offsets of before: a search for the least among
-        10,000 cursors at each move would cost too much."""
+        """Heap of (offset, order, cursor), in which offsets of pins that have moved since are left
+        for a while: a search for the least among 10,000 cursors at each move would cost too
+        much."""
         self._offsets = [stream.next]
+        """The offset of each mark, ascending."""
         self._lsns = [stream.ring.end_lsn]
-        """Marks: the ring ended at this LSN when the stream ended at the offset of that place."""
+        """The LSN of each mark, whose offset has the same place in `_offsets`."""
         self._first_offset = stream.first
         self._bytes_before = stream.ledger.bytes
         """The stream's own bytes before the first mark: the LSNs there are not known."""
 
     def note(self, stream: Stream) -> None:
-        """Add a mark where the stream ends now."""
+        """Add a mark where the stream ends now, if it has grown; of too many, drop every second."""
         if stream.next <= self._offsets[-1]:
             return
         self._offsets.append(stream.next)
@@ -98,7 +106,7 @@ class Marks:
             self._lsns[1:-1] = self._lsns[1:-1:2]
 
     def pinned(self, cursor: Cursor) -> None:
-        """Note the new offset of a pin."""
+        """Note the new offset of a cursor's pin, so that least() finds it."""
         assert cursor.pinned_at is not None
         if len(self._least) > 2 * len(self.cursors) + 64:
             # Old offsets stay until they are the least, or until they are most of the heap.
@@ -113,16 +121,20 @@ class Marks:
     def least(self) -> int:
         """Return the least offset that is pinned; NEVER: none is."""
         heap = self._least
-        while heap and (heap[0][2].pinned_at != heap[0][0] or heap[0][2] not in self.cursors):
-            heappop(heap)
-        return heap[0][0] if heap else NEVER
+        while heap:
+            offset, _order, cursor = heap[0]
+            if cursor.pinned_at == offset and cursor in self.cursors:
+                return offset
+            heappop(heap)  # The pin has moved or is gone since.
+        return NEVER
 
     def held(self, stream: Stream, offset: int) -> int:
-        """Return the bytes of the ring from an offset on, about."""
+        """Return the bytes that the ring holds from an offset of the stream on, about."""
         end = stream.ring.end_lsn
         first = self._offsets[0]
         if offset >= first:
-            return end - self._lsns[bisect_right(self._offsets, offset) - 1]
+            last_mark_before = bisect_right(self._offsets, offset) - 1
+            return end - self._lsns[last_mark_before]
         # Before the first mark no LSN is known: a share of the stream's own bytes stands for them.
         share = (first - offset) / max(1, first - self._first_offset)
         return end - self._lsns[0] + int(self._bytes_before * min(1.0, share))
@@ -138,10 +150,12 @@ class Pins:
         self._marks: dict[Stream, Marks] = {}
         """Marks of each stream with a cursor that pins."""
         self.changed: list[tuple[str, str, int, int | None]] = []
-        """(ring, pin, stream, offset; None: no pin): changes for the shell to pass on."""
+        """Changes of pins for the shell to pass on to the journal: (ring, name of the pin, number
+        of the stream, offset or None: the pin is gone)."""
         self._due_ms = 0
+        """Time of the next look at some pins."""
         self._begun_ms = 0
-        """Time at which the round began."""
+        """Time at which the present round over all pins began."""
         self._turn: list[Cursor] = []
         """Cursors that are still to be looked at in this round."""
 
@@ -159,7 +173,11 @@ class Pins:
         return self._due_ms if self._pinning else None
 
     def tick(self) -> None:
-        """Look at some of the pins if that is due; each is looked at once in MARK_MS."""
+        """Look at some of the pins if that is due; each is looked at once in MARK_MS.
+
+        A pin holds ever more although its cursor and stream stand still, where other streams fill
+        the ring. A round over all pins begins with a mark of each stream.
+        """
         now_ms = self._shard.now_ms
         if not self._pinning or now_ms < self._due_ms:
             return
@@ -173,20 +191,20 @@ class Pins:
             if cursor in self._pinning:
                 self._pin(cursor)
         if self._turn:
-            # The ticks of a round are spread over MARK_MS.
+            # The ticks of a round are spread over MARK_MS evenly.
             ticks = -(-len(self._pinning) // LOOKS_MAX)  # Rounded up.
             self._due_ms = now_ms + max(1, MARK_MS // (ticks + 1))
         else:
             self._due_ms = max(self._begun_ms + MARK_MS, now_ms + 1)
 
     def measure(self, cursor: Cursor) -> None:
-        """Count anew the bytes that a cursor holds back."""
+        """Measure anew the bytes that a cursor's pin holds back, for an answer with its facts."""
         if cursor.pinned_at is not None:
             stream = cursor.stream
             cursor.held_bytes = self._marks[stream].held(stream, cursor.next)
 
     def watch(self, cursor: Cursor) -> None:
-        """Set or remove the pin of a cursor whose position or settings may have changed."""
+        """Set, move or remove the pin of a cursor whose position or settings may have changed."""
         if not cursor.row.settings.pin:
             self.unwatch(cursor)
             return
@@ -195,7 +213,7 @@ class Pins:
             stream = cursor.stream
             if stream not in self._marks:
                 marks = self._marks[stream] = Marks(stream, partial(self._grown, stream))
-                stream.audience.add_reader(marks.wake, False)
+                stream.audience.add_reader(marks.wake, durable=False)
             self._marks[stream].cursors[cursor] = None
             self._due_ms = min(self._due_ms or NEVER, self._shard.now_ms + MARK_MS)
         self._pin(cursor)
@@ -210,20 +228,28 @@ class Pins:
         cursor.held_bytes = 0
         cursor.warned = cursor.broken = False
         if not self._marks[stream].cursors:
-            stream.audience.remove_reader(self._marks.pop(stream).wake, False)
+            stream.audience.remove_reader(self._marks.pop(stream).wake, durable=False)
 
     def _grown(self, stream: Stream) -> None:
-        """Look at the pins of a stream that was appended to, if its ring has grown enough."""
+        """Look at the pins of a stream that was appended to, if its ring has grown enough.
+
+        Pins with small bounds cannot wait for their tick. Each look sets `look_lsn` anew, by the
+        smallest bound.
+        """
         marks = self._marks[stream]
         if stream.ring.end_lsn < marks.look_lsn or len(marks.cursors) > LOOKS_MAX:
-            return  # Of very many pins some are looked at in each tick.
+            return  # Very many pins wait for their ticks.
         marks.note(stream)
-        marks.look_lsn = NEVER
+        marks.look_lsn = NEVER  # _pin() lowers it.
         for cursor in marks.cursors:
             self._pin(cursor)
 
     def _pin(self, cursor: Cursor) -> None:
-        """Set, move, warn of or break the pin of a cursor."""
+        """See to the pin of a cursor: set it at its position, warn of it, or break it.
+
+        Called when the cursor has moved, and to measure what the pin holds back. A broken one is
+        left alone until its cursor has moved.
+        """
         stream = cursor.stream
         if cursor.broken:
             return
@@ -250,7 +276,10 @@ class Pins:
             self._spare(stream)
 
     def break_pin(self, cursor: Cursor, reason: str) -> None:
-        """Let the journal overwrite what a cursor held back, until the cursor has moved."""
+        """Let the journal overwrite what a cursor held back, until the cursor has moved.
+
+        reason: for the event that tells the operator.
+        """
         stream = cursor.stream
         self._shard.counters["pins_broken"] += 1
         self._shard.event(
@@ -270,7 +299,7 @@ class Pins:
             self._spare(stream)
 
     def _spare(self, stream: Stream) -> None:
-        """Set the offset from which on retention leaves a stream alone."""
+        """Set the offset from which on retention leaves a stream alone: its least pin."""
         stream.pinned = self._marks[stream].least()
 
 

@@ -1,9 +1,10 @@
 """Administration of streams: make, change and remove them, facts, plans, producers.
 
 Owns the commands about streams and producers that a RESULT answers; a handler raises BrokerRefused,
-and the broker answers with it. The rules: each list is bounded
-and paged; a change is answered when it is durable; a question to the journal is answered when the
-journal has answered. Source: SPEC.md, section 4; docs/design.md, Safety.
+and the broker answers with it. Facts about a stream are told to those who may read, trim or manage
+it. The rules: each list is bounded and paged; a change is answered when it is durable; a question
+to the journal is answered when the journal has answered. Source: SPEC.md, section 4;
+docs/design.md, Safety.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class StreamAdmin:
         self._answers = answers
         self._retention = retention
         self._opening = 0
-        """New producers on their way into the log."""
+        """New producers on their way into the log: they count among those that there may be."""
         self.listings: Final[deque[partial[None]]] = deque()
         """Pages of streams that are being put together, each to be gone on with in its turn."""
 
@@ -112,11 +113,12 @@ class StreamAdmin:
         )  # fmt: skip
 
     def _created(self, link: Link, command: CreateStream, stream: Stream) -> None:
+        """Answer a CREATE_STREAM with the stream's facts once its creation is durable."""
         facts = partial(self._facts, stream)
         Answer(self._answers, link, command, facts).after(stream.created_lsn)
 
     def edit_stream(self, link: Link, command: EditStream) -> None:
-        """Change settings; the answer follows when the change is durable."""
+        """Change settings of a stream; the answer follows when the change is durable."""
         stream = self._catalogue.find(link.owner, command.stream, "manage_streams")
         answer = Answer(self._answers, link, command, partial(self._facts, stream))
         self._catalogue.edit(
@@ -129,17 +131,24 @@ class StreamAdmin:
         self._catalogue.remove(stream, Answer(self._answers, link, command))
 
     def stream_info(self, link: Link, command: StreamInfo) -> None:
-        """Facts about one stream."""
+        """Answer a STREAM_INFO with the facts about one stream.
+
+        Where only the journal knows which records are past the stream's bound of age, it is asked
+        first: these are not told as kept, although they still take space.
+        """
         action = self._catalogue.telling(link.owner, command.stream)
         stream = self._catalogue.find(link.owner, command.stream, action)
 
         if not self._retention.asks_for_age(stream):
             self._answers.result(link, command, self._facts(stream))
             return
-        self._links.count_query(link)
+        self._links.count_query(link)  # Raises where the link has too many questions under way.
 
         def measured(young: int, aged_bytes: int) -> None:
-            """Answer with the first record that the stream keeps by its age, as was found."""
+            """Answer with what the journal found.
+
+            young: the first record that the stream keeps by its age. aged_bytes: of those before.
+            """
             link.queries -= 1
             facts = self._facts(stream)
             if young > facts["first"]:
@@ -150,10 +159,11 @@ class StreamAdmin:
         self._retention.measure_aged(stream, link, then, lambda: link.open)
 
     def stream_schemas(self, link: Link, command: StreamSchemas) -> None:
-        """The uuid of a stream, its settings keep and body_kind, and the versions of its schema.
+        """Answer a STREAM_SCHEMAS with what a client needs to know to write to or read a stream.
 
-        Those may ask who may write to it, also under some subjects alone, or read it. The answer
-        also says how large a batch may be, where the stream's ring is small.
+        These are its uuid, its settings keep and body_kind, the versions of its schema and, where
+        its ring is small, how large a batch may be. A link may ask that may read it, or write to
+        it, be it under some subjects alone.
         """
         owner, name, settings = link.owner, command.stream, self._shard.settings
         if settings.permit(owner, "write", name) or settings.subjects(owner, name) is not None:
@@ -167,10 +177,10 @@ class StreamAdmin:
             "stream": stream.uuid, "keep": stream.settings.keep,
             "body_kind": stream.settings.body_kind, "schemas": list(stream.schemas.items()),
         }  # fmt: skip
-        self._answers.result(link, command, value | self._small([stream]))
+        self._answers.result(link, command, value | self._batch_bounds([stream]))
 
     def _facts(self, stream: Stream) -> dict[str, Any]:
-        """All facts of one stream, for STREAM_INFO and its like."""
+        """Return all facts of one stream, for the answers to STREAM_INFO and to changes of it."""
         audience = stream.audience
         return {
             **_short(stream, self._shard.now_ms),
@@ -195,16 +205,17 @@ class StreamAdmin:
         }
 
     def list_streams(self, link: Link, command: ListStreams) -> None:
-        """One page of names and short facts."""
+        """Answer a LIST_STREAMS with one page of names and short facts, in a later turn perhaps."""
         self._links.count_query(link)
-        self._list(link, command, command.after, [])
+        self._list(link, command, command.after, page=[])
 
     def _list(
         self, link: Link, command: ListStreams, after: str, page: list[dict[str, Any]]
     ) -> None:
-        """Put together a page of LIST_STREAMS: of PIECE_NAMES names, the rest in a later turn.
+        """Look at PIECE_NAMES names for a page of LIST_STREAMS, and answer if the page is whole.
 
-        after: the name from which to go on. page: what earlier turns have found.
+        Else a later turn goes on (work()): of many streams, the caller may see few. after: the name
+        after which to go on. page: what earlier turns have found.
         """
         catalogue = self._catalogue
         limit = max(1, min(command.limit, self._shard.settings.page_max))
@@ -224,20 +235,25 @@ class StreamAdmin:
         self._answers.result(link, command, {"streams": page, "more": more})
 
     def work(self) -> None:
-        """Go on with a page of streams, if there is one to go on with."""
+        """Go on with a page of streams, if there is one to go on with; called in each turn.
+
+        An error in it ends the link that asked, and not the broker.
+        """
         if self.listings:
             listing = self.listings.popleft()
-            self._links.contained(listing.args[0], "LIST_STREAMS", listing)()
+            link, *_ = listing.args
+            self._links.contained(link, "LIST_STREAMS", listing)()
 
     # --- positions --------------------------------------------------------------------------
 
     def find_offset(self, link: Link, command: FindOffset) -> None:
         """Answer FIND_OFFSET: the offset at which a reader with this start would begin."""
-        # Positions that say nothing of what records hold are among the facts of a stream.
+        # Positions that say nothing of what records hold are among the facts of a stream, which are
+        # also for those who may only trim or manage it. The first item of a start is its kind.
         plain = command.start and command.start[0] in _PLAIN_STARTS
         action = self._catalogue.telling(link.owner, command.stream) if plain else "read"
         stream = self._catalogue.find(link.owner, command.stream, action)
-        self._links.count_query(link)
+        self._links.count_query(link)  # found() takes the question off the count again.
 
         def found(begin: Begin | BrokerRefused) -> None:
             """Answer the FIND_OFFSET with the position that was found, or refuse it."""
@@ -262,13 +278,17 @@ class StreamAdmin:
         )  # fmt: skip
 
     def plan_read(self, link: Link, command: PlanRead) -> None:
-        """Plan a bounded read from the journal's index."""
+        """Answer a PLAN_READ: how much a reader such as Spark would read, and in which ranges.
+
+        First the start is resolved, then the read is planned from there (_plan()).
+        """
         stream = self._catalogue.find(link.owner, command.stream, "read")
         if command.visibility not in (0, 1, 2):
             raise BrokerRefused("unsupported", f"no visibility {command.visibility}")
-        compile_pattern(command.pattern)
+        compile_pattern(command.pattern)  # Raises where it is unsound.
         self._links.count_query(link)
-        durable = command.visibility != 0
+        live = 0  # All else, `durable` and `committed`, is of what no power loss can take back.
+        durable = command.visibility != live
 
         def begun(begin: Begin | BrokerRefused) -> None:
             """Plan the read from the start that was found, or refuse the command."""
@@ -287,10 +307,11 @@ class StreamAdmin:
     def _plan(
         self, link: Link, command: PlanRead, stream: Stream, begin: Begin, durable: bool
     ) -> None:
-        """Answer a PLAN_READ: the end of the read and its splits, within the command's bounds.
+        """Answer a PLAN_READ: the end of the read and its splits, within the command's caps.
 
-        begin: the start that was found. Newest records that have moved into copies are planned from
-        memory, all others by the journal's index.
+        begin: the start that was found. A split is a range of offsets with its bytes. Newest
+        records that have moved into copies, whose offsets are the lowest, are planned from memory
+        (moved_plans.py), all others by the journal's index; the two plans are joined.
         """
         tail = stream.visible_next if durable else stream.next
         end = tail if command.end < 0 else min(command.end, tail)
@@ -310,7 +331,7 @@ class StreamAdmin:
             splits = fewer(moved.splits, self._shard.settings.splits_max)
             value |= {"splits": splits, "records": moved.records, "bytes": moved.bytes}
             if moved.ended:
-                value["to"] = end = moved.to
+                value["to"] = end = moved.to  # The plan ends here, and the index has no part in it.
         if first >= end:
             link.queries -= 1
             self._answers.result(link, command, value)
@@ -323,10 +344,10 @@ class StreamAdmin:
                 self._answers.refuse(link, command, answer.code, answer.reason)
                 return
             young = answer.pop("young")  # First offset that the stream keeps by its age; 0: any.
-            del answer["begin"]
+            del answer["begin"]  # For retention alone.
             if keys is not None:
                 _add_given_up(answer, first)
-                # The index does not know which records were replaced.
+                # Ranges that have every record: the index does not know which were replaced.
                 answer["unbroken"] = []
             if moved is not None:
                 answer["splits"] = value["splits"] + answer["splits"]
@@ -353,7 +374,12 @@ class StreamAdmin:
     # --- producers --------------------------------------------------------------------------
 
     def open_producer(self, link: Link, command: OpenProducer) -> None:
-        """Give a producer id, or resume one; the answer follows when its change is durable."""
+        """Give a client a new producer id, or let it go on with the one that it has.
+
+        The answer has the id, its epoch and its next sequences; it follows when a change is
+        durable. With `fence` the epoch of the id rises, so that an earlier client with it, which
+        may still run, is refused from now on.
+        """
         producers = self._producers
         if command.id == 0:  # A new producer is asked for.
             publishing = self._publishing
@@ -365,7 +391,7 @@ class StreamAdmin:
                     raise BrokerRefused("wait", "producers that were long unused make room")
                 publishing.forget_producers(producers.in_the_way())
             self._opening += 1
-            self._open(link, command, ProducerOpened(producers.mint(), link.identity, 0))
+            self._open(link, command, ProducerOpened(producers.mint(), link.identity, epoch=0))
             return
         known = producers.get(command.id)
         if known is None or known.identity != link.identity:
@@ -382,14 +408,15 @@ class StreamAdmin:
             self._answers.result(link, command, self._producer_facts(known))
 
     def _open(self, link: Link, command: OpenProducer, change: ProducerOpened) -> None:
-        """Log that a producer is opened; the answer follows when that is durable."""
+        """Put the opening or fencing of a producer on its way; the answer follows when durable."""
         answer = Answer(self._answers, link, command)
         opened = partial(self._opened, change, answer), partial(self._not_opened, change, answer)
         self._steps.propose(change, Then(*opened))
 
     def _opened(self, change: ProducerOpened, answer: Answer, end_lsn: int) -> None:
-        """Answer an OPEN_PRODUCER whose change the log has, with the epoch and the positions."""
-        self._opening -= not change.fence
+        """Answer an OPEN_PRODUCER whose change the log has, with the epoch and the sequences."""
+        if not change.fence:  # A new producer, which counts by itself from now on.
+            self._opening -= 1
         producer = self._producers.get(change.id)
         if producer is None:
             self._refuse_unknown(answer.link, answer.command)
@@ -400,7 +427,9 @@ class StreamAdmin:
         answer.after(end_lsn)
 
     def _not_opened(self, change: ProducerOpened, answer: Answer, *why: Any) -> None:
-        self._opening -= not change.fence
+        """Refuse an OPEN_PRODUCER whose change the log refused. why: code, reason, retry time."""
+        if not change.fence:
+            self._opening -= 1
         answer.refuse(*why)
 
     def _refuse_unknown(self, link: Link, command: OpenProducer) -> None:
@@ -411,7 +440,11 @@ class StreamAdmin:
         )  # fmt: skip
 
     def _producer_facts(self, producer: Producer) -> dict[str, Any]:
-        """Facts of a producer; `next`: its next sequence in each stream of this epoch."""
+        """Return the facts of a producer for its client.
+
+        `next`: by stream the sequence at which it goes on, of the streams that it wrote to in the
+        present epoch; in any other it begins at 0.
+        """
         next: dict[str, int] = {}
         streams: list[Stream] = []
         for number, place in producer.streams.items():
@@ -420,9 +453,9 @@ class StreamAdmin:
                 next[stream.name] = place.next
                 streams.append(stream)
         facts = {"id": producer.id, "epoch": producer.epoch, "next": next}
-        return facts | self._small(streams)
+        return facts | self._batch_bounds(streams)
 
-    def _small(self, streams: Iterable[Stream]) -> dict[str, Any]:
+    def _batch_bounds(self, streams: Iterable[Stream]) -> dict[str, Any]:
         """Return the fact `batch_bytes_max`: most bytes of a batch, of streams with small rings.
 
         The other streams take as much as WELCOME says.
@@ -433,12 +466,16 @@ class StreamAdmin:
 
 
 def _add_given_up(plan: dict[str, Any], first: int) -> None:
-    """Let a plan begin at `first`, although the ring has given up the segments from there on.
+    """Let a plan of the index begin at `first`, where the ring gave up segments in the meantime.
 
-    Newest records of these segments have moved into copies, which are read by their offsets.
+    Newest records of these segments have moved into copies since the plan of what has moved was
+    made: the reader asks for their offsets all the same, so that it misses none. Their number is at
+    most that of the offsets, and their bytes are not known: 1.
     """
     splits = plan["splits"]
-    begin = splits[0][0] if splits else plan["to"]
+    begin = plan["to"]
+    if splits:
+        begin, _end, _bytes = splits[0]
     if begin > first:
         splits.insert(0, [first, begin, 1])
         plan["records"] += begin - first
@@ -446,7 +483,7 @@ def _add_given_up(plan: dict[str, Any], first: int) -> None:
 
 
 def _keys(stream: Stream) -> dict[str, int]:
-    """Facts about the keys of a stream; none where it has no keys."""
+    """Return the facts about the keys of a stream, without deleted ones; {}: it has no keys."""
     keys = stream.keys
     if keys is None:
         return {}
@@ -454,12 +491,17 @@ def _keys(stream: Stream) -> dict[str, int]:
 
 
 def _settings(stream: Stream) -> dict[str, Any]:
+    """Return all settings of a stream by name, for an answer."""
     settings = stream.settings
     return {name: getattr(settings, name) for name in settings.__struct_fields__}
 
 
 def _short(stream: Stream, now_ms: int) -> dict[str, Any]:
-    """Return the facts of a stream that a list of streams shows."""
+    """Return the facts of a stream that a list of streams shows.
+
+    Records beyond its bounds that still take space are not kept: `first` comes after them, and
+    `aged_bytes` has their bytes.
+    """
     first = stream.first_at(now_ms)
     return {
         "name": stream.name,

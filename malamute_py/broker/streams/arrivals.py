@@ -1,6 +1,7 @@
 """Arrivals: staged batches that a ring of a stream's own has, by marks in that ring.
 
-Owns which batches of committed transactions such a ring has while ring main does not say so yet.
+A transaction stages its batches in the mail stream of ring main; after its commit they move into
+their streams. Owns which of them a stream's own ring has while ring main does not say so yet.
 The rules: a batch bears its number in the mail stream as its producer id, so that the ring has it
 and its mark together, or neither; a mark stays in the ring's snapshots until the change that takes
 the batch out of the table of what is staged is durable, so that no start appends a batch twice.
@@ -22,15 +23,21 @@ from malamute_py.broker.streams.producers import ProducerStream
 from malamute_py.changelog.snapshots import MARK, PackedSequence, Sequence64, pack_sequence
 
 _CRC_AT: Final = 8
+"""Position of the checksum in a content; it covers all that follows it."""
 _CRC: Final = Struct("<I")
 _PRODUCER_AT: Final = 24
+"""Position of the producer id in a content."""
 _PRODUCER: Final = Struct("<Q")
 
 
 def marked(frame: Any, base: int) -> bytearray:
-    """Return a copy of a staged content that bears its number in the mail stream as a mark."""
+    """Return a copy of a staged content with a mark: its number in the mail stream as producer id.
+
+    Made when the batch moves into a ring of a stream's own, whose recovery then finds the mark with
+    the batch. base: that number.
+    """
     copy = bytearray(frame)
-    _PRODUCER.pack_into(copy, _PRODUCER_AT, MARK | base)
+    _PRODUCER.pack_into(copy, _PRODUCER_AT, MARK | base)  # The bit MARK is in no producer's id.
     # numpy arrays, unlike slices, may be handed to the CRC without a copy.
     crc = google_crc32c.value(np.frombuffer(copy, np.uint8, offset=_CRC_AT + _CRC.size))
     _CRC.pack_into(copy, _CRC_AT, crc)
@@ -57,7 +64,11 @@ def check_ring(stream: Stream, *, staged: bool) -> None:
 
 
 class Arrival(ProducerStream):
-    """The way of one marked batch into its ring: calls when the ring has it, or refused it."""
+    """The way of one marked batch into its ring: calls when the ring has it, or refused it.
+
+    It stands where other batches have their producer's place in the stream, which publishing tells
+    of both.
+    """
 
     __slots__ = ("_done",)
 
@@ -69,16 +80,16 @@ class Arrival(ProducerStream):
     def appended(
         self, sequence: int, count: int, offset: int, time_ms: int, crc: int, runs_max: int
     ) -> None:
-        """The batch is in the log."""
+        """Call `done`, since the stream's ring has the batch; its sequences mean nothing here."""
         self._done(None)
 
     def refused(self, sequence: int, code: str = "", reason: str = "") -> None:
-        """The journal did not take the batch."""
+        """Call `done` with the reason for which the journal did not take the batch."""
         self._done((code, reason))
 
 
 class Arrivals:
-    """The marks that count, of all rings."""
+    """Marks of all rings of which ring main does not say yet, durably, that the batch has moved."""
 
     def __init__(self) -> None:
         self._marks: dict[int, dict[int, int]] = {}
@@ -90,11 +101,11 @@ class Arrivals:
         return base in self._marks.get(stream, ())
 
     def add(self, stream: int, base: int, count: int) -> None:
-        """Take up a batch that its ring has."""
+        """Note that a stream's ring has a staged batch. base, count: of it in the mail stream."""
         self._marks.setdefault(stream, {})[base] = count
 
     def drop(self, stream: int, base: int) -> None:
-        """Forget a batch that is staged no more, durably."""
+        """Forget the mark of a batch, since ring main says durably that it has moved."""
         marks = self._marks.get(stream)
         if marks is not None:
             marks.pop(base, None)
@@ -104,19 +115,22 @@ class Arrivals:
     # --- over restarts ------------------------------------------------------------------
 
     def witness(self, producer: int, stream: int, count: int) -> None:
-        """Take up a mark that a ring or its snapshot has. producer: of a batch, mark or not."""
+        """Take up a mark that a start found in a ring or its snapshot.
+
+        producer: id that a batch bears; below MARK it is a real producer's, which is no mark.
+        """
         if producer >= MARK:
             self.add(stream, producer - MARK, count)
 
     def keep(self, staged: Container[int]) -> None:
-        """Forget all batches but those of these numbers: the log has taken the others out."""
+        """Forget the marks of all batches but those that a start found to be staged still."""
         for stream, marks in list(self._marks.items()):
             for base in list(marks):
                 if base not in staged:
                     self.drop(stream, base)
 
     def sequences(self, streams: Iterable[int]) -> Iterator[PackedSequence]:
-        """Return the marks of these streams for a snapshot."""
+        """Yield the marks of these streams for a snapshot, in the form of producers' sequences."""
         marks = self._marks
         if marks:
             for stream in streams:

@@ -1,9 +1,10 @@
 """The catalogue: the streams and rings there are, and how they come and go.
 
-Owns the streams by name and number. The rules: a stream exists once its creation is in the log, and
-a stream with a ring of its own takes records only when its creation is synced, since the two rings
-are synced apart; commands that need a stream that is being created wait for it, within a bound.
-Source: docs/design.md (Journal; Queues and the checkpoint).
+A stream's records lie in a ring, a circle of segment files: in ring main, which holds the change
+log, too, or in one of its own. Owns the streams by name and number. The rules: a stream exists once
+its creation is in the log, and a stream with a ring of its own takes records only when its creation
+is synced, since the two rings are synced apart; commands that need a stream that is being created
+wait for it, within a bound. Source: docs/design.md (Journal; Queues and the checkpoint).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from malamute_py.changelog.tables import StreamRow, Tables
 
 Use: TypeAlias = Callable[[Stream], None]
 Refusal: TypeAlias = Callable[[str, str, int], None]
-"""Called with code, reason and retry time."""
+"""Called with code, reason and retry time, of a command that cannot have its stream."""
 TOLD_TO: Final = ("read", "trim", "manage_streams")
 """Actions of which each gives the facts of a stream, with those of its cursors and groups."""
 NAMES_AROUND: Final = 8
@@ -77,7 +78,7 @@ class Catalogue:
         self.tables = tables
         self.rings = rings
         self.openings: list[tuple[str, dict[str, Any]]] = []
-        """Rings that the shell is to open or remove."""
+        """Rings that the shell is to open, with their settings, or to remove."""
         self.unseen: dict[str, dict[int, int]] = {}
         """For each ring the next offset of each stream of which damage left the ring nothing.
 
@@ -95,11 +96,11 @@ class Catalogue:
         self.bounded: set[Stream] = set()
         """Streams with a bound of bytes, age or records of their own."""
         self._sizes: dict[int, tuple[str, int]] = {}
-        """Creator of each stream, and the bytes for which its settings are counted."""
+        """Number of a stream -> its creator, and the bytes that its settings count for."""
         for row in tables.streams.values():
-            self._take_up(row, facts)
-            self._count(row.by, row.settings, 1)
-            self._weigh(row.number)
+            self._enter(row, facts)
+            self._count(row.by, row.settings, sign=1)
+            self._recount_settings(row.number)
 
     def __len__(self) -> int:
         return len(self._names)
@@ -108,13 +109,14 @@ class Catalogue:
         return iter(self._names.values())
 
     def get(self, name: str) -> Stream | None:
-        """The stream of this name."""
+        """Return the stream of this name; None: there is none, or none yet."""
         return self._names.get(name)
 
     def find(self, owner: str, name: str, action: str, doing: str = "") -> Stream:
-        """Return a stream of which an identity may do this. Raises BrokerRefused.
+        """Return a stream, for a command of an identity that may do this action with it.
 
-        doing: the action in words, with what it is done to.
+        owner: the identity. doing: the action in words, with what it is done to. Raises
+        BrokerRefused: it may not (`forbidden`), or there is no such stream.
         """
         if not self._shard.settings.permit(owner, action, name):
             words = doing or f"{action.partition('_')[0]} stream"
@@ -125,7 +127,10 @@ class Catalogue:
         return stream
 
     def telling(self, owner: str, name: str) -> str:
-        """Return an action that gives an identity the facts of a stream; `read`: it has none."""
+        """Return an action that gives an identity the facts of a stream; `read`: it has none.
+
+        The caller hands it to find(), whose refusal, if it refuses, names the action.
+        """
         permit = self._shard.settings.permit
         return next((each for each in TOLD_TO if permit(owner, each, name)), "read")
 
@@ -135,38 +140,41 @@ class Catalogue:
         return any(permit(owner, each, name) for each in TOLD_TO)
 
     def by_number(self, number: int) -> Stream | None:
-        """The stream of this number."""
+        """Return the stream of this number; None: it was removed."""
         return self._numbers.get(number)
 
     def numbers_in(self, ring: str) -> Collection[int]:
-        """The numbers of the streams that live in a ring; "": of all streams."""
+        """Return the numbers of the streams whose records are in a ring; "": of all streams."""
         if not ring:
             return self._numbers
         state = self.rings.get(ring)
         return () if state is None else state.numbers
 
     def owner_of(self, ring: RingState) -> Stream | None:
-        """The stream whose own ring it is; None: streams share it."""
+        """Return the stream whose own ring it is; None: streams share it."""
         number = next(iter(ring.numbers), None)
         stream = None if number is None else self.by_number(number)
         return stream if stream is not None and stream.row.settings.ring_bytes else None
 
     def names_after(self, after: str, prefix: str) -> Iterable[str]:
-        """Names in order that begin with `prefix`, from the one after `after`."""
+        """Yield names in order that begin with `prefix` and come after `after`, for listings."""
         if self._sorted is None:
             self._sorted = sorted(self._names)
         names = self._sorted
+        # Names with the prefix lie together; an `after` before all of them says nothing.
         place = bisect_right(names, after) if after >= prefix else bisect_left(names, prefix)
         while place < len(names) and names[place].startswith(prefix):
             yield names[place]
             place += 1
 
     def absent(self, owner: str, name: str, needed: str = "") -> str:
-        """Reason that there is no stream of a name, with names that its owner may have meant.
+        """Return the reason for a refusal since there is no such stream, and a hint for the caller.
 
-        needed: setting that the command needs, which a stream made by publishing does not have.
+        The hint is names that it may have meant, of streams that it may read, or else how the
+        stream is made. owner: whose permissions hold. needed: setting that the command needs, which
+        a stream made by publishing does not have.
         """
-        from difflib import get_close_matches
+        from difflib import get_close_matches  # Here: only a refusal needs this module.
 
         if self._sorted is None:
             self._sorted = sorted(self._names)
@@ -200,7 +208,10 @@ class Catalogue:
     # --- rings and streams at run time ---------------------------------------------------
 
     def _ring(self, row: StreamRow, facts: RingFacts | None) -> RingState:
-        """Return the ring of a stream, and have the shell open it if it is not known yet."""
+        """Return the ring of a stream, and have the shell open it if it is not known yet.
+
+        facts: what a start found in the ring; None: it is new.
+        """
         settings = row.settings
         ring = self.rings.get(row.ring)
         if ring is None:
@@ -219,7 +230,7 @@ class Catalogue:
         return ring
 
     def _count(self, by: str, settings: StreamSettings, sign: int) -> None:
-        """Count a stream and its ring for the quotas of its creator. sign: -1: no longer."""
+        """Count a stream and its ring for the quotas of its creator. sign: 1; -1: no longer."""
         add = self._shard.quotas.add
         add(by, "streams", sign)
         if settings.ring_bytes:
@@ -227,7 +238,11 @@ class Catalogue:
             add(by, _ring_quota(settings), sign * settings.ring_bytes)
 
     def _check_quotas(self, by: str, wanted: StreamSettings) -> None:
-        """Check the quotas of a stream's creator, and those of all rings. Raises BrokerRefused."""
+        """Raise BrokerRefused `limit` unless quotas leave room for a new stream and its ring.
+
+        by: its creator, whose quotas count, beside the bounds of all rings together. wanted: its
+        settings; without ring_bytes it has no ring of its own.
+        """
         quotas, settings = self._shard.quotas, self._shard.settings
         quotas.check(by, "streams")
         size = wanted.ring_bytes
@@ -243,21 +258,24 @@ class Catalogue:
             bound, key = settings.rings_bytes_max, "streams.rings_bytes_max"
         quotas.check_total(resource, size, bound, key, by)
 
-    def _take_up(self, row: StreamRow, facts: dict[str, RingFacts]) -> Stream:
-        """Enter a stream that the log or a checkpoint knows, with what its ring holds of it.
+    def _enter(self, row: StreamRow, facts: dict[str, RingFacts]) -> Stream:
+        """Enter a stream that the log has, with what its ring holds of it.
 
-        facts: of all rings at a start; empty: the stream was created just now.
+        Called for each stream at a start, and for one that was created. facts: what the start found
+        in all rings; empty: the stream was created just now.
         """
         ring_facts = facts.get(row.ring)
         ring = self._ring(row, ring_facts)
         found = ring_facts.streams.get(row.number) if ring_facts else None
         if found is None and ring_facts is not None and ring_facts.unseen_next:
+            # Damage may have held records of the stream: no offset that it may have had is given
+            # again.
             found = StreamFacts(0, ring_facts.unseen_next)
             self.unseen.setdefault(row.ring, {})[row.number] = found.next
         stream = Stream(row, ring, found, self._audience())
         if ring.memory and facts:
-            # The stream existed in an earlier run: its offsets go on after all that such a run
-            # gave.
+            # The ring was emptied by the restart. Offsets go on after all that an earlier run, of a
+            # lower epoch, can have given.
             base = self._shard.epoch << EPOCH_SHIFT
             stream.first = stream.next = stream.visible_next = stream.lost_before = base
             stream.handed = stream.trim_asked = base
@@ -278,7 +296,10 @@ class Catalogue:
         return stream
 
     def _watch(self, stream: Stream) -> None:
-        """Have retention look at a stream with bounds, and validation at one that wants it."""
+        """Have retention look at a stream with bounds, and validation at one that wants it.
+
+        Called when a stream is entered and when its settings have changed.
+        """
         self._validation.watch(stream)
         settings = stream.settings
         if settings.max_bytes or settings.max_age_ms or settings.max_records:
@@ -292,8 +313,9 @@ class Catalogue:
     def use(self, name: str, by: str, then: Use, refused: Refusal) -> None:
         """Call `then` with the stream of this name, which is created at its first use.
 
-        by: owner that a new stream counts for. refused: called instead, with code, reason and time
-        to wait.
+        Called for commands such as PUBLISH that may make their stream. `then` is called at once,
+        or when the creation is in the log. by: owner that a new stream counts for. refused: called
+        instead where there can be no such stream, with code, reason and time to wait.
         """
         stream = self._names.get(name)
         if stream is not None:
@@ -314,7 +336,7 @@ class Catalogue:
             try:
                 default = settings.default_of("stream", name)
                 wanted = settings_of(default, settings.settings_bytes_max)
-                self._propose(name, wanted, by)
+                self._propose_creation(name, wanted, by)
             except BrokerRefused as error:
                 refused(error.code, error.reason, 0)
                 return
@@ -325,10 +347,11 @@ class Catalogue:
     def create(
         self, name: str, values: dict[str, Any], by: str, then: Use, refused: Refusal
     ) -> None:
-        """Create a stream with settings; the same settings again succeed.
+        """Create a stream with settings, for CREATE_STREAM; the same settings again succeed.
 
-        by: owner that it counts for. then: called with the stream once it is there. refused: called
-        instead, with code, reason and time to wait.
+        values: settings that the caller named; the others have their defaults. by: owner that it
+        counts for. then: called with the stream once it is there. refused: called instead, with
+        code, reason and time to wait.
         """
         settings = self._shard.settings
         try:
@@ -348,11 +371,12 @@ class Catalogue:
                 then(stream)
                 return
             if name in self._waiting:
+                # Another caller's creation is on its way, perhaps with other settings.
                 again = partial(self._create_after_wait, name, values, by, then, refused)
                 self._waiting[name].append((again, refused))
                 self._waiting_count += 1
                 return
-            self._propose(name, wanted, by)
+            self._propose_creation(name, wanted, by)
             self._waiting[name].append((then, refused))
             self._waiting_count += 1
         except BrokerRefused as error:
@@ -367,16 +391,24 @@ class Catalogue:
         refused: Refusal,
         stream: Stream,
     ) -> None:
-        """Repeat a `create` that waited for another one of the name; settings are compared now."""
+        """Repeat a `create` that waited for another one of the name; settings are compared now.
+
+        stream: not needed; those that wait are called with it.
+        """
         self.create(name, values, by, then, refused)
 
-    def _propose(self, name: str, wanted: StreamSettings, by: str) -> None:
-        """Put the creation of a stream on its way. Raises BrokerRefused."""
+    def _propose_creation(self, name: str, wanted: StreamSettings, by: str) -> None:
+        """Put the creation of a stream on its way into the log.
+
+        From now on the stream counts for its creator, and callers may wait for it in `_waiting`.
+        Raises BrokerRefused: the name is none, or a quota or bound leaves no room for the stream.
+        """
         shard = self._shard
         wrong = name_fault(name)
         if wrong:
             raise BrokerRefused("bad_name", wrong)
-        size = self._check_settings(0, by, by, wanted)
+        no_stream_yet = 0
+        size = self._check_settings(no_stream_yet, by, by, wanted)
         if len(self._names) + len(self._waiting) >= shard.settings.streams_max:
             reason = f"at most {shard.settings.streams_max} streams"
             raise shard.quotas.over_all(by, "streams", reason)
@@ -387,30 +419,31 @@ class Catalogue:
         ring = ring_name(wanted, uuid)
         created = StreamCreated(number, name, uuid, ring, wanted, by, shard.now_ms)
         self._waiting[name] = []
-        self._count(by, wanted, 1)
-        self._hold_settings(number, by, size)
-        creating = Then(partial(self._come, created), partial(self._not_come, created))
+        self._count(by, wanted, sign=1)
+        self._count_coming_settings(number, by, size)
+        creating = Then(partial(self._created, created), partial(self._not_created, created))
         self._steps.propose(created, creating)
 
-    def _come(self, created: StreamCreated, lsn: int) -> None:
-        """Call those that waited for a stream's creation, which the log has."""
+    def _created(self, created: StreamCreated, lsn: int) -> None:
+        """Call those that waited for a stream's creation, which the log has and apply() entered."""
         stream = self._numbers[created.number]
         for then, _ in self._waited(created.name):
             then(stream)
 
-    def _not_come(self, created: StreamCreated, code: str, reason: str, retry_ms: int) -> None:
+    def _not_created(self, created: StreamCreated, code: str, reason: str, retry_ms: int) -> None:
         """Refuse those that waited for a stream's creation, which the log refused."""
-        self._count(created.by, created.settings, -1)
-        self._weigh(created.number)
+        self._count(created.by, created.settings, sign=-1)
+        self._recount_settings(created.number)
         for _, refuse in self._waited(created.name):
             refuse(code, reason, retry_ms)
 
     def _check_settings(self, number: int, by: str, asker: str, wanted: StreamSettings) -> int:
-        """Return the bytes of a stream's settings.
+        """Return the bytes of a stream's new settings, where quotas leave room for them.
 
-        by: its creator. asker: who sets them. Raises BrokerRefused: `limit`: the settings of this
-        creator's streams, or of all streams, would take too much; `unsupported`: batches cannot be
-        validated here.
+        number: of the stream, whose settings so far make room; one that no stream has (0): it is
+        new. by: its creator. asker: who sets them. Raises BrokerRefused: `limit`: the settings of
+        this creator's streams, or of all streams, would take too much; `unsupported`: batches
+        cannot be validated here.
         """
         if wanted.validate == FULL and not self._shard.settings.validates:
             raise BrokerRefused("unsupported", CANNOT)
@@ -423,15 +456,21 @@ class Catalogue:
             quotas.check_total("settings_bytes", size - before, most, key, asker)
         return size
 
-    def _hold_settings(self, number: int, by: str, size: int) -> None:
-        """Count settings for a stream's creator from when they are on their way into the log."""
+    def _count_coming_settings(self, number: int, by: str, size: int) -> None:
+        """Count settings on their way into the log for a stream's creator.
+
+        Smaller ones than those that hold count only when the log has them: it may refuse them.
+        """
         _, before = self._sizes.get(number, ("", 0))
         if size > before:
             self._sizes[number] = by, size
             self._shard.quotas.add(by, "settings_bytes", size - before)
 
-    def _weigh(self, number: int) -> None:
-        """Count a stream's settings as the tables have them; none when the stream is gone."""
+    def _recount_settings(self, number: int) -> None:
+        """Count a stream's settings as the tables have them; none when the stream is gone.
+
+        Called when the log has taken or refused a change of them.
+        """
         add = self._shard.quotas.add
         row = self.tables.streams.get(number)
         by, size = self._sizes.pop(number, ("", 0))
@@ -443,7 +482,7 @@ class Catalogue:
             add(row.by, "settings_bytes", size)
 
     def _waited(self, name: str) -> list[tuple[Use, Refusal]]:
-        """Take the calls that wait for a stream of this name."""
+        """Take the calls that wait for a stream of this name out of `_waiting`."""
         waiting = self._waiting.pop(name, [])
         self._waiting_count -= len(waiting)
         return waiting
@@ -454,31 +493,39 @@ class Catalogue:
         self, stream: Stream, values: dict[str, Any], effect: Effect, asker: str, *,
         replace: bool = False,
     ) -> None:  # fmt: skip
-        """Change settings of a stream. Raises BrokerRefused.
+        """Put a change of a stream's settings on its way into the log, for EDIT_STREAM.
 
-        replace: settings that are not named go back to their defaults, but for KEPT_SETTINGS.
+        values: the settings that the caller named. effect: answers the caller. asker: identity that
+        sets them. replace: settings that are not named go back to their defaults, but for
+        KEPT_SETTINGS. Raises BrokerRefused: a setting is unsound or cannot be changed, quotas leave
+        no room, or another change of the schema is on its way (`wait`).
         """
+        # An edit on its way into the log comes before this one.
         old = stream.edited or stream.settings
         settings = self._shard.settings
         bytes_max = settings.settings_bytes_max
         if stream.number in self._declaring:
             raise BrokerRefused("wait", "the stream's schema is being changed")
         defaults = settings.default_of("stream", stream.name) if replace else None
+        # Evolved: a new schema is a version after those so far, if it may follow on them.
         wanted = evolved(old, settings_of(values, bytes_max, old, defaults), bytes_max)
         for name in FIXED_SETTINGS:
             if getattr(wanted, name) != getattr(old, name):
                 raise BrokerRefused(
                     "bad_setting", f"{name} cannot be changed: records lie where they lie"
                 )
-        if wanted.body_kind != old.body_kind and (old.body_kind or stream.body_kind >= 0):
+        settled = old.body_kind or stream.body_kind >= 0  # By a setting, or by the first batch.
+        if wanted.body_kind != old.body_kind and settled:
             if wanted.schema != old.schema:
+                # Declaring a schema makes the body kind Arrow.
                 raise BrokerRefused("bad_schema", "the stream has records of another body kind")
             raise BrokerRefused("bad_setting", "body_kind cannot be changed once it is settled")
         size = self._check_settings(stream.number, stream.row.by, asker, wanted)
-        self._hold_settings(stream.number, stream.row.by, size)
+        self._count_coming_settings(stream.number, stream.row.by, size)
         edited = StreamEdited(stream.number, wanted, self._shard.now_ms)
         if wanted.schema != old.schema:
-            # Another change that knows nothing of this one would take it back.
+            # Until the log has it, further edits are refused `wait`: one that knows nothing of this
+            # schema would take it back.
             self._declaring[stream.number] = wanted
             if stream.body_kind < 0:
                 # A first batch of another kind may not settle the kind while the schema is coming.
@@ -490,36 +537,44 @@ class Catalogue:
         self._steps.propose(edited, editing, effect)
 
     def _edited(self, stream: Stream, wanted: StreamSettings, *_: Any) -> None:
-        """Note that an edit is on its way into the log no more."""
-        if stream.edited is wanted:
+        """End the way of an edit into the log, which has it; apply() has made it hold."""
+        if stream.edited is wanted:  # Else a later edit is on its way.
             stream.edited = None
 
     def _not_edited(self, stream: Stream, wanted: StreamSettings, *_: Any) -> None:
         """Go back to the settings that hold, since the log refused an edit."""
         self._edited(stream, wanted)
-        self._weigh(stream.number)
+        self._recount_settings(stream.number)
         if self._declaring.get(stream.number) is wanted:
             del self._declaring[stream.number]
-            stream.settle(stream.settings)
+            stream.settle(stream.settings)  # The body kind that edit() set ahead may be wrong.
 
     def take_declared(self, change: StreamEdited) -> Stream | None:
-        """A stream whose change of schema was just applied; None: its schema is as before."""
+        """Return the stream that a change just applied gave a new schema; None: it gave none.
+
+        The caller tells the stream's readers of the new version.
+        """
         if self._declaring.get(change.number) is not change.settings:
             return None
         del self._declaring[change.number]
         return self._numbers.get(change.number)
 
     def remove(self, stream: Stream, effect: Effect) -> None:
-        """Remove a stream and its records."""
+        """Put the removal of a stream and its records on its way. effect: answers the caller."""
         self._steps.propose(StreamRemoved(stream.number, self._shard.now_ms), effect)
 
     def apply(self, change: Change, end_lsn: int) -> Stream | None:
-        """Let a change of the log take effect; returns the stream that it removed."""
+        """Let a change that the log has just taken hold, in the tables and in the running streams.
+
+        Called for every kind of change; those of no stream only change the tables. end_lsn: where
+        the change ends in ring main. Returns the stream that it removed, of which other parts
+        have things to forget.
+        """
         apply(self.tables, self._shard.queues, change)
         if isinstance(change, StreamCreated | StreamEdited | StreamRemoved):
-            self._weigh(change.number)
+            self._recount_settings(change.number)
         if isinstance(change, StreamCreated):
-            stream = self._take_up(self.tables.streams[change.number], {})
+            stream = self._enter(self.tables.streams[change.number], facts={})
             stream.created_lsn = end_lsn
             self._shard.event("stream_created", stream=change.name, number=change.number)
         elif isinstance(change, StreamEdited):
@@ -528,7 +583,8 @@ class Catalogue:
                 kind = edited.body_kind
                 edited.settle(edited.settings)
                 if edited.body_kind < 0:
-                    # The first batch may have settled it meanwhile: that is on its way.
+                    # These settings leave the kind to the first batch, which may have settled it
+                    # meanwhile, by a change that is still on its way.
                     edited.body_kind = kind
                 self._watch(edited)
         elif isinstance(change, StreamRemoved):
@@ -539,9 +595,12 @@ class Catalogue:
         return None
 
     def _remove(self, stream: Stream, end_lsn: int) -> None:
-        """Forget a stream whose removal the log has taken, and its ring once that is durable."""
+        """Forget a stream whose removal the log has taken, and its own ring once that is durable.
+
+        end_lsn: where the removal ends in ring main.
+        """
         stream.removed = True
-        self._count(stream.row.by, stream.settings, -1)
+        self._count(stream.row.by, stream.settings, sign=-1)
         stream.ring.numbers.discard(stream.number)
         if self._names.get(stream.name) is stream:
             del self._names[stream.name]
@@ -558,15 +617,16 @@ class Catalogue:
         self._publishing.when_visible(self.rings[MAIN], end_lsn, removed)
 
     def _remove_ring(self, ring: RingState, name: str, failure: tuple[str, str] | None) -> None:
-        """Have the shell remove the ring of a removed stream.
+        """Have the shell remove the ring of a removed stream, once the removal is durable.
 
-        failure: the removal is not durable.
+        Else a power loss could bring back the stream without its records. failure: code and reason
+        where the removal is not durable: the files stay.
         """
-        # The files go only when no power loss can bring the stream back.
         if failure is None:
             self.openings.append((ring.name, {"remove": True}))
             self.rings.pop(ring.name, None)
-            # The shell will not say of this ring that it is synced.
+            # The shell will not say of this ring that it is synced: publishes that wait for that
+            # are refused.
             self._publishing.ring_failed(ring, "stream_removed", f"stream '{name}' was removed")
 
 
@@ -576,14 +636,15 @@ def _ring_quota(settings: StreamSettings) -> str:
 
 
 def _other_settings(has: StreamSettings, wanted: StreamSettings) -> list[str]:
-    """Names of the settings that are not as wanted; a kind that the first batch settled is.
+    """Return the names of the settings of an existing stream that are not as a `create` wants them.
 
-    A schema is as wanted if it is one of the stream's versions. Raises BrokerRefused.
+    A `create` that names no body kind takes that which the first batch settled; a schema is as
+    wanted if it is one of the stream's versions. Raises BrokerRefused: the schema is unsound.
     """
-    values: dict[str, Any] = {}
+    passed_over: dict[str, Any] = {}
     if not wanted.body_kind:
-        values["body_kind"] = ""
+        passed_over["body_kind"] = ""
     if has.schema and wanted.schema and is_version(has, wanted.schema):
-        values.update(schema=wanted.schema, former_schemas=())
-    has = msgspec.structs.replace(has, **values)
+        passed_over.update(schema=wanted.schema, former_schemas=())
+    has = msgspec.structs.replace(has, **passed_over)
     return [key for key in has.__struct_fields__ if getattr(has, key) != getattr(wanted, key)]

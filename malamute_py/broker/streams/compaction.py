@@ -1,11 +1,13 @@
 """Compaction: how the ring of a stream with keys gets room again.
 
-Owns the trims of such streams, and the copies of newest records whose segment is given up. The
-rules: a copy is appended only while its record is its subject's newest in the journal, so that
-whatever replaces the record lies after the copy; a segment is given up once every newest record in
-it has a copy, and each other record one that replaces it, which no power loss can take back, the
-copies in it before the records; what waits for room is refused `full` by name, and never takes a
-newest record's place. Source: SPEC.md, section 8; ARCHITECTURE.md, Decisions.
+When such a ring fills, its oldest segments are given up; the newest record of each subject in them
+is appended again before, as a copy in a hidden stream of the ring, and keeps its offset (it has
+moved). Owns the trims of such streams, and these copies. The rules: a copy is appended only while
+its record is its subject's newest in the journal, so that whatever replaces the record lies after
+the copy; a segment is given up once every newest record in it has a copy, and each other record one
+that replaces it, which no power loss can take back, the copies in it before the records; what waits
+for room is refused `full` by name, and never takes a newest record's place. Source: SPEC.md,
+section 8; ARCHITECTURE.md, Decisions.
 """
 
 from __future__ import annotations
@@ -50,10 +52,11 @@ class Copies(msgspec.Struct, eq=False):
     records: list[tuple[str, int]]
     """(subject, offset) of all records that were to be copied."""
     batches: list[tuple[Any, list[int]]]
-    """Each copy, and the offsets of its rows."""
+    """Each copy, a batch of one or more of the records, and the offsets of its rows."""
     then: Callable[[], None]
     """Called once the copies are durable: looks for what is left to be copied."""
     base: int = 0
+    """Place of the first copy in the hidden stream, once the journal is handed the copies."""
 
 
 class Compaction:
@@ -65,7 +68,7 @@ class Compaction:
         retention: Retention,
         when_visible: Callable[[RingState, int, Settlement], None],
     ) -> None:
-        """retention: has the trims that the shell is asked for."""
+        """retention: has the trims that the shell is asked for. when_visible: of Publishing."""
         self._shard = shard
         self._retention = retention
         self.queue: list[Copies] = []
@@ -77,9 +80,11 @@ class Compaction:
     # --- looking for room ---------------------------------------------------------------
 
     def look(self, stream: Stream) -> None:
-        """Ask the journal for the oldest segments of a stream's ring, from look_lsn on.
+        """Have the oldest segments of a stream's ring given up, once it has grown far enough.
 
-        `_found` sets how far the log has to grow until the next look.
+        Called whenever the ring has taken a batch, or has no room for one. Until the answer, and
+        the copies that it may ask for, `asked` keeps further calls from asking; `_found` sets
+        `look_lsn`, the end of the ring from which on it is time again.
         """
         keys = stream.keys
         if keys is None or keys.room.asked or stream.ring.end_lsn < keys.room.look_lsn:
@@ -90,7 +95,7 @@ class Compaction:
     def _look(self, stream: Stream, keys: Keys, *, may_copy: bool) -> None:
         """Ask the journal which segments are the oldest; `_found` gets the answer.
 
-        may_copy: whether newest records of a segment are copied, to give it up.
+        may_copy: whether newest records of a segment may be copied, so that it can be given up.
         """
         self._shard.ask(
             stream.ring.name, stream.number, "oldest_segments", {},
@@ -98,10 +103,13 @@ class Compaction:
         )  # fmt: skip
 
     def _found(self, stream: Stream, keys: Keys, may_copy: bool, value: Any) -> None:
-        """Give up the oldest segments, or have the newest records of one copied first.
+        """Give up the oldest segments, one after the other, as far as room is needed and may be.
 
-        may_copy: see _look(). value: the oldest segments, each with its end and the offsets that
-        follow it, by stream.
+        It ends at a segment that a cursor pins, at one whose newest records have to be copied
+        first, or at one whose records are replaced by others that are not durable yet; in the last
+        two cases a later call goes on. may_copy: whether newest records may be copied now. value:
+        the journal's answer, with the size of the ring and its oldest segments: the end of each,
+        and by stream the first offset after it.
         """
         room = keys.room
         room.asked = False
@@ -122,7 +130,8 @@ class Compaction:
             following, copy = nexts.get(stream.number, 0), nexts.get(MOVED_STREAM, 0)
             if following > stream.pinned:
                 break
-            if keys.before(following, copy, most=1, bytes_max=0):  # Some newest record is in it.
+            has_newest = keys.before(following, copy, most=1, bytes_max=0)
+            if has_newest:
                 if may_copy and room.takes_copies(stream.ring.end_lsn):
                     room.asked = True
                     self._copy(stream, keys, following, copy)
@@ -147,7 +156,8 @@ class Compaction:
     def _failed(self, stream: Stream, keys: Keys, failure: IndexFailure) -> None:
         """Report that the journal did not answer; the next record that is taken asks again.
 
-        A ring that is being opened is asked again, and has not failed.
+        The event is told once until an answer comes. A ring that is still being opened (`wait`) has
+        not failed.
         """
         if stream.removed or failure.code == "wait":
             return
@@ -163,9 +173,11 @@ class Compaction:
         self, stream: Stream, keys: Keys, following: int, copy: int, end_lsn: int,
         failure: tuple[str, str] | None,
     ) -> None:  # fmt: skip
-        """Give up a segment whose records are all replaced, and look at the next one.
+        """Give up a segment whose records are all replaced, durably, and look at the next one.
 
-        end_lsn: where the segment ends. failure: what replaced the records is not durable.
+        following, copy: the stream's first offset, and the first copy, after the segment. end_lsn:
+        where the segment ends. failure: code and reason where what replaced the records is not
+        durable: the segment stays.
         """
         keys.room.asked = False
         if failure is not None or stream.removed or following > stream.pinned:
@@ -177,11 +189,13 @@ class Compaction:
     def _give_up(self, stream: Stream, following: int, copy: int) -> None:
         """Have the shell give up a segment in which no newest record lies any more.
 
-        following: offset of the stream after the segment. copy: place of the first copy after it.
+        following: offset of the stream after the segment. copy: place of the first copy after it;
+        0: there is none. The ring loses what both streams, its own and the hidden one, have before.
         """
         trims = self._retention.trims
         if copy:
-            # First: a copy that outlived the record that replaced it would come back at a start.
+            # Copies go first: a copy that outlived the record by which it was replaced would come
+            # back at a start.
             trims.append((stream.ring.name, MOVED_STREAM, copy))
         if following > stream.trim_asked:
             stream.trim_asked = following
@@ -193,17 +207,19 @@ class Compaction:
         """Copy a portion of the newest records in a segment that is to be given up.
 
         following: offset of the stream after the segment. copy: place of the first copy after it:
-        newest records that were copied into the segment before are copied again. Without any left,
-        or without room for copies, the journal is asked anew, and the segment can go.
+        newest records that were copied into the segment before are copied again. Once none is left,
+        or there is no room for copies, the journal is asked anew, and the segment goes in the first
+        case.
         """
         room = keys.room
+        # All copies of a portion are one batch, which has to fit into a segment.
         size = min(MOVED_BYTES, max(MOVED_BYTES_MIN, room.segment_bytes // 4))
         records = keys.before(following, copy, room.copies_max, size)
         if not records or not room.takes_copies(stream.ring.end_lsn):
             self._look(stream, keys, may_copy=False)
             return
-        places: dict[int, list[int]] = {}
-        offsets = []
+        places: dict[int, list[int]] = {}  # Place of an earlier copy -> offsets of its records.
+        offsets = []  # Of the records that lie where they were appended.
         for subject, offset in records:
             place = keys.copy_of(subject)
             if place is None:
@@ -212,7 +228,10 @@ class Compaction:
                 places.setdefault(place, []).append(offset)
 
         def read(value: Any) -> None:
-            """Queue the copies that were read, to be appended; the next ones follow them."""
+            """Queue the copies that the journal made of the records; the next portion follows them.
+
+            value: see Copies.batches; or an IndexFailure.
+            """
             if isinstance(value, IndexFailure):
                 keys.room.asked = False
                 self._failed(stream, keys, value)
@@ -226,9 +245,10 @@ class Compaction:
         )
 
     def take(self) -> list[AppendBundle]:
-        """Return the bundles of copies; each must be answered before the next take.
+        """Return the bundles of copies for the journal; each must be answered before the next take.
 
-        Records that damage took, or that were replaced since they were read, are left out.
+        Each is one batch of the hidden stream, whose records are the copies. Records that damage
+        took, or that were replaced since they were read, are left out.
         """
         queue, self.queue = self.queue, []
         bundles: list[AppendBundle] = []
@@ -236,9 +256,10 @@ class Compaction:
             self._drop_lost(copies)
             self._drop_replaced(copies)
             if not copies.batches:
-                copies.then()
+                copies.then()  # Nothing is left of this portion.
                 continue
             keys, ring = copies.keys, copies.stream.ring
+            # Each copy, a batch, is the body of one record.
             frame = encode([bytes(batch) for batch, _ in copies.batches], limits=UNBOUNDED)
             crc = int.from_bytes(frame[CRC_AT : CRC_AT + 4], "little")
             copies.base = keys.copies_next
@@ -252,25 +273,32 @@ class Compaction:
         return bundles
 
     def _drop_lost(self, copies: Copies) -> None:
-        """Forget keys whose newest record lies in damage: nothing is left that could be kept."""
+        """Forget keys whose newest record lies in damage: the journal could not copy it.
+
+        Nothing is left that could be kept, and the segment could never be given up.
+        """
         read = {offset for _, offsets in copies.batches for offset in offsets}
         for subject, offset in copies.records:
+            if offset in read:
+                continue
+            newest, _deletion = copies.keys.find(subject) or (None, False)
             # A key whose newest record is another by now has lost nothing.
-            if offset not in read and copies.keys.find(subject) in (
-                (offset, False),
-                (offset, True),
-            ):
+            if newest == offset:
                 self._shard.event(
                     "key_lost", "error", stream=copies.stream.name, key=subject, offset=offset
                 )
                 copies.keys.forget(subject)
 
     def _drop_replaced(self, copies: Copies) -> None:
-        """Drop copies with a record that was replaced while they were made: they are made anew."""
-        newest = {
-            offset for subject, offset in copies.records
-            if (found := copies.keys.find(subject)) is not None and found[0] == offset
-        }  # fmt: skip
+        """Drop copies with a record that was replaced while they were made: they are made anew.
+
+        At a start, a copy that lies after the record that replaced it would seem to be newer.
+        """
+        newest: set[int] = set()
+        for subject, offset in copies.records:
+            now, _deletion = copies.keys.find(subject) or (None, False)
+            if now == offset:
+                newest.add(offset)
         copies.batches = [
             (batch, offsets) for batch, offsets in copies.batches if newest.issuperset(offsets)
         ]
@@ -278,7 +306,8 @@ class Compaction:
     def appended(self, answer: Appended) -> None:
         """Take the news that the journal has copies; they take effect once they are durable.
 
-        The next portion may be twice as large, up to COPIES_MAX.
+        The next portion may be twice as large, up to COPIES_MAX, since a refusal may have made it
+        small.
         """
         copies = self.handed.pop(answer.token)
         ring, keys = copies.stream.ring, copies.keys
@@ -289,9 +318,9 @@ class Compaction:
         self._when_visible(ring, answer.end_lsn, partial(self._durable, copies))
 
     def _durable(self, copies: Copies, failure: tuple[str, str] | None) -> None:
-        """Note where the copied records are from now on, and go on.
+        """Note where the copied records are from now on, and go on with the next portion.
 
-        failure: why the copies are not durable; then nothing moves, and the ring may ask again.
+        failure: why the copies are not durable; then nothing moves, and a later look may copy anew.
         """
         if failure is not None or copies.stream.removed:
             copies.keys.room.asked = False
@@ -303,11 +332,11 @@ class Compaction:
         copies.then()
 
     def refused(self, answer: AppendRefused) -> str:
-        """Give up copies that the journal refused; the next look tries again, with fewer.
+        """Forget copies that the journal refused; the next look tries again, with fewer.
 
         All copies of a batch have to fit into a segment; how large those of a codec are is not
-        known before they are made. Returns the name of the ring: publishes that were handed over
-        behind the copies are not at fault.
+        known before they are made. Returns the name of the ring, in which publishing spares what
+        was handed over behind the copies (Publishing.spared).
         """
         copies = self.handed.pop(answer.token)
         room = copies.keys.room

@@ -1,9 +1,11 @@
 """Conditions: what a batch must fulfil that goes to a stream with keys.
 
-Owns the checks that come after a batch is known to be no retry, and before it is taken. The rules:
-a refused batch changes nothing, its sequence included; a key that is there can be changed whatever
-the quotas of keys say; a deletion is taken when there is room for nothing else. Source: SPEC.md,
-section 8.
+Such a stream keeps the newest record of each subject, its key. A newest record takes room twice: in
+memory as a key, and in the stream's own ring, where compaction copies it before its segment is
+given up. Owns the checks that come after a batch is known to be no retry, and before it is taken.
+The rules: a refused batch changes nothing, its sequence included; a key that is there can be
+changed whatever the quotas of keys say; a deletion is taken when there is room for nothing else.
+Source: SPEC.md, section 8.
 """
 
 from __future__ import annotations
@@ -19,15 +21,16 @@ from malamute_py.broker.log.stream import Stream
 from malamute_py.changelog.settings import StreamSettings
 
 RING_PARTS = 32
-"""A batch takes at most such a part of its ring, which is half a segment of the smallest rings: a
-copy of it has to fit into a segment."""
+"""A batch takes at most a 32nd of its ring, which is half a segment of the smallest rings: a copy
+of it has to fit into a segment."""
 STAGED_PARTS = 4
-"""A staged batch takes at most such a part of its ring, whose segments have a third or more of it,
-or two of the largest batches: the rest is room for the snapshot that a segment begins with."""
+"""A staged batch takes at most a fourth of its ring, whose segments have a third or more of it, or
+two of the largest batches: the rest is room for the snapshot that a segment begins with."""
 SMALL_PARTS = 3
-"""A batch takes at most such a part of a small ring without keys, which is one segment of it."""
+"""A batch takes at most a third of a small ring without keys, which is one segment of it."""
 SNAPSHOT_BYTES = 100 << 10
-"""Bytes of a small ring's segment that its header and snapshot are expected to take."""
+"""Bytes of a small ring's segment that its header and its snapshot of the state are expected to
+take."""
 FORGOTTEN_AT_ONCE = 1_000
 """Deleted keys that are forgotten at once at most."""
 _COMING = "keys that were taken before are on their way into the log"
@@ -39,24 +42,24 @@ class Conditions:
     """The conditions of all streams with keys."""
 
     def __init__(self, shard: Shard, look: Callable[[Stream], None]) -> None:
-        """look: finds room in a stream's ring, if it is time."""
+        """look: Compaction.look, which finds room in a stream's ring, if it is time."""
         self._shard = shard
         self._look = look
         self.streams: dict[int, Stream] = {}
         """Streams with keys, by number."""
 
     def enter(self, stream: Stream) -> None:
-        """Note a stream with keys, and learn how full its ring is once its keys are known."""
+        """Note a stream with keys that begins to exist or that a start found."""
         self.streams[stream.row.number] = stream
         self.learn(stream)
 
     def learn(self, stream: Stream) -> None:
-        """Learn how full the ring of a stream is, of which all keys are known."""
+        """Have compaction look how full the ring of a stream is, where all its keys are known."""
         if stream.keys is not None and stream.keys.ready:
             self._look(stream)
 
     def memory(self) -> tuple[int, int]:
-        """Bytes of memory that all keys take, about, and that keys on their way will take."""
+        """Bytes of memory that all keys take, and that keys on their way into the log will take."""
         now = coming = 0
         for stream in self.streams.values():
             keys = stream.keys
@@ -68,10 +71,12 @@ class Conditions:
     def admit(
         self, stream: Stream, content: Content, size: int, revision: int, *, staged: bool = False
     ) -> None:
-        """Take a batch for a stream with keys. Raises BrokerRefused: nothing was taken.
+        """Take a batch for a stream with keys, or raise BrokerRefused: then nothing was taken.
 
-        revision: what the subject of its one record must have; UNCONDITIONAL: there is no such
-        condition. staged: it is of a committed transaction, and was checked when it was staged.
+        Called for each publish, just before the batch is put on its way into the log. size: its
+        bytes with the stamp. revision: offset of the record that the batch replaces, as its
+        producer believes (UPDATE_KEY), 0 for a new key; UNCONDITIONAL: it replaces whatever is
+        there. staged: it is of a committed transaction, and was checked when it was staged.
         """
         keys = stream.keys
         assert keys is not None
@@ -97,26 +102,33 @@ class Conditions:
         keys.forget_deleted(before_ms, FORGOTTEN_AT_ONCE)
 
     def appended(self, stream: Stream, time_ms: int) -> None:
-        """Enter the oldest batch that was taken into the keys of its stream."""
+        """Enter the oldest batch that was taken, which the log has now, into its stream's keys."""
         assert stream.keys is not None
         stream.keys.appended(time_ms)
         self._look(stream)
 
     def _check_room(self, stream: Stream, keys: Keys, rows: list[NewestRow], size: int) -> None:
-        """Raise BrokerRefused `full` or `wait` where a batch finds no room in its ring."""
+        """Raise BrokerRefused where a batch finds no room in its ring.
+
+        `full`: it finds none until keys are deleted or a cursor lets records go; `wait`: compaction
+        makes room, or batches on their way may be refused. Two rooms are looked at: that of newest
+        records, at most `newest_max` bytes, and that of the ring, by the LSN where it would end. A
+        batch of deletions alone may go a segment further into the ring.
+        """
         room = keys.room
-        if not room.segments and (len(keys) or keys.taken_bytes):
+        size_known = room.segments > 0  # The journal has told how large the ring is.
+        if not size_known and (len(keys) or keys.taken_bytes):
             # What is taken before it is known where the ring is full could fill it for good. The
             # first batch of a stream does not, and is not to wait.
             self._look(stream)
             raise BrokerRefused("wait", _ring(stream.name, "is being looked at", room.failed))
         end_lsn = stream.ring.end_lsn + keys.taken_bytes + size
-        most = keys.bytes + keys.coming_bytes + size
+        most = keys.bytes + keys.coming_bytes + size  # Bytes of newest records, at most.
         # `most` counts the batch as if it replaced no record: most batches need no closer look.
         if most <= room.newest_max and room.allows(end_lsn, deletion=False):
             return
         deletion = all(row.deletion for row in rows)
-        if most > room.newest_max and not deletion:
+        if most > room.newest_max and not deletion:  # Deletions make newest records fewer.
             self.forget_deleted(keys)
             taken = keys.bytes_with(rows)
             if taken > room.newest_max:
@@ -128,14 +140,18 @@ class Conditions:
             if taken + keys.coming_bytes > room.newest_max:
                 raise BrokerRefused("wait", _COMING)
         if not room.allows(end_lsn, deletion):
-            room.look_lsn = 0
+            room.look_lsn = 0  # Compaction looks at the ring now, not when it has grown further.
             self._look(stream)
             # Compaction makes room by itself unless a cursor pins records of the stream.
             code = "wait" if stream.pinned >= stream.next else "full"
             raise BrokerRefused(code, _ring(stream.name, "gives up old records", room.failed))
 
     def _check_counts(self, stream: Stream, keys: Keys, rows: list[NewestRow], size: int) -> None:
-        """Raise BrokerRefused `limit` where a batch of `size` bytes would bring too many keys."""
+        """Raise BrokerRefused where a batch of `size` bytes would bring too many keys.
+
+        Bounded are the keys of a stream, and the memory of the keys of all streams. `limit`: keys
+        that the log has leave no room; `wait`: only with those on their way into it they do.
+        """
         settings = self._shard.settings
         # `most` is an upper bound, as if all keys were new: names take at most the batch's bytes.
         most = sum(self.memory()) + KEY_OVERHEAD * len(rows) + size
@@ -161,9 +177,10 @@ class Conditions:
 
 
 def batch_bytes_most(settings: StreamSettings, most: int) -> int:
-    """Return the bytes that a batch of a stream has at most, its stamp included.
+    """Return the bytes that a batch of a stream may have, its stamp included.
 
-    most: of all streams. Of a small ring without keys this is about what its segments hold.
+    A batch has to fit into a segment, which matters in a small ring of the stream's own. most:
+    bound for the batches of all streams.
     """
     ring_bytes = settings.ring_bytes
     if settings.keep:
@@ -174,14 +191,18 @@ def batch_bytes_most(settings: StreamSettings, most: int) -> int:
 
 
 def check_size(stream: Stream, size: int, parts: int = RING_PARTS) -> None:
-    """Raise BrokerRefused `too_large` where a batch takes more than such a part of its ring."""
+    """Raise BrokerRefused `too_large` where a batch takes more than 1/parts of its ring."""
     most = stream.settings.ring_bytes // parts
     if size > most:
         raise BrokerRefused("too_large", f"a batch of {size} bytes, at most {most} in this ring")
 
 
 def check_staged(stream: Stream, content: Content, keys_max: int) -> None:
-    """Raise BrokerRefused where a ring of a stream's own could never take a staged batch."""
+    """Raise BrokerRefused where a ring of a stream's own could never take a staged batch.
+
+    Called when a transaction stages the batch: after its commit the batch cannot be refused.
+    keys_max: keys that a stream may have.
+    """
     size = STAMP_BYTES + content.head.content_bytes
     if stream.keys is None:
         check_size(stream, size, STAGED_PARTS)
@@ -208,11 +229,15 @@ def check_ready(stream: Stream, keys: Keys) -> None:
 
 
 def _found(stream: Stream, subject: str, revision: int) -> str:
+    """Return why an UPDATE_KEY is refused: the revision that was found instead; 0: no such key."""
     if not revision:
         return f"stream '{stream.name}' has no key '{subject}'"
     return f"key '{subject}' of stream '{stream.name}' is at revision {revision}"
 
 
 def _ring(stream: str, doing: str, failed: str) -> str:
-    """Return why the ring of a stream takes nothing now. failed: the journal's fault, if any."""
+    """Return why the ring of a stream takes nothing now: what it is doing, or what went wrong.
+
+    failed: why the journal could not look at the ring; empty: it could.
+    """
     return f"the ring of stream '{stream}' {f'cannot be looked at: {failed}' if failed else doing}"

@@ -1,9 +1,10 @@
 """Commands about keys: one key, a page of keys, and the reading of all keys at a start.
 
-Owns the answers to GET_KEY and LIST_KEYS. The rules: a value is answered once no power loss can
-take it back; one key costs no search, however many there are; a page looks at a bounded number of
-keys; a stream answers nothing about its keys before a start has read them all. Source: SPEC.md,
-sections 4 and 8.
+Owns the answers to GET_KEY and LIST_KEYS. A key is a subject of a stream made with `keep`, its
+value the newest record of the subject, its revision that record's offset; a value that has moved
+lies in a copy (compaction.py). The rules: a value is answered once no power loss can take it back;
+one key costs no search, however many there are; a page looks at a bounded number of keys; a stream
+answers nothing about its keys before a start has read them all. Source: SPEC.md, sections 4 and 8.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class KeyCommands:
         self, shard: Shard, links: Links, catalogue: Catalogue, publishing: Publishing,
         answers: Answers, timers: Timers, learn: Callable[[Stream], None],
     ) -> None:  # fmt: skip
-        """learn: called with a stream of which a start has read all keys."""
+        """learn: Conditions.learn, called with a stream of which a start has read all keys."""
         self._shard = shard
         self._timers = timers
         self._learn = learn
@@ -68,11 +69,15 @@ class KeyCommands:
         return {GetKey: self.get_key, ListKeys: self.list_keys}
 
     def _stream(self, link: Link, command: Any, *actions: str) -> tuple[Stream, Keys]:
-        """Return the stream of a command, with its keys. Raises BrokerRefused."""
+        """Return the stream of a command, with its keys.
+
+        actions: all that the link has to be permitted. Raises BrokerRefused: it is not, or there is
+        no such stream with keys, or a start still reads them (`wait`).
+        """
         name = command.stream
-        for needed in actions:
-            if not self._shard.settings.permit(link.owner, needed, name):
-                raise BrokerRefused("forbidden", f"you may not {needed} stream '{name}'")
+        for action in actions:
+            if not self._shard.settings.permit(link.owner, action, name):
+                raise BrokerRefused("forbidden", f"you may not {action} stream '{name}'")
         stream, keys = self._catalogue.with_keys(link.owner, name)
         check_ready(stream, keys)
         return stream, keys
@@ -80,14 +85,18 @@ class KeyCommands:
     # --- changing one -------------------------------------------------------------------
 
     def update_key(self, link: Link, command: UpdateKey, frame: Any) -> None:
-        """Append one record on a condition."""
+        """Publish one record if its subject is at the command's revision, for UPDATE_KEY.
+
+        The answer is a CONFIRM or a refusal, as to a PUBLISH. The revision is compared when the
+        batch is taken.
+        """
         try:
             if command.revision < 0:
                 raise BrokerRefused("malformed", "a revision below 0")
-            bound = None
+            bound = None  # Whether a writer that is bound to subjects may publish under one.
             if not self._shard.settings.permit(link.owner, "write", command.stream):
                 bound = self._shard.settings.subjects(link.owner, command.stream)
-            # A writer that is bound to subjects has no permission for the stream as a whole.
+            # A bound writer has no permission for the stream as a whole: none is asked for.
             actions = ["write"] if bound is None else []
             stream, _ = self._stream(link, command, *actions)
         except BrokerRefused as error:
@@ -101,13 +110,14 @@ class KeyCommands:
     # --- one value ----------------------------------------------------------------------
 
     def get_key(self, link: Link, command: GetKey) -> None:
-        """Answer with the newest record of a subject."""
+        """Answer a GET_KEY with the newest record of a subject, at once or when it is durable."""
         self._get(link, command, TRIES_MAX)
 
     def _get(self, link: Link, command: GetKey, tries: int) -> None:
-        """Answer with a key's newest value, from memory if it is there, once it is durable.
+        """Answer with a key's newest value: from memory if it is there, else from the journal.
 
         tries: how often the key may be looked up: its record may move while the journal reads it.
+        Each `then` answers once the record is durable, and is called with why it never will be.
         """
         try:
             stream, keys = self._stream(link, command, "read", "replay")
@@ -130,6 +140,7 @@ class KeyCommands:
         if offset < stream.visible_next:
             then(None)
         else:
+            # The record's own end in the ring is not remembered: the ring's end covers it.
             self._publishing.when_visible(stream.ring, stream.ring.end_lsn, then)
 
     def _answer_deleted(
@@ -159,7 +170,10 @@ class KeyCommands:
     def _say(
         self, link: Link, command: GetKey, offset: int, value_now: Callable[[], dict[str, Any]]
     ) -> None:
-        """Answer with a value, unless answers of the meantime have left the link no room."""
+        """Answer with a value, unless answers of the meantime have left the link no room.
+
+        value_now: makes the value, with its `bytes`, which is not done for a link that is gone.
+        """
         try:
             _check_room(link)
         except BrokerRefused as error:
@@ -169,6 +183,7 @@ class KeyCommands:
             value = value_now()
             size = value["bytes"]
             if size > VALUE_BYTES_MAX:
+                # The client is told the size alone, and reads the record as a subscriber.
                 size, value = 0, {"bytes": size, "time_ms": value["time_ms"]}
             else:
                 del value["bytes"]
@@ -203,10 +218,11 @@ class KeyCommands:
             if isinstance(batch, IndexFailure):
                 self._answers.refuse(link, command, batch.code, batch.reason)
             elif batch is None:
-                self._not_found(link, command, stream, (offset, copy), tries)
+                self._not_found(link, command, stream, offset, copy, tries)
             else:
                 view = memoryview(batch)
                 stamp, content = Stamp.unpack(view, verify=False), Content(view[STAMP_BYTES:])
+                # A copy has only some rows of its batch, and says which.
                 row = content.row_of(offset - stamp.base_offset)
                 value = partial(value_of, content, row, stamp.append_time_ms)
                 self._say(link, command, offset, value)
@@ -218,18 +234,18 @@ class KeyCommands:
         )  # fmt: skip
 
     def _not_found(
-        self, link: Link, command: GetKey, stream: Stream, place: tuple[int, int | None], tries: int
+        self, link: Link, command: GetKey, stream: Stream, offset: int, copy: int | None, tries: int
     ) -> None:
-        """Look again for a value that the journal does not have, unless it is damaged.
+        """Look again for a value that the journal does not have, or refuse the GET_KEY `damaged`.
 
-        place: offset of the record, and where its copy lay. A record that was replaced or has
-        moved meanwhile is not damaged.
+        offset: of the record that was sought. copy: where its copy lay; None: it had not moved. A
+        record that was replaced or has moved meanwhile is not damaged.
         """
         keys, subject = stream.keys, command.subject
         assert keys is not None
-        offset, copy = place
-        there = keys.find(subject) == (offset, False) and keys.copy_of(subject) == copy
-        if tries > 1 and not there:
+        not_deleted = (offset, False)
+        still_there = keys.find(subject) == not_deleted and keys.copy_of(subject) == copy
+        if tries > 1 and not still_there:
             self._get(link, command, tries - 1)
         else:
             reason = f"the record at {offset} of stream '{stream.name}' cannot be read"
@@ -238,7 +254,12 @@ class KeyCommands:
     # --- many names ---------------------------------------------------------------------
 
     def list_keys(self, link: Link, command: ListKeys) -> None:
-        """Answer with a page of keys. Raises BrokerRefused."""
+        """Answer a LIST_KEYS with a page of keys and their revisions.
+
+        The page may end early, or be empty, since a bounded number of keys is looked at: `after` is
+        the last one, and `more` says that the caller may go on from there. Raises BrokerRefused:
+        the link may not read the stream, it has no keys, or the pattern asks for more than keys.
+        """
         _, keys = self._stream(link, command, "read", "replay")
         compiled = compile_pattern(command.pattern)
         if not asks_subjects_only(command.pattern):
@@ -254,7 +275,7 @@ class KeyCommands:
                 break
             left -= 1
             after = subject
-            offset, deletion = keys.find(subject) or (0, True)
+            offset, deletion = keys.find(subject) or (0, True)  # A deleted key is none.
             if not deletion and compiled.matches((subject,), ()):
                 page.append([subject, offset])
         self._answers.result(link, command, {"keys": page, "after": after, "more": more})
@@ -262,20 +283,22 @@ class KeyCommands:
     # --- at a start ---------------------------------------------------------------------
 
     def recovered(self) -> None:
-        """Begin to read the keys of all streams that have some."""
+        """Begin to read the keys of all streams that have some from the journal, at a start."""
         for stream in self._catalogue:
             keys = stream.keys
             if keys is not None and not keys.ready:
-                # Copies come first: what replaced their records lies in the stream itself.
+                # Copies come first: what replaced their records lies in the stream itself, and is
+                # to replace them again.
                 if keys.copies_first < keys.copies_next:
                     self._read_on(stream, keys, "moved_keys", keys.copies_first)
                 else:
                     self._read_on(stream, keys, "keys", stream.first)
 
     def _read_on(self, stream: Stream, keys: Keys, kind: str, offset: int) -> None:
-        """Have the journal read the keys of the next part of a stream at the start.
+        """Have the journal read the keys of the next part of a stream; _read() gets the answer.
 
-        kind: `keys`, of the stream itself, or that of the copies. offset: where the part begins.
+        kind: the question: `moved_keys`, to the hidden stream of copies; `keys`, to the stream's
+        own records. offset: where the part begins.
         """
         end = stream.next if kind == "keys" else keys.copies_next
         self._shard.ask(
@@ -296,9 +319,10 @@ class KeyCommands:
     ) -> None:
         """Enter a page of keys that the journal found, and ask for the next one.
 
-        kind: `moved_keys`, the hidden stream of copies, which is read first; `keys`, the stream's
-        own records. offset, end: the part that was asked for. One that cannot be read is asked for
-        again.
+        kind: `moved_keys`: of the hidden stream of copies, which is read first; `keys`: of the
+        stream's own records. offset, end: the part that was asked for. value: the page, with the
+        `next` offset after it, or an IndexFailure: the part is asked for again. Once all is read,
+        commands on the keys are answered, and writers let in.
         """
         if stream.removed:
             self._unread.discard(stream)
@@ -313,10 +337,10 @@ class KeyCommands:
             again = partial(self._read_again, stream, keys, kind, offset)
             self._timers.set(self._shard.now_ms + READ_AGAIN_MS, again)
             return
-        if kind == "keys":
-            keys.enter_many(value["newest"])
-        else:
+        if kind == "moved_keys":
             keys.enter_copies(value["rows"])
+        else:
+            keys.enter_many(value["newest"])
         if value["next"] < end:
             self._read_on(stream, keys, kind, value["next"])
             return
@@ -331,7 +355,7 @@ class KeyCommands:
 
 
 def _check_room(link: Link) -> None:
-    """Raise BrokerRefused `wait` where a link has been sent as much as it may have unread."""
+    """Raise BrokerRefused `wait` where a link has been sent as many bytes as it may have unread."""
     if link.room <= 0:
         raise BrokerRefused("wait", "too much is sent and not read on this link")
 
@@ -339,7 +363,8 @@ def _check_room(link: Link) -> None:
 def value_of(content: Content, row: int, time_ms: int) -> dict[str, Any]:
     """Return one record for a RESULT, and its `bytes`, which are taken off the link's room.
 
-    A body in a codec goes out in its whole batch: the broker decompresses nothing.
+    row: of the record in its batch. time_ms: its append time. A body in a codec goes out in its
+    whole batch, with the row: the broker decompresses nothing.
     """
     head = content.head
     if head.codec:
@@ -352,7 +377,7 @@ def value_of(content: Content, row: int, time_ms: int) -> dict[str, Any]:
         fields = dict(headers[0 if codes is None else int(codes[row])].fields)
     few = content.few_bodies()
     body: Any
-    if few is not None:
+    if few is not None:  # In a small batch the bounds of bodies are found without numpy.
         blob, bounds = few
         body = blob[bounds[row] : bounds[row + 1]]
     else:
@@ -364,6 +389,6 @@ def value_of(content: Content, row: int, time_ms: int) -> dict[str, Any]:
             body = [bytes(bodies.blob[low:high]) for low, high in pairwise(bounds)]
         else:
             body = bytes(bodies.blob[begin:end])
-    # A RESULT has up to 5 bytes before each part of a list, and about 100 beside the body.
+    # msgpack has up to 5 bytes before each part of a list, and a RESULT about 100 beside the body.
     size = sum(map(len, body)) + 5 * len(body) if isinstance(body, list) else len(body)
     return {"time_ms": time_ms, "body": body, "fields": fields, "bytes": size + 100}

@@ -1,8 +1,11 @@
 """Plans of what has moved: the part of a bounded read that lies in copies of newest records.
 
-Owns the splits and counts of records whose segment was given up; the journal plans the rest. The
-rules: one question looks at a bounded number of subjects; a plan that ends early says so, and is
-asked again. Source: SPEC.md, PLAN_READ.
+PLAN_READ asks how much a reader such as Spark would read, and for ranges of offsets of about equal
+bytes (splits) that it can share among its tasks. In a stream with keys, newest records whose
+segment was given up have moved: they lie in copies, and their offsets before the stream's first
+one. Owns the splits and counts of these records; the journal plans the rest. The rules: one
+question looks at a bounded number of subjects; a plan that ends early says so, and is asked again.
+Source: SPEC.md, PLAN_READ.
 """
 
 from __future__ import annotations
@@ -22,14 +25,16 @@ LOOKED_AT_SLOWLY = 100
 PIECES = 2_000
 """Pieces that one plan looks at, about, where it compares nothing."""
 PIECE_MAX = 512
+"""Records that are added to a plan at once, at most."""
 
 
 class MovedPart(NamedTuple):
-    """The part of a plan that has moved."""
+    """The part of a plan over records that have moved."""
 
     to: int
     """Offset before which everything that has moved is in the plan."""
     splits: list[list[int]]
+    """[first offset, end, bytes] of each split, in their order."""
     records: int
     bytes: int
     ended: bool
@@ -52,16 +57,16 @@ class _Cutter:
 
     @property
     def left(self) -> int:
-        """Records that the cap still admits."""
+        """Records that the command's cap of records still admits."""
         return self._records_max - self.records
 
     @property
     def full(self) -> bool:
-        """Whether a cap is reached."""
+        """Whether a cap of the command is reached: of records, or of bytes."""
         return self.left <= 0 or self.bytes >= self._bytes_max
 
     def add(self, after: int, records: int, size: int) -> None:
-        """Add selected records that end before an offset."""
+        """Add `records` selected records of `size` bytes in all, which end before `after`."""
         self.to = after
         self.records += records
         self.bytes += size
@@ -70,7 +75,7 @@ class _Cutter:
             self.cut(after)
 
     def cut(self, to: int) -> None:
-        """End a split at an offset."""
+        """End the present split at an offset; what is added from now on is of the next one."""
         if to > self._split_start:
             self.splits.append([self._split_start, to, self._split_size])
         self.to = self._split_start = to
@@ -78,22 +83,28 @@ class _Cutter:
 
 
 def plan_moved(keys: Keys, start: int, end: int, command: PlanRead) -> MovedPart:
-    """Plan the records of [start, end) that have moved.
+    """Plan the records of [start, end) that have moved, for a PLAN_READ.
 
-    Subjects are compared only where a cap of records asks for it. The index knows neither fields
-    nor client times: records that a pattern may select by these count as selected.
+    Subjects are compared with the pattern only where a cap of records asks for it, since that takes
+    long; otherwise all records count, and the plan is only larger than need be. The index of keys
+    knows neither fields nor client times: records that a pattern may select by these count, too.
     """
     cutter = _Cutter(start, command)
     if command.records_max > 0 and command.pattern != ["all"]:
         whole = _take_selected(keys, start, end, command, cutter)
     else:
         whole = _take_all(keys, start, end, command, cutter)
+    # The last split reaches to the end of the range, or to where the plan stopped.
     cutter.cut(end if whole else cutter.to)
     return MovedPart(cutter.to, cutter.splits, cutter.records, cutter.bytes, not whole)
 
 
 def _take_all(keys: Keys, start: int, end: int, command: PlanRead, cutter: _Cutter) -> bool:
-    """Take everything that has moved; returns whether no cap ended that."""
+    """Add all records that have moved to the plan; False: a cap of the command ended that early.
+
+    Records are added by pieces, each with the average size. A piece is small enough that splits and
+    caps can be kept to, and large enough that there are not too many.
+    """
     average = keys.average
     piece = PIECE_MAX
     for size in (command.split_bytes, command.bytes_max):
@@ -109,12 +120,12 @@ def _take_all(keys: Keys, start: int, end: int, command: PlanRead, cutter: _Cutt
 
 
 def _take_selected(keys: Keys, start: int, end: int, command: PlanRead, cutter: _Cutter) -> bool:
-    """Add records of which there are copies and that a pattern may select to the plan.
+    """Add records that have moved and that the pattern may select to the plan.
 
-    False: a bound of the command, or of the subjects that are looked at, ended that early.
+    False: a cap of the command, or the number of subjects that are looked at, ended that early.
     """
     compiled = compile_pattern(command.pattern)
-    decisive = asks_subjects_only(command.pattern)
+    subject_decides = asks_subjects_only(command.pattern)
     left = LOOKED_AT_SLOWLY if compiled.slow else LOOKED_AT
     for run in _runs(keys, start, end, PIECE_MAX):
         for offset in run:
@@ -122,7 +133,7 @@ def _take_selected(keys: Keys, start: int, end: int, command: PlanRead, cutter: 
                 return False
             left -= 1
             # Only subjects are in memory: a pattern on fields may select any record.
-            selected = not decisive or compiled.matches((keys.moved_subject(offset),), ())
+            selected = not subject_decides or compiled.matches((keys.moved_subject(offset),), ())
             size = keys.size_of_moved(offset) if selected else 0
             cutter.add(offset + 1, int(selected), size)
             if cutter.full:
@@ -131,21 +142,24 @@ def _take_selected(keys: Keys, start: int, end: int, command: PlanRead, cutter: 
 
 
 def _runs(keys: Keys, start: int, end: int, most: int) -> Iterator[list[int]]:
-    """Yield the offsets in [start, end) of records that have moved, ascending, some at a time."""
+    """Yield the offsets in [start, end) of records that have moved, ascending, `most` at a time."""
     for run in keys.moved_runs(start):
         stop = len(run) if run[-1] < end else bisect_left(run, end)
         for first in range(0, stop, most):
             yield run[first : min(stop, first + most)]
-        if stop < len(run):
+        if stop < len(run):  # The rest of this run, and all later ones, lie behind the end.
             return
 
 
 def fewer(splits: list[list[int]], most: int) -> list[list[int]]:
-    """Join neighbouring splits [from, to, bytes] until the answer has no more than `most`."""
+    """Join neighbouring splits [begin, end, bytes] until a plan has no more than `most`."""
     while len(splits) > most:
-        pairs = (splits[at : at + 2] for at in range(0, len(splits), 2))
-        splits = [
-            pair[0] if len(pair) == 1 else [pair[0][0], pair[1][1], pair[0][2] + pair[1][2]]
-            for pair in pairs
-        ]
+        joined: list[list[int]] = []
+        for at in range(0, len(splits), 2):
+            begin, end, size = splits[at]
+            if at + 1 < len(splits):  # Of an odd number, the last one stays alone.
+                _, end, more = splits[at + 1]
+                size += more
+            joined.append([begin, end, size])
+        splits = joined
     return splits

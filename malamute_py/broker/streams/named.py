@@ -1,8 +1,9 @@
 """Named: objects of a stream that have names of their own: its cursors and its groups.
 
-Owns finding and listing them, and which of them are on their way into the log. The rule: a listing
-is a page in the order of (stream, name), and costs by the page, apart from sorting one stream's
-names after they have changed; streams that the identity may not read are left out. Source: SPEC.md,
+Owns finding and listing them, and which of them are on their way into the log; what they are is for
+cursors.py and groups.py. A place is the number of the stream and the name. The rule: a listing is a
+page in the order of (stream, name), and costs by the page, apart from sorting one stream's names
+after they have changed; streams that the identity may not read are left out. Source: SPEC.md,
 section 4.7.
 """
 
@@ -44,7 +45,7 @@ class Named(Generic[_T, _Coming]):
         self.coming: dict[Place, list[_Coming]] = {}
         """Changes on their way into the log, or callers that wait for one, by place."""
         self._creators: dict[Place, str] = {}
-        """Owner that an object which is being created counts for."""
+        """Owner that an object counts for while its creation is on its way into the log."""
 
     def __len__(self) -> int:
         return self._count
@@ -54,16 +55,20 @@ class Named(Generic[_T, _Coming]):
             yield from things.values()
 
     def get(self, place: Place) -> _T | None:
-        """The object of this name in this stream."""
-        things = self._of.get(place[0])
-        return None if things is None else things.get(place[1])
+        """Return the object of this name in this stream; None: the log has none."""
+        stream, name = place
+        things = self._of.get(stream)
+        return None if things is None else things.get(name)
 
     def has(self, place: Place) -> bool:
         """Whether there is an object of this name, or one is on its way into the log."""
         return place in self.coming or self.get(place) is not None
 
     def check_room(self, by: str, most: int) -> None:
-        """Raise BrokerRefused if one more object would exceed the bound or its creator's quota."""
+        """Raise BrokerRefused if one more object would exceed the bound or its creator's quota.
+
+        most: objects of this kind that the broker keeps; those being created count, too.
+        """
         if self._count + len(self._creators) >= most:
             reason = f"at most {most} {self._resource}"
             raise self._quotas.over_all(by, self._resource, reason)
@@ -75,7 +80,7 @@ class Named(Generic[_T, _Coming]):
         self._quotas.add(by, self._resource)
 
     def begun(self, place: Place) -> None:
-        """Count a creation no longer: the object itself counts, if it came to be."""
+        """End the count of a creation, which the log has or refused; an object counts by itself."""
         creator = self._creators.pop(place, None)
         if creator is not None:
             self._quotas.add(creator, self._resource, -1)
@@ -86,27 +91,32 @@ class Named(Generic[_T, _Coming]):
         return () if things is None else things.values()
 
     def add(self, place: Place, thing: _T, by: str) -> None:
-        """Take up an object, in the place of one of its name. by: its creator, if it is new."""
-        things = self._of.setdefault(place[0], {})
-        if place[1] not in things:
+        """Enter an object that the log has, in the place of one of its name.
+
+        by: owner for whose quota a new one counts.
+        """
+        stream, name = place
+        things = self._of.setdefault(stream, {})
+        if name not in things:
             self.begun(place)
             self._count += 1
             self._owners[place] = by
             self._quotas.add(by, self._resource)
-            self._sorted.pop(place[0], None)
-        things[place[1]] = thing
+            self._sorted.pop(stream, None)
+        things[name] = thing
 
     def remove(self, place: Place) -> _T | None:
-        """Forget an object; returns it."""
-        things = self._of.get(place[0])
-        thing = None if things is None else things.pop(place[1], None)
+        """Forget an object, which the log has removed, and return it; None: there is none."""
+        stream, name = place
+        things = self._of.get(stream)
+        thing = None if things is None else things.pop(name, None)
         if things is None or thing is None:
             return None
         self._count -= 1
         self._quotas.add(self._owners.pop(place), self._resource, -1)
-        self._sorted.pop(place[0], None)
+        self._sorted.pop(stream, None)
         if not things:
-            del self._of[place[0]]
+            del self._of[stream]
         return thing
 
     def remove_stream(self, stream: int) -> dict[str, _T]:
@@ -129,7 +139,10 @@ class Named(Generic[_T, _Coming]):
     ) -> tuple[list[tuple[Stream, _T]], bool]:
         """Return a page of the objects whose names begin with `prefix`, and whether there are more.
 
-        stream: its name; empty: all streams that may be read. after: "stream/name", or a name.
+        Called for the listings of CURSOR_INFO and GROUP_INFO; each object comes with its stream.
+        may_read: whether the asker may read the stream of a name. stream: its name; empty: all that
+        may be read. after: where the page before ended, "stream/name", or a name alone in `stream`;
+        empty: from the first on.
         """
         after_stream, slash, after_name = after.rpartition("/")
         if not slash:
@@ -149,7 +162,7 @@ class Named(Generic[_T, _Coming]):
 
     @staticmethod
     def _streams(catalogue: Catalogue, first: str) -> Iterator[str]:
-        """Names of streams in order from one on, that one included."""
+        """Yield the names of streams in order from `first` on, that one included if not empty."""
         if first:
             yield first
         yield from catalogue.names_after(first, "")
@@ -160,6 +173,7 @@ class Named(Generic[_T, _Coming]):
         names = self._sorted.get(stream)
         if names is None:
             names = self._sorted[stream] = sorted(things)
+        # Names with the prefix lie together; an `after` before all of them says nothing.
         place = bisect_right(names, after) if after >= prefix and after else (
             bisect_left(names, prefix)
         )  # fmt: skip

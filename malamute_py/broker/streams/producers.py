@@ -1,12 +1,14 @@
 """Idempotent producers: the owner of each id, and the next sequence in each stream.
 
-Owns the sequences. The rules: an id belongs to the identity that opened it; a batch is taken
-exactly when its first sequence is the next one; a batch that is in the log already is confirmed,
-with the original's position, only when the original is; a batch with the sequence of an original
-and another content is in conflict with it, as long as the checksum is remembered; a batch that was
-in the log and lies in damage is neither confirmed nor taken; any other batch is out of sequence. An
-epoch that was fenced is refused. A recovered sequence is the newest that snapshot and journal have.
-Source: docs/design.md, Promises.
+A producer id, with a sequence number for each record, lets the broker recognize a batch that comes
+again. A place is one producer in one stream, with its sequences there; places are bounded, and the
+producers that were unused for longest are forgotten. Owns the sequences. The rules: an id belongs
+to the identity that opened it; a batch is taken exactly when its first sequence is the next one; a
+batch that is in the log already is confirmed, with the original's position, only when the original
+is; a batch with the sequence of an original and another content is in conflict with it, as long as
+the checksum is remembered; a batch that was in the log and lies in damage is neither confirmed nor
+taken; any other batch is out of sequence. An epoch that was fenced is refused. A recovered sequence
+is the newest that snapshot and journal have. Source: docs/design.md, Promises.
 """
 
 from __future__ import annotations
@@ -50,7 +52,10 @@ _CONTENT = Struct("<QI")
 
 
 class ProducerStream:
-    """One producer in one stream."""
+    """Place of one producer in one stream: the sequences that the log has, and those on their way.
+
+    A sequence is the producer's own number of a record, by which a batch that comes again is known.
+    """
 
     __slots__ = ("contents", "epoch", "next", "next_taken", "packed", "runs", "under_way")
 
@@ -62,11 +67,12 @@ class ProducerStream:
         """The sequence that the next batch must begin with: those on their way into the log count,
         too."""
         self.runs: deque[tuple[int, int, int, int]] = deque()
-        """Runs of batches: (first sequence, offset, append time, count). Neighbours in sequence and
-        offset are one run. A batch between two runs was in the log, and a start could not read
-        it."""
+        """Where the newest batches are in the log, oldest first, as runs of neighbours: (first
+        sequence, offset, append time, count of records). Neighbours in sequence and offset are one
+        run. A batch between two runs was in the log, and a start could not read it."""
         self.contents = bytearray()
-        """The newest batches, oldest first: 12 bytes each, where objects take 120."""
+        """Checksums of the newest batches, oldest first, in the form _CONTENT: 12 bytes each, where
+        objects take 120. They tell a batch that comes again from another one of its sequence."""
         self.under_way: dict[int, Pending] = {}
         """Publishes on their way, by first sequence."""
         self.packed: PackedSequence | None = None
@@ -77,14 +83,17 @@ class ProducerStream:
     def appended(
         self, sequence: int, count: int, offset: int, time_ms: int, crc: int, runs_max: int
     ) -> None:
-        """Note that the log has a batch. crc: of its content. runs_max: runs that are remembered.
+        """Remember a batch that the log has, so that it is recognized when its producer resends it.
 
-        A batch of the same time, next in sequence and offset, prolongs the last run.
+        Called for each batch that the journal appended, and for those that a start finds there.
+        sequence, count, offset: of its records. crc: of its content. runs_max: runs, and checksums,
+        that are remembered.
         """
         self.under_way.pop(sequence, None)
         self.packed = None
         self.next = sequence + count
         if self.next_taken < self.next:
+            # A start takes batches up from the journal, without their having been under way.
             self.next_taken = self.next
         contents = self.contents
         contents += _CONTENT.pack(sequence, crc)
@@ -94,6 +103,7 @@ class ProducerStream:
         if runs:
             first, at, then, length = runs[-1]
             if then == time_ms and first + length == sequence and at + length == offset:
+                # The batch follows on the last run, and has its append time: the run grows.
                 runs[-1] = (first, at, then, length + count)
                 return
         runs.append((sequence, offset, time_ms, count))
@@ -101,29 +111,43 @@ class ProducerStream:
             runs.popleft()
 
     def refused(self, sequence: int, code: str = "", reason: str = "") -> None:
-        """Forget a batch that was not taken, and all after it: they did not happen."""
+        """Take a batch back that the journal refused: the producer goes on at its sequence.
+
+        code, reason: of the refusal; a subclass (arrivals.py) hands them on.
+        """
         self.under_way.pop(sequence, None)
         if sequence < self.next_taken:
+            # Batches after it are refused with it. The log's own sequences are never taken back.
             self.next_taken = max(self.next, sequence)
 
     def fault(self, sequence: int, crc: int) -> str:
-        """Return why a batch of a taken sequence is no duplicate: `conflict`, `damaged`; "": it is.
+        """Return why a batch whose sequence was taken before is no copy of the one taken then.
 
-        crc: of its content.
+        `damaged`: the first one was in the log and is lost; `conflict`: it had another content; "":
+        the batch is a duplicate, as far as is remembered. crc: of its content.
         """
         if self._damaged(sequence):
             return "damaged"
         return "conflict" if self._conflicts(sequence, crc) else ""
 
     def _damaged(self, sequence: int) -> bool:
-        """Whether the batch of a sequence is missing between those that are remembered."""
+        """Whether the log had a batch of this sequence and damage took it away.
+
+        So it is where older ones are remembered and this one is not.
+        """
         runs = self.runs
-        if not runs or not runs[0][0] <= sequence < self.next:
+        if not runs:
+            return False
+        oldest_remembered, *_ = runs[0]
+        if not oldest_remembered <= sequence < self.next:
             return False
         return self.original(sequence) is FORGOTTEN
 
     def _conflicts(self, sequence: int, crc: int) -> bool:
-        """Whether a batch of this sequence is known to differ from the one that was taken."""
+        """Whether a batch of this sequence is known to differ from the one that was taken.
+
+        Where nothing is remembered, it counts as a copy.
+        """
         original = self.under_way.get(sequence)
         if original is not None:
             return original.content.head.content_crc != crc
@@ -131,12 +155,15 @@ class ProducerStream:
             # The sequence lies amid a batch that is on its way.
             return True
         contents = self.contents
-        if not contents or sequence < _CONTENT.unpack_from(contents)[0]:
+        if not contents:
+            return False
+        oldest_remembered, _ = _CONTENT.unpack_from(contents)
+        if sequence < oldest_remembered:
             return False
         return (sequence, crc) not in _CONTENT.iter_unpack(contents)
 
     def original(self, sequence: int) -> Original:
-        """Return where a batch is whose sequence was taken before; FORGOTTEN: not known."""
+        """Return where the log has a batch of a producer that comes again; FORGOTTEN: not known."""
         for first, offset, time_ms, count in reversed(self.runs):
             if first <= sequence < first + count:
                 return Original(offset + sequence - first, time_ms)
@@ -144,7 +171,7 @@ class ProducerStream:
 
 
 class Producer:
-    """One producer id."""
+    """One producer id, which a client got by OPEN_PRODUCER so that its resends are recognized."""
 
     __slots__ = ("epoch", "faults", "id", "identity", "streams", "used")
 
@@ -166,32 +193,34 @@ class Producers:
 
     def __init__(self, log_epoch: int) -> None:
         self._table: dict[int, Producer] = {}
+        """Id -> producer."""
         self._places: dict[int, dict[int, ProducerStream]] = {}
         """Position of each producer in each stream: a snapshot of a ring or a removal asks by
         stream."""
         self.places = 0
-        """Number of the streams of all producers."""
+        """Number of all places: each is one producer in one stream."""
         self._shares: Shares[int] = Shares()
         """Producers of each identity, the longest unused first."""
         self._places_of: dict[str, int] = {}
-        """Number of the streams of each identity's producers."""
+        """Number of places of each identity's producers."""
         self._log_epoch = log_epoch
         self._minted = 0
+        """Ids that were given in this run."""
 
     def __len__(self) -> int:
         return len(self._table)
 
     def mint(self) -> int:
-        """Return an id that no producer of this log ever had."""
+        """Return an id that no producer of this log ever had, since epochs of the log only rise."""
         self._minted += 1
         return self._log_epoch << 32 | self._minted
 
     def get(self, id: int) -> Producer | None:
-        """The producer of this id."""
+        """Return the producer of this id; None: it was never opened, or is forgotten."""
         return self._table.get(id)
 
     def used(self, id: int) -> None:
-        """Move a producer to the end of its identity's order of forgetting."""
+        """Note the use of a producer, so that the others of its identity are forgotten first."""
         producer = self._table.get(id)
         if producer is not None:
             self._shares.renew(producer.identity, id)
@@ -215,7 +244,10 @@ class Producers:
                     self._drop_place(number, producer)
 
     def enter(self, producer: Producer, number: int) -> ProducerStream:
-        """Return the position of a producer in a stream; at sequence 0 when it was never there."""
+        """Return a producer's place in a stream, for a batch of it that has come.
+
+        A place that did not exist, and the first one of a new epoch of the id, is at sequence 0.
+        """
         place = producer.streams.get(number)
         if place is not None and place.epoch == producer.epoch:
             return place
@@ -225,7 +257,7 @@ class Producers:
         return place
 
     def _put(self, producer: Producer, number: int, place: ProducerStream) -> None:
-        """Set the position of a producer in a stream."""
+        """Set a producer's place in a stream, and count it if it is a further one."""
         if number not in producer.streams:
             self.places += 1
             identity = producer.identity
@@ -234,7 +266,7 @@ class Producers:
         self._places.setdefault(number, {})[producer.id] = place
 
     def _drop_place(self, number: int, producer: Producer) -> None:
-        """Drop the position of a producer in a stream; its own table is the caller's."""
+        """Drop a producer's place in a stream; the caller drops it from `producer.streams`."""
         places = self._places[number]
         del places[producer.id]
         if not places:
@@ -251,43 +283,52 @@ class Producers:
             del self._places_of[identity]
 
     def in_the_way(self) -> list[int]:
-        """Ids to forget where producers are too many: the longest unused of the largest owner."""
+        """Return ids to forget so that one more producer may be opened where there are too many.
+
+        They are the longest unused of the identity that has the most, which keeps an equal share.
+        """
         identity, _ = self._shares.next_out()
         spare = self._shares.count(identity) - self._shares.fair
         return self._unused(identity, max(1, min(self._lot(identity), spare)), None)
 
     def crowded_out(self, producer: Producer) -> list[int]:
-        """Ids to forget so that a producer may write to one more stream, where places are short.
+        """Return ids to forget so that a producer may write to one more stream.
 
-        The longest unused producers of its own identity when that has an equal share of the places
-        or more, else of the identity that has the most. Empty: there is no other producer.
+        Called where there are as many places (a producer in a stream) as may be. The ids are the
+        longest unused of the producer's own identity when that has an equal share of the places or
+        more, else of the identity that has the most. Empty: there is no other producer.
         """
         places = self._places_of
-        owner = producer.identity
-        if places.get(owner, 0) < self.places // max(1, len(places)):
-            owner = max(places, key=places.__getitem__)
-        return self._unused(owner, self._lot(owner), producer)
+        identity = producer.identity
+        equal_share = self.places // max(1, len(places))
+        if places.get(identity, 0) < equal_share:
+            identity = max(places, key=places.__getitem__)
+        return self._unused(identity, self._lot(identity), producer)
 
     def _unused(self, identity: str, count: int, but: Producer | None) -> list[int]:
-        """The longest unused producers of an identity; one used since the last look is passed over.
+        """Return at most `count` ids of an identity's producers, the longest unused first.
 
-        At least one, if there is another producer than `but`.
+        Publishing only marks a producer as used, which costs less than moving it to the end of its
+        identity's order; a marked one is moved there now, and loses the mark. but: a producer that
+        is not returned. At least one id is returned, if there is another producer.
         """
         some = self._shares.oldest(identity, LOOKED_AT)
         found: list[int] = []
         for id in some:
             producer = self._table[id]
-            if producer.used and producer is not but:
+            if producer is but:
+                continue
+            if producer.used:
                 producer.used = False
                 self._shares.renew(identity, id)
-            elif producer is not but:
-                found.append(id)
-                if len(found) == count:
-                    break
+                continue
+            found.append(id)
+            if len(found) == count:
+                break
         return found or [id for id in some if self._table[id] is not but][:1]
 
     def _lot(self, identity: str) -> int:
-        """Number of an identity's producers that are forgotten together."""
+        """Number of an identity's producers that are forgotten together: a tenth, within bounds."""
         return min(FORGET_AT_ONCE, max(1, self._shares.count(identity) // 10))
 
     def stream_removed(self, number: int) -> None:
@@ -300,13 +341,14 @@ class Producers:
     # --- over restarts ------------------------------------------------------------------
 
     def sequences(self, streams: Iterable[int], runs_max: int) -> Iterator[PackedSequence]:
-        """Positions in these streams for a snapshot, with at most so many runs each.
+        """Yield the places in these streams for the snapshot with which a ring's segment begins.
 
-        runs_max: the same at each call: positions that did not change since the last call are not
-        packed anew.
+        runs_max: runs and checksums of each place at most; the same at each call, since places that
+        did not change since the last call are not packed anew.
         """
         for number in streams:
             for id, place in self._places.get(number, {}).items():
+                # A place at sequence 0 is what a start takes for granted.
                 if place.next:
                     if place.packed is None:
                         runs = list(place.runs)[-runs_max:]
@@ -317,7 +359,7 @@ class Producers:
                     yield place.packed
 
     def restore(self, sequence: Sequence64) -> None:
-        """Take up a position of a snapshot, unless a newer one is known."""
+        """Take up a place that a start found in a ring's snapshot, unless a newer one is known."""
         producer = self._table.get(sequence.producer)
         if producer is None:
             return
@@ -332,7 +374,7 @@ class Producers:
     def witness(self, fact: ProducerFact, runs_max: int) -> None:
         """Take up a batch that a start found in the journal after the snapshot, unless it is known.
 
-        runs_max: see appended().
+        Called in the order of the log. runs_max: runs that are remembered of a place.
         """
         producer = self._table.get(fact.producer_id)
         if producer is None:
@@ -354,7 +396,7 @@ class Producers:
 
 
 class Pending(msgspec.Struct, eq=False):
-    """One publish on its way into the journal."""
+    """One publish that was taken and is on its way into the journal."""
 
     ring: RingState
     frame: Any
@@ -366,6 +408,8 @@ class Pending(msgspec.Struct, eq=False):
     """First offset, once the publish is handed to the shell."""
     time_ms: int = 0
     followers: list[Waiter] | None = None
-    """Duplicates that came while the original was on its way."""
+    """Waiters of duplicates that came while the original was on its way."""
     place: ProducerStream | None = None
+    """Place of its producer in the stream; None: the publish has no producer."""
     sequence: int = 0
+    """First sequence of the batch, where it has a producer."""

@@ -1,10 +1,12 @@
 """Publishing: from a PUBLISH to a bundle for the journal, and the effects of its answer.
 
-Owns the batches that were taken from producers and have not been appended. The rules: base offsets
-are given when bundles are handed to the shell, and every bundle is answered before more are handed
-over, so a refusal never leaves a hole; each publish is a bundle of its own; the bundles of one ring
-stand together, in their order; all links that wait for a refused batch are told. Source:
-docs/design.md (The core and its shell; Promises).
+A waiter is a sender that is to be answered, once its batch has reached the level that it asked for:
+`stored` in the log, or `synced` there, when its ring is visible (on stable storage) beyond the
+batch. An LSN is a position in a ring. Owns the batches that were taken from producers and have not
+been appended. The rules: base offsets are given when bundles are handed to the shell, and every
+bundle is answered before more are handed over, so a refusal never leaves a hole; each publish is a
+bundle of its own; the bundles of one ring stand together, in their order; all links that wait for a
+refused batch are told. Source: docs/design.md (The core and its shell; Promises).
 """
 
 from __future__ import annotations
@@ -26,24 +28,24 @@ from malamute_py.broker.log.confirms import DEFAULT, LEVEL_NAMES, NONE, STORED, 
 from malamute_py.broker.log.ring import RingState, Settlement, Unsettled, Waiter
 from malamute_py.broker.log.steps import Effect, Part, Steps, Then
 from malamute_py.broker.log.stream import StampedBatch, Stream
-from malamute_py.broker.ready import (
-    MAIN,
-    Append,
-    AppendBundle,
-    Appended,
-    AppendRefused,
-)
+from malamute_py.broker.ready import MAIN, Append, AppendBundle, Appended, AppendRefused
 from malamute_py.broker.streams.arrivals import Arrival, check_ring
+from malamute_py.broker.streams.bound_keys import foreign_key, not_under
 from malamute_py.broker.streams.conditions import UNCONDITIONAL, Conditions, check_staged
-from malamute_py.broker.streams.producers import FORGOTTEN, Pending, Producers, ProducerStream
+from malamute_py.broker.streams.producers import (
+    FORGOTTEN,
+    Pending,
+    Producer,
+    Producers,
+    ProducerStream,
+)
+from malamute_py.broker.streams.step_parts import Coming, Settling, unsettle
 from malamute_py.broker.streams.validation import Validation, check_needed
 from malamute_py.changelog.records import ProducersForgotten
 
 TIME_AT = 56
 """Byte position of the append time in a stamp."""
 _TIME = Struct("<q")
-BOUND_KEYS_MAX = 8_192
-"""Keys and fields of one batch of a writer that is bound to subjects: each key is compared."""
 
 
 class Publishing:
@@ -72,20 +74,27 @@ class Publishing:
         self._validation = validation
         self._fan_out = fan_out
         self._queue: list[Pending] = []
+        """Publishes that were taken and wait for the next hand-over to the journal, in order."""
         self._handed: dict[int, Pending] = {}
+        """Token of a bundle that the journal has not answered -> its publish."""
         self.spared: set[str] = set()
-        """Rings that have refused a batch of a transaction, or copies, in this turn."""
+        """Rings that have refused a batch of the broker's own (of a transaction, or copies) in this
+        turn: publishes handed over behind it are not refused with it."""
         self._again = 0
-        """Batches at the head of the queue that had been handed over behind such a batch."""
+        """Such publishes, which stand at the head of the queue again."""
         self.forgetting = 0
-        """Producers that are being forgotten by the log."""
+        """Producers that are forgotten by a change on its way into the log."""
         self.unsettled_bytes = 0
         """Bytes that are queued, handed to the journal, or appended and not yet visible."""
 
     # --- taking -------------------------------------------------------------------------
 
     def publish(self, link: Link, command: Publish | UpdateKey, stream: Stream, frame: Any) -> None:
-        """Take one batch, or refuse it by name."""
+        """Take one batch of a client for the next hand-over to the journal, or refuse it.
+
+        Called for each PUBLISH and UPDATE_KEY of a link that may write to the stream. The checks
+        that reserve something (sequence, keys) come last: a refused batch leaves nothing behind.
+        """
         shard = self._shard
         try:
             content = shard.content(frame)
@@ -101,9 +110,9 @@ class Publishing:
         ring = stream.ring
         level = command.level or stream.level
         tracker = command.tracker
-        if level != SYNCED or ring.memory:
+        if level != SYNCED or ring.memory:  # Each ring on disk can confirm `synced`.
             if level == NONE:
-                tracker = 0
+                tracker = 0  # No confirm is sent.
             elif not self._level_allowed(link, command, ring, level):
                 return
         if ring.failed is not None:
@@ -114,9 +123,11 @@ class Publishing:
                 self.refuse(link, command, "wait", "the log waits for its checkpoint")
                 return
         elif stream.created_lsn > self._main.visible:
+            # Its own ring is synced apart: no record may be durable there before the stream is.
             self.refuse(link, command, "wait", "the stream is being created")
             return
         size = STAMP_BYTES + head.content_bytes
+        # A batch larger than the window is taken where it is the only one without a confirm.
         if tracker and link.unconfirmed_bytes and link.unconfirmed_bytes + size > link.window_bytes:
             self.refuse(link, command, "window", link.overrun(shard.settings.window_bytes))
             return
@@ -124,7 +135,7 @@ class Publishing:
             self.refuse(link, command, "wait", "too much waits for the disk")
             return
         usage = link.usage
-        counted = usage.counted
+        counted = usage.counted  # Most owners have no quota of rates.
         if counted and usage.metered:
             try:
                 shard.quotas.check_rate(usage)
@@ -153,12 +164,16 @@ class Publishing:
     def _admitted(
         self, link: Link, command: Publish | UpdateKey, stream: Stream, pending: Pending
     ) -> bool:
-        """Whether the keys of a stream let a batch in that is no retry; if not, it is refused."""
+        """Take a batch into a stream with keys, or refuse it; False: it is refused.
+
+        The batch is no retry: _in_sequence() has seen it.
+        """
         revision = command.revision if isinstance(command, UpdateKey) else UNCONDITIONAL
         try:
             self._conditions.admit(stream, pending.content, pending.size, revision)
         except BrokerRefused as error:
             if pending.place is not None:
+                # The sequence is free again: the producer's next batch has it.
                 pending.place.refused(pending.sequence)
             present = error.revision if isinstance(error, RevisionConflict) else -1
             self.refuse(link, command, error.code, error.reason, error.retry_ms, present)
@@ -171,23 +186,29 @@ class Publishing:
         self, link: Link, command: Publish | UpdateKey, stream: Stream, frame: Any,
         bound: Callable[[str], bool],
     ) -> None:  # fmt: skip
-        """Take up a batch of a link that may publish under some keys only."""
+        """Publish a batch of a link that may write to the stream under some keys only.
+
+        bound: whether it may under a key.
+        """
         try:
             content = self._shard.content(frame)
-            foreign = _foreign_key(content, bound)
+            foreign = foreign_key(content, bound)
         except (BatchError, BrokerRefused) as error:
             self.refuse(link, command, error.code, error.reason)
             return
         if foreign is None:
             self.publish(link, command, stream, frame)
         else:
-            self.refuse(link, command, "forbidden", _not_under(stream.name, foreign))
+            self.refuse(link, command, "forbidden", not_under(stream.name, foreign))
 
     def refuse(
         self, link: Link, command: Publish | UpdateKey, code: str, reason: str, retry_ms: int = 0,
         revision: int = -1,
     ) -> None:  # fmt: skip
-        """Refuse a PUBLISH or UPDATE_KEY; one without a tracker is counted besides."""
+        """Refuse a PUBLISH or UPDATE_KEY; one without a tracker is counted: nothing confirms it.
+
+        revision: that which an UPDATE_KEY found in place of the expected one; -1: that is not why.
+        """
         if not command.tracker:
             self._shard.counters["publishes_dropped"] += 1
         number = NUMBERS[type(command)]
@@ -196,7 +217,11 @@ class Publishing:
     def _level_allowed(
         self, link: Link, command: Publish | UpdateKey, ring: RingState, level: int
     ) -> bool:
-        """Refuse a confirm level that the stream cannot give; return False then."""
+        """Whether a publish may ask for a confirm level; if not, it is refused.
+
+        A ring in memory confirms nothing but `none`: a level that the producer names, and did not
+        leave to the stream, is refused there when it is to be confirmed.
+        """
         known = level in (STORED, SYNCED)
         if known and not (ring.memory and command.level != DEFAULT and command.tracker):
             return True
@@ -209,17 +234,21 @@ class Publishing:
         return False
 
     def settle_kind(self, stream: Stream, kind: int) -> None:
-        """Fix the body kind of a stream by its first batch, which is taken."""
+        """Fix the body kind of a stream by its first batch, which was just taken."""
         stream.body_kind = kind
         # The change goes before the batch: no record may be in the log before its stream's body
         # kind.
         settling = partial(stream.settling, kind, self._shard.now_ms)
-        self._steps.propose_first(settling, Then(failed=partial(_unsettle, stream)))
+        self._steps.propose_first(settling, Then(failed=partial(unsettle, stream)))
 
     def _in_sequence(
         self, link: Link, command: Publish | UpdateKey, stream: Stream, pending: Pending
     ) -> bool:
-        """Whether an idempotent batch is to be appended; if not, it is answered now or later."""
+        """Whether a batch of a producer is its next one in a stream, and reserve its sequence then.
+
+        Called for batches that bear a producer id. False: the batch is answered here, confirmed as
+        a duplicate (perhaps later, with its original) or refused.
+        """
         head = pending.content.head
         producer = self._producers.get(head.producer_id)
         if producer is None or producer.identity != link.identity:
@@ -236,6 +265,7 @@ class Publishing:
             )  # fmt: skip
             return False
         if stream.number not in producer.streams:
+            # The producer needs a place in one more stream, and places are bounded.
             settings = self._shard.settings
             full = self._producers.places >= settings.producer_places_max
             if full and (
@@ -266,27 +296,38 @@ class Publishing:
             return False
         fault = place.fault(first, head.content_crc)
         if fault:
-            gone = fault == "damaged"
-            self._shard.counters["publishes_damaged" if gone else "publishes_conflicting"] += 1
-            if fault not in producer.faults:
-                producer.faults += (fault,)
-                self._shard.event(
-                    "publish_damaged" if gone else "publish_conflicting", "warning",
-                    stream=stream.name, producer=producer.id, identity=producer.identity,
-                    sequence=first,
-                )  # fmt: skip
-            words = (
-                "was in the log and cannot be read any more: publish its records again, as new ones"
-                if gone
-                else "is in the log with another content"
-            )
-            self.refuse(link, command, fault, f"sequence {first} of the producer {words}")
-            return False
-        self._duplicate(link, command, stream, place, pending)
+            self._refuse_repeated(link, command, stream, producer, first, fault)
+        else:
+            self._duplicate(link, command, stream, place, pending)
         return False
 
+    def _refuse_repeated(
+        self, link: Link, command: Publish | UpdateKey, stream: Stream, producer: Producer,
+        sequence: int, fault: str,
+    ) -> None:  # fmt: skip
+        """Refuse a batch that has the sequence of another one which was taken before.
+
+        fault: `damaged`: that one is lost; `conflict`: it had another content. The operator is told
+        of each fault of a producer once.
+        """
+        gone = fault == "damaged"
+        self._shard.counters["publishes_damaged" if gone else "publishes_conflicting"] += 1
+        if fault not in producer.faults:
+            producer.faults += (fault,)
+            self._shard.event(
+                "publish_damaged" if gone else "publish_conflicting", "warning",
+                stream=stream.name, producer=producer.id, identity=producer.identity,
+                sequence=sequence,
+            )  # fmt: skip
+        words = (
+            "was in the log and cannot be read any more: publish its records again, as new ones"
+            if gone
+            else "is in the log with another content"
+        )
+        self.refuse(link, command, fault, f"sequence {sequence} of the producer {words}")
+
     def forget_producers(self, ids: list[int]) -> bool:
-        """Let producers make room for others; False: there are none to forget."""
+        """Have the log forget producers of one identity, to make room; False: there are none."""
         if not ids:
             return False
         known = self._producers.get(ids[0])
@@ -298,6 +339,7 @@ class Publishing:
         return True
 
     def _forgotten(self, *_: Any) -> None:
+        """Let the next producers be forgotten: the log has forgotten some, or refused to."""
         self.forgetting = 0
 
     def _duplicate(
@@ -306,17 +348,18 @@ class Publishing:
     ) -> None:  # fmt: skip
         """Confirm a batch that came again, once its original is in the log at the level asked for.
 
-        place: the producer's position in the stream. again: the batch that came again.
+        place: its producer's in the stream. again: the batch that came again; it is not appended.
         """
         self._shard.counters["publishes_duplicate"] += 1
         waiter = again.waiter
         if waiter is None:
             return
         waiter.duplicate, waiter.command = True, NUMBERS[type(command)]
-        link.unconfirmed_bytes += waiter.size
+        link.unconfirmed_bytes += waiter.size  # The confirm takes them off again.
         sequence = again.content.head.first_sequence
         original = place.under_way.get(sequence)
         if original is not None:
+            # The original's answer from the journal answers this one, too.
             if original.followers is None:
                 original.followers = []
             original.followers.append(waiter)
@@ -331,9 +374,12 @@ class Publishing:
     def prepare(
         self, link: Link, command: Publish | Stage, frame: Any, stream: Stream | None
     ) -> Part:
-        """Prepare one batch as part of an atomic step. Raises BrokerRefused: nothing was done."""
+        """Check a batch that a step is to publish, or a transaction to stage, and return its part.
+
+        stream: that of the command; None: there is none. Raises BrokerRefused: nothing was done.
+        """
         name = command.stream
-        bound = None
+        bound = None  # Whether a writer that is bound to subjects may publish under one.
         if not self._shard.settings.permit(link.owner, "write", name):
             bound = self._shard.settings.subjects(link.owner, name)
             if bound is None:
@@ -345,9 +391,9 @@ class Publishing:
             content = self._shard.content(frame)
         except BatchError as error:
             raise BrokerRefused(error.code, error.reason) from error
-        foreign = None if bound is None else _foreign_key(content, bound)
+        foreign = None if bound is None else foreign_key(content, bound)
         if foreign is not None:
-            raise BrokerRefused("forbidden", _not_under(name, foreign))
+            raise BrokerRefused("forbidden", not_under(name, foreign))
         head = content.head
         if stream.ring is not self._main:
             self._check_apart(command, stream, content)
@@ -360,7 +406,7 @@ class Publishing:
         return self.later_part(stream, content, frame)
 
     def _check_apart(self, command: Publish | Stage, stream: Stream, content: Content) -> None:
-        """Raise BrokerRefused unless a batch may be staged for a stream beside ring main."""
+        """Raise BrokerRefused unless a batch may be staged for a stream with a ring of its own."""
         check_ring(stream, staged=not isinstance(command, Publish))
         if stream.ring.failed is not None:
             raise BrokerRefused(*stream.ring.failed)
@@ -369,10 +415,10 @@ class Publishing:
     def append_staged(
         self, stream: Stream, content: Content, frame: Any, place: ProducerStream
     ) -> None:
-        """Take a batch that a committed transaction has for a stream with a ring of its own.
+        """Take a batch that a committed transaction moves into a stream with a ring of its own.
 
-        place: told once the ring has the batch, or has refused it. Raises BrokerRefused: nothing
-        was taken.
+        place: an Arrival, which is told once the ring has the batch, or has refused it. Raises
+        BrokerRefused: nothing was taken.
         """
         ring, waiting = stream.ring, self.unsettled_bytes
         if ring.failed is not None:
@@ -387,35 +433,38 @@ class Publishing:
 
     def later_part(self, stream: Stream, content: Content, frame: Any) -> Part:
         """Return the part of a step that appends a batch which was checked before."""
-        effects = [*self.settling(stream, content), _Coming(self, stream, content.head.count)]
+        coming = Coming(self.part_appended, stream, content.head.count)
+        effects = [*self.settling(stream, content), coming]
         return Part(content=content, frame=frame, stream=stream, effects=effects)
 
     def settling(self, stream: Stream, content: Content) -> list[Effect]:
         """Return the effect by which a stream's first batch settles its body kind, if it does."""
         kind = content.head.body_kind
-        return [] if stream.body_kind >= 0 else [_Settling(self, stream, kind)]
+        return [] if stream.body_kind >= 0 else [Settling(self.settle_kind, stream, kind)]
 
     def part_appended(self, part: Part, end_lsn: int) -> None:
-        """Let a batch of an atomic step take effect: it is in the journal."""
+        """Let a batch of an atomic step take effect: the journal has it, as part of the step."""
         stream, content = part.stream, part.content
         assert stream is not None
         assert content is not None
         size = STAMP_BYTES + content.head.content_bytes
-        self.unsettled_bytes += size
+        self.unsettled_bytes += size  # _stored() or visible() takes them off.
         pending = Pending(stream.ring, part.frame, content, size, stream, base=part.base)
         self._stored(pending, stream, stream.ring, part.stamp, end_lsn)
 
     # --- handing over -------------------------------------------------------------------
 
     def take(self) -> list[AppendBundle]:
-        """The bundles for the journal; each must be answered before the next take."""
+        """Return the publishes taken in this turn as bundles for the journal, with their offsets.
+
+        Each bundle must be answered before the next take: offsets count on what was appended.
+        """
         queue = self._queue
         if not queue:
             return []
         assert not self._handed, "take_ready() before every bundle of the last one was answered"
         self._queue = []
-        # What the last answers noted: which rings refused a batch of a transaction, and how many
-        # batches behind such a one stand at the head of the queue again (see refused()).
+        # What the last answers noted, in refused(), on behalf of the queue that is taken now.
         self.spared.clear()
         self._again = 0
         # Bundles of one ring stand together, so that the shell can write them in one call.
@@ -431,7 +480,7 @@ class Publishing:
             stream = pending.stream
             base = stream.handed
             stream.handed = base + head.count
-            time_ms = stream.last_time_ms
+            time_ms = stream.last_time_ms  # Append times never go back, unlike clocks.
             if time_ms < now_ms:
                 time_ms = now_ms
             pending.base = base
@@ -446,21 +495,23 @@ class Publishing:
         return bundles
 
     def appended(self, answer: Appended) -> None:
-        """Let a bundle take effect: the journal has it."""
+        """Let a publish take effect: the journal has its bundle."""
         pending = self._handed.pop(answer.token)
         ring = pending.ring
         end_lsn = answer.end_lsn
         ring.end_lsn = end_lsn
         if ring.memory:
-            ring.visible = end_lsn
+            ring.visible = end_lsn  # No sync follows.
         self._stored(pending, pending.stream, ring, answer.stamps[0], end_lsn)
 
     def _stored(
         self, pending: Pending, stream: Stream, ring: RingState, stamp: bytes, end_lsn: int
     ) -> None:
-        """Take note of a batch that the journal has appended, and hand it to live readers.
+        """Enter a batch that the journal has appended into its stream, and hand it to live readers.
 
-        Those that read only what is durable get it later, unless it is durable already.
+        Producers that asked for level `stored` are confirmed. Those that asked for `synced`, and
+        readers of what is durable, wait for visible(), unless the batch is durable already.
+        end_lsn: where the batch ends in its ring.
         """
         base, count = pending.base, pending.content.head.count
         # The journal never lets append time go back, over all streams of the ring.
@@ -492,7 +543,7 @@ class Publishing:
         waiters: tuple[Waiter, ...] = ()
         if pending.followers is not None or ring.memory:
             waiters = self._confirm_stored(pending, ring)
-        elif waiter is not None:
+        elif waiter is not None:  # The usual case, without the call.
             waiter.epoch, waiter.offset, waiter.append_time_ms = shard.epoch, base, time_ms
             if waiter.level <= STORED:
                 self._confirms.confirm(waiter, STORED)
@@ -501,18 +552,21 @@ class Publishing:
         if ring.memory or ring.visible >= end_lsn:
             stream.visible_next = next
             self.unsettled_bytes -= pending.size
-            for durable in (False, True):
+            for durable in (False, True):  # First to readers of all, then to those of the durable.
                 self._fan_out(batch, durable)
             for waiter in waiters:
                 self._confirms.confirm(waiter, SYNCED)
             return
         ring.unsettled.append(Unsettled(end_lsn, pending.size, batch, waiters))
         if waiters or stream.audience.durable:
-            ring.awaited = end_lsn
+            ring.awaited = end_lsn  # The shell syncs the ring at once, not with what follows.
         self._fan_out(batch, False)  # Readers that want what is durable get it in visible().
 
     def _confirm_stored(self, pending: Pending, ring: RingState) -> tuple[Waiter, ...]:
-        """Confirm publishers that asked for `stored`; return those that asked for more."""
+        """Confirm all senders of an appended batch that asked for `stored`; return the others.
+
+        In memory nothing more than an append will come: all are confirmed, with level `none`.
+        """
         later: list[Waiter] = []
         waiters = [] if pending.waiter is None else [pending.waiter]
         if pending.followers is not None:
@@ -531,21 +585,21 @@ class Publishing:
     # --- refused ------------------------------------------------------------------------
 
     def refused(self, answer: AppendRefused) -> None:
-        """Refuse a bundle that the journal did not take to all links that wait for it.
+        """Refuse a publish whose bundle the journal did not take, and what was queued behind it.
 
-        Later bundles of its ring build on it, and are refused with it. Behind a batch of a
-        transaction, which alone was tried, publishes are handed over again and get an answer of
-        their own; those to a stream with keys are refused `wait`, also behind copies.
+        Offsets and sequences of later bundles of the ring count on it, and the journal refuses
+        those that it was handed. It is otherwise where the first refused batch was the broker's
+        own, of a transaction or of copies: publishes behind it are handed over again. Those to a
+        stream with keys are refused `wait`, since their conditions counted on it.
         """
         pending = self._handed.pop(answer.token)
         ring, staged = pending.ring, type(pending.place) is Arrival
         code, reason, retry_ms = answer.code, answer.reason, answer.retry_ms
         if not staged and ring.name in self.spared:
             if pending.stream.keys is None:
-                self._queue.insert(self._again, pending)
+                self._queue.insert(self._again, pending)  # Behind those before it, in their order.
                 self._again += 1
                 return
-            # What was admitted behind the refused batch must be admitted anew.
             code, reason, retry_ms = "wait", "a batch of the broker's own before it was refused", 0
         self._shard.counters["appends_refused"] += 1
         self._drop(pending, code, reason, retry_ms)
@@ -556,7 +610,7 @@ class Publishing:
             # The size of one batch says nothing of those behind it, which come again.
             code, reason, retry_ms = "wait", f"a batch before it was refused: {reason}", 1
         kept: list[Pending] = []
-        for queued in self._queue:
+        for queued in self._queue:  # Batches of the next hand-over.
             by_itself = spared and queued.stream.keys is None and type(queued.place) is not Arrival
             if queued.ring is ring and not by_itself:
                 self._drop(queued, code, reason, retry_ms)
@@ -568,7 +622,7 @@ class Publishing:
         """Take back what a batch reserved that the journal has refused, and tell its senders."""
         self.unsettled_bytes -= pending.size
         stream = pending.stream
-        stream.handed = stream.next
+        stream.handed = stream.next  # Nothing that was handed over after it is appended, either.
         if stream.keys is not None:
             stream.keys.dropped(stream.next)
         if pending.place is not None:
@@ -579,13 +633,13 @@ class Publishing:
             self._confirms.refuse(waiter, code, reason, retry_ms)
 
     def ring_failed(self, ring: RingState, code: str, reason: str) -> None:
-        """Fail a ring: it takes nothing more, and what waits for a sync is refused."""
+        """Fail a ring that cannot be written or synced: what waits for it is refused."""
         ring.failed = (code, reason)
         kept = [queued for queued in self._queue if queued.ring is not ring]
         dropped = [queued for queued in self._queue if queued.ring is ring]
         self._queue[:] = kept
         for pending in dropped:
-            self._drop(pending, code, reason, 0)
+            self._drop(pending, code, reason, retry_ms=0)
         for settled in ring.unsettled:
             self.unsettled_bytes -= settled.bytes
             for waiter in settled.waiters:
@@ -595,19 +649,25 @@ class Publishing:
         ring.unsettled.clear()
 
     def when_visible(self, ring: RingState, lsn: int, call: Settlement) -> None:
-        """Call with None when the ring is visible up to `lsn`, or with why it never will be."""
+        """Call with None when the ring is visible up to `lsn`, or with why it never will be.
+
+        The ring is synced for it.
+        """
         if ring.failed is not None:
             call(ring.failed)
         elif ring.visible >= lsn:
             call(None)
         else:
-            ring.unsettled.append(Unsettled(lsn, 0, call=call))
+            ring.unsettled.append(Unsettled(lsn, bytes=0, call=call))
             ring.awaited = max(ring.awaited, lsn)
 
     # --- durable ------------------------------------------------------------------------
 
     def visible(self, ring: RingState, lsn: int) -> None:
-        """Release all that waited for `visible` to reach an LSN: no power loss can take it back."""
+        """Confirm and deliver all that waited for a ring to be durable up to an LSN.
+
+        Called when the journal has synced the ring.
+        """
         if lsn <= ring.visible:
             return
         ring.visible = lsn
@@ -623,72 +683,12 @@ class Publishing:
                 stream = batch.stream
                 stream.visible_next = batch.next
                 if stream.audience.durable:
-                    self._fan_out(batch, True)
+                    durable = True
+                    self._fan_out(batch, durable)
             if settled.call is not None:
                 settled.call(None)
 
 
 def _ring_name(pending: Pending) -> str:
+    """Key by which the bundles of one ring come together, in their order."""
     return pending.ring.name
-
-
-def _unsettle(stream: Stream, *_: Any) -> None:
-    """Forget the body kind that a first batch settled: the log did not take it."""
-    stream.settle(stream.settings)
-
-
-class _Settling(Effect):
-    """The body kind of a stream whose first batch is a part of a step."""
-
-    publishing: Publishing
-    stream: Stream
-    kind: int
-
-    def taken(self, part: Part) -> None:
-        """Settle the body kind, which the next part is held to."""
-        self.publishing.settle_kind(self.stream, self.kind)
-
-    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
-        """Forget the body kind, unless the log has it."""
-        _unsettle(self.stream)
-
-
-class _Coming(Effect):
-    """Records of an atomic step on their way to a stream."""
-
-    publishing: Publishing
-    stream: Stream
-    count: int
-
-    def taken(self, part: Part) -> None:
-        """Count the records as coming, so that a cursor in the same step may move to them."""
-        self.stream.coming += self.count
-
-    def appended(self, part: Part, end_lsn: int) -> None:
-        """Let the batch take effect in its stream, as one that was published alone does."""
-        self.publishing.part_appended(part, end_lsn)
-        self.stream.coming -= self.count
-
-    def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
-        """Count the records as coming no more."""
-        self.stream.coming -= self.count
-
-
-def _foreign_key(content: Content, bound: Callable[[str], bool]) -> str | None:
-    """Return a key of a batch that the test does not pass; a record without one has the key "".
-
-    Raises BrokerRefused: there are more keys than a turn of the loop has time for.
-    """
-    if content.table.entries > BOUND_KEYS_MAX:
-        raise BrokerRefused(
-            "too_large", f"at most {BOUND_KEYS_MAX} keys and fields a batch for a bound writer"
-        )
-    for keys in content.table.keys or [("",)]:
-        for key in keys or ("",):
-            if not bound(key):
-                return key
-    return None
-
-
-def _not_under(stream: str, key: str) -> str:
-    return f"you may not write to stream '{stream}' under '{key}'"

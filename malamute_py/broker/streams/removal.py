@@ -1,10 +1,12 @@
 """Removal: records that a caller has removed from a stream.
 
-Owns TRIM and PURGE_SUBJECTS, and the moment at which each takes effect. The rules: a removal takes
-effect when ring main is visible up to it, so that no crash brings back a record that was seen to be
-gone; only records that no power loss can take back are removed, since the offset of any other may
-be given again; removed records are gone even where a cursor pins them. Source: SPEC.md, section 8,
-Removal.
+TRIM removes all records before an offset, PURGE_SUBJECTS those of some subjects, by a mark that
+hides them from readers. A ring is visible up to an LSN, a position in it, when no power loss can
+take back what lies before. Owns both commands, and the moment at which each takes effect. The
+rules: a removal takes effect when ring main is visible up to it, so that no crash brings back a
+record that was seen to be gone; only records that no power loss can take back are removed, since
+the offset of any other may be given again; removed records are gone even where a cursor pins them.
+Source: SPEC.md, section 8, Removal.
 """
 
 from __future__ import annotations
@@ -49,7 +51,10 @@ class Removal:
         when_visible: Callable[[int, Settlement], None],
         trimmed: Callable[[str, Mapping[int, int]], None],
     ) -> None:
-        """when_visible: of ring main. trimmed: Broker.trimmed, which drops what lies before."""
+        """when_visible: has a function called once ring main is visible up to an LSN.
+
+        trimmed: Broker.trimmed, which drops what lies before an offset.
+        """
         self._shard = shard
         self._catalogue = catalogue
         self._retention = retention
@@ -62,14 +67,23 @@ class Removal:
             retention.trim(stream, stream.first)
 
     def prepare_trim(self, link: Link, command: Trim, frame: Any = None) -> Part:
-        """Return the part that removes the records before an offset. Raises BrokerRefused."""
+        """Return the part of a step that removes the records before an offset, for TRIM.
+
+        frame: TRIM has none. Raises BrokerRefused: the link may not, or the offset is none before
+        which may be trimmed.
+        """
         stream, before = self._stream(link, command.stream), command.before
         self._check_position(stream, command)
         change = StreamTrimmed(stream.number, before, self._shard.now_ms, link.owner)
         return Part([change], effects=[_Trimming(self, stream, before, link.owner)])
 
     def prepare_purge(self, link: Link, command: PurgeSubjects, frame: Any = None) -> Part:
-        """Return the part that removes records of some subjects. Raises BrokerRefused."""
+        """Return the part of a step that removes records of some subjects, for PURGE_SUBJECTS.
+
+        The purge is a mark, a pattern with the offset before which it holds: readers are not given
+        the records that it matches. frame: PURGE_SUBJECTS has none. Raises BrokerRefused: the link
+        may not, the offset or the pattern will not do, or too many marks hide records already.
+        """
         stream, before = self._stream(link, command.stream), command.before
         self._check_position(stream, command)
         compiled = compile_pattern(command.pattern)
@@ -81,6 +95,8 @@ class Removal:
                 "bad_pattern",
                 f"a purge has no costly expression, and at most {PURGE_BYTES_MAX} bytes",
             )
+        # Marks whose records are all dropped end with the next purge, and the same pattern's mark
+        # is replaced by it.
         left = [each for each, end in stream.row.purges if end > stream.first and each != pattern]
         if len(left) + self._coming[stream] >= PURGES_MAX:
             raise BrokerRefused(
@@ -95,7 +111,11 @@ class Removal:
         return Part([change], effects=[purging])
 
     def _check_position(self, stream: Stream, command: Trim | PurgeSubjects) -> None:
-        """Raise BrokerRefused unless records may be removed before the command's offset."""
+        """Raise BrokerRefused unless records may be removed before the command's offset.
+
+        A caller may name the stream's uuid and the epoch in which it learnt the offset: then
+        nothing is removed from a later stream of the name, or by an offset that was given again.
+        """
         before = command.before
         if stream.keys is not None:
             raise BrokerRefused(
@@ -114,17 +134,23 @@ class Removal:
         self._check_durable(stream, before)
 
     def _stream(self, link: Link, name: str) -> Stream:
+        """Return the stream of this name. Raises BrokerRefused unless the link may trim it."""
         return self._catalogue.find(link.owner, name, "trim", "remove records of stream")
 
     def _check_durable(self, stream: Stream, before: int) -> None:
-        """Raise BrokerRefused unless ring main cannot be durable before the records are."""
+        """Raise BrokerRefused `wait` where the removal could be durable before the records are.
+
+        The removal is in ring main, which has the records of its own streams before it. A ring of
+        the stream's own is synced apart.
+        """
         if before > stream.visible_next and stream.settings.ring_bytes:
             raise BrokerRefused("wait", "records before this offset are not on the disk yet")
 
     def _trim(self, stream: Stream, before: int, by: str, failure: tuple[str, str] | None) -> None:
         """Let a trim take effect, since ring main is durable up to it.
 
-        before: the first offset that stays. by: for the event. failure: the trim is not durable.
+        before: the first offset that stays. by: owner that the event names. failure: code and
+        reason where the trim is not durable, and so has no effect.
         """
         if failure is not None or stream.removed:
             return
@@ -143,10 +169,12 @@ class Removal:
     ) -> None:
         """Let a purge take effect, since ring main is durable up to it.
 
-        by: for the event. failure: the purge is not durable.
+        mark: its pattern and the offset before which it holds. by: owner that the event names.
+        failure: code and reason where the purge is not durable, and so has no effect.
         """
         if failure is not None or stream.removed:
             return
+        # Marks that hide no record after `first` any more are dropped.
         stream.purges = Purges(with_purge(stream.purges.marks, mark, stream.first))
         self._shard.counters["purges_by_subject"] += 1
         pattern, before = mark
@@ -156,18 +184,22 @@ class Removal:
         )  # fmt: skip
 
     def trim_appended(self, stream: Stream, before: int, by: str, end_lsn: int) -> None:
-        """Take note that a trim is in the log."""
+        """Have a trim that the log has take effect once it is durable."""
         self._when_visible(end_lsn, partial(self._trim, stream, before, by))
 
     def purge_appended(self, stream: Stream, mark: PurgeMark, by: str, end_lsn: int) -> None:
-        """Take note that a purge is in the log."""
+        """Have a purge that the log has take effect once it is durable."""
         self._when_visible(end_lsn, partial(self._purge, stream, mark, by))
 
 
 def _is_of_subjects(pattern: Any) -> bool:
-    """Whether a sound pattern looks at nothing but subjects."""
-    inner = pattern[1:] if pattern[0] in ("and", "or", "not") else ()
-    return pattern[0] in _OF_SUBJECTS and all(map(_is_of_subjects, inner))
+    """Whether a sound pattern, as it is on the wire, looks at nothing but subjects.
+
+    A purge has to match by subject alone.
+    """
+    kind, *arguments = pattern
+    inner = arguments if kind in ("and", "or", "not") else ()
+    return kind in _OF_SUBJECTS and all(map(_is_of_subjects, inner))
 
 
 class _Trimming(Effect):
@@ -179,7 +211,7 @@ class _Trimming(Effect):
     by: str
 
     def appended(self, part: Part, end_lsn: int) -> None:
-        """Trim the stream once the change is durable."""
+        """Trim the stream once the change, which the log has, is durable."""
         self.removal.trim_appended(self.stream, self.before, self.by, end_lsn)
 
 
@@ -198,15 +230,15 @@ class _Purging(Effect):
 
     def appended(self, part: Part, end_lsn: int) -> None:
         """Purge the stream once the change is durable."""
-        self._come()
+        self._uncount()
         self.removal.purge_appended(self.stream, self.mark, self.by, end_lsn)
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
-        """Count the purge as on its way no more."""
-        self._come()
+        """End the count of a purge that the journal refused."""
+        self._uncount()
 
-    def _come(self) -> None:
-        """Count the purge as on its way no more."""
+    def _uncount(self) -> None:
+        """Count the purge no longer among those on their way into the log."""
         self.coming[self.stream] -= 1
         if self.coming[self.stream] <= 0:
             del self.coming[self.stream]

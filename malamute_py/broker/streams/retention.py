@@ -1,7 +1,9 @@
 """Retention: what a stream may drop to stay within its bounds of bytes, age and records.
 
-Owns the trims that the shell is asked for, by the ledger of each stream's bytes. The rule: the core
-asks the journal to trim, and `first` moves only when the journal has trimmed. Source:
+Owns the trims that the shell is asked for, by the ledger of each stream's bytes. A ledger has the
+bytes of a stream by ranges of offsets (pieces); of what a start found in the journal (the recovered
+piece) it has only the sum, until the journal's index told how these bytes lie (a split). The rule:
+the core asks the journal to trim, and `first` moves only when the journal has trimmed. Source:
 docs/design.md, Journal.
 """
 
@@ -30,15 +32,19 @@ class Retention:
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self.trims: list[tuple[str, int, int]] = []
-        """Trims for the shell: (ring, stream, offset)."""
+        """Trims for the shell: (ring, stream, first offset that stays)."""
         self.due_ms = 0
         """Time of the next look at bounded streams."""
         self._begun_ms = 0
+        """Time at which the present round over the bounded streams began."""
         self._turn: list[Stream] = []
         """Bounded streams that were not looked at in this round; the next ones are last."""
 
     def tick(self, streams: Collection[Stream]) -> None:
-        """Look at some bounded streams, if it is time: at all of them in each `retention_ms`."""
+        """Look at some bounded streams, if it is time: at all of them in each `retention_ms`.
+
+        Called in each turn of the broker that comes after `due_ms`. streams: those with bounds.
+        """
         settings, now_ms = self._shard.settings, self._shard.now_ms
         if now_ms < self.due_ms:
             return
@@ -50,20 +56,22 @@ class Retention:
             if not stream.removed:
                 self._retain(stream)
         if self._turn:
+            # The looks of one round lie apart evenly, so that it ends within retention_ms.
             ticks = -(-len(streams) // LOOKS_MAX)  # Rounded up.
             self.due_ms = now_ms + max(1, settings.retention_ms // (ticks + 1))
         else:
             self.due_ms = max(self._begun_ms + settings.retention_ms, now_ms + 1)
 
     def _retain(self, stream: Stream) -> None:
-        """Ask the journal to drop records beyond a stream's bounds.
+        """Ask the journal to drop the records beyond a stream's bounds of bytes, number and age.
 
-        Records that a power loss may take back push none out for good.
+        Records after `visible_next`, which a power loss may take back, push no others out: these
+        could not come back. `keep_from` is the first offset that all bounds together leave.
         """
         settings, ledger = stream.settings, stream.ledger
         keep_from = stream.trim_asked
         if ledger.unsplit and stream.first > ledger.begin:
-            # A trim took some of the recovered piece, and its bytes count until they are known.
+            # A trim took some of the recovered piece; until the split, the ledger counts it whole.
             self._split_ledger(stream, stream.first)
         if settings.max_bytes:
             if ledger.unsplit and ledger.bytes > settings.max_bytes:
@@ -72,6 +80,7 @@ class Retention:
             else:
                 within = ledger.first_within(settings.max_bytes, stream.visible_next)
                 keep_from = max(keep_from, within or 0)
+            # One batch may exceed the bound alone: it is cut between its rows.
             keep_from = max(keep_from, _first_of_newest_batch(stream))
         keep_from = max(keep_from, stream.first_of_newest(stream.visible_next))
         if settings.max_age_ms:
@@ -79,7 +88,8 @@ class Retention:
             # The ledger tells the age of its pieces, the hot window that of each batch.
             kept = stream.first_of_age(self._shard.now_ms)
             keep_from = max(keep_from, ledger.first_since(since_ms) or 0, kept)
-            # A twentieth of the age is precise enough where the ledger has no times.
+            # The journal's index tells the age of recovered records (`coarse`), of which the ledger
+            # has no times. To ask it once in a twentieth of the age is precise enough.
             due_ms = ledger.asked_ms + settings.max_age_ms // 20
             if ledger.coarse and self._shard.now_ms >= due_ms:
                 ledger.asked_ms = self._shard.now_ms
@@ -94,10 +104,13 @@ class Retention:
             self.trims.append((stream.ring.name, stream.number, before))
 
     def overwritten(self, stream: Stream, first: int) -> None:
-        """Count the records that a shared ring takes although the stream's own bounds keep them.
+        """Count the records that a ring has overwritten although the stream's own bounds keep them.
 
-        A stream that loses its last record to the other streams of its ring is an event.
+        Called when the journal says that the ring gave up a segment, which other streams of the
+        ring may have filled. first: the oldest record of the stream that is left. The loss of its
+        last record is an event for the operator.
         """
+        # Records before `trim_asked` were to go anyway.
         taken = min(first, stream.next) - max(stream.first, stream.trim_asked)
         if taken <= 0:
             return
@@ -109,22 +122,29 @@ class Retention:
             )  # fmt: skip
 
     def asks_for_age(self, stream: Stream) -> bool:
-        """Whether only the journal can tell how much of a stream is past its age."""
+        """Whether only the journal can tell how much of a stream is past its bound of age.
+
+        The hot window tells it where all of the stream, or a record past its age, is in there.
+        """
         now_ms = self._shard.now_ms
         in_memory = stream.first >= stream.hot_first or stream.first_of_age(now_ms)
-        return bool(stream.oldest_ms(now_ms)) and not in_memory
+        has_bound = bool(stream.oldest_ms(now_ms))
+        return has_bound and not in_memory
 
     def measure_aged(
         self, stream: Stream, asker: Asker, then: Callable[[int, int], None],
         wanted: Callable[[], bool],
     ) -> None:  # fmt: skip
-        """Ask the journal for the first record that a stream keeps by its age.
+        """Ask the journal for the first record that a stream keeps by its age, for STREAM_INFO.
 
         then: called with that offset and the bytes of the stream before it; with (0, 0) where the
-        journal cannot answer, or no record is past its age. wanted: see IndexQuery.
+        journal cannot answer, or no record is past its age. asker: the link that wants to know.
+        wanted: whether it still does. Two questions follow on each other: which is the first record
+        young enough, and how many bytes lie before it.
         """
 
         def found(value: Any) -> None:
+            """Take the offset of the first record young enough; None: the journal has none."""
             if isinstance(value, IndexFailure):
                 then(0, 0)
                 return
@@ -140,6 +160,7 @@ class Retention:
             )  # fmt: skip
 
         def measured(young: int, value: Any) -> None:
+            """Take the plan of what is too old: where its first batch begins, and its bytes."""
             if isinstance(value, IndexFailure):
                 then(0, 0)
             else:
@@ -153,10 +174,10 @@ class Retention:
         )  # fmt: skip
 
     def _split_ledger(self, stream: Stream, first: int) -> None:
-        """Ask the index how many bytes of a recovered stream lie where, unless it is asked already.
+        """Have the index split the recovered piece of a stream's ledger, unless it was asked.
 
-        The ledger has only the sum of these bytes. first: what lies before this offset is not
-        counted any more.
+        The ledger has only the sum of these bytes, and retention needs to know which offsets have
+        how many. first: what lies before this offset is not counted any more.
         """
         ledger = stream.ledger
         if ledger.split_asked:
@@ -164,10 +185,12 @@ class Retention:
         ledger.split_asked = True
 
         def planned(value: Any) -> None:
+            """Take the answer: ranges of offsets with their bytes; no dict: the index failed."""
             ledger.split_asked = False
             if isinstance(value, dict):
+                # The first batch may begin before `first`, and its bytes count as a whole.
                 begin = min(first, value["begin"])
-                ledger.split([(to, size) for _, to, size in value["splits"]], begin)
+                ledger.split([(end, size) for _begin, end, size in value["splits"]], begin)
 
         # About 32 pieces within the bound are fine enough to drop by, none under 4 KiB.
         split_bytes = max(1 << 12, (stream.settings.max_bytes or ledger.bytes) // 32)
@@ -177,13 +200,17 @@ class Retention:
         )  # fmt: skip
 
     def _find_age(self, stream: Stream, since_ms: int) -> None:
-        """Ask the index which recovered records are too old, and trim these.
+        """Ask the index which recovered records came before a time, and trim these.
 
         The ledger has no times of recovered records.
         """
 
         def found(value: Any) -> None:
-            if value is None and stream.ledger.bytes:  # Every record is older.
+            """Trim before the first record young enough.
+
+            value: its offset; None: all recovered ones are too old; else the index has failed.
+            """
+            if value is None and stream.ledger.bytes:
                 value = stream.ledger.recovered_end
             if isinstance(value, int):
                 first = min(value, stream.pinned)
@@ -198,7 +225,11 @@ class Retention:
 
 
 def _every_byte(first: int, end: int, split_bytes: int) -> dict[str, Any]:
-    """Return the arguments of a plan that counts all bytes of a range of offsets."""
+    """Return the arguments of the index's question `plan` that counts a range's bytes, unfiltered.
+
+    split_bytes: bytes of each part into which the answer divides the range.
+    """
+    # 0, None and () mean no cap and no filter.
     return {
         "from": first, "end": end, "pattern": ["all"], "candidates": None, "records_max": 0,
         "bytes_max": 0, "split_bytes": split_bytes, "client_time": None, "splits_max": 1000,
@@ -213,13 +244,15 @@ def _first_of_newest_batch(stream: Stream) -> int:
     Bodies that are compressed or Arrow are not told apart: such a batch stays whole.
     """
     most, hot = stream.settings.max_bytes, stream.hot
-    if not hot or hot[-1].size <= most or hot[-1].next > stream.visible_next:
+    newest = hot[-1] if hot else None
+    if newest is None or newest.size <= most or newest.next > stream.visible_next:
         return 0
-    content = hot[-1].content
+    content = newest.content
     if content.head.codec or content.head.body_kind == ARROW:
         return 0
     bodies = content.bodies()
-    ends = bodies.offsets if bodies.parts is None else bodies.parts[bodies.offsets]
+    # Row n begins at place n, and the last place is the end of all; a body may be of many parts.
+    places = bodies.offsets if bodies.parts is None else bodies.parts[bodies.offsets]
     # The first row whose body begins so late that no more than `most` bytes follow.
-    rows = int(np.searchsorted(ends, int(ends[-1]) - most))
-    return hot[-1].base + min(rows, len(content) - 1)
+    row = int(np.searchsorted(places, int(places[-1]) - most))
+    return newest.base + min(row, len(content) - 1)

@@ -1,9 +1,10 @@
 """Start positions: from the start that a client asks for to an offset.
 
-Owns reading and resolving them. The rules: a position is (uuid, epoch, offset); a position after
-the end of its epoch, or in a stream of another uuid, is rewound; records that the log no longer has
-are left to the gap that the first serving finds. Source: SPEC.md, section 6; docs/design.md,
-Journal.
+Owns reading and resolving them, for subscriptions, groups, FIND_OFFSET and PLAN_READ. The rules: a
+position is (uuid, epoch, offset); a position after the end of its epoch, or in a stream of another
+uuid, is rewound: the reader is told that the log lost or replaced what it had read; records that
+the log no longer has are left to the gap that the first serving finds. Source: SPEC.md, section 6;
+docs/design.md, Journal.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ RETRY_MS = 100
 
 
 class Begin(NamedTuple):
-    """Offset at which delivery begins."""
+    """Offset at which delivery begins, resolved from a start."""
 
     next: int
     rewound_from: int | None = None
-    """The position asked for, when the log ends before it."""
+    """The position asked for, where it is rewound; None: it is not."""
     wanted: np.ndarray[Any, np.dtype[np.int64]] | None = None
     """Offsets of the only records that are wanted before `wanted_to`; None: all are."""
     wanted_to: int = 0
@@ -41,8 +42,12 @@ Found: TypeAlias = Callable[[Begin | BrokerRefused], None]
 
 
 def may_match(pattern: Any, index: Any) -> Any:
-    """Mask of the batches of a segment that may match a pattern; for the reader thread."""
-    found = candidates(pattern, index)
+    """Return a mask of the batches of a segment that may match a pattern, by the segment's index.
+
+    Questions to the journal bring this function along: its reader thread calls it, and knows no
+    patterns.
+    """
+    found = candidates(pattern, index)  # None: the index cannot tell.
     return index.everything() if found is None else found
 
 
@@ -50,7 +55,7 @@ class Starts:
     """Resolves start positions, at once where it can, else by a question to the journal."""
 
     def __init__(self, shard: Shard, lost: str) -> None:
-        """lost: why the cursors are lost; "": they are not."""
+        """lost: why this run has none of the cursors that were stored; "": it has them."""
         self._shard = shard
         self._lost = lost
 
@@ -58,11 +63,11 @@ class Starts:
         self, stream: Stream, start: Sequence[Any], durable: bool, pattern: Any, found: Found,
         *, end: int, asker: Asker, wanted: Callable[[], bool],
     ) -> None:  # fmt: skip
-        """Call `found`, now or later, with the first offset, or with a refusal.
+        """Call `found`, now or later, with the offset at which a reader begins, or with a refusal.
 
-        durable: only what no power loss can take back counts. pattern: of the records that the
-        reader wants. end: nothing at or after it is wanted. asker: the link that asks. wanted:
-        returns whether the link still waits.
+        start: as on the wire, [kind, arguments...]. durable: only what no power loss can take back
+        counts. pattern: of the records that the reader wants. end: nothing at or after it is
+        wanted. asker: the link that asks. wanted: returns whether the link still waits.
         """
         try:
             kind, arguments = _parse(start)
@@ -81,13 +86,13 @@ class Starts:
             cursor = self._shard.queues.cursors.get((stream.number, name))
             if cursor is not None:
                 next = max(cursor.next, stream.begin)
-                # The bound is the tail, not retention, which moves cursors, too, and may be ahead
-                # of a durable tail.
+                # A cursor beyond the tail is rewound: a power loss took the records before it. It
+                # is not where retention has moved it up to `first`, ahead of a durable tail.
                 rewound = next > max(tail, stream.first)
                 found(Begin(min(next, tail), rewound_from=next if rewound else None))
             elif otherwise is None:
                 found(BrokerRefused("unknown_cursor", f"there is no cursor '{name}'"))
-            else:
+            else:  # The start that the reader gave for this case.
                 self.resolve(
                     stream, otherwise, durable, pattern, found,
                     end=end, asker=asker, wanted=wanted,
@@ -115,7 +120,11 @@ class Starts:
         self, stream: Stream, durable: bool, tail: int, found: Found, asker: Asker,
         wanted: Callable[[], bool],
     ) -> None:  # fmt: skip
-        """Find the first record that the stream keeps: the journal knows how old each is."""
+        """Find the first record that the stream keeps, for a start `earliest`.
+
+        Where a bound of age counts and the hot window does not tell, the journal is asked: it knows
+        how old each record is.
+        """
         now_ms = self._shard.now_ms
         first = stream.begin if stream.keys is not None else stream.first_at(now_ms)
         if not stream.settings.max_age_ms or first >= min(stream.hot_first, stream.pinned):
@@ -137,8 +146,13 @@ class Starts:
         self, stream: Stream, kind: int, durable: bool, time_ms: int, inclusive: bool,
         found: Found, asker: Asker, wanted: Callable[[], bool],
     ) -> None:  # fmt: skip
-        """Find where records of a time begin: at the tail, else by the journal's index."""
+        """Find where records of a time begin: at the tail, else by the journal's index.
+
+        kind: TIME, of appending, or CLIENT_TIME, that producers set. inclusive: whether records of
+        the very millisecond count.
+        """
         tail = stream.visible_next if durable else stream.next
+        # Append times only rise, so that the newest one tells; client times come in any order.
         late = kind == StartKind.TIME and (
             time_ms > stream.last_time_ms or (time_ms == stream.last_time_ms and not inclusive)
         )
@@ -156,7 +170,8 @@ class Starts:
             # time.
             next = tail if value is None else min(int(value), tail)
             if _has_moved(stream) and (kind == StartKind.CLIENT_TIME or next <= stream.first):
-                # The index has no times of records that have moved: all of them may be meant.
+                # The index has no times of records that have moved, which lie before `first`: all
+                # of them may be meant.
                 next = min(stream.begin, tail)
             found(Begin(next))
 
@@ -170,7 +185,10 @@ class Starts:
         self, stream: Stream, tail: int, end: int, pattern: Any, found: Found, asker: Asker,
         wanted: Callable[[], bool],
     ) -> None:  # fmt: skip
-        """Find the newest record of each subject that a pattern selects, by the journal."""
+        """Find the newest record of each subject that a pattern selects, by the journal.
+
+        The reader then gets these records alone, and from `end` on all: Begin.wanted.
+        """
         first = stream.first
         if first >= end:
             # What lies before `end` is gone, but for newest records that have moved into copies.
@@ -180,7 +198,7 @@ class Starts:
         limit = self._shard.settings.last_per_subject_max
 
         def answered(value: Any) -> None:
-            """Begin at the first offset of those found, each the last of its subject."""
+            """Begin with the offsets found, each the last of its subject: only these are wanted."""
             if isinstance(value, IndexFailure):
                 found(BrokerRefused(value.code, value.reason))
             elif len(value) > limit:
@@ -201,7 +219,12 @@ class Starts:
 
 
 def _parse(start: Sequence[Any]) -> tuple[int, tuple[Any, ...]]:
-    """Return the kind of a start and its arguments. Raises BrokerRefused `bad_start`."""
+    """Return the kind of a start, as on the wire, and its arguments.
+
+    Arguments by kind: OFFSET (offset, epoch, uuid); TIME and CLIENT_TIME (milliseconds, inclusive);
+    AFTER_ID (next offset, append time); CURSOR (name, another start or None); others (). Raises
+    BrokerRefused `bad_start`, whose reason shows the form.
+    """
     if not isinstance(start, list | tuple) or not start or type(start[0]) is not int:
         raise BrokerRefused("bad_start", "a start is an array that begins with its kind")
     kind, rest = start[0], tuple(start[1:])
@@ -249,12 +272,18 @@ def _has_moved(stream: Stream) -> bool:
 
 
 def _number(value: Any) -> bool:
+    """Whether a value is an integer from 0 to 2^63: an offset or epoch."""
     return type(value) is int and 0 <= value < 1 << 63
 
 
 def by_offset(stream: Stream, tail: int, offset: int, epoch: int = 0, uuid: bytes = b"") -> Begin:
-    """Position at which a reader goes on that stood at an offset, in an epoch of a stream."""
+    """Return where a reader goes on that stood at an offset, in an epoch of a stream.
+
+    tail: where the stream ends for it. epoch: of the log when it learnt the offset; 0: it does not
+    say. uuid: of the stream; empty: it does not say.
+    """
     if uuid and uuid != stream.uuid:
+        # The stream was removed, and another one has its name: the reader gets all of that.
         return Begin(min(stream.begin, tail), rewound_from=offset)
     end = stream.epoch_end(epoch, tail) if epoch else tail
     if offset > end:

@@ -1,5 +1,7 @@
 """Validation: full checks of typed batches before they are published.
 
+A typed batch names its Arrow schema by a number, which must be one of its stream's; a stream with
+`validate = full` also has the bytes of each batch checked against that schema, which takes long.
 Owns the batches that a thread of the shell is validating, and the outcomes. The rules: the loop
 reads no body; a message whose batches are to be validated waits, and with it all later ones of its
 link; a batch that was not validated by the schema that its stream has is refused `wait`; a stream
@@ -47,36 +49,44 @@ class Validation:
         self._ids: frozenset[int] = frozenset()
         """Ids of all their schemas."""
         self._waiting: dict[int, Waiting] = {}
+        """Token of a check -> the batch that it is of."""
         self.checks: list[BatchCheck] = []
         """Batches that the shell is to be given."""
 
     @property
     def ahead_bytes(self) -> int:
-        """Bytes of a message from which on it may have to be read before it is received."""
+        """Bytes of a message from which on it may have to be read before it is received.
+
+        The shell asks reads_first() of such messages alone: with full validation, of all.
+        """
         return 0 if self._ids else TABLE_BYTES_MAX
 
     def watch(self, stream: Stream) -> None:
-        """Take note of a stream that was made, changed or removed."""
+        """Take note of a stream that was made, changed or removed, where it concerns validation."""
         if stream.settings.validate == FULL and not stream.removed:
             self._streams[stream.name] = stream
         elif self._streams.get(stream.name) is stream:
             del self._streams[stream.name]
         else:
             return
-        schemas = (stream.schemas for stream in self._streams.values())
-        self._ids = frozenset(number for known in schemas for number in known)
+        every = self._streams.values()
+        self._ids = frozenset(number for each in every for number in each.schemas)
 
     def reads_first(self, frame: Any) -> bool:
-        """Whether a frame may be a content that has to be read before it is received."""
+        """Whether a frame may be a content that takes a while before its message can be received.
+
+        So it is with a large header table, which is read in steps, and with a typed batch that may
+        have to be validated in full.
+        """
         return has_large_table(frame) or claimed_schema(frame) in self._ids
 
     def validated(self, link: Link, commands: Sequence[Command], frames: Sequence[Any]) -> bool:
         """Whether all batches of a link's next message are validated that have to be.
 
-        At the first call they are put on their way; the outcomes are in the shard's `verdicts` once
-        this is true.
+        Called before the message is received, until it is true. The first call puts the batches on
+        their way to the thread; with the last one their outcomes are in the shard's `verdicts`.
         """
-        if link.verdicts is None:
+        if link.verdicts is None:  # The first call for this message.
             link.verdicts = {}
             for stream, frame in self._of_full(link, commands, frames):
                 self._begin(link, stream.schemas[claimed_schema(frame)], frame)
@@ -89,8 +99,11 @@ class Validation:
     def _of_full(
         self, link: Link, commands: Sequence[Command], frames: Sequence[Any]
     ) -> Iterator[tuple[Stream, Any]]:
-        """Yield (stream, frame) of the batches that are to be validated."""
-        at = 0
+        """Yield (stream, frame) of the batches of a message that are to be validated in full.
+
+        A batch that will be refused in any case is not: it would keep the thread busy.
+        """
+        at = 0  # Index of the command's first frame.
         for command in commands:
             if isinstance(command, Publish | Stage) and at < len(frames):
                 stream = self._streams.get(command.stream)
@@ -103,6 +116,7 @@ class Validation:
             at += command.content_frames
 
     def _may_write(self, link: Link, stream: Stream) -> bool:
+        """Whether a link may publish to a stream, be it under some subjects only."""
         settings, name = self._shard.settings, stream.name
         return settings.permit(link.owner, "write", name) or bool(
             settings.subjects(link.owner, name)
@@ -111,36 +125,45 @@ class Validation:
     def _begin(self, link: Link, schema: bytes, frame: Any) -> None:
         """Have the shell check a typed batch in full; its link's message waits for the outcome."""
         assert link.verdicts is not None
-        if not self._shard.settings.validates:
+        if not self._shard.settings.validates:  # There is no pyarrow here, unlike when it was set.
             link.verdicts[id(frame)] = Verdict(schema, "unsupported", CANNOT)
             return
         token = self._shard.token()
-        link.verdicts[id(frame)] = None
+        link.verdicts[id(frame)] = None  # The outcome is awaited.
         self._waiting[token] = Waiting(link, id(frame), schema)
         self.checks.append(BatchCheck(token, frame, schema))
 
     def checked(self, answer: BatchChecked) -> Link:
-        """Note the outcome of a batch; returns its link."""
+        """Note the outcome of a batch that the thread has checked.
+
+        Returns its link, whose next message may be ready to be received now.
+        """
         link, frame, schema = self._waiting.pop(answer.token)
         if link.verdicts is not None:
             link.verdicts[frame] = Verdict(schema, answer.code, answer.reason)
         return link
 
     def misfit(self, stream: Stream, head: Head, frame: Any) -> tuple[str, str] | None:
-        """Code and reason when a batch of another body kind does not fit a stream; None: it does.
+        """Return code and reason where a batch does not fit a stream; None: it does.
 
-        The first batch of a stream may be of any kind.
+        Called for batches whose body kind is not the stream's own. So it is of each batch of a
+        typed stream, whose kind TYPED no batch has, and of a stream's first batch, which may be of
+        any kind.
         """
         kind = BODY_KINDS[head.body_kind]
         if stream.body_kind == TYPED:
-            return _misfit(stream, head) or self._fault(stream, head, frame)
+            return _other_schema(stream, head) or self._fault(stream, head, frame)
         if stream.body_kind >= 0:
             words = f"{BODY_KINDS[stream.body_kind]}, not {kind}"
             return "bad_batch", f"the stream's bodies are {words}"
         return None
 
     def _fault(self, stream: Stream, head: Head, frame: Any) -> tuple[str, str] | None:
-        """Code and reason with which a batch of a known schema is refused; None: it is not."""
+        """Return code and reason where full validation refuses a batch; None: it does not.
+
+        `wait`: it was not validated by the schema that the stream has under the batch's id, since
+        the stream was changed while the batch was on its way; a retry will be.
+        """
         if self._streams.get(stream.name) is not stream:
             return None
         verdict = self._shard.verdicts.get(id(frame))
@@ -169,8 +192,8 @@ def check_needed(command: Publish | Stage, stream: Stream) -> None:
         stream.needed_keys()
 
 
-def _misfit(stream: Stream, head: Head) -> tuple[str, str] | None:
-    """Code and reason when a batch is not of a stream's declared schema."""
+def _other_schema(stream: Stream, head: Head) -> tuple[str, str] | None:
+    """Return code and reason where a batch says that it is of none of a stream's schemas."""
     if head.body_kind != ARROW:
         return "bad_schema", (
             f"stream '{stream.name}' has a declared schema: its bodies are Arrow, not "

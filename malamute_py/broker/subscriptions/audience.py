@@ -1,9 +1,11 @@
 """The audience of a stream: which subscriptions and groups take which header.
 
-Owns the subscriptions of one stream by their selection, and what is remembered of recent headers.
-The rules: a header is matched once a batch and is a look-up when it comes again; subscriptions that
-select the same headers share one encoding, by reference; the work for a batch is proportional to
-its headers, its selection groups and the subscriptions in them, never to all subscriptions; what is
+A header is the subject and fields of a record. Owns the subscriptions of one stream by their
+selection, and what is remembered of recent headers. To match a header is to find which patterns
+select it; each pattern has a number, which equal ones share. The rules: a header is matched once a
+batch and is a look-up when it comes again; subscriptions that select the same headers form a
+selection group and share one encoding, by reference; the work for a batch is proportional to its
+headers, its selection groups and the subscriptions in them, never to all subscriptions; what is
 remembered is bounded, and forgotten when a subscription comes or goes. Source: docs/design.md,
 Speed; SPEC.md, section 5.
 """
@@ -61,7 +63,9 @@ class SelectionGroup:
         self.headers: Any = headers
         """Places of the distinct headers; None: all of them."""
         self.live: list[Subscription] = []
+        """Subscriptions that see everything at once; some may be on demand for now."""
         self.durable: list[Subscription] = []
+        """Subscriptions that see only what is durable."""
 
 
 class LateBatch(msgspec.Struct, eq=False):
@@ -116,6 +120,7 @@ class Audience:
         self.matched: dict[Header, Matched] = {}
         """Recent headers, with the patterns that match them."""
         self._matched_weight = 0
+        """Words that these take, about."""
         self.late: deque[LateBatch] = deque()
         """Batches that live subscriptions get once their headers are matched, in order; usually
         none."""
@@ -123,6 +128,7 @@ class Audience:
         """First offsets of the late batches: for readers that see everything, and for those that
         see only what is durable."""
         self.late_bytes = 0
+        """Memory that the late batches take."""
         self.bounded: set[Subscription] = set()
         """Live subscriptions that stop somewhere."""
         self.least_stop = NEVER
@@ -139,7 +145,7 @@ class Audience:
 
     @property
     def subscriptions(self) -> list[Subscription]:
-        """All subscriptions, whether live or not."""
+        """All subscriptions of the stream, whether live or not, in a new list."""
         found = list(self.everyone)
         for same in self._numbers.values():
             found += same
@@ -153,17 +159,25 @@ class Audience:
     # --- coming and going ----------------------------------------------------------------------
 
     def add_reader(self, wake: Callable[[], None], durable: bool) -> None:
-        """Call this whenever there is more to read: it wakes a group, or has pins looked at."""
+        """Have `wake` called whenever there is more to read, for a group or for pins of cursors.
+
+        durable: only for what no power loss can take back.
+        """
         self.wakers[durable].append(wake)
         self.durable += durable
 
     def remove_reader(self, wake: Callable[[], None], durable: bool) -> None:
-        """Call this no longer."""
+        """Have `wake`, which was added, called no longer."""
         self.wakers[durable].remove(wake)
         self.durable -= durable
 
     def enter(self, sub: Subscription, pattern: Any) -> None:
-        """File a subscription by its pattern. Raises BrokerRefused: it is not a pattern."""
+        """Enter a subscription under the number of its pattern.
+
+        Raises BrokerRefused: it is not a pattern. What is remembered of recent headers does not
+        know a new pattern, and is forgotten.
+        """
+        # The two usual forms of "everything" are known without being compiled.
         if pattern in (["all"], ["topic", "#"]) or compile_pattern(pattern).canonical == ("all",):
             sub.everything = True
             self.everyone[sub] = None
@@ -196,7 +210,7 @@ class Audience:
     def go_live(self, sub: Subscription) -> None:
         """Count a subscription among those that take batches as they come."""
         sub.live = True
-        sub.rows = None
+        sub.rows = None  # For history alone.
         self.live += 1
         if sub.stop != NEVER:
             self.bounded.add(sub)
@@ -207,22 +221,27 @@ class Audience:
         sub.live = False
         self.live -= 1
         if sub.stop != NEVER:
-            self.bounded.discard(sub)
+            self.bounded.discard(sub)  # `least_stop` may be too low then, which only costs a look.
 
     # --- headers one by one ---------------------------------------------------------------------
 
     def forget(self) -> None:
-        """Forget the matches and selection groups of recent headers."""
+        """Forget the matches and selection groups of recent headers: the subscriptions change."""
         self._groups.clear()
         self._grouped_headers = 0
         self._forget_matched()
 
     def _forget_matched(self) -> None:
+        """Forget the matches of recent headers."""
         self.matched.clear()
         self._matched_weight = 0
 
     def match(self, header: Header) -> Matched:
-        """Find the patterns that match a header, and remember them in `matched`."""
+        """Find the patterns that match a header, and remember them in `matched`.
+
+        For windows of many lagging subscriptions. When too much is remembered, all of it is
+        forgotten at once, which costs less than an order of age.
+        """
         numbers = tuple(self.index.match(header.keys, header.fields))
         weight = len(numbers) + _HEADER_WEIGHT
         if (
@@ -235,26 +254,30 @@ class Audience:
         return found
 
     def classing(self, content: Content) -> Classing:
-        """Return the job that classes the headers of a batch by the patterns that select them."""
+        """Return the job that classes a batch's headers: those that the same patterns select.
+
+        Its result is as that of header_classes().
+        """
         return Classing(self.index, lambda: content.headers()[0], content.make_headers())
 
     # --- the selection groups of a batch --------------------------------------------------------
 
     def known_groups(self, content: Content) -> list[SelectionGroup] | None:
-        """Return the selection groups of a batch, or None where they are not known.
+        """Return the selection groups of a batch by its header table; None: they are not known.
 
-        The list is shared, and must not be changed.
+        The first look at each batch that comes. The list is shared, and must not be changed.
         """
         if len(self.everyone) == self.count:
             # No subscription looks at headers, so they need not be looked at here.
-            found = self._groups.get(())
+            any_table = ()  # In place of a header table.
+            found = self._groups.get(any_table)
             if found is None:
                 group = SelectionGroup(headers=None)
                 _enlist(group, self.everyone)
-                found = self._groups[()] = [group]
+                found = self._groups[any_table] = [group]
             return found
         if content.head.fieldmaps_count and not is_quick(content):
-            return None
+            return None  # Groups of so large a table are not remembered, and its key costs time.
         key = content.headers_key
         if type(key) is tuple and len(key) > TABLE_HEADERS_MAX:
             return None
@@ -265,7 +288,8 @@ class Audience:
     ) -> list[SelectionGroup]:
         """Return the selection groups of a batch whose headers were just matched.
 
-        They are remembered if the header table may come again.
+        They are remembered if the header table may come again. classes: (numbers of patterns,
+        places of the headers that exactly these select).
         """
         headers, _ = content.headers()
         found = self._group(len(headers), classes)
@@ -279,10 +303,10 @@ class Audience:
     def groups_of_late(
         self, late: LateBatch, classes: list[tuple[BitMap, list[int]]] | None
     ) -> list[SelectionGroup]:
-        """Return the selection groups of a late batch: subscriptions live then and now.
+        """Return the selection groups of a late batch, of those subscriptions that wait for it.
 
-        A subscription that has come to the tail since has read the batch. classes: None: the
-        groups are known.
+        A subscription that has gone live since the batch came has read the batch on demand before:
+        its position lies after it. classes: of the batch's headers; None: the groups are known.
         """
         batch = late.batch
         if classes is None:
@@ -302,19 +326,22 @@ class Audience:
         return found
 
     def _group(self, count: int, classes: list[tuple[BitMap, list[int]]]) -> list[SelectionGroup]:
-        """Return the live subscriptions that get the same rows of a batch, together.
+        """Return the selection groups of a batch: subscriptions that get the same rows, together.
 
-        count: number of the batch's distinct headers. classes: see header_classes().
+        They need not be live: delivery passes over those that are not. count: number of the batch's
+        distinct headers. classes: (numbers of patterns, places of the headers that exactly these
+        select).
         """
         groups: list[SelectionGroup] = []
         all_group: SelectionGroup | None = None
+        # From "headers by the patterns that select them" to "patterns by the headers they select".
         for numbers, places in partition(classes):
             if len(places) == count:
                 group = all_group = SelectionGroup(headers=None)  # It selects every header.
             else:
                 group = SelectionGroup(np.array(places, np.int32))
             for number in numbers:
-                # A pattern may have gone while the headers were matched.
+                # A pattern may have gone while the headers were matched, so that none has it.
                 _enlist(group, self._numbers.get(number, ()))
             groups.append(group)
         if self.everyone:
@@ -326,23 +353,25 @@ class Audience:
 
 
 def audience_of(stream: Stream) -> Audience:
-    """The whole audience of a stream, of which the log knows some facts only."""
+    """Return the whole audience of a stream, of which the log room knows AudienceFacts only."""
     audience = stream.audience
     assert isinstance(audience, Audience)
     return audience
 
 
 def _enlist(group: SelectionGroup, subscriptions: Iterable[Subscription]) -> None:
+    """Add subscriptions to a selection group, by their visibility."""
     for subscription in subscriptions:
         (group.durable if subscription.durable else group.live).append(subscription)
 
 
 def header_classes(index: Index, headers: Sequence[Header]) -> list[tuple[BitMap, list[int]]]:
-    """Headers that the same patterns match, together: (pattern numbers, places of the headers).
+    """Return the headers of a batch by class: (numbers of patterns, places of the headers).
 
-    Headers that no pattern matches are left out. headers: few; a Classing classes many in steps.
+    A class is all headers that exactly these patterns select. Headers that no pattern selects are
+    left out. headers: few; a Classing classes many in steps.
     """
-    found: dict[bytes, tuple[BitMap, list[int]]] = {}
+    found: dict[bytes, tuple[BitMap, list[int]]] = {}  # By the set of numbers, as bytes.
     for place, header in enumerate(headers):
         numbers = index.match(header.keys, header.fields)
         if not numbers:

@@ -1,9 +1,9 @@
 """Cohorts: many lagging subscriptions of one stream have a turn, or a read of history, together.
 
 Owns the turns of cohorts. The rules: what a cohort takes is looked for once for all of its members,
-in a shared window (shared_window.py); a batch that takes long to match is surveyed in steps, while
-those that come to it wait; a member that cannot go along has a turn of its own. Source:
-docs/design.md, Flow control.
+in a shared window (shared_window.py); a batch that takes long to match is surveyed in steps: which
+of their patterns select each header is found in later turns, while those that come to it wait; a
+member that cannot go along has a turn of its own. Source: docs/design.md, Flow control.
 """
 
 from __future__ import annotations
@@ -59,9 +59,10 @@ class Cohorts:
         until the cohort has been given its rows."""
 
     def turn(self, cohort: Cohort) -> int:
-        """Serve a cohort from the hot window, or begin a read for it; returns the bytes given.
+        """Serve a cohort from the hot window, or begin a read of history for it.
 
-        Members too few to share, or that stand too far from the first, get other turns.
+        Members that are too few to share, or that stand too far from the first one, get other
+        turns. Returns the bytes given, or what the turn costs of the budget, if that is more.
         """
         stream, settings = cohort.stream, self._shard.settings
         key = stream, cohort.durable
@@ -79,71 +80,90 @@ class Cohorts:
             elif sub.position < sub.tail:
                 behind.append(sub)
             else:
-                self._at_tail(sub, many=len(cohort.members) >= settings.shared_window_min)
+                self._at_tail(sub, one_of_many=len(cohort.members) >= settings.shared_window_min)
         if len(behind) < settings.shared_window_min:
-            self._lagging.turns_alone(behind)
+            self._lagging.turns_alone(behind)  # So few are served with less work one by one.
             return 0
         # One member decides where the cohort reads, from memory or the journal.
-        first, hot_first = behind[0].position, stream.hot_first
-        if first >= hot_first:
-            members = [sub for sub in behind if sub.position >= hot_first]
-            for sub in behind:
-                if sub.position < hot_first:
-                    self._lagging.consider(sub)
-            place = stream.hot_place(min(sub.position for sub in members))
-            oldest, sliced = stream.hot[place], self._matching.sliced
-            if sliced and not is_quick(oldest.content) and gatherable(oldest.content):
-                stamp = Stamp.unpack(oldest.stamp, verify=False)
-                self._survey(stream, members, stamp, oldest.content)
-                return 0
-            window = SharedWindow(stream, members)
-            batches = islice(stream.hot, place, place + TURN_BATCHES_MAX)
-            window.fill(hot_batches(batches), members[0].tail, settings.step_bytes, sliced=sliced)
-            given = self._share_out(members, window, window.reached)
-            # Looking costs, too, whether a subscription takes something or not; new headers cost
-            # most.
-            looked = window.new * settings.step_bytes // NEW_HEADERS_MAX
-            return max(given, looked, window.rows * BYTES_A_ROW)
+        if behind[0].position >= stream.hot_first:
+            return self._from_memory(stream, behind)
+        self._from_history(cohort, behind)
+        return 0
+
+    def _from_memory(self, stream: Stream, behind: list[Subscription]) -> int:
+        """Serve those of some subscriptions from the hot window whose position lies in it.
+
+        Returns the bytes given, or what the look costs of the budget, if that is more.
+        """
+        settings, hot_first = self._shard.settings, stream.hot_first
+        members = [sub for sub in behind if sub.position >= hot_first]
+        for sub in behind:
+            if sub.position < hot_first:
+                self._lagging.consider(sub)
+        place = stream.hot_place(min(sub.position for sub in members))
+        oldest, sliced = stream.hot[place], self._matching.sliced
+        # A first batch of many headers is surveyed, and is a window by itself.
+        if sliced and not is_quick(oldest.content) and gatherable(oldest.content):
+            stamp = Stamp.unpack(oldest.stamp, verify=False)
+            self._survey(stream, members, stamp, oldest.content)
+            return 0
+        window = SharedWindow(stream, members)
+        batches = islice(stream.hot, place, place + TURN_BATCHES_MAX)
+        tail = members[0].tail  # All members have the same.
+        window.fill(hot_batches(batches), tail, settings.step_bytes, sliced=sliced)
+        given = self._share_out(members, window, window.reached)
+        # Looking costs, too, whether a subscription takes something or not; new headers cost most.
+        looked = window.new * settings.step_bytes // NEW_HEADERS_MAX
+        return max(given, looked, window.rows * BYTES_A_ROW)
+
+    def _from_history(self, cohort: Cohort, behind: list[Subscription]) -> None:
+        """Begin a read of history for those of a cohort that stand near the first of them."""
+        stream, first = cohort.stream, behind[0].position
         members = []
-        low, high = first - NEIGHBOURS, min(first + NEIGHBOURS, hot_first)
+        low, high = first - NEIGHBOURS, min(first + NEIGHBOURS, stream.hot_first)
         for sub in behind:
             if low <= sub.position < high:
                 members.append(sub)
             else:
                 self._lagging.consider(sub)
-        if len(members) < settings.shared_read_min:
+        if len(members) < self._shard.settings.shared_read_min:
             self._lagging.turns_alone(members)
         elif not self._lagging.turns.may_read:
+            # As many reads are under way as may be: their turn comes when one has ended.
             self._lagging.turns.starve(Cohort(stream, cohort.durable, members), link=None)
             for sub in members:
                 sub.queued = True
         else:
             self._read(Cohort(stream, cohort.durable, members))
-        return 0
 
     def _survey(
         self, stream: Stream, members: list[Subscription], stamp: Stamp, content: Content
     ) -> None:
         """Match a batch for many subscriptions in steps; then each is given its rows.
 
-        If a batch of the stream, or of as many streams as may be, is surveyed already, the
-        subscriptions have their turn after that, and what was read for them is read again.
+        Called where a cohort comes to a batch of many headers. If one of the stream is surveyed
+        already, or ones of as many streams as may be, the subscriptions have their turn after that,
+        and what was read for them is read again.
         """
         ahead = self._ahead
         for sub in members:
             sub.reading = MATCHING
         if stream in ahead or len(ahead) >= AHEAD_MAX:
-            ahead[stream if stream in ahead else next(iter(ahead))].extend(members)
+            waits_for = stream if stream in ahead else next(iter(ahead))  # The oldest survey.
+            ahead[waits_for].extend(members)
             return
         ahead[stream] = []
         wanted = BitMap([sub.pattern_number for sub in members])
+        # Others may be reading the same header table: the content joins them.
         self._matching.reading(stream.uuid, stamp.base_offset, content)
         survey = Survey(stream, wanted, content)
 
         def surveyed() -> None:
+            """Queue the subscriptions for their rows, which turn_surveyed() gives them."""
             self._lagging.turns.queue.append(Surveyed(stream, members, stamp, content, survey))
 
         def failed(error: Exception) -> None:
+            """Serve each subscription alone, after an error in matching."""
             for sub in members:
                 sub.reading = 0
             self._lagging.each_alone(stream, members, error)
@@ -152,22 +172,27 @@ class Cohorts:
         self._matching.later(survey, surveyed, lambda: any(sub.started for sub in members), failed)
 
     def _release(self, stream: Stream) -> None:
-        """Serve the subscriptions that waited until a surveyed batch was given."""
+        """Serve the subscriptions that waited for the end of a survey: all its rows were given."""
         for sub in self._ahead.pop(stream):
             sub.reading = 0
             if sub.started:
                 self._lagging.consider(sub)
 
     def turn_surveyed(self, surveyed: Surveyed) -> int:
-        """Give some subscriptions their rows of a surveyed batch; returns the bytes given."""
+        """Give the next CHUNK_MEMBERS subscriptions their rows of a surveyed batch.
+
+        The turn of a batch whose headers were matched for many subscriptions; the rest of these
+        have it later. One that cannot take the batch any more, or for which some of its records
+        are gone meanwhile, is considered anew. Returns what the turn costs of the budget.
+        """
         stream, base = surveyed.stream, surveyed.stamp.base_offset
         members: list[Subscription] = []
         for sub in surveyed.take():
             sub.reading = 0
             if not sub.started or sub.live:
                 continue
-            kept = max(stream.first_at(self._shard.now_ms), stream.purges.before)
-            if sub.able and kept <= base:
+            all_kept_from = max(stream.first_at(self._shard.now_ms), stream.purges.before)
+            if sub.able and all_kept_from <= base:
                 members.append(sub)
             else:
                 self._lagging.consider(sub)
@@ -181,27 +206,29 @@ class Cohorts:
         if surveyed.members:
             self._lagging.turns.queue.append(surveyed)
         else:
-            self._release(stream)
+            self._release(stream)  # All have their rows.
         # This counts as the whole budget of one call, so that other work comes between two chunks.
         return self._shard.settings.step_bytes
 
-    def _at_tail(self, sub: Subscription, *, many: bool) -> None:
+    def _at_tail(self, sub: Subscription, *, one_of_many: bool) -> None:
         """Make a reader at the tail live, unless it is one of many whose link has much to read.
 
         A reader that stays on demand goes on, with what has come by then in one gathered batch,
         when its link has answered the PING that asks how far it has read.
         """
         link = sub.link
-        if not many or link.room >= link.ask_below:
+        if not one_of_many or link.room >= link.ask_below:
             self._delivery.catch_up(sub)
 
     def _share_out(
         self, members: list[Subscription], window: SharedWindow, reached: int,
         surveyed: Surveyed | None = None,
     ) -> int:  # fmt: skip
-        """Give each subscription its selection of a window; reached: how far the window goes.
+        """Give each subscription its selection of a window; returns the bytes given.
 
-        surveyed: the window is one surveyed batch, and subscriptions without credit wait there.
+        reached: offset up to which the window goes, and each position with it, whether something
+        was selected or not. surveyed: the window is this surveyed batch, for which subscriptions
+        that get nothing now wait again; None: it is not.
         """
         if window.base < 0 and reached <= 0:
             # Not even the first batch of the window can be gathered.
@@ -231,7 +258,7 @@ class Cohorts:
                 continue
             sub.position = max(sub.position, reached)
             if sub.position >= sub.tail:
-                self._at_tail(sub, many=True)
+                self._at_tail(sub, one_of_many=True)
             else:
                 self._lagging.consider(sub)
         for sub in found.alone:
@@ -246,22 +273,27 @@ class Cohorts:
         return given
 
     def _read(self, cohort: Cohort) -> None:
-        """Begin one read of history for a cohort."""
+        """Begin one read of history for a cohort, from its lowest position on, of all batches."""
         stream, members = cohort.stream, cohort.members
+        tail = members[0].tail  # All members have the same.
         token = self._lagging.turns.begin(cohort)
         for sub in members:
             sub.reading = token
         self._lagging.turns.reads.append(
             ReadRange(
                 stream.ring.name, stream.number, token,
-                min(sub.position for sub in members), min(members[0].tail, stream.hot_first),
+                min(sub.position for sub in members), min(tail, stream.hot_first),
                 self._shard.settings.step_bytes // 2,
                 oldest_ms=stream.oldest_ms(self._shard.now_ms), pinned=stream.pinned,
             )
         )  # fmt: skip
 
     def deliver_history(self, cohort: Cohort, answer: HistoryRead) -> None:
-        """Deliver the answer of the journal to a cohort as far as credit and room allow."""
+        """Deliver the journal's answer to a read for a cohort, as far as credit and room allow.
+
+        A gap that the first members stand before is told first, and everything after it is read
+        again; else the batches up to the next gap are shared out as a window, or surveyed.
+        """
         members = []
         for sub in cohort.members:
             if sub.able and not sub.live:
@@ -275,26 +307,22 @@ class Cohorts:
             for sub in members:
                 self._lagging.consider(sub)
             return
-        before = [(sub, sub.position) for sub in members]
-        end = min(answer.next, members[0].tail)
+        positions_before = [(sub, sub.position) for sub in members]
+        tail = members[0].tail  # All members have the same.
+        end = min(answer.next, tail)
         lowest = min(sub.position for sub in members)
-        # (from, to, code, reason) of the first gap that some member has still before it.
-        gap = next((each for each in answer.gaps if each[1] > lowest), None)
-        if cohort.stream.bounded or lowest < cohort.stream.first:
-            kept = min(first_within_bounds(cohort.stream, answer, self._shard.now_ms), end)
-            if lowest < kept:
-                gap = lowest, kept, "retention", ""
-        if gap is not None and gap[0] <= lowest:
-            # Records after the gap are read again once all subscriptions have got GAP.
-            _, to, code, reason = gap
-            for sub in members:
-                if sub.position < to:
-                    self._lagging.gap(sub, to, code, reason)
-                    sub.idle_reads = 0
-                self._lagging.consider(sub)
-            return
+        gap = self._gap_ahead(cohort.stream, answer, lowest, end)
         if gap is not None:
-            end = min(end, gap[0])
+            begin, to, code, reason = gap
+            if begin <= lowest:
+                # Records after the gap are read again once all subscriptions have got GAP.
+                for sub in members:
+                    if sub.position < to:
+                        self._lagging.gap(sub, to, code, reason)
+                        sub.idle_reads = 0
+                    self._lagging.consider(sub)
+                return
+            end = min(end, begin)
         # Subscriptions with a position after the end of the answer have their own turn.
         inside = [sub for sub in members if sub.position < end]
         for sub in members:
@@ -320,8 +348,25 @@ class Cohorts:
         step_bytes = self._shard.settings.step_bytes
         whole = window.fill(batches, end, step_bytes, sliced=sliced)
         self._share_out(inside, window, end if whole else window.reached)
-        for sub, position in before:
+        for sub, position in positions_before:
             if sub.position > position:
                 sub.idle_reads = 0
             elif sub.able and not sub.queued and not sub.live:
                 self._lagging.note_progress(sub, position)
+
+    def _gap_ahead(
+        self, stream: Stream, answer: HistoryRead, lowest: int, end: int
+    ) -> tuple[int, int, str, str] | None:
+        """Return (from, to, code, reason) of the first gap that a member has still before it.
+
+        lowest: the lowest position of the members. end: where the read ends for them. Records
+        beyond the stream's bounds of age or number are a gap by `retention`, and the first one.
+        """
+        if stream.bounded or lowest < stream.first:
+            kept = min(first_within_bounds(stream, answer, self._shard.now_ms), end)
+            if lowest < kept:
+                return lowest, kept, "retention", ""
+        for begin, to, code, reason in answer.gaps:
+            if to > lowest:
+                return begin, to, code, reason
+        return None

@@ -1,9 +1,11 @@
 """Lagging subscriptions: their queue, their gaps, and what an error in serving one of them costs.
 
-Owns what the turns of one subscription and those of a cohort share. The rules: a subscription is in
-the queue once, alone or in a cohort; whatever cannot be delivered is a GAP before the position
-passes it; an error costs the subscription a repetition batch by batch, then a batch, then its link.
-Source: docs/design.md, Flow control; ARCHITECTURE.md, Containment.
+A subscription that is not live lags: it is served on demand, as its credit allows, in turns of its
+own or with others of its stream in a cohort. Credit is the records and bytes that its client lets
+come, room the bytes that a link may have unread. Owns what both kinds of turns share. The rules: a
+subscription is in the queue once, alone or in a cohort; whatever cannot be delivered is a GAP
+before the position passes it; an error costs the subscription a repetition batch by batch, then a
+batch, then its link. Source: docs/design.md, Flow control; ARCHITECTURE.md, Containment.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ class Lagging:
         self.turns: Final[Turns[Subscription | Cohort | Surveyed, Subscription | Cohort]] = Turns(
             shard
         )
+        """The queue: of subscriptions with a turn of their own, cohorts, and subscriptions that
+        share a batch which was matched in steps."""
         self.cohorts: Final[dict[tuple[Stream, bool], Cohort]] = {}
         """Cohorts in the queue, by stream and by whether they see only what is durable."""
         self._in_history: dict[Stream, dict[Subscription, None]] = {}
@@ -56,7 +60,12 @@ class Lagging:
         and those of one more record, or a fourth of a batch."""
 
     def consider(self, sub: Subscription) -> None:
-        """Queue a subscription for a turn if it can take something: its state has changed."""
+        """Queue a subscription for a turn if it can take something, alone or in a cohort.
+
+        Called whenever something has changed that may make a turn useful: credit, room of the link,
+        position, the end of a read. One that is queued, or for which a read is under way, has its
+        turn in any case.
+        """
         if sub.live or sub.queued or sub.reading or not sub.started:
             return
         # A subscription at its end is told so without credit.
@@ -87,13 +96,16 @@ class Lagging:
         self.leave_history(sub)
 
     def turns_alone(self, members: list[Subscription]) -> None:
-        """Give each subscription its own turn, in this order, before those that wait."""
+        """Put subscriptions that came in a cohort before the queue, each with a turn of its own."""
         for sub in reversed(members):
             sub.queued = True
             self.turns.queue.appendleft(sub)
 
     def each_alone(self, stream: Stream, members: list[Subscription], error: Exception) -> None:
-        """Serve each of many subscriptions alone, since an error came of serving them together."""
+        """Serve each member of a cohort alone for some turns, after an error in serving them all.
+
+        So the error is met again by that subscription alone that has caused it, if one has.
+        """
         self._shard.erred("serving together", error, stream=stream.name)
         for sub in members:
             if sub.started:
@@ -102,7 +114,10 @@ class Lagging:
                 self._again(sub)
 
     def erred(self, sub: Subscription, error: Exception) -> None:
-        """Serve a subscription again batch by batch, to find the batch that an error came of."""
+        """Serve a subscription again batch by batch, to find the batch that an error came of.
+
+        error: met in its turn. Where it comes again for one batch, that is damaged().
+        """
         if sub.careful:
             # No batch caused the error, but the subscription itself: its link bears it.
             self._links.fail(sub.link, "serving", error, SUBSCRIBE, sub.number)
@@ -115,18 +130,21 @@ class Lagging:
         self._again(sub)
 
     def _again(self, sub: Subscription) -> None:
-        """Serve a subscription again from its last cover on."""
+        """Serve a subscription again from the last offset on that its client was told."""
         if not sub.live:
             sub.position = sub.covered
             self.consider(sub)
 
     def damaged(self, sub: Subscription, base: int, next: int, error: Exception) -> None:
-        """Pass over a batch that cannot be handled for one subscription, which gets GAP."""
+        """Pass over a batch that cannot be handled for one subscription, which gets a GAP.
+
+        base, next: its offsets. The batch is quarantined: named once in the log of the broker.
+        """
         reason = self._shard.quarantine(
             sub.stream.name, base, next, "serving", error, link=sub.link.number,
             identity=sub.link.identity,
         )  # fmt: skip
-        sub.careful = 0
+        sub.careful = 0  # The batch is found.
         sub.position = max(sub.position, base)
         self.gap(sub, next, "damaged", reason)
 
@@ -143,9 +161,10 @@ class Lagging:
             self.gap(sub, first, "retention", "")
 
     def gap(self, sub: Subscription, to: int, code: str, reason: str) -> None:
-        """Send GAP for the offsets from the position on that cannot be delivered.
+        """Send GAP for the offsets from the position up to `to`, which cannot be delivered.
 
-        Retention takes only what callers have left: what they removed is told apart.
+        code: why. Of what is gone by `retention`, the part that callers removed by TRIM gets a GAP
+        of its own, `purged`.
         """
         removed = min(to, sub.stream.row.trimmed)
         if code == "retention" and sub.position < removed:
@@ -162,13 +181,16 @@ class Lagging:
         sub.position = sub.covered = to
 
     def enter_history(self, sub: Subscription) -> int:
-        """Count a subscription that reads all of its stream's history; returns how many do."""
+        """Count a subscription that reads all of its stream's history; returns how many do now.
+
+        Several of a stream share reads: the journal keeps what it has read for the others.
+        """
         inside = self._in_history.setdefault(sub.stream, {})
         inside[sub] = None
         return len(inside)
 
     def leave_history(self, sub: Subscription) -> None:
-        """Count a subscription no longer, as it has come out of the history or has ended."""
+        """End the count of enter_history(): a subscription has left the history, or has ended."""
         inside = self._in_history.get(sub.stream)
         if inside is not None and sub in inside:
             del inside[sub]
@@ -176,7 +198,11 @@ class Lagging:
                 del self._in_history[sub.stream]
 
     def note_progress(self, sub: Subscription, before: int) -> None:
-        """Count reads that bring a subscription nowhere, and end it after several."""
+        """Count reads that bring a subscription nowhere, and end it after several in a row.
+
+        Otherwise a fault of the broker would have it read for ever. before: its position when the
+        answer to the read came.
+        """
         if sub.position > before:
             sub.idle_reads = 0
             return

@@ -1,11 +1,14 @@
 """Live delivery: the hot window, and the fan-out of each batch as it comes.
 
-Owns the hot window, which is the newest batches of all streams in memory, from which readers a
-little behind are served without the journal; and the turn in which live subscriptions take a batch.
-The rules: one encoding for each selection group, its frames shared by reference; a subscription
-that has no credit or no room for a batch that it selects goes on demand in that turn, and loses
-nothing; a live subscription that selects nothing of a batch costs nothing. Source: docs/design.md
-(Speed; Flow control).
+A live subscription stands at the tail and takes each batch as it comes; one on demand is served in
+turns, from the hot window or the journal. Owns the hot window, which is the newest batches of all
+streams in memory, from which readers a little behind are served without the journal; and the turn
+in which live subscriptions take a batch. The rules: one encoding for each selection group, its
+frames shared by reference; a subscription that has no credit or no room for a batch that it selects
+goes on demand in that turn, and loses nothing; a live subscription that selects nothing of a batch
+costs nothing. A selection group is the subscriptions that select the same headers of a batch. A
+late batch is one whose headers take so long to match that live subscriptions get it in a later
+turn, with all batches after it. Source: docs/design.md (Speed; Flow control).
 """
 
 from __future__ import annotations
@@ -51,11 +54,12 @@ class Delivery:
         self._times = shard.delivery_times
         self._links = links
         self._hot: deque[StampedBatch] = deque()
+        """The hot window: the newest batches of all streams, oldest first."""
         self.hot_bytes = 0
         self.late_bytes = 0
-        """Bytes of the batches that live subscriptions get once their headers are matched."""
+        """Bytes of late batches of all streams."""
         self._late: Final[dict[Audience, None]] = {}
-        """Audiences that have such batches."""
+        """Audiences that have late batches."""
         self._bytes_min = shard.settings.extract_bytes_min
         self._share = shard.settings.extract_share
         self._matching = matching
@@ -77,13 +81,13 @@ class Delivery:
             oldest = self._hot.popleft()
             self.hot_bytes -= oldest.memory
             hot = oldest.stream.hot
-            if hot and hot[0] is oldest:
+            if hot and hot[0] is oldest:  # forget() may have dropped it there.
                 hot.popleft()
 
     def forget(self, stream: Stream, before: int) -> None:
-        """Drop batches before an offset from a stream's window.
+        """Drop batches before an offset from a stream's part of the hot window: they are gone.
 
-        They leave the order of all batches when their turn comes.
+        They leave the order of all batches, and the count of bytes, when keep() comes to them.
         """
         hot = stream.hot
         while hot and hot[0].next <= before:
@@ -92,12 +96,16 @@ class Delivery:
     # --- the fan-out ---------------------------------------------------------------------
 
     def fan_out(self, batch: StampedBatch, durable: bool) -> None:
-        """Give a batch to the live subscriptions of one visibility that select from it."""
+        """Give a batch to the live subscriptions of one visibility that select from it.
+
+        Called when the journal has appended the batch, for those that see everything, and again
+        (`durable`) when no power loss can take it back, for those that see only that.
+        """
         audience = batch.stream.audience
         assert isinstance(audience, Audience)
         if not durable:
             self.keep(batch)
-        for wake in audience.wakers[durable]:
+        for wake in audience.wakers[durable]:  # Groups with this visibility read on demand.
             wake()
         if not audience.live or (durable and not audience.durable):
             return
@@ -124,7 +132,8 @@ class Delivery:
     ) -> None:
         """Let each subscription that was not given a batch take it alone, after an error.
 
-        So only those subscriptions miss the batch, by name, for which it cannot be handled.
+        On demand, batch by batch (`careful`), the error is met again by those subscriptions alone
+        for which the batch cannot be handled: they miss it, with a GAP that names it.
         """
         self._shard.erred("fan-out", error, stream=batch.stream.name, offset=batch.base)
         for sub in self._fall_back(audience, batch, durable):
@@ -133,7 +142,10 @@ class Delivery:
     def _fall_back(
         self, audience: Audience, batch: StampedBatch, durable: bool
     ) -> list[Subscription]:
-        """Switch subscriptions that were not given a batch to delivery on demand; return them."""
+        """Switch live subscriptions that were not given a batch to delivery on demand; return them.
+
+        Those that select nothing of it, and so had nothing to be given, are among them.
+        """
         fallen = [
             sub
             for sub in audience.subscriptions
@@ -147,7 +159,11 @@ class Delivery:
         return fallen
 
     def _match(self, audience: Audience, batch: StampedBatch, durable: bool) -> None:
-        """Find the selection groups of a batch, now or in slices, and give them the batch."""
+        """Find the selection groups of a batch with unknown headers, and give them the batch.
+
+        Headers that may take long to match are classed by a job in slices: a class is all headers
+        that the same patterns select. If it is not done in this turn, the batch is late.
+        """
         content, index = batch.content, audience.index
         if index.slow or not is_quick(content) or len(content.headers()[0]) > SMALL_TABLE:
             job = audience.classing(content)
@@ -161,9 +177,10 @@ class Delivery:
         self._fan_out(audience, batch, durable, audience.groups_of_classes(content, classes))
 
     def _go_on(self, audience: Audience, job: Classing) -> None:
-        """Match the headers that a stream's live subscriptions wait for in later turns."""
+        """Go on in later turns to match the headers of a stream's first late batch."""
 
         def wanted() -> bool:
+            """Whether that batch is still the first late one, and some subscription live."""
             return bool(audience.live and audience.late) and audience.late[0].job is job
 
         self._matching.later(
@@ -174,11 +191,11 @@ class Delivery:
         )
 
     def _unmatched(self, audience: Audience, job: Classing, error: Exception) -> None:
-        """Have the subscriptions of the first late batch read it on demand: it cannot be matched.
+        """Have live subscriptions read the first late batch on demand: an error came of its match.
 
-        A late batch is put off, since its matching has not ended. On demand, each subscription
-        reads it from memory or the log at its own pace. The late batches after it are delivered.
-        Nothing happens where that batch is the first no more.
+        On demand, each reads it from memory or the log at its own pace, and is told if it cannot be
+        handled. The late batches after it are delivered. Nothing happens where the job's batch is
+        the first no more.
         """
         late = audience.late[0] if audience.late else None
         if late is not None and late.job is job:
@@ -187,7 +204,7 @@ class Delivery:
             self._give_late(audience)
 
     def _put_off(self, audience: Audience, late: LateBatch) -> None:
-        """Put a batch off for live subscriptions; if too much waits, switch them to on demand."""
+        """Add a late batch to those of its stream; if too much waits, _overtake() it."""
         batch = late.batch
         audience.late.append(late)
         audience.late_bases[late.durable].append(batch.base)
@@ -197,18 +214,23 @@ class Delivery:
         if audience.late_bytes > settings.matching_bytes_max:
             self._overtake(audience)
         if self.late_bytes > settings.hot_bytes:
-            # All streams together may put off as much as the hot window holds; then the largest go.
+            # All streams together may put off as much as the hot window holds; then the largest go,
+            # until a quarter is free: not each further batch is to come here.
             for largest in sorted(self._late, key=_late_bytes, reverse=True):
                 if self.late_bytes <= settings.hot_bytes * 3 // 4:
                     break
                 self._overtake(largest)
 
     def _count_late(self, audience: Audience, size: int) -> None:
+        """Count bytes of late batches, of one stream and of all. size: below 0: no longer."""
         audience.late_bytes += size
         self.late_bytes += size
 
     def _overtake(self, audience: Audience) -> None:
-        """Switch subscriptions to delivery on demand, as the matching that they wait for lags."""
+        """Give up late batches: live subscriptions that wait for them read them on demand.
+
+        Called where too much waits for the matching, or some of what waits is gone meanwhile.
+        """
         self._shard.counters["matching_overtaken"] += 1
         for sub in audience.subscriptions:
             if sub.live and audience.late_bases[sub.durable]:
@@ -221,7 +243,10 @@ class Delivery:
         self._late.pop(audience, None)
 
     def _matched(self, audience: Audience, job: Classing) -> None:
-        """Give the batch whose headers were matched, and batches after it."""
+        """Give the late batch whose headers a job has matched, and the late batches after it.
+
+        Called when the job is done, or was not wanted any more.
+        """
         late = audience.late[0] if audience.late else None
         if late is None or late.job is not job:
             return  # The subscriptions did not wait for it any more.
@@ -234,28 +259,29 @@ class Delivery:
         self._give_late(audience)
 
     def _is_past(self, late: LateBatch) -> bool:
-        """Whether records of a late batch may have been removed, or grown too old, meanwhile.
+        """Whether records of a late batch may have been purged, or grown too old, meanwhile.
 
-        On demand the subscriptions are given the others, and told of these.
+        Delivery on demand leaves these out, and tells of them.
         """
         batch, stream = late.batch, late.batch.stream
         return batch.base < stream.purges.before or stream.is_past(batch, self._shard.now_ms)
 
     def _give_late(self, audience: Audience) -> None:
-        """Give batches that waited for an earlier one whose headers are matched now."""
+        """Give late batches in their order, up to one whose headers are still to be matched."""
         while audience.late:
             late = audience.late[0]
             if self._is_past(late):
                 self._overtake(audience)
                 return
-            if audience.live and not self._give_one_late(audience, late, None):
+            if audience.live and not self._give_one_late(audience, late, job=None):
                 return
             self._drop_first_late(audience)
 
     def _give_one_late(self, audience: Audience, late: LateBatch, job: Classing | None) -> bool:
-        """Give one batch that was put off; False: its headers are still to be matched.
+        """Give one late batch; False: its headers are still to be matched, by a job under way.
 
-        job: the job that has matched the headers.
+        job: the job that has matched the headers; None: the batch waited behind another one, and
+        its groups may be known by now. An error is contained, and counts as given.
         """
         content = late.batch.content
         try:
@@ -273,7 +299,7 @@ class Delivery:
         return True
 
     def _drop_first_late(self, audience: Audience) -> None:
-        """Remove the first batch that was put off, and end the subscriptions that stop in it."""
+        """Remove the first late batch, and end the subscriptions that stop in it."""
         late = audience.late.popleft()
         audience.late_bases[late.durable].popleft()
         self._count_late(audience, -late.batch.memory)
@@ -285,7 +311,11 @@ class Delivery:
     def _fan_out(
         self, audience: Audience, batch: StampedBatch, durable: bool, groups: list[SelectionGroup]
     ) -> None:
-        """Give the rows that have not expired to the live subscriptions of each selection group."""
+        """Give a batch's rows that have not expired to live subscriptions, by selection group.
+
+        groups: all of the batch. Each is given one encoding: the batch as it is, with a bitmap of
+        the rows, or the rows as a batch of their own.
+        """
         content = batch.content
         alive = unexpired(content, self._shard.now_ms)
         if durable or audience.late:
@@ -319,17 +349,19 @@ class Delivery:
     def _scatter(
         self, batch: StampedBatch, groups: list[SelectionGroup], durable: bool
     ) -> list[SelectionGroup]:
-        """Give their rows to the groups that take a few; returns the other groups.
+        """Give their rows to the groups that take few of a batch's rows; returns the other groups.
 
-        The few rows are copied one by one in one pass, where each group would need a mask.
+        The rows of all these groups are copied in one pass over the batch, where each group by
+        itself would need a mask of the whole batch.
         """
         few: list[tuple[list[Subscription], list[int]]] = []
         others: list[SelectionGroup] = []
-        partial = [group for group in groups if group.headers is not None]
+        selective = [group for group in groups if group.headers is not None]
         count = batch.next - batch.base
-        # A few are up to a 128th of the batch's rows, and less than the share that is extracted.
+        # Few are up to a 128th of the batch's rows, or FEW_ROWS, and less than the share up to
+        # which rows are sent as a batch of their own.
         rows_most = min(max(FEW_ROWS, count >> 7), self._share * count)
-        for group, rows in zip(partial, rows_of_groups(batch.content, partial), strict=True):
+        for group, rows in zip(selective, rows_of_groups(batch.content, selective), strict=True):
             subscriptions = group.durable if durable else group.live
             if not subscriptions or not rows:
                 continue
@@ -354,8 +386,9 @@ class Delivery:
     ) -> None:
         """Give one encoding (None: the batch as it is) to the live subscriptions of a group.
 
-        mask: the rows of the encoding, for subscriptions that thin them out further; None: all, or
-        no subscription does. few: the encoding has a few rows, which weigh more than their bytes.
+        A subscription without credit or room falls behind. mask: the rows of the encoding, for
+        subscriptions that thin them out further; None: all, or no subscription does. few: the
+        encoding has a few rows, which weigh more than their bytes.
         """
         next = batch.next
         if encoding is None:
@@ -378,9 +411,10 @@ class Delivery:
                     self.fall_behind(sub, batch.base)
                 continue
             if sub.plain:
+                # As put() does, without its calls: this is the way of most deliveries.
                 out = link.out
                 if not out:
-                    dirty.append(link)
+                    dirty.append(link)  # Links that have something to be sent.
                 # Two frames: stamp and content.
                 out.append(Deliver(sub.number, sub.covered, next, 2, rows))
                 link.frames += frames
@@ -413,7 +447,11 @@ class Delivery:
         sub: Subscription,
         windows: dict[tuple[int, int], Encoding | None],
     ) -> Encoding | None:
-        """The encoding for a subscription with a client-time window, an end, or `whole`."""
+        """Return the encoding for a subscription that is not plain; None: it selects no row.
+
+        It has a client-time window or an end, or takes whole batches. mask: rows of its selection
+        group. encoding: what the group is given. windows: encodings by client-time window so far.
+        """
         if sub.stop < batch.next:
             # select() begins at `position`, which stands still while a subscription is live.
             sub.position = max(sub.covered, batch.base)
@@ -434,7 +472,10 @@ class Delivery:
         sub: Subscription,
         windows: dict[tuple[int, int], Encoding | None],
     ) -> Encoding | None:
-        """The encoding for one client-time window, shared by subscriptions that have the same."""
+        """Return the encoding for a subscription's client-time window; None: no row lies within.
+
+        windows: encodings by window, made once for all subscriptions of the group with the same.
+        """
         window = sub.client_time
         assert window is not None
         if window not in windows:
@@ -444,17 +485,18 @@ class Delivery:
         return windows[window]
 
     def deliver(self, sub: Subscription, next: int, encoding: Encoding) -> None:
-        """Put one batch's encoding into the outbox of a subscription."""
+        """Send one batch's encoding, which covers up to `next`, to a subscription."""
         self.put(sub, next, list(encoding.frames), encoding.rows, encoding.count, encoding.bytes)
 
     def put(
         self, sub: Receiver, next: int, frames: list[object], rows: bytes | None,
         records: int, size: int, attempts: int = 1,
     ) -> None:  # fmt: skip
-        """Put frames that cover up to `next` into the outbox of a receiver's link.
+        """Send frames as one DELIVER, which covers up to `next`, to a receiver.
 
-        rows: bitmap of the rows that are meant; None: all. records, size: what is taken off its
-        credit. attempts: hand-outs of the records so far, in a group.
+        For members of groups, and for all subscriptions but plain live ones, to which _give() sends
+        by itself. rows: bitmap of the rows that are meant; None: all. records, size: what is taken
+        off its credit. attempts: hand-outs of the records so far, in a group.
         """
         link = sub.link
         self._links.say(link, Deliver(sub.number, sub.covered, next, len(frames), rows, attempts))
@@ -473,37 +515,43 @@ class Delivery:
     # --- live and on demand --------------------------------------------------------------
 
     def fall_behind(self, sub: Subscription, position: int) -> None:
-        """Have a live subscription read on demand, from `position` on.
+        """Have a live subscription read on demand, from `position` on, and tell its client (MODE).
 
-        It does not begin before what the client was told is covered.
-        It is no longer sent batches as they arrive.
+        It does not begin before the offset that the client was told. The caller sees to its next
+        turn: it has one once there is credit or room, or by `fallen`.
         """
         audience_of(sub.stream).go_on_demand(sub)
         sub.position = max(position, sub.covered)
         self._shard.counters["fell_behind"] += 1
-        self._links.say(sub.link, Mode(sub.number, False, sub.position))
+        self._links.say(sub.link, Mode(sub.number, live=False, offset=sub.position))
 
     def catch_up(self, sub: Subscription) -> None:
-        """Make a subscription at the tail live."""
+        """Make a subscription at the tail live: it takes batches as they come. MODE tells it."""
         audience_of(sub.stream).go_live(sub)
         self._shard.counters["caught_up"] += 1
-        self._links.say(sub.link, Mode(sub.number, True, sub.position))
+        self._links.say(sub.link, Mode(sub.number, live=True, offset=sub.position))
 
     def cover(self, sub: Subscription) -> None:
-        """Send COVER to a subscription that has moved without a delivery."""
+        """Send COVER to a subscription that has moved without a delivery: it selects nothing there.
+
+        Its client then knows how far it has come, and can store that position.
+        """
         position = sub.place
         if sub.covered < position:
             self._links.say(sub.link, Cover(sub.number, sub.covered, position))
             sub.covered = position
 
     def cover_all(self, link: Link) -> None:
-        """Send COVER to every subscription of a link that has moved."""
+        """Send COVER to every subscription of a link that has moved without a delivery."""
         for sub in link.receivers.values():
             if isinstance(sub, Subscription) and sub.started and sub.covered < sub.place:
                 self.cover(sub)
 
     def _end_bounded(self, audience: Audience) -> None:
-        """End the live subscriptions whose end the tail has passed."""
+        """End the live subscriptions that stop at or before the place to which they were served.
+
+        Called when a batch reaches `least_stop`, before which none of them stops.
+        """
         ending = [sub for sub in audience.bounded if sub.stop <= sub.place]
         for sub in ending:
             sub.owner.end(sub, "end")
@@ -511,4 +559,5 @@ class Delivery:
 
 
 def _late_bytes(audience: Audience) -> int:
+    """Key by which the streams that put off most come first."""
     return audience.late_bytes

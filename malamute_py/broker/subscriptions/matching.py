@@ -1,11 +1,11 @@
 """Matching in slices: headers never seen before, matched between other work.
 
-Owns the share of a turn of the loop that matching takes. The rules: a few headers are matched at
-once; what is not done within the turn's share waits in a queue of jobs, each of which has a piece
-of every later turn, so that 65,536 new headers against a stream full of regular expressions hold up
-the records of that stream and no others; a job is in steps, and no step is longer than one look of
-one set of expressions for one key. The core has no clock: the shell's meter measures the steps.
-Source: ARCHITECTURE.md.
+Owns the share of a turn of the loop that matching takes. To match is to find which patterns select
+a header. The rules: a few headers are matched at once; what is not done within the turn's share
+waits in a queue of jobs, each of which has a piece of every later turn, so that 65,536 new headers
+against a stream full of regular expressions hold up the records of that stream and no others; a job
+is in steps, and no step is longer than one look of one set of expressions for one key. The core has
+no clock: the shell's meter measures the steps. Source: ARCHITECTURE.md.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Failed: TypeAlias = Callable[[Exception], None]
 
 
 class Job(Protocol):
-    """Work in steps."""
+    """Work that is done in steps, between which other work of the loop may come."""
 
     def run(self, more: Callable[[], bool]) -> bool:
         """Go on until all is done (True) or `more`, asked after each step, says no."""
@@ -67,7 +67,7 @@ class PreparedRows(NamedTuple):
 
 
 class Choosing:
-    """The headers of a batch that one pattern selects, found in steps."""
+    """The headers of a batch that one pattern selects, found in steps (a Job)."""
 
     def __init__(
         self,
@@ -76,8 +76,9 @@ class Choosing:
         number_of: Callable[[Header], int] | None = None,
         reading: SharedReading | None = None,
     ) -> None:
-        """number_of: its answer for each header is noted in `numbers`; None: nothing is noted.
+        """matches: of the pattern, whether it selects a header.
 
+        number_of: its answer for each header is noted in `numbers`; None: nothing is noted.
         reading: of the header table, held here so that other readers of the batch find it.
         """
         self._reading = reading
@@ -86,10 +87,11 @@ class Choosing:
         self._content = content
         self._chosen = bytearray()
         # The steps do not hold this object, so that all is free once no reader waits for it.
-        self._steps = self._all(matches, content, number_of, self._chosen, self.numbers)
+        self._steps = self._match_all(matches, content, number_of, self._chosen, self.numbers)
 
     def run(self, more: Callable[[], bool]) -> bool:
         """Go on until all is done (True) or `more`, asked after each step, says no."""
+        # The generator stands where it was left: the next call goes on there.
         return all(more() for _ in self._steps)
 
     @property
@@ -107,14 +109,17 @@ class Choosing:
         return rows
 
     @staticmethod
-    def _all(
+    def _match_all(
         matches: Predicate,
         content: Content,
         number_of: Callable[[Header], int] | None,
         chosen: bytearray,
         numbers: list[int],
     ) -> Iterator[None]:
-        """Match one header a step; note whether it is chosen, and its number."""
+        """Match one header a step; `chosen` gets whether it is selected, `numbers` its number.
+
+        The header table, if it is large, is read in steps before.
+        """
         yield from content.make_headers()
         for header in content.headers()[0]:
             chosen.append(matches(*header))
@@ -124,7 +129,7 @@ class Choosing:
 
 
 class Matching:
-    """The jobs of one core, and the rest of the turn's share."""
+    """The jobs of one core, and what is left of the present turn's share for them, in time."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
@@ -136,8 +141,11 @@ class Matching:
         self.remains: Final = Remains()
         """Entries of large header tables that are not needed any more."""
         self._meter = shard.settings.meter
+        """The shell's clock, in nanoseconds; None: there is none."""
         self._share = shard.settings.matching_share
+        """Nanoseconds that matching may take of each turn."""
         self._left = self._share
+        """Nanoseconds that are left of it in this turn."""
         self.sliced = self._meter is not None
         """Whether there is a meter: without one everything is matched at once."""
         self._readings: WeakValueDictionary[tuple[bytes, int], SharedReading] = (
@@ -164,7 +172,9 @@ class Matching:
     def reading(self, uuid: bytes, base: int, content: Content) -> SharedReading | None:
         """Have a content use the one reading of its large header table that all readers share.
 
-        Returns that reading, for the caller to hold. None: the table is quick to read, or was read.
+        Readers may have content objects of their own over the same batch. The reading is kept only
+        as long as some caller holds what is returned. None: the table is quick to read, or was
+        read. uuid, base: of the stream and the batch.
         """
         own = content.reading(UNCHECKED, outlined=False, remains=self.remains)
         if own is None:
@@ -176,15 +186,19 @@ class Matching:
     def later(
         self, job: Job, then: Callable[[], None], wanted: Callable[[], bool], failed: Failed
     ) -> None:
-        """Go on with a job in later turns; `then` is called when it is done or not wanted.
+        """Go on with a job in later turns, since this turn's share is used up.
 
-        failed: called instead with the exception that the job raised.
+        then: called when the job is done, or not wanted any more: it has to look which. wanted:
+        whether some reader still waits. failed: called instead with the exception of the job.
         """
         self._shard.counters["matching_put_off"] += 1
         self.queue.append((job, then, wanted, failed))
 
     def work(self) -> None:
-        """Give each job its piece, until the turn's share is used up; free some of what remains."""
+        """Give jobs their pieces by turns, until the turn's share is used up; called in each turn.
+
+        Some of the large header tables that are not needed any more are freed, too.
+        """
         self.remains.free(FREED_A_TURN)
         piece = max(1, self._share // PIECE_SHARE)
         while self.queue and self._left > 0:
@@ -200,7 +214,7 @@ class Matching:
                 self.queue.append((job, then, wanted, failed))
 
     def _run(self, job: Job, most: int) -> bool:
-        """Run a matching job for at most this many nanoseconds; returns whether it is done."""
+        """Run a job for at most this many nanoseconds of the turn's share; True: it is done."""
         meter = self._meter
         if meter is None:
             return job.run(always)
@@ -213,7 +227,7 @@ class Matching:
 
 
 def is_quick(content: Content) -> bool:
-    """Whether all headers of a batch are few enough to be matched in one go."""
+    """Whether a batch's headers are few enough to be matched in one go, but for expressions."""
     head = content.head
     # A record has one header: 100 records with an id each have 100 headers, whatever the tables
     # could make.

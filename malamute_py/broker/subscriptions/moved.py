@@ -1,7 +1,9 @@
 """Newest records that have moved: a lagging subscription reads their copies.
 
-Owns these reads. The rule: older records of the same subjects are covered without a word, since
-newer ones replaced them. Source: docs/design.md, Flow control.
+In a stream with keys, compaction copies newest records of the oldest segments into a hidden stream
+of the ring before it gives the segments up; they keep their offsets. Owns the reads of these
+copies, by their places in the hidden stream. The rule: older records of the same subjects are
+covered without a word, since newer ones replaced them. Source: docs/design.md, Flow control.
 """
 
 from __future__ import annotations
@@ -40,9 +42,10 @@ class Moved:
         """Reads under way by their tokens: {place of a copy: offsets}."""
 
     def turn(self, sub: Subscription, keys: Keys) -> None:
-        """Begin a read of newest records that have moved, or go on after the last of them.
+        """Begin a read of the next newest records that have moved, or go on after the last of them.
 
-        Older records of their subjects are covered without a word: newer ones replaced them.
+        The turn of a subscription before its stream's first record. Older records of the same
+        subjects are covered without a word: newer ones replaced them.
         """
         stream = sub.stream
         to = min(stream.first, sub.stop, sub.tail)
@@ -51,12 +54,13 @@ class Moved:
             sub.position = to
             self._lagging.consider(sub)
         elif not self._lagging.turns.may_read:
+            # As many reads are under way as may be: its turn comes when one has ended.
             sub.queued = True
             self._lagging.turns.starve(sub, sub.link)
         else:
             token = sub.reading = self._lagging.turns.begin(sub)
             places: dict[int, list[int]] = {}
-            for offset, place in found:
+            for offset, place in found:  # A copy may hold several records.
                 places.setdefault(place, []).append(offset)
             self.reads[token] = places
             size = min(self._shard.settings.quantum_bytes, sub.left_bytes, sub.link.room)
@@ -70,7 +74,9 @@ class Moved:
     def deliver(self, sub: Subscription, answer: HistoryRead, places: dict[int, list[int]]) -> None:
         """Deliver newest records that have moved, in the order of their offsets.
 
-        places: offsets of the records in a copy, by the place of the copy.
+        places: those that were asked for, by the place of their copy: their offsets. A copy that
+        the journal did not find has moved once more, or its records were replaced, or it is
+        damaged.
         """
         keys = sub.stream.keys
         assert keys is not None
@@ -89,7 +95,7 @@ class Moved:
             if any(places_now.get(offset, place) != place for offset in offsets):
                 return  # They have moved once more: the next turn reads them there.
             for offset in offsets:
-                if offset in places_now:
+                if offset in places_now:  # Else a newer record has replaced it.
                     sub.position = max(sub.position, offset)
                     self._lagging.gap(
                         sub, offset + 1, "damaged", "the copy of the record is damaged"
@@ -99,13 +105,17 @@ class Moved:
     def _give_moved(
         self, sub: Subscription, portion: Portion, run: HistoryRun, offsets: list[int]
     ) -> None:
-        """Deliver those rows of a copy that are newest records and that a subscription selects."""
+        """Deliver those rows of a copy that are newest records and that a subscription selects.
+
+        offsets: of the records that were asked for; others in the copy were replaced since it was
+        made.
+        """
         data = memoryview(run.data)
-        ((_, size, base, count),) = run.spans
+        ((_, size, base, count),) = run.spans  # A copy is alone in its run.
         content, next = Content(data[STAMP_BYTES:]), offsets[-1] + 1
-        deltas = content.offset_deltas
-        at = base + (np.arange(count) if deltas is None else deltas.astype(np.int64))
-        mask = np.isin(at, offsets) & (at >= sub.position)
+        deltas = content.offset_deltas  # Of each row, from `base` on; None: they follow on it.
+        offset_of_row = base + (np.arange(count) if deltas is None else deltas.astype(np.int64))
+        mask = np.isin(offset_of_row, offsets) & (offset_of_row >= sub.position)
         for narrower in (
             rows_of_headers(content, headers_chosen(sub, content)),
             unexpired(content, self._shard.now_ms),
@@ -116,11 +126,11 @@ class Moved:
         batch = StampedBatch(
             sub.stream, bytes(data[:STAMP_BYTES]), data[STAMP_BYTES:], content, base, next, size
         )
-        # 0 and 2.0: rows are extracted however small the batch is, and however many they are.
-        encoding = encoding_of(batch, mask, 0, 2.0)
+        # Rows are extracted however small the batch is, and however many of its rows they are.
+        encoding = encoding_of(batch, mask, bytes_min=0, share=2.0)
         if encoding is not None:
             encoding = encoding.for_(whole=False)
-            if encoding.rows is None:
+            if encoding.rows is None:  # Extracted, or all rows are taken.
                 portion.whole(encoding.frames, next, encoding.count, encoding.bytes)
             else:
                 portion.part(encoding, next)

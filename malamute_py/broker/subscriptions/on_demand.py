@@ -34,13 +34,15 @@ class OnDemand:
         self._cohorts = Cohorts(shard, links, delivery, matching, lagging)
 
     def serve(self) -> None:
-        """Give turns until all are served or the turn's budget is used up, one at least."""
+        """Give turns until all are served or the budget of bytes or time is used up, one at least.
+
+        Called in each turn of the broker's loop that has such work.
+        """
         budget = self._shard.settings.step_bytes
         turns = self.turns
         more = self._lagging.more = self._shard.share()
         while budget > 0 and turns.runnable:
-            # Reads may be used up by this turn: a starved subscription may have ended, or need
-            # none.
+            # Those that wait for a read come first, while a read may begin.
             starved = turns.starved and turns.may_read
             sub = turns.next_starved() if starved else turns.queue.popleft()
             if isinstance(sub, Surveyed):
@@ -52,6 +54,7 @@ class OnDemand:
                     self._lagging.each_alone(sub.stream, sub.members, error)
             else:
                 sub.queued = False
+                # It may have ended, or been served otherwise, since it was queued.
                 if sub.started and not sub.live and (sub.able or sub.position >= sub.stop):
                     try:
                         budget -= self._own_turns.turn(sub)
@@ -61,9 +64,11 @@ class OnDemand:
                 return
 
     def failed(self, answer: ReadFailed) -> None:
-        """End a subscription whose history cannot be read; subscriptions of a cohort read alone.
+        """End a subscription whose history cannot be read, unless it may read otherwise.
 
-        The unreadable place may lie before or after the positions of most of them.
+        The members of a cohort read alone: the unreadable place may lie before or after the
+        positions of most of them. A subscription that read by its selection reads every batch once
+        more (`careful`), since the look into a batch may have failed.
         """
         reader = self._answered(answer.token)
         self._moved.reads.pop(answer.token, None)
@@ -79,14 +84,16 @@ class OnDemand:
                 self._lagging.consider(sub)
             return
         if answer.code == "internal" and not reader.careful:
-            # Reading for a selection looks into batches; reading all of them does not.
             reader.careful = CAREFUL_BATCHES
             self._lagging.consider(reader)
             return
         reader.owner.end(reader, answer.code)
 
     def history(self, answer: HistoryRead) -> None:
-        """Deliver what the journal has read for a reader, or a cohort, as far as credit allows."""
+        """Deliver what the journal has read for a subscription or cohort, as far as credit allows.
+
+        What finds no credit is dropped, and read again later.
+        """
         sub = self._answered(answer.token)
         # Where the newest records that were asked for lie; None: no such read.
         places = self._moved.reads.pop(answer.token, None) if self._moved.reads else None
@@ -103,7 +110,8 @@ class OnDemand:
             # What this reader may take of the turn: others wait for their answers, too.
             self._lagging.more = self._shard.share()
             stream = sub.stream
-            # What compaction gave up during the read is no gap: the next turn reads the copies.
+            # In a stream with keys, what compaction gave up during the read is no gap: nothing is
+            # delivered now, and the next turn reads the copies.
             moved = stream.keys is not None and (answer.gave_up or sub.position < stream.first)
             try:
                 if places is not None:
@@ -113,13 +121,17 @@ class OnDemand:
             except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
                 self._lagging.erred(sub, error)
                 return
-            if not sub.reading:
+            if not sub.reading:  # Else its next batch is being matched.
                 self._lagging.note_progress(sub, before)
         if sub.started:
             self._lagging.consider(sub)
 
     def _answered(self, token: int) -> Subscription | Cohort | None:
-        """Return the readers of a read that have not ended; the read is no longer under way."""
+        """Note that a read is answered, and return its reader, if it has not ended meanwhile.
+
+        Of a cohort only the members that have not ended are left. None: the reader has ended, or
+        the read was not for a subscription.
+        """
         reader = self.turns.answered(token)
         if isinstance(reader, Cohort):
             for sub in reader.members:

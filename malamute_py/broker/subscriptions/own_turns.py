@@ -1,9 +1,10 @@
 """Own turns: one lagging subscription is served from memory, or by a read of history for it alone.
 
-Owns what one subscription is given in a turn. The rules: one quantum a turn and one read at a time;
-a subscription becomes live in the turn in which its position equals the tail; records that were
-read and found no credit are dropped and read again, never kept. Source: docs/design.md, Flow
-control.
+Owns what one subscription is given in a turn. The newest batches are in memory, in the hot window;
+all older ones are history, which the journal reads. The rules: one quantum of bytes a turn and one
+read at a time; a subscription becomes live in the turn in which its position equals the tail;
+records that were read and found no credit are dropped and read again, never kept. Source:
+docs/design.md, Flow control.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from malamute_py.broker.batches.bounds import first_within_bounds
 from malamute_py.broker.batches.encoding import encoding_of
 from malamute_py.broker.batches.rows import Mask
 from malamute_py.broker.context import Shard
-from malamute_py.broker.log.stream import StampedBatch
+from malamute_py.broker.log.stream import NEVER, StampedBatch
 from malamute_py.broker.ready import HistoryRead, HistoryRun, ReadRange
 from malamute_py.broker.streams.start_positions import may_match
 from malamute_py.broker.subscriptions.audience import audience_of
@@ -42,7 +43,7 @@ from malamute_py.matcher import compile_pattern, rows_by_subject
 EXPIRY_AT = STAMP_BYTES + 56
 """Position of a stored batch's earliest expiry."""
 SPARSE_BYTES = 64 << 10
-"""Bytes of one read when single records are looked for."""
+"""Bytes of one read when single records are looked for, of a start `last per subject`."""
 
 
 class OwnTurns:
@@ -60,10 +61,11 @@ class OwnTurns:
     def turn(self, sub: Subscription) -> int:
         """Give a subscription one quantum from memory, or begin a read of the journal for it.
 
-        Returns the bytes given. Newest records that have moved to copies come before the rest.
+        At its end it is ended, at the tail it goes live. Returns the bytes given.
         """
         stream = sub.stream
         if stream.keys is not None and sub.position < min(stream.first, sub.stop):
+            # Newest records that have moved to copies come before the stream's own first record.
             self._moved.turn(sub, stream.keys)
             return 0
         if sub.wanted is not None:
@@ -76,12 +78,13 @@ class OwnTurns:
             self._lagging.leave_history(sub)
             self._delivery.catch_up(sub)
             return 0
-        if sub.position >= stream.hot_first:
+        if sub.position >= stream.hot_first:  # Its next record is in the hot window.
             self._lagging.leave_history(sub)
             given = self._from_memory(sub)
             self._lagging.consider(sub)
             return given
         if not self._lagging.turns.may_read:
+            # As many reads are under way as may be: its turn comes when one has ended.
             sub.queued = True
             self._lagging.turns.starve(sub, sub.link)
             return 0
@@ -89,7 +92,7 @@ class OwnTurns:
         return 0
 
     def _to_next_wanted(self, sub: Subscription, portion: Portion | None = None) -> None:
-        """Skip to the next offset that a last-per-subject start wants.
+        """Skip to the next offset that a start `last per subject` wants; after the last, take all.
 
         portion: what was gathered for the subscription so far.
         """
@@ -109,15 +112,16 @@ class OwnTurns:
     def _from_memory(self, sub: Subscription) -> int:
         """Give a subscription up to a quantum of bytes from the hot window; returns the bytes.
 
-        After an error the subscription is `careful`: each batch leaves by itself, and one that
-        raises again is passed over as damaged.
+        It ends early where credit, the link's room or the share of time is used up, or a batch has
+        to be matched in steps. After an error the subscription is `careful`: each batch leaves by
+        itself, and one that raises again is passed over as damaged.
         """
         stream = sub.stream
         end = min(sub.tail, sub.stop)
         quantum = self._shard.settings.quantum_bytes
         now_ms = self._shard.now_ms
         more = self._lagging.more
-        matches = self._matching.sliced and not sub.everything
+        may_be_slow = self._matching.sliced and not sub.everything
         portion = Portion(self._delivery, sub, quantum)
         place = stream.hot_place(sub.position)
         for batch in islice(stream.hot, place, place + TURN_BATCHES_MAX):
@@ -127,10 +131,10 @@ class OwnTurns:
                 continue
             next = min(batch.next, end)
             try:
-                if matches and not self._prepared(sub, batch.base, batch.content):
+                if may_be_slow and not self._prepared(sub, batch.base, batch.content):
                     break
                 anything, mask = select(sub, batch.content, batch.base, end, now_ms)
-                if anything and mask is None:
+                if anything and mask is None:  # Every row.
                     count = batch.next - batch.base
                     portion.whole((batch.stamp, batch.frame), next, count, batch.size)
                 elif mask is not None and anything:
@@ -155,7 +159,11 @@ class OwnTurns:
     # --- reads of history -------------------------------------------------------------------
 
     def _read(self, sub: Subscription) -> None:
-        """Have the journal read for a subscription, as much as its credit and its link take."""
+        """Have the journal read for a subscription, as much as its credit and its link take.
+
+        The journal skips batches that the pattern cannot match, by its index, and may gather rare
+        rows of several batches into one.
+        """
         stream = sub.stream
         end = min(sub.tail, sub.stop, stream.hot_first)
         size = min(self._shard.settings.quantum_bytes, sub.left_bytes)
@@ -187,7 +195,13 @@ class OwnTurns:
         )  # fmt: skip
 
     def deliver_history(self, sub: Subscription, answer: HistoryRead) -> None:
-        """Deliver what the journal read, thinned out where not all of it is wanted."""
+        """Deliver what the journal read for a subscription, thinned out where not all is wanted.
+
+        A run is a series of stored batches, or one batch of gathered rows. Gaps that the journal
+        found are told between the batches, by their offsets. It ends early where credit, the
+        link's room or the share of time is used up, or a batch has to be matched in steps: the rest
+        is read again.
+        """
         stream, end = sub.stream, min(sub.tail, sub.stop)
         now_ms = self._shard.now_ms
         if stream.bounded or sub.position < stream.first:
@@ -213,8 +227,8 @@ class OwnTurns:
                 next = base + count
                 if next <= sub.position:
                     continue
-                while gaps and gaps[0][0] <= base:
-                    self._name_gap(sub, portion, gaps.pop(0))
+                if gaps:
+                    self._name_gaps(sub, portion, gaps, base)
                 if not portion.open or base >= end:
                     portion.flush()
                     return
@@ -222,7 +236,8 @@ class OwnTurns:
                 # content is made.
                 (expiry_ms,) = unpack_from("<q", data, at + EXPIRY_AT)
                 cut = base < sub.position or next > end
-                if not looks and not cut and not 0 < expiry_ms <= now_ms:
+                expired = 0 < expiry_ms <= now_ms  # Some record of it; 0: none ever does.
+                if not looks and not cut and not expired:
                     portion.stored(run.data, at, size, next, count)
                 else:
                     try:
@@ -239,23 +254,23 @@ class OwnTurns:
                     portion.flush()
                 sub.position = max(sub.position, min(next, end))
                 if looks and not more():
-                    # The rest is read again.
                     portion.flush()
                     return
         portion.flush()
-        for gap in gaps:
-            self._name_gap(sub, portion, gap)
+        self._name_gaps(sub, portion, gaps, NEVER)
         sub.position = max(sub.position, min(answer.next, end))
 
     def _gathered(
         self, sub: Subscription, portion: Portion, run: HistoryRun, gaps: list[Any], end: int
     ) -> bool:
-        """Deliver rows that the journal gathered; False: there is no credit or room for them."""
-        ((at, size, base, count),) = run.spans
-        while gaps and gaps[0][0] <= base:
-            self._name_gap(sub, portion, gaps.pop(0))
+        """Deliver a batch of rows that the journal gathered from several; False: it is not taken.
+
+        It cannot be divided: where credit or room is used up, where some of its rows are before the
+        position or after the end, or may have been purged meanwhile, all is read again.
+        """
+        ((at, size, base, count),) = run.spans  # A gathered batch is alone in its run.
+        self._name_gaps(sub, portion, gaps, base)
         if not portion.open or max(sub.position, sub.stream.purges.before) > base:
-            # Rows that were purged while the journal gathered them are told apart when read again.
             return False
         if run.next > end:
             return False
@@ -263,17 +278,23 @@ class OwnTurns:
         sub.position = run.next
         return True
 
-    def _name_gap(
-        self, sub: Subscription, portion: Portion, gap: tuple[int, int, str, str]
+    def _name_gaps(
+        self, sub: Subscription, portion: Portion, gaps: list[tuple[int, int, str, str]], base: int
     ) -> None:
-        """Send GAP for a gap that the journal found, after the records before it."""
-        first, to, code, reason = gap
-        to = min(to, sub.stop)
-        if to <= sub.position:
-            return
-        portion.flush()
-        sub.position = max(sub.position, first)
-        self._lagging.gap(sub, to, code, reason)
+        """Send GAP for gaps that the journal found and that begin at or before `base`.
+
+        They leave `gaps`, which is in order. Records that were gathered before a gap go first.
+        """
+        while gaps:
+            first, to, code, reason = gaps[0]
+            if first > base:
+                return
+            del gaps[0]
+            to = min(to, sub.stop)
+            if to > sub.position:
+                portion.flush()
+                sub.position = max(sub.position, first)
+                self._lagging.gap(sub, to, code, reason)
 
     # --- some rows of a batch ---------------------------------------------------------------
 
@@ -281,7 +302,11 @@ class OwnTurns:
         self, sub: Subscription, portion: Portion, data: Any, stored: memoryview, at: int,
         base: int, end: int,
     ) -> bool:  # fmt: skip
-        """Deliver what a subscription selects of one stored batch; False: it is being matched."""
+        """Deliver what a subscription selects of one stored batch; False: it is being matched.
+
+        data: bytes that the journal has read, in which the batch lies from `at` on. stored: the
+        batch, stamp and content. base: its first offset. end: no record from there on is wanted.
+        """
         content = Content(stored[STAMP_BYTES:])
         if not self._prepared(sub, base, content):
             return False
@@ -301,16 +326,16 @@ class OwnTurns:
         return True
 
     def _prepared(self, sub: Subscription, base: int, content: Content) -> bool:
-        """Whether a subscription's selection of a batch is known, or quick to find.
+        """Whether a subscription's selection of a batch is known, or quick to find by select().
 
-        Otherwise the selection is found in slices, and the subscription has its next turn
-        afterwards.
+        False: matching the batch's headers takes long; it goes on in later turns, and the
+        subscription has its next turn afterwards. Called before each look at a batch.
         """
         if sub.everything or sub.careful or not self._matching.sliced:
             return True
         if sub.prepared is not None:
             if sub.prepared.base == base:
-                content.share(sub.prepared.table)
+                content.share(sub.prepared.table)  # So that it is not read again.
                 return True
             sub.prepared = None
         if not audience_of(sub.stream).index.slow and is_quick(content):
@@ -320,15 +345,17 @@ class OwnTurns:
         if self._matching.run(job):
             sub.prepared = PreparedRows(base, job.rows, content.table)
             return True
-        sub.reading = MATCHING
+        sub.reading = MATCHING  # No turn comes meanwhile.
 
         def matched() -> None:
+            """Keep the rows that were found for the next turn."""
             sub.reading = 0
             if sub.started:
                 sub.prepared = PreparedRows(base, job.rows, content.table)
                 self._lagging.consider(sub)
 
         def failed(error: Exception) -> None:
+            """Serve the subscription batch by batch, after an error in matching."""
             sub.reading = 0
             if sub.started:
                 self._lagging.erred(sub, error)
@@ -339,13 +366,17 @@ class OwnTurns:
     def _give_part(
         self, sub: Subscription, portion: Portion, batch: StampedBatch, next: int, mask: Mask
     ) -> None:
-        """Deliver some rows of a batch: gathered with those of other batches if they are few."""
+        """Deliver some rows of a batch: gathered with those of other batches if they are few.
+
+        mask: the rows. next: offset up to which the delivery covers.
+        """
         settings = self._shard.settings
         encoding = encoding_of(batch, mask, settings.extract_bytes_min, settings.extract_share)
         assert encoding is not None, "something was selected"
+        # `extracts`: rows so few of so large a batch go out without the others.
         few = encoding.extracts and encoding.count <= GATHERED_ROWS_MAX and not sub.careful
         if few and sub.gathered and self._lagging.may_gather and gatherable(batch.content):
             portion.rows(batch, next, mask)
             return
-        encoding = encoding.for_(sub.whole)
+        encoding = encoding.for_(sub.whole)  # The batch with a bitmap, or its rows as a batch.
         portion.part(encoding, next)

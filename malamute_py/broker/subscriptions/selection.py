@@ -1,7 +1,9 @@
 """Selection: which rows of a batch a subscription, or a selection group, takes.
 
-Owns the way from chosen headers to rows. The rule: a header that was seen of late is a look-up.
-Source: SPEC.md, section 5.
+A header is the subject and fields of a record. A batch has its distinct headers in a table, and for
+each row a code: the place of its header there. A mask is a numpy array of a bool for each row. Owns
+the way from chosen headers to rows. The rule: a header that was seen of late is a look-up. Source:
+SPEC.md, section 5.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from malamute_py.broker.subscriptions.subscription import Subscription
 
 
 def rows_of_group(content: Content, group: SelectionGroup) -> Mask | None:
-    """Mask of the rows that a group selects; None: all rows."""
+    """Return a mask of the rows that a selection group takes of a batch; None: all rows."""
     if group.headers is None:
         return None
     chosen = np.zeros(len(content.headers()[0]), np.bool_)
@@ -32,22 +34,24 @@ def rows_of_group(content: Content, group: SelectionGroup) -> Mask | None:
 
 
 def rows_of_groups(content: Content, groups: Sequence[SelectionGroup]) -> list[list[int]]:
-    """The rows, ascending, that each group selects; no group selects all headers.
+    """Return the rows of a batch, ascending, that each group selects.
 
-    The batch's rows are sorted once for all groups: masks would cost rows times groups.
+    groups: none of them selects all headers. The rows are sorted by header once for all groups:
+    masks would cost rows times groups.
     """
     headers, codes = content.headers()
     if codes is None:  # All rows have the one header.
         everything = list(range(content.head.count))
         return [everything if 0 in group.headers else [] for group in groups]
-    # The rows by header: those of the header at a place end at ends[place], and begin where those
-    # of the header before it end.
+    # `codes` has the place of each row's header among the headers. In `order` the rows of one
+    # header stand together; those of the header at a place end at ends[place], and begin where
+    # those of the header before it end.
     order = np.argsort(codes, kind="stable").tolist()
     ends = np.cumsum(np.bincount(codes, minlength=len(headers))).tolist()
     found: list[list[int]] = []
     for group in groups:
         places = group.headers.tolist()
-        if len(places) == 1:
+        if len(places) == 1:  # The usual case; its rows are in order already.
             place = places[0]
             found.append(order[ends[place - 1] if place else 0 : ends[place]])
             continue
@@ -60,7 +64,10 @@ def rows_of_groups(content: Content, groups: Sequence[SelectionGroup]) -> list[l
 
 
 def headers_chosen(subscription: Subscription, content: Content) -> Mask | None:
-    """Which distinct headers one subscription selects; None: all of them."""
+    """Return a mask of a batch's distinct headers that one subscription selects; None: all.
+
+    For subscriptions that are served alone, on demand.
+    """
     if subscription.everything:
         return None
     headers, _ = content.headers()
@@ -71,7 +78,8 @@ def headers_chosen(subscription: Subscription, content: Content) -> Mask | None:
         if number in match(*headers[0]):
             return None
         return np.zeros(1, np.bool_)
-    # Matches that are remembered are used; for one subscription it does not pay to remember more.
+    # Matches that shared windows remember of recent headers are used; for one subscription it does
+    # not pay to remember more.
     found = map(audience.matched.get, headers)
     chosen = np.fromiter(
         (
@@ -87,12 +95,18 @@ def headers_chosen(subscription: Subscription, content: Content) -> Mask | None:
 def select(
     subscription: Subscription, content: Content, base: int, end: int, now_ms: int
 ) -> tuple[bool, Mask | None]:
-    """The rows of a batch that a subscription takes, before `end`: (any, mask or None for all)."""
+    """Return which rows of a batch a subscription takes: (whether any, their mask).
+
+    The mask is None where all rows are taken, and where none is. A row is taken if the pattern
+    selects its header, it has not expired and was not purged, and it lies within the client-time
+    window, from the position up to `end`, and among the offsets wanted. base: the first row's
+    offset.
+    """
     count = content.head.count
     mask: Mask | None = None
     prepared = subscription.prepared
     if prepared is not None and prepared.base == base:
-        mask = prepared.rows
+        mask = prepared.rows  # The headers were matched over several turns.
     elif not subscription.everything:
         chosen = headers_chosen(subscription, content)
         if chosen is not None:
@@ -102,9 +116,9 @@ def select(
     alive = unexpired(content, now_ms)
     if alive is not None:
         mask = narrow(mask, alive)
-    left = subscription.stream.purges.left(content, base)
-    if left is not None:
-        mask = narrow(mask, left)
+    not_purged = subscription.stream.purges.left(content, base)
+    if not_purged is not None:
+        mask = narrow(mask, not_purged)
     if subscription.client_time is not None:
         inside = within_client_time(content, subscription.client_time)
         if inside is not None:

@@ -1,6 +1,7 @@
 """One subscription: its selection of a stream, and its position there.
 
-Owns every fact about one subscription. The rules: `covered` is the offset that the client was told,
+Owns every fact about one subscription. A live subscription takes each batch as it comes; any other
+one lags, and is served on demand. The rules: `covered` is the offset that the client was told,
 `position` the offset that the selection has come to, and a live subscription stands at the tail
 without being touched. Source: docs/design.md, Flow control.
 """
@@ -61,9 +62,11 @@ class Subscription(Receiver):
         self.pattern = command.pattern
         self.pattern_bytes = 0
         self.pattern_number = -1
+        """Number of the pattern in the audience's index, which equal patterns share."""
         self.everything = False
         """Whether every header matches: no header is looked at."""
         self.client_time = command.client_time
+        """Window (from, to) of the client times of records that it takes; None: of any."""
         self.whole = command.whole
         """Whether it takes whole batches with a bitmap, and neither extracted nor gathered rows."""
         self.gathered = command.gathered and not command.whole
@@ -71,11 +74,14 @@ class Subscription(Receiver):
         self.durable = command.visibility != 0
         """Whether it sees only what no power loss can take back."""
         self.stop = NEVER if command.end < 0 else command.end
+        """Offset at which it ends."""
         self.position = 0
+        """Offset to which it has come on demand; while it is live, the position stands still."""
         self.wanted: np.ndarray[Any, np.dtype[np.int64]] | None = None
         """The only offsets wanted before `wanted_to`, ascending; for last per subject."""
         self.wanted_to = 0
         self.live = False
+        """Whether it takes batches as they come; otherwise it lags, and has its turns."""
         self.started = False
         """Whether its stream and position are known, and it has not ended."""
         self.queued = False
@@ -104,18 +110,19 @@ class Subscription(Receiver):
 
     @property
     def place(self) -> int:
-        """Offset before which every record was delivered or not selected."""
+        """Offset before which every record was delivered or not selected: the next COVER's end."""
         if self.live:
             audience, tail = self.stream.audience, self.tail
             if audience.late:
-                # The subscription has no batch that is being matched, unless it read it itself.
+                # A batch whose headers are still being matched was not delivered, but where the
+                # subscription has read it on demand, before it went live.
                 tail = max(self.position, audience.late_from(self.durable, tail))
             return min(tail, self.stop)
         return self.position
 
     @property
     def able(self) -> bool:
-        """Whether it may be given something."""
+        """Whether it may be given something: it has credit left, and its link room for bytes."""
         return self.started and self.left_records > 0 and self.left_bytes > 0 and self.link.room > 0
 
     @property
@@ -132,3 +139,4 @@ class Subscription(Receiver):
 
 
 SUBSCRIBE: Final = 12
+"""Number of the command, for refusals."""

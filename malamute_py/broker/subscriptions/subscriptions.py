@@ -1,7 +1,8 @@
 """Subscriptions: how they begin and end.
 
-Owns SUBSCRIBE, and the end of a subscription. The rule: a SUBSCRIBE is checked whole before
-anything is changed. Source: docs/design.md, Flow control.
+A subscription is entered when its SUBSCRIBE comes, begun when its stream is known, and started when
+its first position is. Owns SUBSCRIBE, and the end of a subscription. The rule: a SUBSCRIBE is
+checked whole before anything is changed. Source: docs/design.md, Flow control.
 """
 
 from __future__ import annotations
@@ -42,13 +43,17 @@ class Subscriptions:
         self._lagging = lagging
         self._starts = starts
         self.count = 0
+        """All subscriptions."""
         self.pattern_bytes = 0
         """Bytes of all patterns, as MessagePack."""
 
     # --- the commands -------------------------------------------------------------------
 
     def subscribe(self, link: Link, command: Subscribe) -> None:
-        """Check a SUBSCRIBE, enter it, and begin it once its stream is there."""
+        """Take a SUBSCRIBE: check it, enter the subscription, begin it once its stream is there.
+
+        A stream that is not there is created where the command wants that.
+        """
         number = command.subscription
         wrong: tuple[str, str] | None
         try:
@@ -65,6 +70,7 @@ class Subscriptions:
             return
         sub = self.enter(link, command)
         use = partial(self.begin, sub, command)
+        # Contained: an error in it ends this link alone.
         self._catalogue.use(
             command.stream, link.owner,
             self._links.contained(link, "SUBSCRIBE", use, SUBSCRIBE, number),
@@ -72,7 +78,11 @@ class Subscriptions:
         )  # fmt: skip
 
     def check(self, link: Link, command: Subscribe) -> tuple[str, str] | None:
-        """Check a SUBSCRIBE before its stream is known; returns code and reason of a refusal."""
+        """Check a SUBSCRIBE by itself; returns code and reason of a refusal, None: it may go on.
+
+        The bounds are on the number of subscriptions and the bytes of their patterns, in all and by
+        quota of the link's owner. The pattern itself is read when the stream is known.
+        """
         settings = self._shard.settings
         if self.count >= settings.subscriptions_max:
             reason = f"at most {settings.subscriptions_max} subscriptions in all"
@@ -102,18 +112,22 @@ class Subscriptions:
         self.pattern_bytes += sub.pattern_bytes
         link.receivers[sub.number] = sub
         self.count += 1
-        self._hold(sub, 1)
+        self._count_quotas(sub, sign=1)
         return sub
 
-    def _hold(self, sub: Subscription, sign: int) -> None:
-        """Count a subscription for the quotas of its link. sign: -1: no longer."""
+    def _count_quotas(self, sub: Subscription, sign: int) -> None:
+        """Count a subscription for the quotas of its link's owner. sign: 1; -1: no longer."""
         quotas, owner = self._shard.quotas, sub.link.quota_owner
         quotas.add(owner, "subscriptions", sign)
         quotas.add(owner, "pattern_bytes", sign * sub.pattern_bytes)
 
     def begin(self, sub: Subscription, command: Subscribe, stream: Stream) -> None:
-        """File the pattern of a subscription whose stream is known, and find its first position."""
-        if sub.ended:
+        """Enter a subscription into its stream's audience, and find where it begins.
+
+        Called when the stream is known or was created. The subscription is started by _start()
+        once its first position is found, which may take a look into the journal.
+        """
+        if sub.ended:  # Meanwhile.
             return
         try:
             audience_of(stream).enter(sub, command.pattern)
@@ -121,10 +135,11 @@ class Subscriptions:
             self.refuse(sub, error.code, error.reason)
             return
         sub.stream = stream
-        if command.until == "tail":
+        if command.until == "tail":  # It is to end where the stream ends now.
             sub.stop = min(sub.stop, sub.tail)
         sub.plain = sub.client_time is None and not sub.whole and sub.stop == NEVER
 
+        # The resolver answers once, now or later.
         def found(begin: Begin | BrokerRefused) -> None:
             """Start the subscription at the position that was found, or refuse it."""
             sub.link.queries -= 1
@@ -139,7 +154,7 @@ class Subscriptions:
 
         link = sub.link
         try:
-            self._links.count_query(link)
+            self._links.count_query(link)  # found() takes the question off the count again.
         except BrokerRefused as error:
             self.refuse(sub, error.code, error.reason, error.retry_ms)
             return
@@ -150,7 +165,10 @@ class Subscriptions:
         )  # fmt: skip
 
     def _start(self, sub: Subscription, begin: Begin) -> None:
-        """Send SUBSCRIBED to a subscription whose position is known, and serve it."""
+        """Send SUBSCRIBED to a subscription whose first position is known, and have it served.
+
+        begin: that position; where it is not the one asked for, REWOUND follows.
+        """
         stream = sub.stream
         sub.position = sub.covered = begin.next
         sub.wanted, sub.wanted_to = begin.wanted, begin.wanted_to
@@ -161,7 +179,7 @@ class Subscriptions:
                 sub.number, stream.uuid, self._shard.epoch, begin.next,
                 stream.first_at(self._shard.now_ms), sub.tail,
                 -1 if sub.stop == NEVER else sub.stop, schemas=list(stream.schemas.items()),
-                begin=int(stream.keys is not None),
+                begin=int(stream.keys is not None),  # First offset of all; with keys, 0 is none.
             ),
         )  # fmt: skip
         if begin.rewound_from is not None:
@@ -178,7 +196,10 @@ class Subscriptions:
         self._lagging.consider(sub)
 
     def _pass_over_history(self, sub: Subscription, tail: int) -> None:
-        """Have a subscription begin at the tail: its owner may not read history, which is a gap."""
+        """Have a subscription begin at the tail, since its owner may not `replay`: read history.
+
+        Whatever lies before is a GAP to it. tail: where the stream, or the subscription, ends now.
+        """
         reason = f"you may not replay stream '{sub.stream.name}'"
         self._shard.counters["gaps"] += 1
         self._links.say(sub.link, Gap(sub.number, sub.position, tail, "forbidden", reason))
@@ -195,19 +216,19 @@ class Subscriptions:
     # --- what a receiver owes its link ----------------------------------------------------
 
     def resume(self, sub: Subscription) -> None:
-        """Let a subscription that is not live have its turn."""
+        """Let a subscription that is not live have its turn: there is credit, or room, again."""
         if not sub.live:
             self._lagging.consider(sub)
 
     def end(self, sub: Subscription, code: str) -> None:
-        """Send ENDED to a subscription, and forget it."""
+        """Send ENDED to a subscription, and forget it. code: why it ends."""
         if sub.started:
             self._delivery.cover(sub)
         self._links.say(sub.link, Ended(sub.number, sub.covered, code))
         self._drop(sub)
 
     def link_ended(self, link: Link, subs: list[Subscription]) -> None:
-        """Forget all subscriptions of a link."""
+        """Forget all subscriptions of a link that has ended: it is sent nothing more."""
         for sub in subs:
             self._drop(sub)
 
@@ -218,7 +239,7 @@ class Subscriptions:
                 self._links.say(sub.link, Schema(sub.number, number, schema))
 
     def stream_removed(self, stream: Stream) -> None:
-        """End all subscriptions of a stream."""
+        """End all subscriptions of a stream that was removed."""
         for sub in audience_of(stream).subscriptions:
             if sub.started:
                 self.end(sub, "stream_removed")
@@ -230,8 +251,8 @@ class Subscriptions:
         sub.leave()
         self.count -= 1
         self.pattern_bytes -= sub.pattern_bytes
-        self._hold(sub, -1)
-        stream = getattr(sub, "stream", None)
+        self._count_quotas(sub, sign=-1)
+        stream = getattr(sub, "stream", None)  # None: it was refused before its stream was known.
         if stream is not None:
             self._lagging.forget(sub)
             audience_of(stream).leave(sub)

@@ -24,7 +24,11 @@ R = TypeVar("R")
 
 
 class Turns(Generic[Q, R]):
-    """The runnable work of one kind of reader."""
+    """Readers of one kind (subscriptions, groups) that wait for a turn or for a read of history.
+
+    A turn serves a reader from memory, or begins a read for it. Where too many reads are under way,
+    the reader is starved: it has its turn when one may begin.
+    """
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
@@ -35,12 +39,13 @@ class Turns(Generic[Q, R]):
         self.queues: Final = (self.queue, self.starved)
         """While all of them are empty, no reader can be served at once."""
         self._under_way: dict[int, R] = {}
+        """Token of a read that the shell has not answered -> its reader."""
         self.reads: list[ReadRange] = []
         """Reads that the shell is to be asked for."""
 
     @property
     def runnable(self) -> bool:
-        """Whether a reader can be served at once."""
+        """Whether some reader can have its turn now."""
         return bool(self.queue) or (bool(self.starved) and self.may_read)
 
     @property
@@ -68,7 +73,7 @@ class Turns(Generic[Q, R]):
         return reader
 
     def forget(self, reader: R, link: Link | None) -> None:
-        """Let a reader wait for a read no longer."""
+        """Let a reader, which has ended, wait for a read no longer."""
         mine = self.starved.get(link)
         if mine is not None:
             mine.pop(reader, None)
@@ -76,7 +81,7 @@ class Turns(Generic[Q, R]):
                 del self.starved[link]
 
     def begin(self, reader: R) -> int:
-        """Count a read as under way for a reader; returns the read's token."""
+        """Count a read as under way for a reader; returns the token that the answer will bear."""
         token = self._shard.token()
         self._under_way[token] = reader
         self._shard.counters["reads"] += 1

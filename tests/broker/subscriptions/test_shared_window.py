@@ -240,7 +240,7 @@ def test_rows_of_those_who_take_most_of_what_comes_are_not_kept() -> None:
     window = SharedWindow(stream, audience_of(stream).subscriptions)
     assert window.fill(hot_batches(stream.hot), stream.next, 1 << 30)
     assert window.rows == 20_000
-    assert sum(map(len, window._keys)) <= len(broad) * SELECTOR_ROWS_MAX + 20_000
+    assert sum(map(len, window._picks)) <= len(broad) * SELECTOR_ROWS_MAX + 20_000
     shell.broker.writable(2)
     alone = {sub.number for sub in window.share_out(1 << 30, 1 << 30).alone}
     assert alone == set(broad)
@@ -249,11 +249,11 @@ def test_rows_of_those_who_take_most_of_what_comes_are_not_kept() -> None:
     assert all(offsets(peer, number) == list(range(20_000)) for number in broad)
 
 
-@pytest.mark.parametrize("keys_max", [150, 1_500, 5_000])
+@pytest.mark.parametrize("picks_max", [150, 1_500, 5_000])
 def test_what_a_window_holds_for_all_is_bounded(
-    keys_max: int, monkeypatch: pytest.MonkeyPatch
+    picks_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_window, "KEYS_MAX", keys_max)
+    monkeypatch.setattr(shared_window, "PICKS_MAX", picks_max)
     monkeypatch.setattr(shared_window, "SELECTOR_ROWS_MAX", 300)
     shell = Shell()
     shell.hello(1)
@@ -266,7 +266,7 @@ def test_what_a_window_holds_for_all_is_bounded(
     stream = shell.stream("s")
     window = SharedWindow(stream, audience_of(stream).subscriptions)
     window.fill(hot_batches(stream.hot), stream.next, 1 << 30)
-    assert sum(map(len, window._keys)) <= keys_max
+    assert sum(map(len, window._picks)) <= picks_max
     shell.broker.writable(2)
     shell.run()
     check(peer, 4_000)
