@@ -66,6 +66,16 @@ def test_a_quota_that_is_reached_is_refused_by_name_and_leaves_the_rest_to_other
     assert said == [{"identity": "anna", "resource": resource, "bound": 3}]
 
 
+def test_a_mailbox_that_a_refused_send_would_have_made_counts_for_no_other_user() -> None:
+    box = post(Quota(mailboxes=1), mailbox_messages_max=1)
+    run, box.run = box.run, lambda: None  # type: ignore[method-assign]
+    box.send(2, wire.Send("other", 1), frames=[encode([b"x", b"y"])])
+    box.run = run  # type: ignore[method-assign]
+    box.send(1, wire.Send("own", 1), frames=[encode([b"x"])])
+    assert [answer.code for answer in refused(box, 2)] == ["limit"]
+    assert not refused(box, 1)
+
+
 @pytest.mark.parametrize(
     "resource", ["streams", "rings", "mailboxes", "services", "cursors", "transactions"]
 )

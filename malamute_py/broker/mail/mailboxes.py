@@ -176,7 +176,9 @@ class Mailboxes:
         if len(self.by_name) + len(self.drafts) - (name in self.drafts) >= most:
             raise self._quotas.over_all(by, "mailboxes", f"at most {most} mailboxes")
         if not name.startswith("~"):
-            self._quotas.check(by, "mailboxes", 1 + len(self.drafts))
+            # Drafts that other owners' refused steps have left in this turn are not this one's.
+            drafts = sum(draft.created_by == by for draft in self.drafts.values())
+            self._quotas.check(by, "mailboxes", 1 + drafts)
         rows = (self.in_memory if settings.memory else self._queues).messages
         mailbox = Mailbox(self.number(), name, rows, settings, by, self._shard.now_ms)
         self.drafts[name] = mailbox

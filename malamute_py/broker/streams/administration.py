@@ -350,7 +350,8 @@ class StreamAdmin:
                 # Ranges that have every record: the index does not know which were replaced.
                 answer["unbroken"] = []
             if moved is not None:
-                answer["splits"] = value["splits"] + answer["splits"]
+                splits = value["splits"] + answer["splits"]
+                answer["splits"] = fewer(splits, self._shard.settings.splits_max)
                 answer["records"] += moved.records
                 answer["bytes"] += moved.bytes
             answer["first"] = max(kept, young)

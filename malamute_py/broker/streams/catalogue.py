@@ -51,6 +51,9 @@ NAMES_AROUND: Final = 8
 with many streams, looking at all would take a turn of the loop."""
 
 
+_TOO_MANY_WAIT: Final = "too much waits for streams to be created"
+
+
 class Catalogue:
     """All streams of one core."""
 
@@ -330,7 +333,7 @@ class Catalogue:
             refused("forbidden", f"you may not create stream '{name}'", 0)
             return
         if self._waiting_count >= settings.waiting_commands_max:
-            refused("wait", "too much waits for streams to be created", 0)
+            refused("wait", _TOO_MANY_WAIT, 0)
             return
         if waiting is None:
             try:
@@ -370,6 +373,8 @@ class Catalogue:
                     )
                 then(stream)
                 return
+            if self._waiting_count >= settings.waiting_commands_max:
+                raise BrokerRefused("wait", _TOO_MANY_WAIT)
             if name in self._waiting:
                 # Another caller's creation is on its way, perhaps with other settings.
                 again = partial(self._create_after_wait, name, values, by, then, refused)

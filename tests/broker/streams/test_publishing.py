@@ -468,3 +468,11 @@ def test_commands_that_wait_for_a_stream_are_bounded() -> None:
     shell.send(1, *(wire.Publish("s", n + 1) for n in range(5)), frames=[content] * 5)
     answers = [told(peer, n)[0][0] for n in range(1, 6)]
     assert answers == ["confirm", "confirm", "confirm", "wait", "wait"]
+
+
+def test_creations_of_streams_that_wait_are_bounded_like_publishes() -> None:
+    shell = Shell(waiting_commands_max=3)
+    peer = shell.hello(1)
+    shell.send(1, *(wire.CreateStream(n + 1, f"s{n // 2}") for n in range(5)))
+    assert [result.request for result in peer.of(wire.Result)] == [1, 2, 3]
+    assert [refused.code for refused in peer.of(wire.Refused)] == ["wait", "wait"]
