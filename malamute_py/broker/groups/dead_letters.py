@@ -10,7 +10,7 @@ attempts, and how the last one ended. Source: SPEC.md, section 4.8.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from malamute_protocol.content import Content
 from malamute_protocol.errors import BrokerRefused
@@ -90,34 +90,26 @@ class DeadLetters:
             raise BrokerRefused("wait", "the log waits for its checkpoint")
         if self._steps.unsettled_bytes > settings.unsynced_bytes_max:
             raise BrokerRefused("wait", "too much waits for the disk")
-        content, count = batch.content, batch.next - batch.base
-        stream = group.stream
-        if extractable(content):
-            frame = copy_rows(content, rows_of_bits(rows, count))
-            offsets = [batch.base + place for place in places_of(rows)]
-            rows = ones(len(offsets))  # All rows of the copy are dead letters.
-        else:
-            # A batch that cannot be cut goes whole, and `rows` tells which rows are dead letters.
-            frame = copy_whole(content)
-            offsets = list(range(batch.base, batch.next))
-        expiries = content.expiries
-        places = [offset - batch.base for offset in offsets]
+        frame, offsets, letters = _copy(batch, rows)
+        stream, expiries = group.stream, batch.content.expiries
+        # Rows of the batch that are in the copy.
+        copied = [offset - batch.base for offset in offsets]
         origin = Origin(
             stream.number, stream.name, group.name, self.shard.epoch, attempts, offsets,
             group.slots_at(offsets), append_time_of(batch.stamp),
-            [] if expiries is None else expiries[places].tolist(),
+            [] if expiries is None else expiries[copied].tolist(),
         )  # fmt: skip
         names = dict.fromkeys((group.dead_letters, group.default_dead_letters))
         for name in names:
             try:
                 part = self._puts.put(
                     name, sender="", content=Content(frame), frame=frame, why=why,
-                    asked_by=group.row.by, origin=origin, rows=rows,
+                    asked_by=group.row.by, origin=origin, rows=letters,
                 )  # fmt: skip
             except BrokerRefused as error:
                 # The mailbox that the settings name may be unable to take dead letters, or only so
                 # many at once: then fewer are tried.
-                fewer = error.code == "limit" and len(places_of(rows)) > 1
+                fewer = error.code == "limit" and letters.bit_count() > 1
                 if fewer or error.code == "wait" or name == group.default_dead_letters:
                     raise
                 continue
@@ -125,6 +117,19 @@ class DeadLetters:
                 return part
             # A mailbox in memory takes no part in a step that is logged.
         raise BrokerRefused("cross_ring", "the mailbox is in memory only")
+
+
+def _copy(batch: StampedBatch, rows: int) -> tuple[Any, list[int], int]:
+    """Copy rows of a batch for a mailbox: (frame, offsets in it, which of its rows are meant).
+
+    A batch that cannot be cut is copied whole; others are without the rows that are not meant.
+    """
+    content = batch.content
+    if not extractable(content):
+        return copy_whole(content), list(range(batch.base, batch.next)), rows
+    offsets = [batch.base + row for row in places_of(rows)]
+    frame = copy_rows(content, rows_of_bits(rows, batch.next - batch.base))
+    return frame, offsets, ones(len(offsets))
 
 
 class _Burying(Effect):

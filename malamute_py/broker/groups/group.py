@@ -99,8 +99,8 @@ class Group:
         self.holder: Member | None = None
         """The member that is given the records, in an exclusive group."""
         self.absent_holder: Member | Holder | None = None
-        """A lost holder of an exclusive group whose place, with what it holds, is kept; a Holder
-        where the log has named it since before the broker began, and it holds nothing."""
+        """A lost holder of an exclusive group whose place, with what it holds, is kept. A Holder
+        was lost before the broker began, and holds nothing."""
         self.returns_ms = 0
         """Time until which the absent holder may return."""
         self.sure = False
@@ -136,7 +136,7 @@ class Group:
         self.flushing = False
         """Whether the log is being told of done records that no member waits for."""
         self.timer = 0
-        """Time of the next such record of the log; 0: nothing is to be logged."""
+        """Time at which Progress tells the log next of such records; 0: it has nothing to tell."""
         self.gone = False
         """Whether it was removed, or reset: another object has taken its place then."""
         self.may_bury = False
@@ -383,7 +383,7 @@ class Group:
         if holdings.read > base:  # The reader stands amid the batch: rows before it are done.
             skipped = holdings.read - base
             bits = bits >> skipped << skipped
-        for first, stop in self.done:
+        for first, stop in self.done:  # Ranges of an earlier run, ascending.
             if first >= end:
                 break
             first, stop = max(first, base), min(stop, end)

@@ -337,6 +337,11 @@ class Groups:
             return
         self._groups.coming[place] = [(member, command)]
         self._groups.begin(place, link.owner)
+        self._create_at_start(member, command, stream)
+
+    def _create_at_start(self, member: Member, command: JoinGroup, stream: Stream) -> None:
+        """Find the offset at which a member's new group is to start, then create it there."""
+        link, place = member.link, (stream.number, command.group)
 
         def create_at(begin: Begin | BrokerRefused) -> None:
             """Create the group at the start that was found, or turn the waiting members away."""
@@ -507,6 +512,7 @@ class Groups:
             identity=member.identity, returned=held is not None,
         )  # fmt: skip
         if held and group.counts:
+            # The loss of its link has ended an attempt; the records wait once the log has that.
             self._returns.count(group, held, DIED)
         self.reader.wake(group)
 

@@ -175,7 +175,7 @@ def _weights(members: Sequence[Candidate], slots: Numbers) -> np.ndarray[Any, np
     """Rendezvous hash of each member (a row) with each of these slots (a column).
 
     It comes of the member's session and number, so other members that come or go do not change it.
-    The numbers are those of the mixer splitmix64: every bit of a slot and of a member
+    The numbers are those of the mixer splitmix64, by which every bit of a slot and of a member
     bears on every bit of the hash.
     """
     names = (one.session + one.number.to_bytes(16, "little", signed=True) for one in members)

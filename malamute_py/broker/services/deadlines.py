@@ -83,17 +83,7 @@ class Deadlines:
                 if thing.alive:
                     over.setdefault(thing.service, []).append((thing, thing.alive))
             elif type(thing) is Pause:
-                batch = thing.batch
-                if batch.pauses is not None:
-                    batch.pauses.pop(thing, None)
-                rows = thing.rows & batch.delayed  # Others have ended during the pause.
-                batch.delayed &= ~rows
-                batch.service.delayed -= rows.bit_count()
-                rows &= batch.free
-                for times, some in batch.attempts(rows):
-                    # After a delay of the requester's, rows have not been handed out yet.
-                    batch.service.wait(batch, some, again=times > 0)
-                    self._registry.runnable[batch.service] = None
+                self._pause_over(thing)
         for service, items in over.items():
             self._expire(service, items)
         for (service, holder), items in leases.items():
@@ -102,6 +92,20 @@ class Deadlines:
             items = [(batch, rows) for batch, rows in items if rows]
             if items:
                 self._lease_over(service, holder, items)
+
+    def _pause_over(self, pause: Pause) -> None:
+        """Let rows wait in their queue whose pause is over, or the delay that a requester asked."""
+        batch = pause.batch
+        if batch.pauses is not None:
+            batch.pauses.pop(pause, None)
+        rows = pause.rows & batch.delayed  # Others have ended during the pause.
+        batch.delayed &= ~rows
+        batch.service.delayed -= rows.bit_count()
+        rows &= batch.free
+        for times, some in batch.attempts(rows):
+            # After a delay, rows have not been handed out yet: they do not go before others.
+            batch.service.wait(batch, some, again=times > 0)
+            self._registry.runnable[batch.service] = None
 
     def put_off_leases(self, ms: int) -> None:
         """Let all leases last longer by a time in which no worker could be heard.

@@ -101,7 +101,7 @@ class HandOuts:
         budget: entries of queues that are looked at. more: whether the turn has time left.
         """
         if service.state != STANDING:
-            return budget  # The log does not have the service yet, or has lost it.
+            return budget  # The log does not have the service yet, or it is being removed.
         if service.new_patterns or service.new_subjects:
             service.scan(self._shard.share(_SCAN_PART))
             budget -= 1
