@@ -222,7 +222,7 @@ class Group:
         for member in leaving:
             del self.by_place[member.place]
         others = [member for member in self.members if not member.aside]
-        slots.leave([member.place for member in leaving], others)
+        slots.leave([member.place for member in leaving], others, gone=True)
         return released
 
     def give_up_absent_holder(self) -> Picked:

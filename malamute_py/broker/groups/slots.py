@@ -72,11 +72,15 @@ class Slots:
         self._best[better] = weight[better]
         self.settle()
 
-    def leave(self, places: list[int], members: Sequence[Candidate]) -> None:
+    def leave(self, places: list[int], members: Sequence[Candidate], *, gone: bool = False) -> None:
         """Give the slots of members that have left to those of the others that weigh most.
 
         places: numbers of those that have left. members: the others, which may be given records.
+        gone: they do not come back, and their numbers may be given to members that join.
         """
+        if gone:
+            # A new member of the same number must wait for records that are withheld, as any other.
+            self._holder[np.isin(self._holder, places)] = NOBODY
         lost = np.flatnonzero(np.isin(self._target, places))
         if members and len(lost):
             weights = _weights(members, lost)
