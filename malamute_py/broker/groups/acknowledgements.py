@@ -183,7 +183,7 @@ class Acknowledgements:
                 late.append((page, mask ^ rows))
         self.reader.back(group, late, after_ms)
         if dying:
-            self.reader.back(group, dying, 0)
+            self.reader.back(group, dying, after_ms=0)
 
     def _unlogged_return_part(
         self, group: Group, member: Member, picked: Picked, after_ms: int

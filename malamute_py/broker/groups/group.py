@@ -427,8 +427,8 @@ class Group:
         given: list[Member] = []
         while bits and free.count:
             total = self.holdings.waiting + self.tail - self.holdings.read
-            # Each member's share of what there is, rounded up, and how many deliveries it would
-            # make if each record, or each member, had one: more than its lot slows a member down.
+            # share: an equal part of what there is for each member, rounded up. deals: deliveries
+            # if each record, or each member, had one: by it lot() finds what is done soonest.
             share, deals = -(-total // free.count), min(total, free.count)
             while bits:
                 # A member that was taken is filed again, with its new credit, only when all others
@@ -609,7 +609,7 @@ class Group:
             dropped += mask.bit_count()
             if self.slots is not None:
                 self.slots.closed(slots_of(page, mask))
-        if first <= holdings.read < end:
+        if first <= holdings.read < end:  # The reader goes past what it has not read.
             begins = min(begins, holdings.read)
             dropped += end - holdings.read
             self.read_to(end)
@@ -636,7 +636,7 @@ class Group:
         """Let withheld rows wait again. late: the end of a pause comes first (Page.late)."""
         holdings, slots = self.holdings, self.slots
         for page, mask in picked:
-            holdings.restore(page, mask, None, 0)
+            holdings.restore(page, mask, member=None, now_ms=0)
             if late:
                 # restore() has let the rows wait, and unhand() takes them out of the queue again.
                 holdings.unhand(page, None, mask)
@@ -650,8 +650,8 @@ class Group:
             return []
         found: list[int] = []
         for offset in offsets:
-            pages = list(self.holdings.within(offset, offset + 1))
-            slots = pages[0][0].slots if pages else None
+            page, _ = next(self.holdings.within(offset, offset + 1), (None, 0))
+            slots = None if page is None else page.slots
             found.append(0 if slots is None else int(slots[offset % PAGE]))
         return found
 
@@ -688,7 +688,8 @@ class Group:
 
 
 def _end_of(entry: Tries) -> int:
-    return entry[1]
+    _, end, _, _ = entry
+    return end
 
 
 def slots_of(page: Page, mask: int) -> SlotsOfRows:

@@ -349,7 +349,9 @@ class Groups:
             if isinstance(begin, BrokerRefused):
                 self._not_created(place, begin.code, begin.reason, begin.retry_ms)
             elif stream.removed:
-                self._not_created(place, "stream_removed", f"'{stream.name}' was removed", 0)
+                self._not_created(
+                    place, "stream_removed", f"'{stream.name}' was removed", retry_ms=0
+                )
             else:
                 self._create(stream, command, max(begin.next, stream.begin), link)
 
@@ -359,7 +361,7 @@ class Groups:
                 create_at(begin)
             except Exception:
                 # Other members may wait for the same group; the next JOIN_GROUP creates it.
-                self._not_created(place, "internal", ERRED, 0)
+                self._not_created(place, "internal", ERRED, retry_ms=0)
                 raise
 
         self._starts.resolve(
@@ -383,7 +385,8 @@ class Groups:
                 " move: name the group otherwise, or remove the cursor",
             )
         self._groups.check_room(link.owner, self._shard.settings.groups_max)
-        if command.start and command.start[0] == StartKind.LAST_PER_SUBJECT:
+        kind, *_ = command.start or [StartKind.LATEST]
+        if kind == StartKind.LAST_PER_SUBJECT:
             raise BrokerRefused("bad_start", "a group reads every record from its start on")
         self._links.count_query(link)
 
@@ -405,7 +408,7 @@ class Groups:
     def _founded(self, stream: Stream, place: Place, end_lsn: int) -> None:
         """Take up a group whose creation the log has; its members enter once that is durable."""
         if stream.removed:
-            self._not_created(place, "stream_removed", f"'{stream.name}' was removed", 0)
+            self._not_created(place, "stream_removed", f"'{stream.name}' was removed", retry_ms=0)
             return
         self._groups.begun(place)
         group = self._take_up(stream, self._shard.queues.groups[place])
@@ -422,7 +425,7 @@ class Groups:
         group = self._groups.get(place)
         if failure is not None or group is None:
             code, reason = failure or ("stream_removed", f"'{stream.name}' was removed")
-            self._not_created(place, code, reason, 0)
+            self._not_created(place, code, reason, retry_ms=0)
             return
         if group is not awaited or group.gone:
             # The group was reset meanwhile: they wait until its newest position is durable.
@@ -486,17 +489,11 @@ class Groups:
         links.say(
             member.link,
             Subscribed(
-                member.number,
-                stream.uuid,
-                self._shard.epoch,
-                low,
-                stream.begin,
-                stream.next,
-                lease_ms=member.lease_ms,
-                schemas=list(stream.schemas.items()),
-                begin=int(stream.keys is not None),
+                member.number, stream.uuid, self._shard.epoch, next=low, first=stream.begin,
+                tail=stream.next, lease_ms=member.lease_ms, schemas=list(stream.schemas.items()),
+                begin=int(stream.keys is not None),  # Its first offset: 1 in a stream with keys.
             ),
-        )
+        )  # fmt: skip
         if command.seen:
             # The last position that the client saw: a power loss may have taken it back.
             begin = by_offset(stream, stream.next, *command.seen)
@@ -505,7 +502,7 @@ class Groups:
                 links.say(member.link, rewound)
         if group.kind == "exclusive":
             if member is not group.holder:
-                links.say(member.link, Mode(member.number, False, low))
+                links.say(member.link, Mode(member.number, live=False, offset=low))
             self._holders.settle(group)
         self._shard.event(
             "group_joined", stream=stream.name, group=group.name, link=member.link.number,
@@ -666,7 +663,7 @@ class Groups:
         """
         stream, place = group.stream, (group.stream.number, group.name)
         if stream.removed:
-            self._not_created(place, "stream_removed", f"'{stream.name}' was removed", 0)
+            self._not_created(place, "stream_removed", f"'{stream.name}' was removed", retry_ms=0)
             return
         group = self._take_up(stream, self._shard.queues.groups[place])
         self._answers.settle(end_lsn, partial(self._let_in, stream, group))

@@ -71,7 +71,7 @@ class Holders:
         """Tell a member that it is the holder no more, unless it was never told that it is."""
         if group.told is member:
             group.told = None
-            self._links.say(member.link, Mode(member.number, False, group.holdings.low))
+            self._links.say(member.link, Mode(member.number, live=False, offset=group.holdings.low))
 
     def _begin(self, group: Group) -> None:
         """Tell the member that has the place, unless it knows, and have records handed to it.
@@ -84,7 +84,9 @@ class Holders:
         if holder is not group.told:
             group.told = holder
             if holder is not None:
-                self._links.say(holder.link, Mode(holder.number, True, group.holdings.low))
+                self._links.say(
+                    holder.link, Mode(holder.number, live=True, offset=group.holdings.low)
+                )
         self._reader.wake(group)
 
     def _logged(self, group: Group, place: Holder | None, end_lsn: int) -> None:

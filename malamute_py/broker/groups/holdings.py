@@ -259,7 +259,7 @@ class Holdings:
         firsts, ends = bounds[:, 0], bounds[:, 1]
         wanted = int((ends - firsts).sum())
         picked: Picked = []
-        for page, _ in self.within(ranges[0][0], ranges[-1][1]):
+        for page, _ in self.within(int(firsts[0]), int(ends[-1])):
             here = slice(  # Indices of the ranges that have offsets of this page.
                 int(ends.searchsorted(page.base, "right")),
                 int(firsts.searchsorted(page.base + PAGE, "left")),

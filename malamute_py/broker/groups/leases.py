@@ -112,13 +112,13 @@ class Leases:
             # one holds, also what it holds by leases that are not over.
             picked = group.holdings.held_by(member)
         count = sum(mask.bit_count() for _, mask in picked)
-        page, mask = picked[0]
+        first_page, first_mask = picked[0]
         self._shard.counters["group_leases_ended"] += count
         self._shard.counters["group_records_returned"] += count
         self._shard.event(
             "group_lease_ended", "warning", stream=group.stream.name, group=group.name,
             link=member.link.number, identity=member.identity, records=count,
-            offset=page.base + low_bit(mask),
+            offset=first_page.base + low_bit(first_mask),
         )  # fmt: skip
         member.returned(count)
         group.take_back(member, picked)
@@ -130,5 +130,5 @@ class Leases:
             self._holders.settle(group)  # The log is told of the next holder.
 
     def _say(self, group: Group, member: Member, *, gets: bool) -> None:
-        """Tell a member whether it is given records from now on."""
-        self._links.say(member.link, Mode(member.number, gets, group.holdings.low))
+        """Tell a member by a MODE whether it is given records from now on."""
+        self._links.say(member.link, Mode(member.number, live=gets, offset=group.holdings.low))

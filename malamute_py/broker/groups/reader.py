@@ -191,6 +191,7 @@ class GroupReader:
             if given >= quantum or group.dealt - began >= DEALS_AT_ONCE:
                 break
             if stream.keys is not None and offset < stream.first:
+                # The ring has only newest records of these offsets, which have moved.
                 self._read_moved(group, stream.keys, offset)
                 return given
             if offset < stream.hot_first:  # It lies no more in memory, only in the journal.
@@ -322,12 +323,12 @@ class GroupReader:
         """
         content, selection = batch.content, group.selection
         prepared = selection.prepared
-        if not self._matching.sliced:
+        if not self._matching.sliced:  # This core measures no time: it matches all at once.
             return True
         if prepared is not None and prepared.base == batch.base:
             content.share(prepared.table)  # The batch was read again: its table need not be.
             return True
-        if is_quick(content):
+        if is_quick(content):  # It has few headers; a slow pattern takes long for few, too.
             if not selection.slow or selection.knows(content):
                 return True
         elif selection.everything and group.slots is None:
@@ -572,10 +573,10 @@ class GroupReader:
         # journal has looked at.
         runs = {run.next: run for run in answer.runs}
         for place, offsets in islice(places.items(), answer.next):
-            # Where the copies are now: {offset: place}, without records that were replaced.
-            stands = dict(keys.moved_from(offsets[0], offsets[-1] + 1, len(offsets)))
+            # Where the copies are now, without records that were replaced meanwhile.
+            places_now = dict(keys.moved_from(offsets[0], offsets[-1] + 1, len(offsets)))
             run = runs.get(place)
-            if run is None and any(stands.get(offset, place) != place for offset in offsets):
+            if run is None and any(places_now.get(offset, place) != place for offset in offsets):
                 return  # They have moved once more: the next turn reads them there.
             batches = [] if run is None else batches_of_copy(group.stream, run, offsets)
             for batch in batches:
@@ -590,10 +591,10 @@ class GroupReader:
                 if group.reading or group.dealt - began >= READ_DEALS_MAX:
                     return
                 position = batch.next
-            if run is None:
+            if run is None:  # The journal looked at the place, and the copy cannot be read.
                 for offset in offsets:
                     self._close_replaced(group, position, offset)
-                    if offset in stands:
+                    if offset in places_now:
                         reason = "the copy of the record is damaged"
                         self._gap(group, (offset, offset + 1, "damaged", reason))
                     position = offset + 1

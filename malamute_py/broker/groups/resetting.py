@@ -74,7 +74,8 @@ class Resetting:
     def _group(self, link: Link, command: ResetGroup) -> Group:
         """Return the group of a command, which may be reset now. Raises BrokerRefused."""
         group = self._administration.find(link, command.stream, command.group, "reset groups of")
-        if command.start and command.start[0] == StartKind.LAST_PER_SUBJECT:
+        kind, *_ = command.start or [StartKind.LATEST]
+        if kind == StartKind.LAST_PER_SUBJECT:
             raise BrokerRefused("bad_start", "a group stands at one position")
         if group.gone:
             raise BrokerRefused("in_use", f"group '{group.name}' is being reset")
@@ -118,7 +119,7 @@ class Resetting:
 
     def _stays(self, group: Group, code: str, reason: str, retry_ms: int) -> None:
         """Take the group up where it stood, as the log has refused its reset."""
-        self._renewed(group, 0)
+        self._renewed(group, 0)  # 0: no LSN has to be durable first.
 
     def _told(self, before: Group, stood: int) -> dict[str, Any]:
         """Return facts about a group that was reset; none if it has gone meanwhile."""

@@ -54,7 +54,7 @@ class Returns:
 
     def _counted(self, group: Group, picked: Picked, _: int) -> None:
         """Let the records wait again at once, as the log has the attempt."""
-        self._reader.back(group, picked, 0)
+        self._reader.back(group, picked, after_ms=0)
 
     def _count_later(self, group: Group, picked: Picked, why: str, *_: Any) -> None:
         """Try again later, as the log refused the attempt; the records stay withheld until then."""

@@ -74,7 +74,7 @@ class AbsentHolders:
         for base, _, count in had:
             holders = self.by_base[base]
             if len(holders) > max(ABSENT_MIN, count):
-                self._forget(holders[0], base)
+                self._forget(holders[0], base)  # The one that was noted first.
 
     def forget(self, base: int) -> None:
         """Forget who had rows of a batch: it has left the queue."""

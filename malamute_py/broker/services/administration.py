@@ -91,6 +91,7 @@ class ServiceAdmin:
         }
 
     def _permitted(self, link: Link, action: str, name: str) -> bool:
+        """Whether a link's owner has a permission (action) for a service of this name."""
         return self._shard.settings.permit(link.owner, action, name)
 
     def _service(self, link: Link, name: str, *actions: str) -> Service:
@@ -332,7 +333,7 @@ class ServiceAdmin:
         answer = Answer(self._answers, link, command)
         job = _Requeue(service, LetterSearch(mailboxes, numbers), count, answer)
         if not held:
-            self._revive(job, 0)
+            self._revive(job, lsn=0)
             return
         part = self._returns.returned(service, held, "requeued", again_ms=0)
         part.effects.append(Then(partial(self._revive, job), answer.refuse))
@@ -414,6 +415,7 @@ class ServiceAdmin:
         lsn: its end in the log.
         """
         for base, body in kept.items():
+            # A batch that is in the queue is one owner of its body already.
             if body is not None and base not in job.service.batches:
                 self._bodies.hold(base, bytes(body.stamp), body.frame, body.content)
         job.service.reserved_rows -= job.coming
@@ -467,7 +469,7 @@ class ServiceAdmin:
         if service.reserved_rows or service.state == DRAFT:
             raise BrokerRefused("wait", f"requests are on their way to '{service.name}'")
         service.state = REMOVING
-        self._remove_some(service, 0, Answer(self._answers, link, command))
+        self._remove_some(service, count=0, answer=Answer(self._answers, link, command))
 
     def _not_removed(self, service: Service, answer: Answer, *why: Any) -> None:
         """Let a service go on with the requests that are left, and refuse the REMOVE_SERVICE."""

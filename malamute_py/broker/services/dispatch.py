@@ -297,7 +297,7 @@ class SubjectQueue(Generic[Batch, Worker]):
 
     @property
     def order(self) -> int:
-        """Order of the head."""
+        """Order of the head: what an entry of `again` begins with, or base + FRESH in `fresh`."""
         if self.again and self._heap_first:
             return self.again[0][0]
         return self.fresh[0][0] + FRESH

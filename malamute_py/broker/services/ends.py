@@ -90,7 +90,7 @@ class Ends:
         self.unsettled.pop(batch, None)
         if batch.slot >= 0:
             self._registry.timers.discard(batch.slot, batch)
-        # Dead letters of the batch still need its bodies.
+        # Dead letters of the batch still need its bodies: `messages` is by (mailbox, base).
         dead = (batch.buried, batch.base) in self._shard.queues.messages
         self._bodies.drop(batch.base, wanted=dead)
 

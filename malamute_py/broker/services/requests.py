@@ -91,6 +91,7 @@ class Requests:
             self._check_served(service, subjects)
         now_ms = self._shard.now_ms
         timeout_ms = command.timeout_ms or service.row.settings.timeout_ms
+        # A later REQUEST with the same key is compared with it: other contents are refused.
         digest = digest_of(content) if command.key else 0
         # The number is -1 until the batch gets one, in its bundle: `based` sets it.
         change = RequestPut(

@@ -409,6 +409,7 @@ class Service(Dispatch[RequestBatch, Offer]):
         for subject, rows in batch.subjects(mask):
             queue = self.queue_of(subject, priority)
             fresh = queue.fresh
+            # `fresh` is ascending: after its last base only a later batch may be appended.
             if again or (fresh and fresh[-1][0] >= batch.base):
                 heappush(queue.again, (order, rows, batch))
             else:

@@ -57,7 +57,7 @@ class Offers:
         """Take an OFFER up; it is accepted once the log has its service. Raises BrokerRefused."""
         offer = self._prepare_offer(link, command)
         if offer.service.state == STANDING:
-            self._accepted(offer, 0)
+            self._accepted(offer, 0)  # 0: nothing had to be logged.
         else:
             made = Then(partial(self._accepted, offer), partial(self._not_made, offer, command))
             self._registry.make(offer.service, made)
@@ -66,6 +66,7 @@ class Offers:
         """Tell the worker that its offer is accepted, and serve it: the log has the service."""
         if offer.ended:
             return
+        # An offer has no position in a stream: SUBSCRIBED has the next request's number for each.
         begun = offer.begun = self._steps.mail_next
         self._links.say(
             offer.link, Subscribed(offer.number, b"", self._shard.epoch, begun, begun, begun)
