@@ -78,7 +78,7 @@ class Acknowledgements:
             if command.state not in (0, RELEASED):
                 raise BrokerRefused("unsupported", f"no state {command.state} of records")
             # Wanted again (state 0) counts as an attempt; RELEASED does not.
-            if group.counts and not command.state:
+            if group.counts_attempts and not command.state:
                 return self._logged_return_part(group, member, picked, after_ms, "returned")
             return self._unlogged_return_part(group, member, picked, after_ms)
         if command.tracker:
@@ -277,7 +277,7 @@ class _Finishing(_Acknowledging):
         self.acknowledgements.done(
             group, [(page, held | waited) for page, held, waited in self.withheld]
         )
-        if group.moved:
+        if group.has_unlogged:
             self.acknowledgements.progress.flush_later(group)
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:

@@ -171,7 +171,7 @@ class _Burying(Effect):
             offset=self.first, count=self.count, attempts=attempts, why=why,
             mailbox=self.letters.name_of(part.place),
         )  # fmt: skip
-        if group.moved:
+        if group.has_unlogged:
             self.letters.progress.flush_later(group)
         # No record comes back, but the group gets a turn: its window may have room again.
         self.back(group, [], 0)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from typing import Any, Final
 
 import msgspec
@@ -62,11 +63,12 @@ class Group:
     """One group at run time: its members, its reader's position, and its open offsets."""
 
     __slots__ = (
-        "_deals", "_joins", "_slots_of", "_watch", "absent_holder", "by_place", "dealt",
-        "deliveries", "done", "durable", "flushing", "free", "gone", "holder", "holdings",
-        "idle_reads", "kind", "lease_due_ms", "logging", "lost", "may_bury", "members", "moved_ms",
-        "name", "queued", "reading", "reading_from", "reads_all", "refusing", "returns_ms", "row",
-        "selection", "slots", "stream", "sure", "timer", "told", "watched", "window",
+        "_deliveries_before", "_joins", "_slots_of", "_watch", "absent_holder", "by_place",
+        "deliveries", "delivery_work", "done_earlier", "durable", "flush_at_ms", "flushing", "free",
+        "gone", "holder", "holdings", "idle_reads", "kind", "lease_due_ms", "logging", "lost",
+        "may_bury", "members", "moved_ms", "name", "place_logged", "queued", "reading",
+        "reading_from", "reads_all", "refusing", "returns_ms", "row", "selection", "slots",
+        "stream", "told", "watched", "window",
     )  # fmt: skip
 
     def __init__(
@@ -89,7 +91,7 @@ class Group:
         """Whether the members see only what is durable."""
         self.selection = GroupSelection(msgspec.msgpack.decode(row.pattern), row.kind == "keyed")
         self.holdings = Holdings(row.next)
-        self.done: list[Range] = list(row.done)
+        self.done_earlier: list[Range] = list(row.done)
         """Ranges after `read` that were done in an earlier run of the broker."""
         self.members: list[Member] = []
         """Members in the order of their joining; without the absent holder."""
@@ -103,7 +105,7 @@ class Group:
         was lost before the broker began, and holds nothing."""
         self.returns_ms = 0
         """Time until which the absent holder may return."""
-        self.sure = False
+        self.place_logged = False
         """Whether the log has durably who has the place: the holder may be given records."""
         self.logging = False
         """Whether a change of who has the place is on its way into the log."""
@@ -114,9 +116,9 @@ class Group:
         """Members of a keyed group by their numbers in the arrays of `slots`."""
         self._slots_of: tuple[int, SlotsOfRows] = (NOBODY, np.empty(0, np.uint16))
         """(base, slot of each row) of the batch that is handed out."""
-        self.deliveries = self._deals = 0
+        self.deliveries = self._deliveries_before = 0
         """Number of all deliveries, and of those before the batch that is handed out."""
-        self.dealt = 0
+        self.delivery_work = 0
         """Work of a keyed group's deliveries, of which each member has one in each batch: 1 for
         each, and 1 more for each DEAL_ROWS rows of its batch."""
         self.moved_ms = 0
@@ -135,7 +137,7 @@ class Group:
         """Whether it stands in the reader's queue for a turn."""
         self.flushing = False
         """Whether the log is being told of done records that no member waits for."""
-        self.timer = 0
+        self.flush_at_ms = 0
         """Time at which Progress tells the log next of such records; 0: it has nothing to tell."""
         self.gone = False
         """Whether it was removed, or reset: another object has taken its place then."""
@@ -152,8 +154,7 @@ class Group:
     def enter(self, member: Member) -> Picked | None:
         """Take up a member that joins.
 
-        Returns what the absent holder held, which waits again, if the member is that holder; None:
-        it is not.
+        Returns what the absent holder held, which waits again, if it is that holder; else None.
         """
         self.members.append(member)
         self._joins += 1
@@ -197,7 +198,7 @@ class Group:
                 return []
             if self.holder is None:
                 self.next_holder()
-        return self._release(member, fault and self.counts)
+        return self._release(member, fault and self.counts_attempts)
 
     def leave_together(self, leaving: list[Member], fault: bool) -> Picked:
         """Remove members of a group that is not exclusive; returns the records that they held.
@@ -211,12 +212,12 @@ class Group:
             self.free.remove(member)
             member.returned(member.held)
         self.free.trim()
-        counts = fault and self.counts
-        released = self.holdings.release(gone, withheld=counts)
+        withheld = fault and self.counts_attempts
+        released = self.holdings.release(gone, withheld=withheld)
         slots = self.slots
         if slots is None:
             return released
-        if not counts:  # Else the slots count them as held until the log has their attempt.
+        if not withheld:  # Else the slots count them as held until the log has their attempt.
             for page, mask in released:
                 slots.back(slots_of(page, mask), settle=False)
         for member in leaving:
@@ -270,18 +271,18 @@ class Group:
 
     def _release_absent(self, absent: Member | Holder | None) -> Picked:
         """Let wait again what an absent holder held; a Holder from before the start holds none."""
-        return self._release(absent, self.counts) if isinstance(absent, Member) else []
+        return self._release(absent, self.counts_attempts) if isinstance(absent, Member) else []
 
-    def _release(self, member: Member, counts: bool) -> Picked:
-        """Let wait again what a member held, and return it. counts: once the log has an attempt."""
+    def _release(self, member: Member, withheld: bool) -> Picked:
+        """Let wait again what a member held, at once or (withheld) when the log has an attempt."""
         member.returned(member.held)
-        return self.holdings.release({member}, withheld=counts)
+        return self.holdings.release({member}, withheld=withheld)
 
     @property
     def takes(self) -> bool:
         """Whether some member may be given something now."""
         if self.kind == "exclusive":
-            return self.sure and self.holder is not None and self.holder.able
+            return self.place_logged and self.holder is not None and self.holder.able
         return self.free.first() is not None
 
     # --- what to read next -----------------------------------------------------------------------
@@ -357,12 +358,12 @@ class Group:
 
     def read_to(self, offset: int) -> None:
         """Move the reader to an offset, and past ranges there that an earlier run had done."""
-        while self.done:
-            first, end = self.done[0]
+        while self.done_earlier:
+            first, end = self.done_earlier[0]
             if first > offset:
                 break
             offset = max(offset, end)
-            del self.done[0]
+            del self.done_earlier[0]
         self.holdings.read = offset
 
     def take_in(self, batch: StampedBatch, now_ms: int) -> None:
@@ -383,7 +384,7 @@ class Group:
         if holdings.read > base:  # The reader stands amid the batch: rows before it are done.
             skipped = holdings.read - base
             bits = bits >> skipped << skipped
-        for first, stop in self.done:  # Ranges of an earlier run, ascending.
+        for first, stop in self.done_earlier:  # Ranges of an earlier run, ascending.
             if first >= end:
                 break
             first, stop = max(first, base), min(stop, end)
@@ -414,7 +415,7 @@ class Group:
 
         The caller hands the rows out before it asks for the next member.
         """
-        self._deals = self.deliveries
+        self._deliveries_before = self.deliveries
         if self.slots is not None:
             yield from self._by_slot(batch, bits)
             return
@@ -427,9 +428,9 @@ class Group:
         given: list[Member] = []
         while bits and free.count:
             total = self.holdings.waiting + self.tail - self.holdings.read
-            # share: an equal part of what there is for each member, rounded up. deals: deliveries
-            # if each record, or each member, had one: by it lot() finds what is done soonest.
-            share, deals = -(-total // free.count), min(total, free.count)
+            # An equal part of what there is for each member, rounded up; and the deliveries if each
+            # record, or each member, had one, by which lot() finds what is done soonest.
+            share, most_deliveries = -(-total // free.count), min(total, free.count)
             while bits:
                 # A member that was taken is filed again, with its new credit, only when all others
                 # have had their rows.
@@ -437,7 +438,7 @@ class Group:
                 if member is None:
                     break
                 given.append(member)
-                most = min(member.left_records, max(share, member.lot(deals)))
+                most = min(member.left_records, max(share, member.lot(most_deliveries)))
                 rows = lowest(bits, most)
                 yield member, rows
                 bits ^= rows
@@ -454,13 +455,13 @@ class Group:
         pair to the member before it asks for the next.
         """
         assert self.slots is not None
-        began = self.dealt
+        began = self.delivery_work
         for place, mine in rows_by_owner(self.slots.owner[self._row_slots(batch)], bits):
             member = self.by_place.get(place)
             if member is not None and member.able:
                 yield member, lowest(mine, member.left_records)
                 self.free.file(member)  # With the credit that is left.
-                if self.dealt - began >= DEALS_AT_ONCE:
+                if self.delivery_work - began >= DEALS_AT_ONCE:
                     # Rows that still wait come first in the group's next turn.
                     return
 
@@ -492,11 +493,11 @@ class Group:
             if not self.lease_due_ms or due_ms < self.lease_due_ms:
                 self._watch(self)  # This lease ends before the time of the next planned look.
         count = bits.bit_count()
-        member.handed(count, now_ms, self._deals)
+        member.handed(count, now_ms, self._deliveries_before)
         self.deliveries += 1
         member.served = self.deliveries
         if self.slots is not None:
-            self.dealt += 1 + (batch.next - batch.base) // DEAL_ROWS
+            self.delivery_work += 1 + (batch.next - batch.base) // DEAL_ROWS
             rows = rows_of_bits(bits, batch.next - batch.base)
             self.slots.hand(self._row_slots(batch)[rows], member.place)
         return count
@@ -509,7 +510,7 @@ class Group:
     # --- attempts --------------------------------------------------------------------------------
 
     @property
-    def counts(self) -> bool:
+    def counts_attempts(self) -> bool:
         """Whether the attempts of its records are counted."""
         return self.row.settings.attempts_max > 0
 
@@ -573,8 +574,8 @@ class Group:
         """Yield the log's entries of attempts (Tries) that rows of a batch have, each with them."""
         tries = self.row.tries
         end = base + bits.bit_length()
-        # Entries are ranges of offsets, ascending: the first one that ends after `base`.
-        for entry in tries[bisect_right(tries, base, key=_end_of) :]:
+        # Entries are ranges of offsets, ascending: from the first one whose end is after `base`.
+        for entry in tries[bisect_right(tries, base, key=itemgetter(1)) :]:
             first, entry_end, _, _ = entry
             if first >= end:
                 return
@@ -658,7 +659,9 @@ class Group:
     def reopen(self, offset: int, slot: int) -> None:
         """Let a record wait again whose dead letter a client requeued. slot: its slot, if keyed."""
         if offset >= self.holdings.read:
-            _, self.done = without_done(self.holdings.read, self.done, [(offset, offset + 1)])
+            _, self.done_earlier = without_done(
+                self.holdings.read, self.done_earlier, [(offset, offset + 1)]
+            )
             return  # The group has not read it yet: reading will find it.
         if any(page.open & mask for page, mask in self.holdings.within(offset, offset + 1)):
             return  # A reset has had the group read the record again, which is open since then.
@@ -680,16 +683,11 @@ class Group:
                 self.slots.done(slots_of(page, mask))
 
     @property
-    def moved(self) -> bool:
+    def has_unlogged(self) -> bool:
         """Whether records are done that the log does not have as done: it is to be told."""
         if self.holdings.low > self.row.next:
             return True
         return any(page.logging is UNLOGGED for page in self.holdings.pages)
-
-
-def _end_of(entry: Tries) -> int:
-    _, end, _, _ = entry
-    return end
 
 
 def slots_of(page: Page, mask: int) -> SlotsOfRows:

@@ -508,7 +508,7 @@ class Groups:
             "group_joined", stream=stream.name, group=group.name, link=member.link.number,
             identity=member.identity, returned=held is not None,
         )  # fmt: skip
-        if held and group.counts:
+        if held and group.counts_attempts:
             # The loss of its link has ended an attempt; the records wait once the log has that.
             self._returns.count(group, held, DIED)
         self.reader.wake(group)
@@ -564,7 +564,7 @@ class Groups:
         before, held = group.holder, member.held
         released = group.leave(member, now_ms + keep_ms if keep_ms else 0, fault)
         self._go_on_without(group, member, held, why, count=1)
-        if fault and group.counts:
+        if fault and group.counts_attempts:
             # The records are withheld until the log has the attempt.
             self._returns.count(group, released, DIED)
         if group.absent_holder is member:
@@ -588,7 +588,7 @@ class Groups:
             return
         released = group.leave_together(members, fault)
         self._go_on_without(group, members[0], held, why, len(members))
-        if fault and group.counts:
+        if fault and group.counts_attempts:
             self._returns.count(group, released, DIED)
 
     def _go_on_without(self, group: Group, member: Member, held: int, why: str, count: int) -> None:
@@ -607,7 +607,7 @@ class Groups:
             "group_left", stream=group.stream.name, group=group.name, link=member.link.number,
             identity=member.identity, members=count, held=held, why=why,
         )  # fmt: skip
-        if group.moved:
+        if group.has_unlogged:
             self._progress.flush_later(group)
         self.reader.wake(group)
 
@@ -636,7 +636,7 @@ class Groups:
             identity=absent.identity, held=absent.held if isinstance(absent, Member) else 0,
         )  # fmt: skip
         released = group.give_up_absent_holder()
-        if group.counts:
+        if group.counts_attempts:
             self._returns.count(group, released, DIED)
         self.reader.drop_gone(group)
         self._holders.settle(group)

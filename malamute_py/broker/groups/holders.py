@@ -58,8 +58,8 @@ class Holders:
             return
         place = group.place
         # While False, no member is given records.
-        group.sure = not group.logging and place == group.row.holder
-        if group.sure:
+        group.place_logged = not group.logging and place == group.row.holder
+        if group.place_logged:
             self._begin(group)
         elif not group.logging:
             group.logging = True

@@ -122,7 +122,7 @@ class Leases:
         )  # fmt: skip
         member.returned(count)
         group.take_back(member, picked)
-        if group.counts:
+        if group.counts_attempts:
             self._returns.count(group, picked, LEASE)
         else:
             self._reader.back(group, picked, after_ms=0)

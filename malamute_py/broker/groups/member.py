@@ -45,7 +45,7 @@ class Member(Receiver):
         "served",
         "session",
         "timed",
-        "timed_deals",
+        "timed_deliveries",
         "timed_left",
         "timed_ms",
     )
@@ -78,7 +78,7 @@ class Member(Receiver):
         """Its number in the arrays of a keyed group."""
         self.pace_ms = 0.0
         """Milliseconds that a recent record took, by a measurement of several; 0: not known yet."""
-        self.timed = self.timed_left = self.timed_ms = self.timed_deals = 0
+        self.timed = self.timed_left = self.timed_ms = self.timed_deliveries = 0
         """The measurement of its pace under way: records in hand at its start, those of them that
         are left (0: none is under way), the time of its start, and the group's deliveries until
         then."""
@@ -100,22 +100,22 @@ class Member(Receiver):
 
     # --- how quick it is ----------------------------------------------------------------------
 
-    def handed(self, count: int, now_ms: int, deals: int) -> None:
+    def handed(self, count: int, now_ms: int, deliveries: int) -> None:
         """Count records that the member was given; begin to measure its pace unless that goes on.
 
-        deals: number of the group's deliveries until now.
+        deliveries: number of the group's deliveries until now.
         """
         self.held += count
         if not self.timed_left:
             self.timed = self.timed_left = self.held
-            self.timed_ms, self.timed_deals = now_ms, deals
+            self.timed_ms, self.timed_deliveries = now_ms, deliveries
 
-    def acknowledged(self, count: int, now_ms: int, deals: int) -> None:
+    def acknowledged(self, count: int, now_ms: int, deliveries: int) -> None:
         """Note that held records are done; the last of the timed ones gives a new pace.
 
-        deals: number of the group's deliveries until now. The broker's own time for the deliveries
-        since the hand-out is not the member's, and is subtracted: a thousand take 100 ms, and no
-        member would ever be quick if they counted. Time and subtraction are estimates. So one
+        deliveries: number of the group's deliveries until now. The broker's time for those since
+        the hand-out is not the member's, and is subtracted: a thousand take 100 ms, and no member
+        would ever be quick if they counted. Time and subtraction are estimates. So one
         measurement halves the pace at most; it raises the pace by a quarter of the difference only,
         for it is often too long by what the machine did beside. If lots get too large, fewer
         deliveries are subtracted, and the pace corrects itself.
@@ -132,7 +132,7 @@ class Member(Receiver):
         if not self.pace_ms:
             self.pace_ms = took_ms / self.timed
             return
-        member_ms = max(took_ms - (deals - self.timed_deals) * DEAL_MS, 1)
+        member_ms = max(took_ms - (deliveries - self.timed_deliveries) * DEAL_MS, 1)
         pace_ms = member_ms / self.timed
         if pace_ms < self.pace_ms:
             self.pace_ms = max(pace_ms, self.pace_ms / 2)
@@ -144,18 +144,18 @@ class Member(Receiver):
         self.held -= count
         self.timed_left = 0
 
-    def lot(self, deals: int) -> int:
+    def lot(self, most_deliveries: int) -> int:
         """Number of records to give it at once so that all of a batch are done soonest.
 
-        deals: deliveries if each record, or each member, had one of its own. Lots of n make it
-        deals / n deliveries, one after the other, and the last record of a lot waits for n - 1
-        others: deals / n * DEAL_MS + n * pace is least where n * n = deals * DEAL_MS / pace. What
-        the member has in hand already counts towards it. 0 or less: none beyond its share.
+        most_deliveries: if each record, or each member, had one of its own. Lots of n make that
+        d / n deliveries (d: most_deliveries), one after the other, and the last record of a lot
+        waits for n - 1 others: d / n * DEAL_MS + n * pace is least for n * n = d * DEAL_MS / pace.
+        What the member has in hand already counts towards it. 0 or less: none beyond its share.
         """
         if not self.pace_ms:
             return 0
-        most = int(sqrt(deals * DEAL_MS / self.pace_ms))
-        return min(most, deals // SPREAD_MIN) - self.held
+        most = int(sqrt(most_deliveries * DEAL_MS / self.pace_ms))
+        return min(most, most_deliveries // SPREAD_MIN) - self.held
 
     def is_again(self, lost: Member | Holder) -> bool:
         """Whether a lost holder has come back as this member: the same session, or identity."""

@@ -32,13 +32,13 @@ class Progress:
 
     def flush_later(self, group: Group) -> None:
         """Log within `group_flush_ms` which records of a group are done, unless that is planned."""
-        if not group.timer and not group.flushing and not group.gone:
-            group.timer = self._shard.now_ms + self._shard.settings.group_flush_ms
-            self._timers.set(group.timer, partial(self._flush, group))
+        if not group.flush_at_ms and not group.flushing and not group.gone:
+            group.flush_at_ms = self._shard.now_ms + self._shard.settings.group_flush_ms
+            self._timers.set(group.flush_at_ms, partial(self._flush, group))
 
     def _flush(self, group: Group) -> None:
         """Log which records of a group are done that the log does not have as done."""
-        group.timer = 0
+        group.flush_at_ms = 0
         if group.gone or group.flushing:
             return  # _flushed() looks again at what has been done since.
         holdings = group.holdings
@@ -62,7 +62,7 @@ class Progress:
         """Go on when the log has how far a group is; log again later if it has moved since."""
         self._settle(group, LOGGED)
         group.holdings.tidy()
-        if group.moved:
+        if group.has_unlogged:
             self.flush_later(group)
 
     def _not_flushed(self, group: Group, *_: Any) -> None:

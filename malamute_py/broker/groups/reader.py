@@ -178,7 +178,7 @@ class GroupReader:
         if holdings.read < first or (stream.bounded and holdings.low < first):
             self._drop_before(group, first)
         quantum = self._shard.settings.quantum_bytes
-        given, began = 0, group.dealt
+        given, began = 0, group.delivery_work
         for _ in range(TURN_BATCHES_MAX):
             offset = group.wanted()
             if offset is None:
@@ -188,7 +188,7 @@ class GroupReader:
                     group.watched = True
                     self._watch(group, group.holdings.low, told=False)
                 return given
-            if given >= quantum or group.dealt - began >= DEALS_AT_ONCE:
+            if given >= quantum or group.delivery_work - began >= DEALS_AT_ONCE:
                 break
             if stream.keys is not None and offset < stream.first:
                 # The ring has only newest records of these offsets, which have moved.
@@ -204,7 +204,7 @@ class GroupReader:
                 break
         self.wake(group)  # It has more to hand out, in its next turn.
         # Batches that no group selects are work, too, and so are many small deliveries.
-        return max(given, quantum, (group.dealt - began) * DEAL_BYTES)
+        return max(given, quantum, (group.delivery_work - began) * DEAL_BYTES)
 
     def _watch(self, group: Group, low: int, told: bool) -> None:
         """Look again after HELD_UP_MS at a group whose reader waits for an acknowledgement.
@@ -490,7 +490,7 @@ class GroupReader:
             # The journal may still have records that are too old for the stream, or too many.
             kept = first_within_bounds(stream, answer, self._shard.now_ms)
             self._drop_before(group, kept)
-        gaps, began = list(answer.gaps), group.dealt
+        gaps, began = list(answer.gaps), group.delivery_work
         for run in answer.runs:
             data = memoryview(run.data)
             for at, size, base, count in run.spans:
@@ -516,7 +516,7 @@ class GroupReader:
                     Content(stored[STAMP_BYTES:]), base, end, size,
                 )  # fmt: skip
                 self._hand_out(group, batch)
-                if group.reading or group.dealt - began >= READ_DEALS_MAX:
+                if group.reading or group.delivery_work - began >= READ_DEALS_MAX:
                     return
         for gap in gaps:
             self._gap(group, gap)
@@ -567,7 +567,7 @@ class GroupReader:
         places: {place of a copy: offsets in it}, as the read asked for. Offsets between these
         records were replaced by newer ones and count as done.
         """
-        keys, began, position = group.stream.keys, group.dealt, group.reading_from
+        keys, began, position = group.stream.keys, group.delivery_work, group.reading_from
         assert keys is not None
         # `next` of each run is the place of its copy; `next` of the answer is how many places the
         # journal has looked at.
@@ -588,7 +588,7 @@ class GroupReader:
                 if not self._take_in_newest(group, keys, batch, offsets):
                     return
                 self._hand_out(group, batch)
-                if group.reading or group.dealt - began >= READ_DEALS_MAX:
+                if group.reading or group.delivery_work - began >= READ_DEALS_MAX:
                     return
                 position = batch.next
             if run is None:  # The journal looked at the place, and the copy cannot be read.

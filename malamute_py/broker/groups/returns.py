@@ -42,7 +42,7 @@ class Returns:
     def count(self, group: Group, picked: Picked, why: str) -> None:
         """Log that an attempt of withheld records has ended; then they wait again.
 
-        why: how it ended. Called for groups whose settings bound attempts (`Group.counts`).
+        why: how it ended. Called for groups that count attempts (`Group.counts_attempts`).
         """
         if group.gone or not picked:
             return
