@@ -3,7 +3,8 @@
 Owns the end of leases, and which members are passed over (`Member.aside`). The rules: a lease
 begins with the hand-out, and again when the member renews it; the end of a lease is an attempt of
 the record; a member whose lease has ended is told so by a MODE, and is given nothing more until it
-acknowledges something. Source: SPEC.md, section 4.8.
+acknowledges something. Records are `picked` as pages of the group's holdings, each with the mask of
+their offsets. Source: SPEC.md, section 4.8.
 """
 
 from __future__ import annotations

@@ -3,9 +3,11 @@
 Owns the reader of each group, the order of their turns, and the reads of history that are under way
 for groups. The rules: one quantum a turn and one read a group, both bounded; a record goes to the
 group once as long as no member dies; offsets that are not selected, have expired or are gone count
-as done. A record that has become a dead letter is buried: copied into a mailbox, then done. In a
-stream with keys, newest records move: they are copied within the ring, and keep their offsets; the
-place of a copy is where it lies. Source: docs/design.md, Queues and the checkpoint.
+as done. A record that has become a dead letter is buried: copied into a mailbox, then done; `tries`
+is what the log has of attempts. A group takes records (`takes`) while a member has credit, and
+reads on (`reads_on`) while its window has room. In a stream with keys, newest records move: they
+are copied within the ring, and keep their offsets; the place of a copy is where it lies. Source:
+docs/design.md, Queues and the checkpoint.
 
 A group is not a Subscription with the group in the place of its link. A subscription's deliveries
 join into covers of one peer and never come back, its credit is one number, and it is either live or

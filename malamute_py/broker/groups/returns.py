@@ -2,7 +2,9 @@
 
 Owns the way of such records through the log. The rules: a group whose settings bound attempts hands
 out a record again only once the log has the attempt that ended; an attempt that the log refuses is
-logged later, and the record waits for that. Source: SPEC.md, section 4.8.
+logged later, and the record waits for that: it is withheld from all members meanwhile. Records are
+`picked` as pages of the group's holdings, each with the mask of their offsets. Source: SPEC.md,
+section 4.8.
 """
 
 from __future__ import annotations

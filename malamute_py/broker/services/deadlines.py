@@ -2,8 +2,12 @@
 
 Owns what happens to requests because time has passed. The rules: one turn handles a bounded number
 of timers; leases from before a restart begin anew when the time is known; an action that the log
-refused is decided again, by what the tables say then: until that its batch is unsettled. Source:
-docs/design.md, Queues and the checkpoint.
+refused is decided again, by what the tables say then: until that its batch is unsettled.
+
+Rows of a batch are `alive` until they end or their end is on its way, `free` while they may be
+handed out, `leased` while a worker holds them, `moving` while a hand-out or return of them is on
+its way into the log, and `aside` when no queue has them. Source: docs/design.md, Queues and the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -76,8 +80,8 @@ class Deadlines:
                 if thing.due_ms > now_ms:  # The worker has renewed it since.
                     thing.slot = self._registry.timers.add(thing.due_ms, thing)
                 elif thing.rows:
-                    place = thing.batch.service, thing.in_flight.holder
-                    leases.setdefault(place, []).append((thing.batch, thing.rows))
+                    worker = thing.batch.service, thing.in_flight.holder
+                    leases.setdefault(worker, []).append((thing.batch, thing.rows))
             elif type(thing) is RequestBatch:
                 thing.slot = -1
                 if thing.alive:

@@ -3,7 +3,9 @@
 Owns the rows whose end is on its way into the log, and the batches of which an action was refused
 by it: they are unsettled, and what is to be done with them is decided again later. `items` are
 batches with rows of each. A row is spent when its attempts are used up; to bury it is to make it a
-dead letter. The rules:
+dead letter. Rows of a batch are `alive` until they end or their end is on its way, `free` while
+they may be handed out, `leased` while a worker holds them, `moving` while a hand-out or return of
+them is on its way into the log, and `aside` when no queue has them. The rules:
 
 - A request that was accepted ends once (completed, dead, cancelled, expired or removed) or is
   still there.

@@ -3,7 +3,8 @@
 Owns the pauses between attempts, the number of attempts, and the requests of ended links that are
 still to be given back. The rules: requests that come back go before those that were never handed
 out; a request whose attempts are used up becomes a dead letter; a return that the log refuses is
-tried again. Source: docs/design.md, Queues and the checkpoint.
+tried again. `items` are batches with rows of each. While the log is being told, rows are `moving`
+and `returning`, and no worker gets them. Source: docs/design.md, Queues and the checkpoint.
 """
 
 from __future__ import annotations
