@@ -693,5 +693,6 @@ class Group:
 def slots_of(page: Page, mask: int) -> SlotsOfRows:
     """Slots of these offsets of a page, in a keyed group."""
     assert page.slots is not None
+    # An array of booleans, made of the mask, picks them.
     found: SlotsOfRows = page.slots[: mask.bit_length()][rows_of_bits(mask, mask.bit_length())]
     return found

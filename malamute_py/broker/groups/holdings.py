@@ -330,7 +330,7 @@ class Holdings:
         self.late += mask.bit_count()
 
     def due(self, page: Page, mask: int) -> int:
-        """Let late offsets wait for a member, as their pause is over; returns those still late."""
+        """Let offsets wait for a member whose pause is over; returns those that were late."""
         mask &= page.late
         page.late ^= mask
         page.waiting |= mask

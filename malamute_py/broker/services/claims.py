@@ -156,7 +156,7 @@ class Claims:
 
 
 def _batch_of(in_flight: InFlight, number: int) -> RequestBatch | None:
-    """The batch among those that a worker holds rows of in which a number lies."""
+    """Return the batch in which a number lies, if the worker holds some of it; else None."""
     leases = in_flight.of(number)
     if leases is None:
         return None

@@ -58,7 +58,7 @@ class WorkDelivery:
         )  # fmt: skip
 
     def _found(self, offer: Offer, work: PendingWork, body: Body | None) -> None:
-        """Note the body of pending work, and send all work before which nothing waits any more.
+        """Note the body of pending work, and send the work at the front that has been answered.
 
         body: None: it cannot be read.
         """
