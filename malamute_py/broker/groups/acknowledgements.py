@@ -2,8 +2,12 @@
 
 Owns the changes that an acknowledgement makes. The rules: acknowledgements come in any order, and
 the position is the least offset that is not done; a record that was acknowledged and confirmed
-never comes again after a restart, and a record that was not acknowledged is not lost. Source:
-docs/design.md, Queues and the checkpoint.
+never comes again after a restart, and a record that was not acknowledged is not lost.
+
+The records that a command names are `picked`: pages of the group's holdings, each with the mask of
+their offsets. While the log is being told of them, they are withheld from all members. A part with
+`memory` set is not logged and takes effect at once. Source: docs/design.md, Queues and the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from malamute_py.changelog.records import GroupDone
 REASON_MAX: Final = 300
 """Characters of a member's reason that are kept: records that fail apart keep one each."""
 RELEASED: Final = int(WorkState.RELEASED)
+"""State of records that a member gives back untried: no attempt is counted."""
 
 
 class Acknowledgements:
@@ -54,9 +59,10 @@ class Acknowledgements:
     def prepare(self, link: Link, command: AckRecords, frame: Any = None) -> Part:
         """Prepare an ACK_RECORDS that is a command of its own. Raises BrokerRefused.
 
-        With a state, or an `again_ms` from 0 on, the records are not done: see AckRecords.
-        An acknowledgement without a tracker is logged a little later, with others that have come by
-        then: a restart before that brings the records again.
+        With a state, or an `again_ms` from 0 on, the records are not done: they failed, are wanted
+        again after `again_ms`, or the member renews its leases. An acknowledgement without a
+        tracker is logged a little later, with others that have come by then: a restart before that
+        brings the records again.
         """
         group, member, picked = self._picked(link, command)
         if command.again_ms >= 0 or command.state:
@@ -71,8 +77,8 @@ class Acknowledgements:
                 return Part(effects=[renewing], memory=True, level=group.stream.level)
             if command.state not in (0, RELEASED):
                 raise BrokerRefused("unsupported", f"no state {command.state} of records")
-            # Wanted again counts as an attempt; RELEASED does not.
-            if group.counts and not command.state:
+            # Wanted again (state 0) counts as an attempt; RELEASED does not.
+            if group.counts_attempts and not command.state:
                 return self._logged_return_part(group, member, picked, after_ms, "returned")
             return self._unlogged_return_part(group, member, picked, after_ms)
         if command.tracker:
@@ -80,7 +86,10 @@ class Acknowledgements:
         return Part(effects=[_Acknowledging(self, group, member, picked)], memory=True)
 
     def prepare_together(self, link: Link, command: AckRecords, frame: Any = None) -> Part:
-        """Prepare an ACK_RECORDS as a part of an atomic step. Raises BrokerRefused."""
+        """Prepare an ACK_RECORDS within an ATOMIC: only of records that are done, and logged.
+
+        Raises BrokerRefused.
+        """
         group, member, picked = self._picked(link, command)
         if command.again_ms >= 0 or command.state:
             raise BrokerRefused(
@@ -89,7 +98,10 @@ class Acknowledgements:
         return self._done_part(group, member, picked)
 
     def _picked(self, link: Link, command: AckRecords) -> tuple[Group, Member, Picked]:
-        """Find the records that an acknowledgement names. Raises BrokerRefused."""
+        """Find the records that an acknowledgement names, all of which the member must hold.
+
+        Raises BrokerRefused.
+        """
         member = link.receivers.get(command.subscription)
         if not isinstance(member, Member):
             raise BrokerRefused(
@@ -102,8 +114,8 @@ class Acknowledgements:
             # it had: that waits again, and counts as held. Of one that is passed over, only the
             # word that records are done is of use: to fail or renew what waits again does nothing.
             is_done = command.again_ms < 0 and not command.state
-            holds = member is group.holder and (is_done or not member.aside)
-            picked = group.holdings.pick(member, command.ranges, holds)
+            also_waiting = member is group.holder and (is_done or not member.aside)
+            picked = group.holdings.pick(member, command.ranges, also_waiting)
             if member.aside:
                 # Its leases had ended, and it is alive. This comes last: it may get the same
                 # records again, which this does not acknowledge.
@@ -115,7 +127,7 @@ class Acknowledgements:
         return group, member, picked
 
     def _done_part(self, group: Group, member: Member, picked: Picked) -> Part:
-        """Return a part by which the log has records as done, and the member holds them no more."""
+        """Return a part that logs records as done, after which no member holds them."""
         stream = group.stream
         ranges = group.holdings.ranges(picked, group.row.next)
         change = GroupDone(stream.number, group.name, ranges, self.shard.epoch)
@@ -124,7 +136,10 @@ class Acknowledgements:
         return changing([change], [finishing], memory=memory, level=stream.level)
 
     def done(self, group: Group, picked: Picked) -> None:
-        """Note that records are done."""
+        """Note that withheld records are done, at once or since the log has it.
+
+        picked: a mask may be 0, as of a page whose records had all left the member's hands.
+        """
         group.acknowledged([(page, mask) for page, mask in picked if mask])
         group.moved_ms = self.shard.now_ms
         self.shard.counters["group_records_done"] += sum(mask.bit_count() for _, mask in picked)
@@ -152,7 +167,10 @@ class Acknowledgements:
         return changing([change], [returning], memory=memory, level=stream.level)
 
     def give_back(self, group: Group, picked: Picked, after_ms: int) -> None:
-        """Let records wait again after a pause, but at once those that have become dead letters."""
+        """Let withheld records wait again after a pause, but at once those that are dead letters.
+
+        Called when the log has the attempt that ended: it may have been the last one.
+        """
         dying: Picked = []
         late: Picked = []
         for page, mask in picked:
@@ -165,12 +183,15 @@ class Acknowledgements:
                 late.append((page, mask ^ rows))
         self.reader.back(group, late, after_ms)
         if dying:
-            self.reader.back(group, dying, 0)
+            self.reader.back(group, dying, after_ms=0)
 
     def _unlogged_return_part(
         self, group: Group, member: Member, picked: Picked, after_ms: int
     ) -> Part:
-        """Return a part by which records wait again; no attempt is counted, nothing logged."""
+        """Return a part by which records wait again, at once or after a pause; nothing is logged.
+
+        Taken for records that are released, and where the group does not count attempts.
+        """
         wanting = Then(partial(self._return_unlogged, group, member, picked, after_ms))
         return Part(effects=[wanting], memory=True, level=group.stream.level)
 
@@ -179,8 +200,8 @@ class Acknowledgements:
     ) -> None:
         """Let records that a member has given back wait again, at once or after a pause.
 
-        The log is not told, for no attempt is counted. picked: pages, each with the bits of its
-        records. after_ms: the pause.
+        The log is not told, for no attempt is counted. after_ms: the pause. The last argument is
+        the LSN that an effect is called with: 0, as nothing is logged.
         """
         holdings = group.holdings
         late: Picked = []
@@ -208,7 +229,7 @@ class Acknowledgements:
 
 
 class _Acknowledging(Effect):
-    """An acknowledgement that asks for no answer (no tracker): done at once, logged with others.
+    """Effect of an acknowledgement without a tracker: done at once, logged later with others.
 
     A restart before that brings its records again.
     """
@@ -218,34 +239,37 @@ class _Acknowledging(Effect):
     member: Member
     picked: Picked
 
-    def _take(self, page: Page, mask: int) -> tuple[int, int]:
-        """Withhold rows of a page from all members; returns those that (were held, waited)."""
+    def _withhold(self, page: Page, mask: int) -> tuple[int, int]:
+        """Withhold rows of a page from all members; returns those that (were held, waited).
+
+        Rows that wait are those of a holder that came back: see Acknowledgements._picked().
+        """
         group, holdings = self.group, self.group.holdings
         held, waited = holdings.unhand(page, self.member, mask)
         self.member.acknowledged(
             held.bit_count(), self.acknowledgements.shard.now_ms, group.deliveries
         )
-        holdings.leave(page, held | waited)
+        holdings.withhold(page, held | waited)
         return held, waited
 
     def appended(self, part: Part, end_lsn: int) -> None:
         """Take the records as done at once; the log is told later, with others (flush_ms)."""
         for page, mask in self.picked:
-            self._take(page, mask)
+            self._withhold(page, mask)
             page.logging = UNLOGGED
         self.acknowledgements.done(self.group, self.picked)
         self.acknowledgements.progress.flush_later(self.group)
 
 
 class _Finishing(_Acknowledging):
-    """Records that are done once the log has the change."""
+    """Effect of an acknowledgement that is confirmed: the records are done once the log has it."""
 
     withheld: Sequence[tuple[Page, int, int]] = ()
     """Pages, each with the rows that the member held and the rows that waited."""
 
     def taken(self, part: Part) -> None:
         """Withhold the records, in the member's hands or waiting, until the log answers."""
-        self.withheld = [(page, *self._take(page, mask)) for page, mask in self.picked]
+        self.withheld = [(page, *self._withhold(page, mask)) for page, mask in self.picked]
 
     def appended(self, part: Part, end_lsn: int) -> None:
         """Count the records as done, and have the group's position logged if it moved."""
@@ -253,7 +277,7 @@ class _Finishing(_Acknowledging):
         self.acknowledgements.done(
             group, [(page, held | waited) for page, held, waited in self.withheld]
         )
-        if group.moved:
+        if group.has_unlogged:
             self.acknowledgements.progress.flush_later(group)
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
@@ -261,22 +285,23 @@ class _Finishing(_Acknowledging):
         group, member = self.group, self.member
         holdings, now_ms = group.holdings, self.acknowledgements.shard.now_ms
         # A member that has left holds nothing, unless its place in an exclusive group is kept.
-        there = not member.ended or group.absent_holder is member
+        may_hold = not member.ended or group.absent_holder is member
         for page, held, waited in self.withheld:
             if waited:
-                holdings.stay(page, waited, member=None, now_ms=now_ms)
+                holdings.restore(page, waited, member=None, now_ms=now_ms)
             if not held:
                 continue
-            holdings.stay(page, held, member if there else None, now_ms)
-            if there:
+            holdings.restore(page, held, member if may_hold else None, now_ms)
+            if may_hold:
                 member.held += held.bit_count()
             elif group.slots is not None:
+                # They wait for another member; the slots have counted them as held until now.
                 group.slots.back(slots_of(page, held))
         self.acknowledgements.reader.wake(group)
 
 
 class _Returning(_Finishing):
-    """Records that wait again once the log has the attempt that ended."""
+    """Effect of records that are given back: they wait again once the log has the attempt."""
 
     after_ms: int = 0
 
@@ -287,8 +312,8 @@ class _Returning(_Finishing):
         for page, mask in self.picked:
             held, _ = holdings.unhand(page, member, mask)
             member.returned(held.bit_count())
-            holdings.leave(page, held)
-            withheld.append((page, held, 0))
+            holdings.withhold(page, held)
+            withheld.append((page, held, 0))  # Rows that waited already are not in `picked`.
         self.withheld = withheld
 
     def appended(self, part: Part, end_lsn: int) -> None:

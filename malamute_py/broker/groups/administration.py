@@ -30,7 +30,6 @@ from malamute_py.changelog.settings import GroupSettings, queue_settings
 MEMBERS_OF_A_PAGE: Final = 5_000
 """Members in one page of GROUP_INFO, unless a single group has more."""
 
-
 _UNKNOWN: Final[dict[str, Any]] = {
     "link": 0, "subscription": 0, "held": 0, "since_ms": 0, "oldest_ms": 0, "credit_records": 0,
     "lease_ms": 0, "aside": False, "holds": False,
@@ -65,7 +64,11 @@ class GroupAdministration:
     def find(
         self, link: Link, stream: str, name: str, doing: str, action: str = "manage_streams"
     ) -> Group:
-        """Return a group of which a link may do this. Raises BrokerRefused."""
+        """Return a group for a command of a link. Raises BrokerRefused.
+
+        action: the permission for the stream that the link needs. doing: what a refusal says that
+        it may not do, as "remove groups of".
+        """
         found = self._catalogue.find(link.owner, stream, action, doing)
         group = self._groups.get((found.number, name))
         if group is None:
@@ -103,9 +106,10 @@ class GroupAdministration:
         over: GroupSettings | None,
         defaults: dict[str, Any] | None = None,
     ) -> GroupSettings:
-        """Put the settings that a client named over those that hold. Raises BrokerRefused.
+        """Return settings made of those that a client named and of others. Raises BrokerRefused.
 
-        defaults: as queue_settings() has it.
+        over: settings in force, which hold where the client named nothing; None: a new group.
+        defaults: values that hold instead of `over`, as a command that replaces all settings asks.
         """
         limits = self._shard.settings
         settings = queue_settings(GroupSettings, values, limits.settings_bytes_max, over, defaults)
@@ -125,6 +129,7 @@ class GroupAdministration:
         """
         group = self.find(link, command.stream, command.group, "manage groups of")
         stream = group.stream
+        # To replace is to begin from no values, that is, from the defaults of GroupSettings.
         defaults: dict[str, Any] | None = {} if command.replace else None
         settings = self.settings_of(link, command.settings, self.settings_to_be(group), defaults)
         change = GroupEdited(stream.number, group.name, settings, self._shard.now_ms)
@@ -146,14 +151,20 @@ class GroupAdministration:
             del self._edits[place]
 
     def _edited(self, group: Group, settings: GroupSettings, _: int) -> None:
+        """Go on with settings that the log has, as `group.row` has them by now."""
         self._forget_edit(group, settings)
         # Where attempts_max was lowered, records that wait may be dead letters now.
         group.may_bury = bool(group.row.tries)
         self._wake(group)
 
     def group_info(self, link: Link, command: GroupInfo) -> None:
-        """Answer with facts about one group, or about a page of groups. Raises BrokerRefused."""
+        """Answer with facts about one group, or about a page of groups. Raises BrokerRefused.
+
+        A page is of one stream or, without its name, of all; the name of the group may be a prefix
+        with `*`. `after` of the command: where the page before has ended.
+        """
         name, settings = command.group, self._shard.settings
+        # The permission by which the link may be told: any that lets it use the stream.
         told_by = self._catalogue.telling(link.owner, command.stream)
         if command.stream and name and not name.endswith("*"):
             group = self.find(link, command.stream, name, "read", told_by)
@@ -169,19 +180,25 @@ class GroupAdministration:
         entries: list[dict[str, Any]] = []
         for _, group in page:
             left -= len(group.members)
-            if left < 0 and entries:
+            if left < 0 and entries:  # The next page begins with this group.
                 more = True
                 break
             entries.append(self.facts(group))
         self._answers.result(link, command, {"entries": entries, "more": more})
 
     def facts(self, group: Group) -> dict[str, Any]:
-        """Return facts about a group, as GROUP_INFO tells them."""
+        """Return facts about a group, as GROUP_INFO tells them; records are counted by their state.
+
+        `next`: the position. `read`: the reader's position. `first`, `tail`: the stream's bounds.
+        `lag`: records from the position on. `logged`: the log's position. `done`: records
+        after the position that are done. `lost`: records gone before a member got them.
+        """
         holdings, stream, row = group.holdings, group.stream, group.row
         low = holdings.low
         members = [self._member_facts(group, member) for member in group.members]
         absent = group.absent_holder
         if absent is not None:
+            # A holder from before the broker began is known by its identity only.
             lost = self._member_facts(group, absent) if isinstance(absent, Member) else {
                 **_UNKNOWN, "identity": absent.identity,
             }  # fmt: skip
@@ -200,7 +217,8 @@ class GroupAdministration:
             "logged": row.next,
             "waiting": holdings.waiting,
             "late": holdings.late,
-            "held": holdings.held + holdings.leaving,
+            # For clients, what waits for the log is still held.
+            "held": holdings.held + holdings.withheld,
             "done": holdings.read - low - holdings.open,
             "lost": group.lost,
             "moved_ms": max(group.moved_ms, row.moved_ms),
@@ -212,7 +230,11 @@ class GroupAdministration:
         }
 
     def _member_facts(self, group: Group, member: Member) -> dict[str, Any]:
-        """Return a member's facts for an answer."""
+        """Return a member's facts for an answer, as SPEC.md has their names.
+
+        `oldest_ms`: since when it holds its oldest record. `aside`: it is passed over, as a lease
+        has ended. `holds`: it is given records.
+        """
         return {
             "identity": member.identity,
             "link": member.link.number,

@@ -1,7 +1,8 @@
 """Free members: those of a group that may be given something, the freest first.
 
-Owns the order of members by free credit. The rules: each change of a member costs the logarithm of
-their number; the entry that a change makes stale is dropped when it comes up. Source:
+Owns the order of members by free credit, as a heap. The rules: each change of a member costs the
+logarithm of their number, since it adds an entry and leaves the old one in the heap; such a stale
+entry is dropped when it comes up. A member is filed while it has an entry that counts. Source:
 docs/design.md, Queues and the checkpoint.
 """
 
@@ -13,7 +14,7 @@ from typing import Final
 from malamute_py.broker.groups.member import Member
 
 STALE_MAX: Final = 64
-"""Stale entries in the order of a group's members, besides one for each free member."""
+"""Stale entries that a heap may always have, besides one for each filed member."""
 
 
 class FreeMembers:
@@ -23,8 +24,10 @@ class FreeMembers:
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, int, Member]] = []
-        """An entry for each of them, the freest first, and stale entries."""
+        """Entries (negated free credit, when it was served last, when it joined, member): the
+        freest first, between equals the one that has waited longest. Some are stale."""
         self.count = 0
+        """Number of members that are filed."""
 
     def file(self, member: Member) -> None:
         """Give a member its place after its credit, its link's room or its holdings changed."""
@@ -44,11 +47,12 @@ class FreeMembers:
             self.count -= 1
 
     def trim(self) -> None:
-        """Drop stale entries: they keep members, and links, that have gone."""
+        """Drop stale entries once they are many: they keep gone members, and links, in memory."""
         heap = self._heap
         if not self.count:
             heap.clear()
         elif len(heap) > 2 * self.count + STALE_MAX:
+            # A member may have several entries: the dict keeps one of each.
             fresh = {
                 one: (-one.left_records, one.served, one.joined, one)
                 for *_, one in heap
@@ -61,20 +65,20 @@ class FreeMembers:
         """The member with the most free credit; None: no member may be given something."""
         heap = self._heap
         while heap:
-            left, served, _, member = heap[0]
+            negated_left, served, _, member = heap[0]
             # The entry is stale if its member has changed since, or is not filed.
-            if member.filed and member.left_records == -left and member.served == served:
+            if member.filed and member.left_records == -negated_left and member.served == served:
                 if member.able:
                     return member
-                # Another receiver took the link's room; what brings room back files the member
-                # again.
+                # Another receiver of the link took its room for frames; what brings room back files
+                # the member again.
                 member.filed = False
                 self.count -= 1
             heappop(heap)
         return None
 
     def take(self) -> Member | None:
-        """Take out the member with the most free credit, to be filed again."""
+        """Take out the member with the most free credit; the caller files it again once served."""
         member = self.first()
         if member is not None:
             heappop(self._heap)

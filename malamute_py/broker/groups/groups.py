@@ -64,11 +64,13 @@ from malamute_py.changelog.tables import GroupRow
 from malamute_py.matcher import compile_pattern
 
 JOIN_GROUP: Final = 63
+"""Number of the command, by which a refusal or a failure of a membership names it."""
 REMOVED_AT_ONCE: Final = 1_000
+"""Groups whose removal one step logs."""
 DIED: Final = "died"
 """Reason of an attempt that the loss of a member's link has ended."""
 LEFT_IN_ORDER: Final = ("bye", "kicked")
-"""Ends of a link after which its place in an exclusive group is not kept."""
+"""Ends of a link (`Link.happened`) after which its place in an exclusive group is not kept."""
 
 
 class Groups:
@@ -88,7 +90,7 @@ class Groups:
         groups: Named[Group, Any],
         is_cursor: Callable[[Place], bool],
     ) -> None:
-        """groups: empty. is_cursor: whether a name is, or is to be, a cursor's."""
+        """groups: empty. is_cursor: whether a cursor of a stream has a name, or is to have it."""
         self._shard = shard
         self._is_cursor = is_cursor
         self._links = links
@@ -155,7 +157,7 @@ class Groups:
     def recovered(self) -> None:
         """Take up the groups that the log has; log the end of those whose stream is gone.
 
-        Positions beyond what a stream has are clamped.
+        Called once, when the broker starts. Positions outside of what a stream has are clamped.
         """
         orphans: list[Change] = []
         for (number, name), row in list(self._shard.queues.groups.items()):
@@ -163,24 +165,30 @@ class Groups:
             if stream is None:
                 orphans.append(GroupRemoved(number, name))
                 continue
-            clamped = self._clamp(stream, row)
+            clamping = self._clamp(stream, row)
             group = self._take_up(stream, row)
-            if clamped:
+            if clamping:
                 self._steps.put(
-                    clamped, Then(partial(self._refresh, group)), memory=stream.ring.memory
+                    clamping, Then(partial(self._refresh, group)), memory=stream.ring.memory
                 )
         for at in range(0, len(orphans), REMOVED_AT_ONCE):
             self._steps.take([Part(orphans[at : at + REMOVED_AT_ONCE])])
 
     def _clamp(self, stream: Stream, row: GroupRow) -> list[Change]:
-        """Return changes that bring a group's row within its stream; the row has them already."""
+        """Return changes that bring a group's row within its stream; they are made in the row, too.
+
+        The position may lie beyond the stream's end after a power loss, or before its beginning
+        where retention or a trim removed records while the group's row was not told.
+        """
         first, end = stream.begin, stream.position_end(row.epoch)
         before, epoch = row.next, self._shard.epoch
         changes: list[Change] = []
-        # The end of the last record that the log has as done, or tried.
-        newest = max(row.done[-1][1] if row.done else 0, row.tries[-1][1] if row.tries else 0)
+        # The end of the last records that the log has as done, or tried: both lists are ascending.
+        _, done_end = row.done[-1] if row.done else (0, 0)
+        _, tries_end, *_ = row.tries[-1] if row.tries else (0, 0)
+        newest = max(done_end, tries_end)
         if max(row.next, newest) > end:
-            # A power loss took records back: their offsets will be given again.
+            # A power loss took records back: their offsets will be given again to others.
             done = [(begin, min(stop, end)) for begin, stop in row.done if begin < end]
             tries = without_tries(row.tries, [(end, newest)]) if newest > end else row.tries
             changes.append(
@@ -189,7 +197,7 @@ class Groups:
                     row.moved_ms, "clamped", row.by, epoch, row.durable, row.settings, tries,
                 )
             )  # fmt: skip
-            if done:
+            if done:  # A GroupSet has no done ranges beyond the position: it forgets them.
                 changes.append(GroupDone(row.stream, row.name, done, epoch))
             row.next, row.done, row.tries = min(row.next, end), done, tries
             self._clamped(stream, row.name, before, row.next, "rewound")
@@ -203,13 +211,13 @@ class Groups:
         return changes
 
     def _refresh(self, group: Group, _: int) -> None:
-        """Take up the group's row, which is another object now."""
+        """Take up the group's row anew: the changes of _clamp() have made another object of it."""
         row = self._shard.queues.groups.get((group.stream.number, group.name))
         if row is not None and not group.gone:
             group.row = row
 
     def _clamped(self, stream: Stream, name: str, before: int, after: int, code: str) -> None:
-        """Count and report a group whose position was moved into its stream."""
+        """Count and report a group whose position was moved into its stream. code: why."""
         self._shard.counters["groups_clamped"] += 1
         facts = {"stream": stream.name, "group": name, "from": before, "to": after, "code": code}
         level = "info" if code == "purged" else "warning"
@@ -226,9 +234,10 @@ class Groups:
     # --- members ------------------------------------------------------------------------------
 
     def join(self, link: Link, command: JoinGroup) -> None:
-        """Take up a member; the answer follows when its group is there. Raises BrokerRefused.
+        """Take up a member; SUBSCRIBED or a refusal follows when its group is there.
 
-        `hold_ms` of the command: how long the place of a holder is kept whose link was lost.
+        `hold_ms` of the command: how long the place of a holder is kept whose link was lost. Raises
+        BrokerRefused: nothing was done.
         """
         self._check(link, command)
         settings = self._shard.settings
@@ -240,8 +249,9 @@ class Groups:
         self._count_for_quotas(member, 1)
 
         def use(stream: Stream) -> None:
+            """Go on once the stream exists, which may just have been created."""
             if not member.ended:
-                self._find(member, command, stream)
+                self._find_group(member, command, stream)
 
         self._catalogue.use(
             command.stream, link.owner,
@@ -278,27 +288,34 @@ class Groups:
             self._administration.settings_of(link, command.settings, over=None)
 
     def _turn_away(self, member: Member, code: str, reason: str, retry_ms: int = 0) -> None:
-        """Refuse a member that is in no group yet."""
+        """Refuse the JOIN_GROUP of a member that is in no group yet, and forget the member."""
         if not member.ended:
             self._links.refuse(member.link, JOIN_GROUP, member.number, code, reason, retry_ms)
             self._forget(member)
 
     def _count_for_quotas(self, member: Member, sign: int) -> None:
-        """Count a membership for the quotas of its user. sign: 1, or -1: no longer."""
+        """Count a membership for the quotas of its user. sign: 1 when it begins, -1 at its end."""
         quotas, owner = self._shard.quotas, member.link.quota_owner
         quotas.add(owner, "subscriptions", sign)
         quotas.add(owner, "pattern_bytes", sign * member.pattern_bytes)
 
     def _forget(self, member: Member) -> Group | None:
-        """Forget a member; returns its group, if that is there."""
+        """End a member for its link and its quotas; returns its group, None if it is in none yet.
+
+        The group itself still has it.
+        """
         member.leave()
         self._count_for_quotas(member, -1)
         return self._members.pop(member)
 
-    def _find(self, member: Member, command: JoinGroup, stream: Stream) -> None:
-        """Find the group of a member whose stream is there, or create the group."""
+    def _find_group(self, member: Member, command: JoinGroup, stream: Stream) -> None:
+        """Let a member enter its group; one that does not exist is created.
+
+        `coming` has the members that wait for a group whose creation or reset is on its way.
+        """
         try:
             if stream.keys is not None:
+                # The newest record of each key may still be looked for, after a start.
                 check_ready(stream, stream.keys)
         except BrokerRefused as error:
             self._turn_away(member, error.code, error.reason, error.retry_ms)
@@ -320,14 +337,21 @@ class Groups:
             return
         self._groups.coming[place] = [(member, command)]
         self._groups.begin(place, link.owner)
+        self._create_at_start(member, command, stream)
+
+    def _create_at_start(self, member: Member, command: JoinGroup, stream: Stream) -> None:
+        """Find the offset at which a member's new group is to start, then create it there."""
+        link, place = member.link, (stream.number, command.group)
 
         def create_at(begin: Begin | BrokerRefused) -> None:
             """Create the group at the start that was found, or turn the waiting members away."""
-            link.queries -= 1
+            link.queries -= 1  # _check_new() counted the question.
             if isinstance(begin, BrokerRefused):
                 self._not_created(place, begin.code, begin.reason, begin.retry_ms)
             elif stream.removed:
-                self._not_created(place, "stream_removed", f"'{stream.name}' was removed", 0)
+                self._not_created(
+                    place, "stream_removed", f"'{stream.name}' was removed", retry_ms=0
+                )
             else:
                 self._create(stream, command, max(begin.next, stream.begin), link)
 
@@ -337,7 +361,7 @@ class Groups:
                 create_at(begin)
             except Exception:
                 # Other members may wait for the same group; the next JOIN_GROUP creates it.
-                self._not_created(place, "internal", ERRED, 0)
+                self._not_created(place, "internal", ERRED, retry_ms=0)
                 raise
 
         self._starts.resolve(
@@ -350,9 +374,9 @@ class Groups:
         )  # fmt: skip
 
     def _check_new(self, link: Link, command: JoinGroup, stream: Stream) -> None:
-        """Raise BrokerRefused unless a link may create a group; counts the question for its start.
+        """Raise BrokerRefused unless a link may create a group.
 
-        The answer to that question counts it off.
+        It counts the question for the start in `link.queries`, which the answer counts off again.
         """
         if self._is_cursor((stream.number, command.group)):
             raise BrokerRefused(
@@ -361,12 +385,13 @@ class Groups:
                 " move: name the group otherwise, or remove the cursor",
             )
         self._groups.check_room(link.owner, self._shard.settings.groups_max)
-        if command.start and command.start[0] == StartKind.LAST_PER_SUBJECT:
+        kind, *_ = command.start or [StartKind.LATEST]
+        if kind == StartKind.LAST_PER_SUBJECT:
             raise BrokerRefused("bad_start", "a group reads every record from its start on")
         self._links.count_query(link)
 
     def _create(self, stream: Stream, command: JoinGroup, next: int, link: Link) -> None:
-        """Log a new group with the pattern and settings of its first member."""
+        """Log a new group with the pattern and settings of its first member. next: its position."""
         place = stream.number, command.group
         settings = GroupSettings()
         if command.settings:
@@ -374,7 +399,8 @@ class Groups:
         change = GroupSet(
             stream.number, command.group, command.kind, msgspec.msgpack.encode(command.pattern),
             next, self._shard.now_ms, "created", link.owner, self._shard.epoch,
-            bool(command.visibility), settings,
+            bool(command.visibility),  # -1, no wish, is durable in a new group.
+            settings,
         )  # fmt: skip
         founding = Then(partial(self._founded, stream, place), partial(self._not_created, place))
         self._steps.put([change], founding, memory=stream.ring.memory)
@@ -382,7 +408,7 @@ class Groups:
     def _founded(self, stream: Stream, place: Place, end_lsn: int) -> None:
         """Take up a group whose creation the log has; its members enter once that is durable."""
         if stream.removed:
-            self._not_created(place, "stream_removed", f"'{stream.name}' was removed", 0)
+            self._not_created(place, "stream_removed", f"'{stream.name}' was removed", retry_ms=0)
             return
         self._groups.begun(place)
         group = self._take_up(stream, self._shard.queues.groups[place])
@@ -390,12 +416,16 @@ class Groups:
         self._answers.settle(end_lsn, partial(self._let_in, stream, group))
 
     def _let_in(self, stream: Stream, awaited: Group, failure: tuple[str, str] | None) -> None:
-        """Take up the members that wait for a group once it is durable, or turn them away."""
+        """Let the members that wait for a group enter once it is durable, or turn them away.
+
+        awaited: the group as it was when its creation or reset was logged. failure: code and reason
+        where its ring has failed.
+        """
         place = stream.number, awaited.name
         group = self._groups.get(place)
         if failure is not None or group is None:
             code, reason = failure or ("stream_removed", f"'{stream.name}' was removed")
-            self._not_created(place, code, reason, 0)
+            self._not_created(place, code, reason, retry_ms=0)
             return
         if group is not awaited or group.gone:
             # The group was reset meanwhile: they wait until its newest position is durable.
@@ -405,13 +435,17 @@ class Groups:
                 self._enter(member, join, group)
 
     def _not_created(self, place: Place, code: str, reason: str, retry_ms: int) -> None:
-        """Turn away the members that wait for a group which does not come to be."""
+        """Turn away the members that wait for a group that could not be created or taken up."""
         self._groups.begun(place)
         for member, _ in self._groups.coming.pop(place, ()):
             self._turn_away(member, code, reason, retry_ms)
 
     def _enter(self, member: Member, command: JoinGroup, group: Group) -> None:
-        """Begin a membership, unless the group has another kind, selection or visibility."""
+        """Begin a membership, unless the group has another kind, selection or visibility.
+
+        A group has these from its first member; a program that expects others would get the wrong
+        records.
+        """
         most = self._shard.settings.group_members_max
         if command.kind != group.kind:
             self._turn_away(
@@ -419,12 +453,14 @@ class Groups:
             )
         elif (
             command.pattern != group.selection.pattern
+            # Patterns may be written otherwise and select the same.
             and compile_pattern(command.pattern).canonical
             != compile_pattern(group.selection.pattern).canonical
         ):
             self._turn_away(
                 member, "bad_setting", f"group '{group.name}' selects by another pattern"
             )
+        # A negative visibility: the member takes the group's.
         elif command.visibility >= 0 and command.visibility != group.durable:
             name = "durable" if group.durable else "live"
             self._turn_away(member, "bad_setting", f"group '{group.name}' has visibility '{name}'")
@@ -434,9 +470,13 @@ class Groups:
             self._begin(member, command, group)
 
     def _begin(self, member: Member, command: JoinGroup, group: Group) -> None:
-        """Let a member in: send SUBSCRIBED, and MODE where the hold of an exclusive group moved."""
+        """Let a member in, and tell it with SUBSCRIBED.
+
+        In an exclusive group a MODE tells a member that does not hold the place, and one that loses
+        it by this. A holder that came back gets its records again.
+        """
         stream, links = group.stream, self._links
-        if not group.members:
+        if not group.members:  # The first member: from here on the stream wakes the group.
             wake = self._wakers[group] = partial(self.reader.wake, group)
             stream.audience.add_reader(wake, group.durable)
         self._members[member] = group
@@ -449,53 +489,53 @@ class Groups:
         links.say(
             member.link,
             Subscribed(
-                member.number,
-                stream.uuid,
-                self._shard.epoch,
-                low,
-                stream.begin,
-                stream.next,
-                lease_ms=member.lease_ms,
-                schemas=list(stream.schemas.items()),
-                begin=int(stream.keys is not None),
+                member.number, stream.uuid, self._shard.epoch, next=low, first=stream.begin,
+                tail=stream.next, lease_ms=member.lease_ms, schemas=list(stream.schemas.items()),
+                begin=int(stream.keys is not None),  # Its first offset: 1 in a stream with keys.
             ),
-        )
+        )  # fmt: skip
         if command.seen:
+            # The last position that the client saw: a power loss may have taken it back.
             begin = by_offset(stream, stream.next, *command.seen)
             if begin.rewound_from is not None:
                 rewound = Rewound(member.number, begin.rewound_from, begin.next, self._shard.epoch)
                 links.say(member.link, rewound)
         if group.kind == "exclusive":
             if member is not group.holder:
-                links.say(member.link, Mode(member.number, False, low))
+                links.say(member.link, Mode(member.number, live=False, offset=low))
             self._holders.settle(group)
         self._shard.event(
             "group_joined", stream=stream.name, group=group.name, link=member.link.number,
             identity=member.identity, returned=held is not None,
         )  # fmt: skip
-        if held and group.counts:
+        if held and group.counts_attempts:
+            # The loss of its link has ended an attempt; the records wait once the log has that.
             self._returns.count(group, held, DIED)
         self.reader.wake(group)
 
     def resume(self, member: Member) -> None:
-        """Give a member a turn: its credit or its link's room has grown."""
+        """Give a member's group a turn, as the member's credit or its link's room has grown."""
         group = self._members[member]
         if group is not None:
             group.free.file(member)
             self.reader.wake(group)
 
     def end(self, member: Member, code: str) -> None:
-        """Send ENDED to a member; records that it held go to other members."""
+        """End a membership with an ENDED; records that it held go to other members.
+
+        Its place as the holder is not kept, and no attempt of the records is counted.
+        """
         group = self._members[member]
         low = 0 if group is None else group.holdings.low
         self._links.say(member.link, Ended(member.number, low, code))
-        self._part(member, 0, code, fault=False)
+        self._remove(member, keep_ms=0, why=code, fault=False)
 
     def link_ended(self, link: Link, members: list[Member]) -> None:
         """Remove the members of an ended link; other members get what they held.
 
         The holder of an exclusive group keeps its place for `hold_ms`, unless its link ended in
-        order. Members of one group leave together, so that what they held is divided once.
+        order (LEFT_IN_ORDER). Members of one group leave together, so that what they held is
+        divided once.
         """
         fault = link.happened not in NO_ATTEMPT
         together: dict[Group, list[Member]] = {}
@@ -505,38 +545,40 @@ class Groups:
                 together.setdefault(group, []).append(member)
                 continue
             keep_ms = 0 if link.happened in LEFT_IN_ORDER else member.hold_ms
-            self._part(member, keep_ms, link.happened, fault)
+            self._remove(member, keep_ms, link.happened, fault)
         for group, leaving in together.items():
-            self._part_together(group, leaving, link.happened, fault)
+            self._remove_together(group, leaving, link.happened, fault)
 
-    def _part(self, member: Member, keep_ms: int, why: str, fault: bool) -> None:
+    def _remove(self, member: Member, keep_ms: int, why: str, fault: bool) -> None:
         """Remove one member from its group, and let others have what it held.
 
         keep_ms: for how long the place of an exclusive group waits for it; 0: not at all. why: for
-        the event. fault: what it held has had an attempt.
+        the event. fault: the end counts as a failed attempt of what it held.
         """
         group = self._members[member]
         if group is None or group.kind != "exclusive":
-            self._part_together(group, [member], why, fault)
+            self._remove_together(group, [member], why, fault)
             return
         self._forget(member)
         now_ms = self._shard.now_ms
         before, held = group.holder, member.held
         released = group.leave(member, now_ms + keep_ms if keep_ms else 0, fault)
-        self._parted(group, member, held, why, count=1)
-        if fault and group.counts:
+        self._go_on_without(group, member, held, why, count=1)
+        if fault and group.counts_attempts:
+            # The records are withheld until the log has the attempt.
             self._returns.count(group, released, DIED)
         if group.absent_holder is member:
             self.timers.set(group.returns_ms, partial(self._give_up, group, member))
         elif before is member:
-            self._holders.settle(group)
+            self._holders.settle(group)  # Another member is the holder, which the log is told.
 
-    def _part_together(
+    def _remove_together(
         self, group: Group | None, members: list[Member], why: str, fault: bool
     ) -> None:
         """Remove the members of one link at once, so that what they held is divided once.
 
-        why: for the event. fault: the end counts as a failed attempt of what they held.
+        group: theirs; None: they wait for one. why: for the event. fault: the end counts as a
+        failed attempt of what they held.
         """
         held = 0
         for member in members:
@@ -545,18 +587,19 @@ class Groups:
         if group is None:
             return
         released = group.leave_together(members, fault)
-        self._parted(group, members[0], held, why, len(members))
-        if fault and group.counts:
+        self._go_on_without(group, members[0], held, why, len(members))
+        if fault and group.counts_attempts:
             self._returns.count(group, released, DIED)
 
-    def _parted(self, group: Group, member: Member, held: int, why: str, count: int) -> None:
+    def _go_on_without(self, group: Group, member: Member, held: int, why: str, count: int) -> None:
         """Let a group go on without members of one link, and report that they have left.
 
         member: one of them. held: records that they held in all. count: how many members left.
         """
+        # Records that came back may have been removed from the stream while they were held.
         self.reader.drop_gone(group)
         wake = None if group.members else self._wakers.pop(group, None)
-        if wake is not None:
+        if wake is not None:  # Its last member has left: the stream need not wake the group.
             group.stream.audience.remove_reader(wake, group.durable)
         if held:
             self._shard.counters["group_records_returned"] += held
@@ -564,21 +607,27 @@ class Groups:
             "group_left", stream=group.stream.name, group=group.name, link=member.link.number,
             identity=member.identity, members=count, held=held, why=why,
         )  # fmt: skip
-        if group.moved:
+        if group.has_unlogged:
             self._progress.flush_later(group)
         self.reader.wake(group)
 
     def put_off(self, ms: int) -> None:
-        """Let leases and kept places last longer by a time in which no member could be heard."""
+        """Let leases and kept places last longer by a time in which no member could be heard.
+
+        Called when the broker finds that it stood still.
+        """
         for group in self._groups:
             group.holdings.put_off_leases(ms)
             group.returns_ms += ms
 
     def _give_up(self, group: Group, absent: Member | Holder) -> None:
-        """Give up the kept place of a holder that did not return in time."""
+        """Give up the kept place of a holder that did not return in time.
+
+        absent: the holder that the timer was set for; it has returned if it is not the absent one.
+        """
         if group.absent_holder is not absent or group.gone:
             return
-        if group.returns_ms > self._shard.now_ms:
+        if group.returns_ms > self._shard.now_ms:  # put_off() has given it more time.
             self.timers.set(group.returns_ms, partial(self._give_up, group, absent))
             return
         self._shard.counters["group_places_lost"] += 1
@@ -587,7 +636,7 @@ class Groups:
             identity=absent.identity, held=absent.held if isinstance(absent, Member) else 0,
         )  # fmt: skip
         released = group.give_up_absent_holder()
-        if group.counts:
+        if group.counts_attempts:
             self._returns.count(group, released, DIED)
         self.reader.drop_gone(group)
         self._holders.settle(group)
@@ -597,6 +646,7 @@ class Groups:
 
     def _end_members(self, group: Group) -> None:
         """End the memberships of a group that is being reset; members that join now wait."""
+        # The entry makes _find_group() let them wait.
         self._groups.coming.setdefault((group.stream.number, group.name), [])
         # What members, timers and the log still say of this run of the group has no effect.
         group.gone = True
@@ -607,10 +657,13 @@ class Groups:
             group.give_up_absent_holder()
 
     def _renewed(self, group: Group, end_lsn: int) -> None:
-        """Take a group up anew as the log has it, and let in the members that wait."""
+        """Take a group up anew as the log has it, and let in the members that wait.
+
+        Called when the log has its reset, or has refused it (end_lsn 0: nothing is awaited).
+        """
         stream, place = group.stream, (group.stream.number, group.name)
         if stream.removed:
-            self._not_created(place, "stream_removed", f"'{stream.name}' was removed", 0)
+            self._not_created(place, "stream_removed", f"'{stream.name}' was removed", retry_ms=0)
             return
         group = self._take_up(stream, self._shard.queues.groups[place])
         self._answers.settle(end_lsn, partial(self._let_in, stream, group))
@@ -618,7 +671,7 @@ class Groups:
     # --- what is gone -------------------------------------------------------------------------
 
     def trimmed(self, stream: Stream) -> None:
-        """Drop records of groups that the journal has dropped."""
+        """Count records as done in a stream's groups that the journal has dropped."""
         for group in self._groups.of(stream.number):
             self.reader.drop_gone(group)
 
@@ -630,7 +683,7 @@ class Groups:
                     self._links.say(member.link, Schema(member.number, number, schema))
 
     def stream_removed(self, stream: Stream) -> None:
-        """End the groups of a stream that is gone."""
+        """End the groups of a stream that is removed, and log their removal."""
         groups = self._groups.remove_stream(stream.number)
         for group in groups.values():
             for member in list(group.members):

@@ -1,9 +1,11 @@
 """Holders: which member has the place of an exclusive group, as the log has it.
 
 Owns the records of the log that name the holder, and the windows of holders from before the broker
-began. The rules: a member is told that it is the holder, and given records, once the log durably
-has it, so that no restart gives the place to another one; a holder from before a restart has its
-whole window to return, since it could not while the broker was away. Source: SPEC.md, section 4.8.
+began. The holder is the member that an exclusive group's records go to; it has the place. The
+window is the time (`hold_ms`) for which the place is kept for a holder whose link was lost. The
+rules: a member is told that it is the holder, and given records, once the log durably has it, so
+that no restart gives the place to another one; a holder from before a restart has its whole window
+to return, since it could not while the broker was away. Source: SPEC.md, section 4.8.
 """
 
 from __future__ import annotations
@@ -47,12 +49,17 @@ class Holders:
         self._timers = timers
 
     def settle(self, group: Group) -> None:
-        """Log which member has the place of an exclusive group, then let that member begin."""
+        """Log which member has the place of an exclusive group, then let that member begin.
+
+        Called whenever the place may have gone to another member, and when the log has answered: a
+        change that came meanwhile is logged then.
+        """
         if group.gone:
             return
         place = group.place
-        group.sure = not group.logging and place == group.row.holder
-        if group.sure:
+        # While False, no member is given records.
+        group.place_logged = not group.logging and place == group.row.holder
+        if group.place_logged:
             self._begin(group)
         elif not group.logging:
             group.logging = True
@@ -61,15 +68,15 @@ class Holders:
             self._steps.put([change], logging, memory=group.stream.ring.memory)
 
     def tell_place_lost(self, group: Group, member: Member) -> None:
-        """Tell a member that it is the holder no more."""
+        """Tell a member that it is the holder no more, unless it was never told that it is."""
         if group.told is member:
             group.told = None
-            self._links.say(member.link, Mode(member.number, False, group.holdings.low))
+            self._links.say(member.link, Mode(member.number, live=False, offset=group.holdings.low))
 
     def _begin(self, group: Group) -> None:
-        """Tell the member that has the place by now, unless it knows, and hand records to it.
+        """Tell the member that has the place, unless it knows, and have records handed to it.
 
-        A member that is set aside, as its lease has ended, is not told and gets none.
+        A holder that is passed over, as its lease has ended, is not told and gets none.
         """
         holder = group.holder
         if holder is not None and holder.aside:
@@ -77,7 +84,9 @@ class Holders:
         if holder is not group.told:
             group.told = holder
             if holder is not None:
-                self._links.say(holder.link, Mode(holder.number, True, group.holdings.low))
+                self._links.say(
+                    holder.link, Mode(holder.number, live=True, offset=group.holdings.low)
+                )
         self._reader.wake(group)
 
     def _logged(self, group: Group, place: Holder | None, end_lsn: int) -> None:
@@ -86,12 +95,15 @@ class Holders:
         place: the holder that was logged; None: the place is free, which needs no wait.
         """
         if place is None:
-            # No member waits for it: the next one's record can follow at once.
+            # No member waits for it: 0 is durable at once, and the next holder can be logged.
             end_lsn = 0
         self._answers.settle(end_lsn, partial(self._durable, group))
 
     def _durable(self, group: Group, failure: tuple[str, str] | None) -> None:
-        """Go on; after a failure of the ring, which takes nothing more, the group stands still."""
+        """Let the holder begin, or log the next one if the place has changed meanwhile.
+
+        After a failure of the ring, which takes nothing more, the group stands still.
+        """
         if failure is None:
             group.logging = False
             self.settle(group)
@@ -105,7 +117,10 @@ class Holders:
     # --- over restarts ----------------------------------------------------------------------
 
     def take_up(self, group: Group, give_up: Callable[[Group, Member | Holder], None]) -> None:
-        """Keep a group's place for the holder that the log has. give_up: ends its window."""
+        """Keep a group's place for the holder that the log has, when the broker starts.
+
+        give_up: gives the place to another member if the holder has not returned by then.
+        """
         holder = group.row.holder
         if holder is not None:
             group.absent_holder = holder

@@ -1,11 +1,15 @@
 """Holdings: which offsets of a group are done, waiting, or in a member's hands.
 
-Owns the accounting of one group before its reader's position, as bitmaps over pages of 4,096
-offsets. The rules: an open offset is in exactly one place (waiting, held by one member, late, or
-leaving); an offset before `read` that is not open is done; a batch or an acknowledgement costs a
-few operations on integers for each page that it touches, whatever the number of its rows. Pages
-rather than batches: ten thousand batches of one record take no more memory than one of ten
-thousand. Source: docs/design.md, Queues and the checkpoint.
+Owns the accounting of one group before its reader's position (`read`), as bitmaps over pages of
+4,096 offsets. An offset is open from when its record was read and selected until it is done. The
+rules: an open offset is in exactly one state: waiting for a member, held by one, late (it waits for
+the end of a pause first), or withheld from all members until the log has what becomes of it; an
+offset before `read` that is not open is done; a batch or an acknowledgement costs a few operations
+on integers for each page that it touches, whatever the number of its rows. Pages rather than
+batches: ten thousand batches of one record take no more memory than one of ten thousand.
+
+Bit i of a `mask` is offset i of a page; bit i of `bits` is the offset i after the `base` that is
+passed with them, across pages. Source: docs/design.md, Queues and the checkpoint.
 """
 
 from __future__ import annotations
@@ -28,10 +32,11 @@ from malamute_py.changelog.records import Range
 PAGE: Final = 4_096
 PAGE_BYTES: Final = PAGE // 8
 FEW_RANGES: Final = 100
-"""Ranges from which on an array is quicker than a loop."""
+"""Ranges in an acknowledgement above which an array is quicker than a loop."""
 FEW_RUNS: Final = 48
-"""Runs of done offsets from which on an array is quicker than a loop."""
+"""Runs of acknowledged offsets above which an array is quicker than a loop."""
 WHOLE: Final = (1 << PAGE) - 1
+"""Mask of all offsets of a page."""
 LOGGED: Final = 0
 LOGGING: Final = 1
 UNLOGGED: Final = 2
@@ -42,7 +47,8 @@ class Page:
     """Offsets [base, base + PAGE) of a group; bit i stands for offset base + i."""
 
     __slots__ = (
-        "base", "held", "late", "leases", "leaving", "logging", "open", "since", "slots", "waiting",
+        "base", "held", "late", "leases", "logging", "open", "since", "slots", "waiting",
+        "withheld",
     )  # fmt: skip
 
     def __init__(self, base: int) -> None:
@@ -53,14 +59,15 @@ class Page:
         """Open offsets that are to be handed out."""
         self.late = 0
         """Open offsets that are to be handed out after a time."""
-        self.leaving = 0
-        """Open offsets that are done, or wait again, once the log has that."""
+        self.withheld = 0
+        """Open offsets that no member gets until the log has that they are done, or wait again."""
         self.held: dict[Any, int] = {}
-        """Offsets that each member holds."""
+        """Member -> the offsets that it holds."""
         self.since: dict[Any, int] = {}
-        """Time since which each member holds an offset of this page."""
+        """Member -> the time since which it holds an offset of this page."""
         self.leases: dict[Any, dict[int, int]] = {}
-        """Time at which leases of each member end -> their offsets, and some held no more."""
+        """Member -> {time at which leases of it end: their offsets}. Offsets that it holds no more
+        are left in: leases_over() compares an entry with `held`."""
         self.slots: np.ndarray[Any, np.dtype[np.uint16]] | None = None
         """The slot of each offset, in a keyed group."""
         self.logging = LOGGED
@@ -68,13 +75,13 @@ class Page:
 
 
 Picked: TypeAlias = "list[tuple[Page, int]]"
-"""Offsets, as pages and masks."""
+"""Offsets that a command or an event concerns, as pages, each with the mask of its offsets."""
 
 
 class Holdings:
     """The offsets of one group from `next` on."""
 
-    __slots__ = ("_bases", "held", "late", "leaving", "pages", "read", "waiting")
+    __slots__ = ("_bases", "held", "late", "pages", "read", "waiting", "withheld")
 
     def __init__(self, read: int) -> None:
         self.read = read
@@ -82,13 +89,14 @@ class Holdings:
         self.pages: list[Page] = []
         """Pages in ascending order; offsets before `read` that are in none are done."""
         self._bases: list[int] = []
-        self.waiting = self.held = self.late = self.leaving = 0
-        """Number of the offsets in each place."""
+        """First offsets of `pages`, to be searched by bisection."""
+        self.waiting = self.held = self.late = self.withheld = 0
+        """Number of the offsets in each state."""
 
     @property
     def open(self) -> int:
         """Number of the offsets before `read` that are not done."""
-        return self.waiting + self.held + self.late + self.leaving
+        return self.waiting + self.held + self.late + self.withheld
 
     @property
     def low(self) -> int:
@@ -104,33 +112,34 @@ class Holdings:
         """The page of an offset, made if need be."""
         base = offset - offset % PAGE
         bases = self._bases
-        if bases and bases[-1] == base:
+        if bases and bases[-1] == base:  # Most offsets are new ones, in the last page.
             return self.pages[-1]
-        place = bisect_right(bases, base)
-        if place and bases[place - 1] == base:
-            return self.pages[place - 1]
+        after = bisect_right(bases, base)  # Index of the first page that begins after `base`.
+        if after and bases[after - 1] == base:
+            return self.pages[after - 1]
         page = Page(base)
-        bases.insert(place, base)
-        self.pages.insert(place, page)
+        bases.insert(after, base)
+        self.pages.insert(after, page)
         return page
 
     def _found(self, offset: int) -> Page | None:
         """The page of an offset, if there is one."""
-        place = bisect_right(self._bases, offset) - 1
-        if place < 0 or offset >= self._bases[place] + PAGE:
+        index = bisect_right(self._bases, offset) - 1
+        if index < 0 or offset >= self._bases[index] + PAGE:
             return None
-        return self.pages[place]
+        return self.pages[index]
 
     def within(self, first: int, end: int) -> Iterator[tuple[Page, int]]:
-        """Pages that have offsets of [first, end), each with the mask of these offsets."""
-        place = max(0, bisect_right(self._bases, first) - 1)
+        """Yield the pages that exist for [first, end), each with the mask of these offsets."""
+        # The last page that begins at `first` or before it; it may end before `first`, too.
+        index = max(0, bisect_right(self._bases, first) - 1)
         pages = self.pages
-        while place < len(pages):
-            page = pages[place]
+        while index < len(pages):
+            page = pages[index]
             base = page.base
             if base >= end:
                 return
-            place += 1
+            index += 1
             if base + PAGE <= first:
                 continue
             mask = WHOLE if end >= base + PAGE else ones(end - base)
@@ -139,13 +148,16 @@ class Holdings:
             yield page, mask
 
     def pieces(self, base: int, bits: int) -> Iterator[tuple[Page, int]]:
-        """Cut a mask that begins at an offset into pages."""
+        """Divide offsets by page: yield each page, made if need be, with the mask of its offsets.
+
+        base: the offset of the lowest bit of `bits`.
+        """
         at = base % PAGE
-        if bits.bit_length() <= PAGE - at:
+        if bits.bit_length() <= PAGE - at:  # All are in one page, as those of most batches are.
             yield self._page(base), bits << at
             return
         page_base = base - at
-        bits <<= at
+        bits <<= at  # The lowest bit is now the first offset of the page.
         while bits:
             mask = bits & WHOLE
             if mask:
@@ -163,6 +175,7 @@ class Holdings:
         if not any(not page.open for page in pages):
             return
         low = self.low
+        # `logging` is 0 (LOGGED) where the log has all done offsets of the page.
         self.pages = [
             page for page in pages
             if page.open
@@ -170,10 +183,10 @@ class Holdings:
         ]  # fmt: skip
         self._bases = [page.base for page in self.pages]
 
-    # --- moving offsets from place to place -----------------------------------------------------
+    # --- moving offsets from state to state -----------------------------------------------------
 
     def take_in(self, base: int, bits: int) -> None:
-        """Let offsets wait that were read and selected."""
+        """Let offsets wait whose records were read and selected."""
         for page, mask in self.pieces(base, bits):
             page.open |= mask
             page.waiting |= mask
@@ -185,7 +198,7 @@ class Holdings:
         for page, mask in self.within(base, end):
             some = page.waiting & mask
             if some:
-                shift = page.base - base
+                shift = page.base - base  # From bits of the page to bits from `base` on.
                 found |= some << shift if shift >= 0 else some >> -shift
         return found
 
@@ -202,9 +215,10 @@ class Holdings:
         self.held += count
 
     def pick(self, member: Any, ranges: Sequence[Range], also_waiting: bool) -> Picked | None:
-        """Return ranges as pages and masks; None unless the member holds every offset of them.
+        """Return the ranges of an acknowledgement as pages and masks; None: not all are held.
 
-        also_waiting: an offset that waits counts as held, as for a holder that came back.
+        also_waiting: an offset that waits counts as held by the member, as for a holder that came
+        back and whose records have begun to wait in the meantime.
         """
         _, last_end = ranges[-1]
         if last_end > self.read:  # No member was given a record that was not read yet.
@@ -237,13 +251,16 @@ class Holdings:
         return picked
 
     def _pick_many(self, member: Any, ranges: Sequence[Range], also_waiting: bool) -> Picked | None:
-        """Pick many ranges, as members of a keyed group have, without a loop over them."""
+        """Do what pick() does for many ranges, as members of a keyed group have, without a loop.
+
+        ranges: ascending.
+        """
         bounds = np.array(ranges, np.int64)
         firsts, ends = bounds[:, 0], bounds[:, 1]
         wanted = int((ends - firsts).sum())
         picked: Picked = []
-        for page, _ in self.within(ranges[0][0], ranges[-1][1]):
-            here = slice(
+        for page, _ in self.within(int(firsts[0]), int(ends[-1])):
+            here = slice(  # Indices of the ranges that have offsets of this page.
                 int(ends.searchsorted(page.base, "right")),
                 int(firsts.searchsorted(page.base + PAGE, "left")),
             )
@@ -260,11 +277,12 @@ class Holdings:
                 return None
             wanted -= mask.bit_count()
             picked.append((page, mask))
-        return None if wanted else picked
+        return None if wanted else picked  # Offsets in no page are done: they are held no more.
 
     def unhand(self, page: Page, member: Any, mask: int) -> tuple[int, int]:
-        """Take offsets from a member, and from those that wait; returns (its own, the waiting).
+        """Take offsets out of a member's hands and out of those that wait; they are in no state.
 
+        Returns (those that it held, those that waited); the caller gives each its next state.
         member: None takes those that wait only.
         """
         mine = page.held.get(member, 0)
@@ -282,22 +300,22 @@ class Holdings:
             self.waiting -= waited.bit_count()
         return held, waited
 
-    def leave(self, page: Page, mask: int) -> None:
-        """Put offsets that were taken from a member on their way out."""
-        page.leaving |= mask
-        self.leaving += mask.bit_count()
+    def withhold(self, page: Page, mask: int) -> None:
+        """Keep offsets that unhand() took from all members until the log has their next state."""
+        page.withheld |= mask
+        self.withheld += mask.bit_count()
 
-    def have_left(self, page: Page, mask: int) -> None:
-        """Note that offsets on their way out are done."""
-        page.leaving &= ~mask
+    def finish(self, page: Page, mask: int) -> None:
+        """Note that withheld offsets are done."""
+        page.withheld &= ~mask
         page.open &= ~mask
-        self.leaving -= mask.bit_count()
+        self.withheld -= mask.bit_count()
 
-    def stay(self, page: Page, mask: int, member: Any, now_ms: int) -> None:
-        """Let offsets that were withheld for the log be the member's again; None: let them wait."""
-        page.leaving &= ~mask
+    def restore(self, page: Page, mask: int, member: Any, now_ms: int) -> None:
+        """Let a member hold withheld offsets, as before; None: let them wait for any member."""
+        page.withheld &= ~mask
         count = mask.bit_count()
-        self.leaving -= count
+        self.withheld -= count
         if member is None:
             page.waiting |= mask
             self.waiting += count
@@ -307,12 +325,12 @@ class Holdings:
         self.held += count
 
     def delay(self, page: Page, mask: int) -> None:
-        """Put offsets that were taken from a member among those that wait for a time."""
+        """Note that offsets that unhand() took wait for the end of a pause first."""
         page.late |= mask
         self.late += mask.bit_count()
 
     def due(self, page: Page, mask: int) -> int:
-        """Let delayed offsets wait for a member again; returns those that were still delayed."""
+        """Let offsets wait for a member whose pause is over; returns those that were late."""
         mask &= page.late
         page.late ^= mask
         page.waiting |= mask
@@ -322,14 +340,14 @@ class Holdings:
         return mask
 
     def wait(self, page: Page, mask: int) -> None:
-        """Let offsets that were taken from a member wait again."""
+        """Let offsets that unhand() took wait for any member again."""
         page.waiting |= mask
         self.waiting += mask.bit_count()
 
-    def release(self, members: set[Any], *, leaving: bool = False) -> Picked:
-        """Let all offsets that some members held wait again; returns them, for each page.
+    def release(self, members: set[Any], *, withheld: bool = False) -> Picked:
+        """Take all offsets from members that leave, let them wait again, and return them.
 
-        leaving: they are put on their way out, and wait once the log has the end of the attempt.
+        withheld: no member gets them before the log has that the attempt has ended.
         """
         released: Picked = []
         for page in self.pages:
@@ -340,14 +358,14 @@ class Holdings:
             if mask:
                 released.append((page, mask))
                 self.held -= mask.bit_count()
-                if leaving:
-                    self.leave(page, mask)
+                if withheld:
+                    self.withhold(page, mask)
                 else:
                     self.wait(page, mask)
         return released
 
     def close(self, page: Page, mask: int) -> None:
-        """Close waiting offsets without an acknowledgement: they have expired, or are gone."""
+        """Count waiting offsets as done without an acknowledgement: they expired or are gone."""
         page.waiting &= ~mask
         page.open &= ~mask
         self.waiting -= mask.bit_count()
@@ -365,7 +383,7 @@ class Holdings:
     # --- leases -------------------------------------------------------------------------------
 
     def lease(self, page: Page, member: Any, mask: int, due_ms: int) -> None:
-        """Let the leases of held offsets end at a time, and not before."""
+        """Let the leases of held offsets end at `due_ms`, instead of when they would have."""
         entries = page.leases.setdefault(member, {})
         for at_ms, rows in list(entries.items()):
             if rows & ~mask:
@@ -388,7 +406,7 @@ class Holdings:
         )
 
     def leases_over(self, now_ms: int) -> list[tuple[Any, Picked]]:
-        """Forget the leases that are over; returns the members that still hold some of them."""
+        """Forget the leases that are over; returns members with those of the offsets they hold."""
         found: dict[Any, Picked] = {}
         for page in self.pages:
             for member, entries in list(page.leases.items()):
@@ -397,7 +415,7 @@ class Holdings:
                     over |= entries.pop(at_ms)
                 if not entries:
                     del page.leases[member]
-                over &= page.held.get(member, 0)
+                over &= page.held.get(member, 0)  # The others were acknowledged or given back.
                 if over:
                     found.setdefault(member, []).append((page, over))
         return list(found.items())
@@ -427,30 +445,32 @@ class Holdings:
     def ranges(self, picked: Picked, logged: int) -> list[Range]:
         """Ranges by which the log is told that these offsets, and done ones beside them, are done.
 
-        logged: the position that the log has; every offset before `low` may be told as done.
+        A range takes in its done neighbours, so that the log has few long ranges. logged: the
+        position that the log has; all offsets from it to the first page are done, too.
         """
         found: list[Range] = []
         first_page = self.pages[0] if self.pages else None
         for page, mask in picked:
-            after = page.open & ~mask
-            limit = min(PAGE, self.read - page.base)
+            open_after = page.open & ~mask
+            limit = min(PAGE, self.read - page.base)  # Offsets from `read` on are not read yet.
             # Each run of set bits begins with one whose lower neighbour is not set.
             if (mask & ~(mask << 1)).bit_count() > FEW_RUNS:
-                runs = _closed_runs(after, mask, limit)
+                runs = _closed_runs(open_after, mask, limit)
             else:
-                runs = _few_closed_runs(after, mask, limit)
+                runs = _few_closed_runs(open_after, mask, limit)
             for begin, stop in runs:
-                start = page.base + begin
+                start, end = page.base + begin, page.base + stop
                 if not begin and page is first_page:
-                    start = min(logged, page.base + stop)
-                if found and found[-1][1] >= start:
-                    found[-1] = found[-1][0], page.base + stop
+                    start = min(logged, end)
+                last_start, last_end = found[-1] if found else (0, -1)
+                if last_end >= start:  # The run goes on from the page before.
+                    found[-1] = last_start, end
                 else:
-                    found.append((start, page.base + stop))
+                    found.append((start, end))
         return found
 
     def done_ahead(self, page: Page) -> list[Range]:
-        """The done offsets of a page, as ranges."""
+        """The done offsets of a page that the reader has passed, as ranges."""
         limit = min(PAGE, self.read - page.base)
         closed = ones(limit) & ~page.open
         if not closed:
@@ -462,7 +482,7 @@ class Holdings:
 
 
 def ranges_of(picked: Picked) -> list[Range]:
-    """Return offsets as ranges: exactly these."""
+    """Return offsets as ranges of exactly these, without done neighbours."""
     return [
         (page.base + first, page.base + first + count)
         for page, mask in picked
@@ -474,18 +494,18 @@ def _few_closed_runs(open_rows: int, mask: int, limit: int) -> list[tuple[int, i
     """Return what _closed_runs() does, one run after another: quicker for a mask of few runs."""
     found: list[tuple[int, int]] = []
     at = 0
+    # Both masks are shifted as the loop goes on: their lowest bit is offset `at` of the page.
     while mask:
-        # Both masks begin where the last run ended: they get shorter as the loop goes on.
-        # The run has the first offset of the mask, and begins after the last open one before it.
+        # The next run has the first offset of the mask, and begins after the last open one before.
         skip = (mask & -mask).bit_length() - 1
         begin = at + (open_rows & ((1 << skip) - 1)).bit_length()
         open_rows >>= skip
         mask >>= skip
         at += skip
-        if not open_rows:
+        if not open_rows:  # No open offset ends the run: it goes on to the end of what was read.
             found.append((begin, max(limit, at + mask.bit_length())))
             break
-        # It ends at the next open one.
+        # The run ends at the next open offset.
         skip = (open_rows & -open_rows).bit_length() - 1
         open_rows >>= skip
         mask >>= skip
@@ -495,17 +515,19 @@ def _few_closed_runs(open_rows: int, mask: int, limit: int) -> list[tuple[int, i
 
 
 def _closed_runs(open_rows: int, mask: int, limit: int) -> list[tuple[int, int]]:
-    """Maximal runs (first, end) of offsets that are not open, without those that miss the mask.
+    """Maximal runs (first, end) of offsets that are not open, of those that touch the mask.
 
-    Offsets count from the page's base, up to `limit`. open_rows, mask: a bit for each offset.
+    Offsets count from the page's base, up to `limit`. open_rows: offsets that are open. mask:
+    offsets that are told to the log.
     """
     closed = np.zeros(limit + 2, np.int8)
     closed[1:-1] = ~rows_of_bits(open_rows & ones(limit), limit)
-    # With an open offset on either side, edges alternate: a run begins, a run ends.
+    # A 0 was added on either side, so that edges alternate: a run begins, a run ends.
     edges = np.flatnonzero(np.diff(closed))
     firsts, ends = edges[::2], edges[1::2]
-    wanted = np.zeros(limit + 1, np.int32)
-    np.cumsum(rows_of_bits(mask & ones(limit), limit), out=wanted[1:])
-    # wanted: how many offsets of the mask lie before each: more at a run's end, if it meets some.
-    chosen = wanted[ends] > wanted[firsts]
+    # How many offsets of the mask lie before each offset. A run has some of the mask if there are
+    # more before its end than before its first offset.
+    before = np.zeros(limit + 1, np.int32)
+    np.cumsum(rows_of_bits(mask & ones(limit), limit), out=before[1:])
+    chosen = before[ends] > before[firsts]
     return list(zip(firsts[chosen].tolist(), ends[chosen].tolist(), strict=True))

@@ -1,9 +1,10 @@
 """Leases of a group's records: what a member holds without a word about it goes to others.
 
-Owns the end of leases, and which members are passed over. The rules: a lease begins with the
-hand-out, and again when the member renews it; the end of a lease is an attempt of the record; a
-member whose lease has ended is told so, and is given nothing more until it acknowledges something.
-Source: SPEC.md, section 4.8.
+Owns the end of leases, and which members are passed over (`Member.aside`). The rules: a lease
+begins with the hand-out, and again when the member renews it; the end of a lease is an attempt of
+the record; a member whose lease has ended is told so by a MODE, and is given nothing more until it
+acknowledges something. Records are `picked` as pages of the group's holdings, each with the mask of
+their offsets. Source: SPEC.md, section 4.8.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Leases:
         return min(max(lease_ms, settings.lease_min_ms), settings.lease_max_ms)
 
     def watch(self, group: Group) -> None:
-        """Look at a group again when its next lease ends, which may be sooner than was planned."""
+        """Look at a group when its next lease ends, instead of at the time that was planned."""
         if group.gone:
             return
         due_ms = group.holdings.next_lease()
@@ -63,7 +64,7 @@ class Leases:
             self._timers.set(due_ms, partial(self._end, group, due_ms))
 
     def renew(self, group: Group, member: Member, picked: Picked, _: int) -> None:
-        """Begin the leases of records anew that a member holds, if its records have leases."""
+        """Begin the leases of records anew that a member holds, as its ACK_RECORDS asks for."""
         if not member.lease_ms:
             return
         due_ms = member.lease_end(self._shard.now_ms)
@@ -78,6 +79,7 @@ class Leases:
             return
         group.bring_back(member)
         if group.kind == "exclusive":
+            # It may be the holder again, which the log is told first, and then the member.
             self._holders.settle(group)
         else:
             self._say(group, member, gets=True)
@@ -86,17 +88,20 @@ class Leases:
     def _end(self, group: Group, due_ms: int) -> None:
         """Take back the records of a group whose leases are over, and wait for the next end.
 
-        due_ms: the time of this look; a sooner one may have taken its place.
+        due_ms: the time that this look was planned for.
         """
         if group.gone or group.lease_due_ms != due_ms:
-            return
+            return  # A sooner look, for a lease that ends before, has taken the place of this.
         group.lease_due_ms = 0
         for member, picked in group.holdings.leases_over(self._shard.now_ms):
             self._take(group, member, picked)
         self.watch(group)
 
     def _take(self, group: Group, member: Member, picked: Picked) -> None:
-        """Take records from a member whose lease is over, and pass the member over."""
+        """Take records whose leases are over from a member, and pass the member over.
+
+        They go to other members, where attempts are bounded once the log has the ended attempt.
+        """
         before = group.holder
         if group.kind == "exclusive":
             self._holders.tell_place_lost(group, member)
@@ -104,26 +109,27 @@ class Leases:
             self._say(group, member, gets=False)
         group.set_aside(member)
         if group.kind == "exclusive" and before is member:
-            # Records go to one member only: the next one gets all that this one has.
+            # An exclusive group's records go to one member only: the next one gets all that this
+            # one holds, also what it holds by leases that are not over.
             picked = group.holdings.held_by(member)
         count = sum(mask.bit_count() for _, mask in picked)
-        page, mask = picked[0]
+        first_page, first_mask = picked[0]
         self._shard.counters["group_leases_ended"] += count
         self._shard.counters["group_records_returned"] += count
         self._shard.event(
             "group_lease_ended", "warning", stream=group.stream.name, group=group.name,
             link=member.link.number, identity=member.identity, records=count,
-            offset=page.base + low_bit(mask),
+            offset=first_page.base + low_bit(first_mask),
         )  # fmt: skip
         member.returned(count)
         group.take_back(member, picked)
-        if group.counts:
+        if group.counts_attempts:
             self._returns.count(group, picked, LEASE)
         else:
             self._reader.back(group, picked, after_ms=0)
         if group.holder is not before:
-            self._holders.settle(group)
+            self._holders.settle(group)  # The log is told of the next holder.
 
     def _say(self, group: Group, member: Member, *, gets: bool) -> None:
-        """Tell a member whether it is given records."""
-        self._links.say(member.link, Mode(member.number, gets, group.holdings.low))
+        """Tell a member by a MODE whether it is given records from now on."""
+        self._links.say(member.link, Mode(member.number, live=gets, offset=group.holdings.low))

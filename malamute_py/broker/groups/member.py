@@ -1,8 +1,8 @@
 """Members: the records that each has in hand, and how quick each has shown to be.
 
-Owns the facts of one member, and the number of records worth giving it at once. The rule: where it
-does not pay to give each member one record, a member gets at most what it has shown to be quick
-with. Source: docs/design.md, Queues and the checkpoint.
+Owns the facts of one member, and the number of records worth giving it at once, its lot. The rule:
+where it does not pay to give each member one record, a member gets at most what it has shown to be
+quick with. Source: docs/design.md, Queues and the checkpoint.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SPREAD_MIN: Final = 32
 """Members among whom a batch is spread however quick they are: records are not all alike."""
 
 LEASE_STEPS: Final = 3
-"""Leases end at multiples of an eighth of their time: 1 >> 3."""
+"""Leases end at multiples of an eighth of their length: `lease_ms >> 3`."""
 
 
 class Member(Receiver):
@@ -45,7 +45,7 @@ class Member(Receiver):
         "served",
         "session",
         "timed",
-        "timed_deals",
+        "timed_deliveries",
         "timed_left",
         "timed_ms",
     )
@@ -71,49 +71,54 @@ class Member(Receiver):
         self.served = 0
         """Number of the group's deliveries when it was served last."""
         self.joined = 0
-        """Number of the members that had joined the group by then."""
+        """Number of the members that had ever joined the group when it did, with itself."""
         self.filed = False
-        """Whether the member stands among those that may be given something."""
+        """Whether the member stands among FreeMembers, who may be given something."""
         self.place = NOBODY
         """Its number in the arrays of a keyed group."""
         self.pace_ms = 0.0
-        """Milliseconds for a recent record, from hand-out to acknowledgement; 0: not known yet."""
-        self.timed = self.timed_left = self.timed_ms = self.timed_deals = 0
-        """The measurement under way: records in hand at its start, those of them that are left, its
-        time, and the group's deliveries until then."""
+        """Milliseconds that a recent record took, by a measurement of several; 0: not known yet."""
+        self.timed = self.timed_left = self.timed_ms = self.timed_deliveries = 0
+        """The measurement of its pace under way: records in hand at its start, those of them that
+        are left (0: none is under way), the time of its start, and the group's deliveries until
+        then."""
 
     @property
     def able(self) -> bool:
-        """Whether it may be given something."""
+        """Whether it may be given something: it has credit, its link has room for frames."""
         return (
             self.left_records > 0 and self.left_bytes > 0 and self.link.room > 0 and not self.aside
         )
 
     def lease_end(self, now_ms: int) -> int:
-        """Return when a lease ends that begins now, up to an eighth later: few times in all."""
+        """Return when a lease ends that begins now.
+
+        It is rounded up by at most an eighth of a lease, so that many leases share one time.
+        """
         step_ms = max(1, self.lease_ms >> LEASE_STEPS)
-        return -(-(now_ms + self.lease_ms) // step_ms) * step_ms
+        return -(-(now_ms + self.lease_ms) // step_ms) * step_ms  # Negated: it rounds up.
 
     # --- how quick it is ----------------------------------------------------------------------
 
-    def handed(self, count: int, now_ms: int, deals: int) -> None:
+    def handed(self, count: int, now_ms: int, deliveries: int) -> None:
         """Count records that the member was given; begin to measure its pace unless that goes on.
 
-        deals: number of the group's deliveries until now.
+        deliveries: number of the group's deliveries until now.
         """
         self.held += count
         if not self.timed_left:
             self.timed = self.timed_left = self.held
-            self.timed_ms, self.timed_deals = now_ms, deals
+            self.timed_ms, self.timed_deliveries = now_ms, deliveries
 
-    def acknowledged(self, count: int, now_ms: int, deals: int) -> None:
-        """Note that held records are done. deals: its group's deliveries until now.
+    def acknowledged(self, count: int, now_ms: int, deliveries: int) -> None:
+        """Note that held records are done; the last of the timed ones gives a new pace.
 
-        The broker's own time for deliveries since the hand-out is not the member's: a thousand take
-        100 ms, and no member would ever be quick if they counted. Both are estimates. So a pace
-        comes down by half at most; it rises by a quarter at most, for a measurement is often too
-        long by what the machine did beside. If lots get too large, fewer deliveries are subtracted,
-        and the pace corrects itself.
+        deliveries: number of the group's deliveries until now. The broker's time for those since
+        the hand-out is not the member's, and is subtracted: a thousand take 100 ms, and no member
+        would ever be quick if they counted. Time and subtraction are estimates. So one
+        measurement halves the pace at most; it raises the pace by a quarter of the difference only,
+        for it is often too long by what the machine did beside. If lots get too large, fewer
+        deliveries are subtracted, and the pace corrects itself.
         """
         self.held -= count
         if not self.timed_left:
@@ -127,30 +132,31 @@ class Member(Receiver):
         if not self.pace_ms:
             self.pace_ms = took_ms / self.timed
             return
-        own_ms = max(took_ms - (deals - self.timed_deals) * DEAL_MS, 1)
-        pace_ms = own_ms / self.timed
+        member_ms = max(took_ms - (deliveries - self.timed_deliveries) * DEAL_MS, 1)
+        pace_ms = member_ms / self.timed
         if pace_ms < self.pace_ms:
             self.pace_ms = max(pace_ms, self.pace_ms / 2)
         else:
             self.pace_ms += (pace_ms - self.pace_ms) / 4
 
     def returned(self, count: int) -> None:
-        """Note records that came back: how long the rest takes is unknown then."""
+        """Note records that came back undone: the measurement ends without a result."""
         self.held -= count
         self.timed_left = 0
 
-    def lot(self, deals: int) -> int:
+    def lot(self, most_deliveries: int) -> int:
         """Number of records to give it at once so that all of a batch are done soonest.
 
-        deals: deliveries if each record, or each member, had one of its own. Lots of n make it
-        deals / n deliveries, one after the other, and the last record waits for n - 1 others: the
-        sum is least where n * n = deals * DEAL_MS / pace. The member has no more than that in hand.
+        most_deliveries: if each record, or each member, had one of its own. Lots of n make that
+        d / n deliveries (d: most_deliveries), one after the other, and the last record of a lot
+        waits for n - 1 others: d / n * DEAL_MS + n * pace is least for n * n = d * DEAL_MS / pace.
+        What the member has in hand already counts towards it. 0 or less: none beyond its share.
         """
         if not self.pace_ms:
             return 0
-        most = int(sqrt(deals * DEAL_MS / self.pace_ms))
-        return min(most, deals // SPREAD_MIN) - self.held
+        most = int(sqrt(most_deliveries * DEAL_MS / self.pace_ms))
+        return min(most, most_deliveries // SPREAD_MIN) - self.held
 
     def is_again(self, lost: Member | Holder) -> bool:
-        """Whether this is a lost member that has come back."""
+        """Whether a lost holder has come back as this member: the same session, or identity."""
         return self.session == lost.session or bool(self.identity == lost.identity != "")

@@ -1,8 +1,9 @@
 """Progress: how far each group has come, as the log is told.
 
-Owns the records of the log that come of no confirmed acknowledgement. The rule: an acknowledgement
-without a tracker is in the log a bounded time later; a restart before that brings the records
-again. Source: docs/design.md, Queues and the checkpoint.
+Owns the changes of the log that say which records of a group are done where no confirmed
+acknowledgement says so: the member asked for no confirm (no tracker), or the records expired or
+are gone. The rule: such records are done in the log a bounded time later; a restart before that
+brings acknowledged ones again. Source: docs/design.md, Queues and the checkpoint.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from malamute_py.broker.structures.timers import Timers
 from malamute_py.changelog.records import GroupDone, Range
 
 RANGES_AT_ONCE: Final = 1_000
-"""Ranges of unconfirmed acknowledgements in one record of the log; the rest is logged later."""
+"""Ranges in one change from which on no further page is added; the rest is logged later."""
 
 
 class Progress:
@@ -30,16 +31,16 @@ class Progress:
         self._timers = timers
 
     def flush_later(self, group: Group) -> None:
-        """Log a group's progress within a bounded time."""
-        if not group.timer and not group.flushing and not group.gone:
-            group.timer = self._shard.now_ms + self._shard.settings.group_flush_ms
-            self._timers.set(group.timer, partial(self._flush, group))
+        """Log within `group_flush_ms` which records of a group are done, unless that is planned."""
+        if not group.flush_at_ms and not group.flushing and not group.gone:
+            group.flush_at_ms = self._shard.now_ms + self._shard.settings.group_flush_ms
+            self._timers.set(group.flush_at_ms, partial(self._flush, group))
 
     def _flush(self, group: Group) -> None:
-        """Log how far a group has come since the last acknowledgement that was logged."""
-        group.timer = 0
+        """Log which records of a group are done that the log does not have as done."""
+        group.flush_at_ms = 0
         if group.gone or group.flushing:
-            return
+            return  # _flushed() looks again at what has been done since.
         holdings = group.holdings
         low = holdings.low  # All records before it are done.
         ranges: list[Range] = []
@@ -47,6 +48,7 @@ class Progress:
             ranges.append((group.row.next, low))
         for page in holdings.pages:
             if page.logging is UNLOGGED and len(ranges) < RANGES_AT_ONCE:
+                # Done records beyond the position; those before it are in the first range.
                 ranges += [(first, end) for first, end in holdings.done_ahead(page) if end > low]
                 page.logging = LOGGING
         if not ranges:
@@ -60,7 +62,7 @@ class Progress:
         """Go on when the log has how far a group is; log again later if it has moved since."""
         self._settle(group, LOGGED)
         group.holdings.tidy()
-        if group.moved:
+        if group.has_unlogged:
             self.flush_later(group)
 
     def _not_flushed(self, group: Group, *_: Any) -> None:
@@ -69,7 +71,7 @@ class Progress:
         self.flush_later(group)
 
     def _settle(self, group: Group, logging: int) -> None:
-        """Note of the pages that were being logged what the log has of them."""
+        """End the log's turn: pages that were being logged are LOGGED, or UNLOGGED if refused."""
         group.flushing = False
         for page in group.holdings.pages:
             if page.logging is LOGGING:

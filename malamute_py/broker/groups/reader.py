@@ -3,7 +3,11 @@
 Owns the reader of each group, the order of their turns, and the reads of history that are under way
 for groups. The rules: one quantum a turn and one read a group, both bounded; a record goes to the
 group once as long as no member dies; offsets that are not selected, have expired or are gone count
-as done. Source: docs/design.md, Queues and the checkpoint.
+as done. A record that has become a dead letter is buried: copied into a mailbox, then done; `tries`
+is what the log has of attempts. A group takes records (`takes`) while a member has credit, and
+reads on (`reads_on`) while its window has room. In a stream with keys, newest records move: they
+are copied within the ring, and keep their offsets; the place of a copy is where it lies. Source:
+docs/design.md, Queues and the checkpoint.
 
 A group is not a Subscription with the group in the place of its link. A subscription's deliveries
 join into covers of one peer and never come back, its credit is one number, and it is either live or
@@ -85,7 +89,7 @@ class GroupReader:
         self._timers = timers
         self.turns: Final[Turns[Group, Group]] = Turns(shard)
         self._among_moved: dict[int, dict[int, list[int]]] = {}
-        """Reads of copies of newest records by their tokens: {place of a copy: offsets}."""
+        """Token of a read of copies of newest records -> {place of a copy: offsets in it}."""
 
     # --- serving ------------------------------------------------------------------------------
 
@@ -99,30 +103,29 @@ class GroupReader:
             self.turns.queue.append(group)
 
     def back(self, group: Group, picked: Picked, after_ms: int) -> None:
-        """Let records that a member gave back wait again, at once or after a time.
+        """Let withheld records wait again, at once or after a time.
 
-        The group withheld these records from all members until the log had their return.
+        Called once the log has that an attempt of them has ended, or has refused their burial.
         """
         if group.gone:
             return
         group.back(picked, late=after_ms > 0)
         if after_ms > 0:
             self.put_off(group, picked, after_ms)
-        # The return counted attempts: where they are bounded (`tries`), records may be due for the
-        # dead letters.
+        # Attempts were counted: records that have some (`tries`) may be dead letters now.
         group.may_bury = bool(group.row.tries)
         # No member waits for records that the stream let go of meanwhile.
         self.drop_gone(group)
         self.wake(group)
 
     def put_off(self, group: Group, late: Picked, after_ms: int) -> None:
-        """Let late records wait again once a time is over."""
+        """Set the timer after which late records, of which no member is given any, wait again."""
         self._timers.set(self._shard.now_ms + after_ms, partial(self._due, group, late))
 
     def _due(self, group: Group, late: Picked) -> None:
-        """Let delayed records wait again, their time being over.
+        """Let late records wait again, as their pause is over.
 
-        late: the records that were delayed together; those that are done meanwhile are passed over.
+        late: the records that were delayed together; those that are late no more are passed over.
         """
         if group.gone:
             return
@@ -135,12 +138,15 @@ class GroupReader:
         self.wake(group)
 
     def serve(self) -> None:
-        """Give turns until all groups are served or the step's budget is used up, one at least."""
+        """Give turns until all groups are served or the step's budget is used up, one at least.
+
+        Called once in each turn of the broker. A starved group waits for one of the bounded reads
+        of history; it goes first when one may begin.
+        """
         budget = self._shard.settings.step_bytes
         turns = self.turns
-        more = self._shard.share()
+        more = self._shard.share()  # Whether groups have time left in this turn of the broker.
         while budget > 0 and turns.runnable:
-            # Reads may be used up by this turn: a starved group may be gone, or need none any more.
             if turns.starved and turns.may_read:
                 group = turns.next_starved()
             else:
@@ -162,7 +168,11 @@ class GroupReader:
             member.owner.end(member, "internal")
 
     def _turn(self, group: Group, more: Callable[[], bool]) -> int:
-        """Hand out one quantum while the share lasts, or begin a read; returns the bytes given."""
+        """Hand out one quantum of records of one group, or begin a read of history for it.
+
+        more: whether groups have time left in this turn of the broker. Returns the bytes given, by
+        which the budget of all groups is lessened.
+        """
         stream = group.stream
         first = stream.first_to_read(self._shard.now_ms)
         holdings = group.holdings
@@ -170,7 +180,7 @@ class GroupReader:
         if holdings.read < first or (stream.bounded and holdings.low < first):
             self._drop_before(group, first)
         quantum = self._shard.settings.quantum_bytes
-        given, began = 0, group.dealt
+        given, began = 0, group.delivery_work
         for _ in range(TURN_BATCHES_MAX):
             offset = group.wanted()
             if offset is None:
@@ -180,25 +190,26 @@ class GroupReader:
                     group.watched = True
                     self._watch(group, group.holdings.low, told=False)
                 return given
-            if given >= quantum or group.dealt - began >= DEALS_AT_ONCE:
+            if given >= quantum or group.delivery_work - began >= DEALS_AT_ONCE:
                 break
             if stream.keys is not None and offset < stream.first:
+                # The ring has only newest records of these offsets, which have moved.
                 self._read_moved(group, stream.keys, offset)
                 return given
-            if offset < stream.hot_first:
+            if offset < stream.hot_first:  # It lies no more in memory, only in the journal.
                 self._read(group, offset)
                 return given
             given += self._hand_out(group, self._hot(stream, offset))
-            if group.reading:
+            if group.reading:  # The headers of the batch are matched in slices first.
                 return given
             if not more():
                 break
-        self.wake(group)
+        self.wake(group)  # It has more to hand out, in its next turn.
         # Batches that no group selects are work, too, and so are many small deliveries.
-        return max(given, quantum, (group.dealt - began) * DEAL_BYTES)
+        return max(given, quantum, (group.delivery_work - began) * DEAL_BYTES)
 
     def _watch(self, group: Group, low: int, told: bool) -> None:
-        """Look again after HELD_UP_MS at a group that reads no further.
+        """Look again after HELD_UP_MS at a group whose reader waits for an acknowledgement.
 
         low: its position. told: the operator was told of this position.
         """
@@ -208,7 +219,8 @@ class GroupReader:
     def _look_again(self, group: Group, before: int, told: bool) -> None:
         """Tell the operator once which member holds a group up, unless its position has moved.
 
-        before: the position when the look was asked for. told: whether the operator knows.
+        before: the position when the look was asked for. told: whether the operator knows. It goes
+        on looking until the group reads on.
         """
         if group.gone or not group.stuck:
             group.watched = False
@@ -235,6 +247,7 @@ class GroupReader:
         )  # fmt: skip
 
     def _hot(self, stream: Stream, offset: int) -> StampedBatch:
+        """Return the batch in memory that has an offset."""
         newest = stream.hot[-1]
         return newest if newest.base <= offset else stream.hot[stream.hot_place(offset)]
 
@@ -261,7 +274,11 @@ class GroupReader:
         self._gap(group, (batch.base, batch.next, "damaged", reason))
 
     def _share_out(self, group: Group, batch: StampedBatch) -> int:
-        """Deliver what waits of a batch to the members; returns the bytes given."""
+        """Deliver what waits of a batch to the members; returns the bytes given.
+
+        A batch that the group has not read is read first. Waiting rows that have expired, that
+        were purged, or that are dead letters are taken out before the rest is handed out.
+        """
         now_ms = self._shard.now_ms
         holdings = group.holdings
         if batch.next > holdings.read:
@@ -303,16 +320,17 @@ class GroupReader:
     def _prepared(self, group: Group, batch: StampedBatch) -> bool:
         """Whether the group's selection of a batch is known or quick to find.
 
-        Otherwise the selection is found in slices, and the group has its next turn afterwards.
+        False: the selection is found in slices, which may take several turns of the broker, so that
+        no other client waits for it; the group has its next turn afterwards.
         """
         content, selection = batch.content, group.selection
         prepared = selection.prepared
-        if not self._matching.sliced:
+        if not self._matching.sliced:  # This core measures no time: it matches all at once.
             return True
         if prepared is not None and prepared.base == batch.base:
-            content.share(prepared.table)
+            content.share(prepared.table)  # The batch was read again: its table need not be.
             return True
-        if is_quick(content):
+        if is_quick(content):  # It has few headers; a slow pattern takes long for few, too.
             if not selection.slow or selection.knows(content):
                 return True
         elif selection.everything and group.slots is None:
@@ -320,10 +338,10 @@ class GroupReader:
         reading = self._matching.reading(group.stream.uuid, batch.base, content)
         number_of = None if group.slots is None else slot_of
         job = Choosing(selection.predicate, content, number_of, reading)
-        if self._matching.run(job):
+        if self._matching.run(job):  # The first slice was enough.
             selection.prepared = PreparedHeaders(batch.base, job.chosen, job.numbers, content.table)
             return True
-        group.reading = MATCHING
+        group.reading = MATCHING  # As with a read of history, the group has no turn until then.
 
         def matched() -> None:
             """Keep the matched headers of the batch for the group, and give the group a turn."""
@@ -335,6 +353,7 @@ class GroupReader:
                 self.wake(group)
 
         def failed(error: Exception) -> None:
+            """Pass the batch over, as one that cannot be handled."""
             group.reading = 0
             if not group.gone:
                 self._pass_over(group, batch, error)
@@ -356,10 +375,14 @@ class GroupReader:
         self, group: Group, batch: StampedBatch, parts: PartEncodings, member: Member, rows: int,
         attempts: int = 1,
     ) -> int:  # fmt: skip
-        """Put rows of a batch into a member's outbox; returns the bytes given."""
+        """Put rows of a batch into a member's outbox; returns the bytes given.
+
+        attempts: of the rows, with this delivery.
+        """
         # The frames come first: rows would stay in the member's hands if frames() raised.
         frames, bitmap, size = parts.frames(rows)
         count = group.hand(batch, member, rows, self._shard.now_ms)
+        # The delivery's cover is this batch alone: other members get what lies before.
         member.covered = batch.base
         self._delivery.put(member, batch.next, frames, bitmap, count, size, attempts)
         self._shard.counters["group_records_out"] += count
@@ -368,7 +391,10 @@ class GroupReader:
     # --- reads of history -------------------------------------------------------------------------
 
     def _read(self, group: Group, offset: int) -> None:
-        """Have the journal read on for a group, from the oldest offset that it wants."""
+        """Have the journal read history for a group, from the offset that it wants first.
+
+        Where all reads that may be under way at one time are taken, the group waits for one.
+        """
         stream = group.stream
         if not self.turns.may_read:
             self.turns.starve(group, link=None)
@@ -380,6 +406,7 @@ class GroupReader:
                 stream.ring.name, stream.number, token, offset,
                 min(group.tail, stream.hot_first),
                 min(self._shard.settings.quantum_bytes, READ_BYTES_MAX),
+                # The journal skips batches that cannot have a selected header; None: it skips none.
                 None
                 if group.selection.everything or group.reads_all
                 else partial(may_match, group.selection.pattern),
@@ -388,7 +415,7 @@ class GroupReader:
         )  # fmt: skip
 
     def history(self, answer: HistoryRead | ReadFailed) -> bool:
-        """Take the answer to a read of history; False: it was not asked for here."""
+        """Take the journal's answer to a read of history; False: no group asked for it."""
         group = self.turns.answered(answer.token)
         if group is None:
             return False
@@ -413,12 +440,18 @@ class GroupReader:
     def _answered(
         self, group: Group, answer: HistoryRead, places: dict[int, list[int]] | None
     ) -> None:
-        """Hand out what the journal read; members end if reading brings nothing on."""
+        """Hand out what the journal read for a group.
+
+        places: of a read of copies, {place of a copy: offsets in it}; None: another read. After
+        IDLE_READS_MAX reads that brought the group no further, its members end: it would read the
+        same for ever.
+        """
         holdings = group.holdings
         before = holdings.read, group.deliveries, holdings.open, holdings.waiting
         offset = group.wanted()
         if offset is not None and (offset >= group.reading_from or group.kind == "shared"):
-            # Otherwise an older row came back meanwhile, and goes first where there is an order.
+            # Otherwise an older row came back meanwhile, and goes first where there is an order:
+            # the next turn reads from there.
             if places is not None:
                 self._hand_out_moved(group, answer, places)
             elif group.stream.keys is None or not answer.gave_up:
@@ -450,20 +483,26 @@ class GroupReader:
             member.owner.end(member, answer.code)
 
     def _hand_out_history(self, group: Group, answer: HistoryRead) -> None:
-        """Hand out batches of the journal until the members take no more."""
+        """Hand out batches of the journal until the members take no more.
+
+        A run of the answer is a piece of the journal; its spans are the batches in it.
+        """
         holdings, stream = group.holdings, group.stream
         if stream.bounded:
+            # The journal may still have records that are too old for the stream, or too many.
             kept = first_within_bounds(stream, answer, self._shard.now_ms)
             self._drop_before(group, kept)
-        gaps, began = list(answer.gaps), group.dealt
-        # A gap comes before the batches that follow it: its first offset is `gaps[0][0]`.
+        gaps, began = list(answer.gaps), group.delivery_work
         for run in answer.runs:
             data = memoryview(run.data)
             for at, size, base, count in run.spans:
                 end = base + count
-                while gaps and gaps[0][0] <= base:
+                while gaps:
+                    gap_first, *_ = gaps[0]
+                    if gap_first > base:
+                        break  # Batches before the gap go first.
                     self._gap(group, gaps.pop(0))
-                if end <= holdings.read:
+                if end <= holdings.read:  # The group has read it: rows of it may wait again.
                     if not holdings.waiting_in(base, end):
                         continue
                     if not (group.takes or group.may_bury):
@@ -479,11 +518,12 @@ class GroupReader:
                     Content(stored[STAMP_BYTES:]), base, end, size,
                 )  # fmt: skip
                 self._hand_out(group, batch)
-                if group.reading or group.dealt - began >= READ_DEALS_MAX:
+                if group.reading or group.delivery_work - began >= READ_DEALS_MAX:
                     return
         for gap in gaps:
             self._gap(group, gap)
         if answer.next > holdings.read:
+            # What the journal looked at beyond its last batch is not selected.
             group.read_to(min(answer.next, group.tail))
             if not holdings.open:
                 self._progress.flush_later(group)
@@ -499,7 +539,7 @@ class GroupReader:
         """
         stream = group.stream
         to = min(stream.first, group.tail)
-        found = keys.moved_from(offset, to, MOVED_AT_ONCE)
+        found = keys.moved_from(offset, to, MOVED_AT_ONCE)  # (offset, place of its copy) of each.
         if not found:
             self._close_replaced(group, offset, to)
             self.wake(group)
@@ -508,6 +548,7 @@ class GroupReader:
         else:
             token = self.turns.begin(group)
             group.reading, group.reading_from = token, offset
+            # One copy may have several records, and is read once.
             places: dict[int, list[int]] = {}
             for at, place in found:
                 places.setdefault(place, []).append(at)
@@ -523,16 +564,21 @@ class GroupReader:
     def _hand_out_moved(
         self, group: Group, answer: HistoryRead, places: dict[int, list[int]]
     ) -> None:
-        """Hand out newest records that have moved, in the order of their offsets."""
-        keys, began, position = group.stream.keys, group.dealt, group.reading_from
+        """Hand out newest records that have moved, in the order of their offsets.
+
+        places: {place of a copy: offsets in it}, as the read asked for. Offsets between these
+        records were replaced by newer ones and count as done.
+        """
+        keys, began, position = group.stream.keys, group.delivery_work, group.reading_from
         assert keys is not None
         # `next` of each run is the place of its copy; `next` of the answer is how many places the
         # journal has looked at.
         runs = {run.next: run for run in answer.runs}
         for place, offsets in islice(places.items(), answer.next):
-            stands = dict(keys.moved_from(offsets[0], offsets[-1] + 1, len(offsets)))
+            # Where the copies are now, without records that were replaced meanwhile.
+            places_now = dict(keys.moved_from(offsets[0], offsets[-1] + 1, len(offsets)))
             run = runs.get(place)
-            if run is None and any(stands.get(offset, place) != place for offset in offsets):
+            if run is None and any(places_now.get(offset, place) != place for offset in offsets):
                 return  # They have moved once more: the next turn reads them there.
             batches = [] if run is None else batches_of_copy(group.stream, run, offsets)
             for batch in batches:
@@ -540,17 +586,17 @@ class GroupReader:
                 if not (group.takes or group.may_bury) or (
                     batch.next > group.holdings.read and not group.reads_on
                 ):
-                    return
+                    return  # No member has credit, or the window is full.
                 if not self._take_in_newest(group, keys, batch, offsets):
                     return
                 self._hand_out(group, batch)
-                if group.reading or group.dealt - began >= READ_DEALS_MAX:
+                if group.reading or group.delivery_work - began >= READ_DEALS_MAX:
                     return
                 position = batch.next
-            if run is None:
+            if run is None:  # The journal looked at the place, and the copy cannot be read.
                 for offset in offsets:
                     self._close_replaced(group, position, offset)
-                    if offset in stands:
+                    if offset in places_now:
                         reason = "the copy of the record is damaged"
                         self._gap(group, (offset, offset + 1, "damaged", reason))
                     position = offset + 1
@@ -558,10 +604,11 @@ class GroupReader:
     def _take_in_newest(
         self, group: Group, keys: Keys, batch: StampedBatch, offsets: Sequence[int]
     ) -> bool:
-        """Read those rows of a batch that are newest records; False: the batch is matched first.
+        """Read those rows of a copied batch that are newest records; the other rows count as done.
 
-        A batch that stays together may have other rows, which newer records have replaced, and
-        newest ones of which there is another copy.
+        False: the batch is not read yet, as its headers are matched in slices first. A batch that
+        cannot be cut is copied whole: it may have rows that newer records have replaced, and newest
+        ones of which there is another copy. offsets: of the newest records in this copy.
         """
         base, next = batch.base, batch.next
         if next > group.holdings.read:
@@ -569,7 +616,7 @@ class GroupReader:
                 return False
             group.take_in(batch, self._shard.now_ms)
         newest = {*offsets, *(at for at, _ in keys.moved_from(base, next, next - base))}
-        replaced = group.holdings.waiting_in(base, next)
+        replaced = group.holdings.waiting_in(base, next)  # Less the newest ones.
         for offset in newest:
             if base <= offset < next:
                 replaced &= ~(1 << (offset - base))
@@ -580,7 +627,8 @@ class GroupReader:
 
     def _close_replaced(self, group: Group, first: int, end: int) -> None:
         """Count records of [first, end) as done that newer ones have replaced."""
-        if first < end and group.close_between(first, end)[1]:
+        _, dropped = group.close_between(first, end) if first < end else (first, 0)
+        if dropped:
             group.holdings.tidy()
             self._progress.flush_later(group)
 
@@ -591,13 +639,17 @@ class GroupReader:
         self._drop_before(group, group.stream.first_to_read(self._shard.now_ms))
 
     def _drop_before(self, group: Group, first: int) -> None:
-        """Drop what a group wants of offsets that retention has removed, with a GAP."""
+        """Count records before `first` as done, as retention has removed them, with a GAP."""
         low = group.holdings.low
         if low < first:
             self._gap(group, (low, first, "retention", ""))
 
     def _gap(self, group: Group, gap: tuple[int, int, str, str]) -> None:
-        """Drop offsets that the journal cannot give; those that a trim removed are told apart."""
+        """Count offsets as done that the journal cannot give, and tell the members.
+
+        gap: (first, end, code, reason). Offsets that a command removed, a trim, are told apart as
+        purged: they are not lost.
+        """
         first, end, code, reason = gap
         removed = min(end, group.stream.row.trimmed)
         if code == "retention" and first < removed:

@@ -2,7 +2,10 @@
 
 Owns the way of dead letters back into their group. The rules: a dead letter leaves its mailbox in
 the step that lets its record wait again; one whose record no member would get stays where it is,
-whatever removed the record; a long list is done in portions, one a turn. Source: SPEC.md,
+whatever removed the record, and is counted as gone; a long list is done in portions, one a turn.
+
+A dead letter is a row of a put into the mailbox. Its `origin` has, for each row of the put, the
+offset of the record and its slot; `kept` and `mask` are rows of a put. Source: SPEC.md,
 section 4.8.
 """
 
@@ -68,7 +71,7 @@ class Requeueing:
     def requeue(self, link: Link, command: RequeueGroup) -> None:
         """Let the records of dead letters come again; the answer follows when that is durable.
 
-        Raises BrokerRefused.
+        numbers of the command: which letters; none: all of the group. Raises BrokerRefused.
         """
         if len(command.numbers) > NUMBERS_MAX:
             raise BrokerRefused("too_large", f"at most {NUMBERS_MAX} numbers at once")
@@ -76,14 +79,15 @@ class Requeueing:
         if group.stream.keys is not None:
             check_ready(group.stream, group.stream.keys)
         # Either may have letters: the default takes those that the mailbox of the settings refuses.
-        places = list(dict.fromkeys((group.dead_letters, group.default_dead_letters)))
+        mailboxes = list(dict.fromkeys((group.dead_letters, group.default_dead_letters)))
         answer = Answer(self._answers, link, command)
-        self._revive(_Job(group, LetterSearch(places, command.numbers), answer), 0)
+        self._revive(_Job(group, LetterSearch(mailboxes, command.numbers), answer), 0)
 
     def _revive(self, job: _Job, lsn: int) -> None:
-        """Let a portion of dead letters come again, or answer when all have.
+        """Begin the next portion of dead letters, or answer when there is none.
 
-        lsn: end in the log of the portion before, after which the answer is sent.
+        lsn: end in the log of the portion before, which is durable before the answer is sent; 0:
+        there was none.
         """
         group = job.group
         if group.gone:
@@ -104,16 +108,16 @@ class Requeueing:
             job.answer.refuse("unknown_request", "no such dead letter")
 
     def _sort(self, job: _Job, portion: _Portion, letters: list[RowsOfPut]) -> None:
-        """Tell dead letters whose records the stream still has from others, and take the former.
+        """Take those dead letters of a portion whose records members could still get.
 
-        Purges by subject are marks that only headers answer, so letters of records that one may
-        have taken are read first.
+        A purge by subject is a mark in the stream: only a record's header tells whether it took the
+        record. So letters of records before such a mark are read first, from their mailbox.
         """
         purged_before = job.group.stream.purges.before
         doubtful: list[RowsOfPut] = []
         for base, mask, row in letters:
             origin = _origin(row)
-            kept = self._left(job.group, origin, mask)
+            kept = self._within_stream(job.group, origin, mask)
             job.gone += (mask ^ kept).bit_count()
             if any(origin.offsets[place] < purged_before for place in places_of(kept)):
                 doubtful.append((base, kept, row))
@@ -126,7 +130,11 @@ class Requeueing:
             self._take_portion(job, portion)
 
     def _read(self, job: _Job, portion: _Portion, letter: RowsOfPut, body: Body | None) -> None:
-        """Take the rows of a letter that no purge by subject took; one that is lost stays."""
+        """Keep the rows of a doubtful letter that no purge by subject took.
+
+        body: the letter's content; None: it is lost, so that its rows stay and count as gone. The
+        last letter that is read has the portion taken.
+        """
         base, mask, row = letter
         offsets = np.array(_origin(row).offsets, np.int64)
         kept = 0
@@ -141,21 +149,24 @@ class Requeueing:
             self._timers.set(self._shard.now_ms, partial(self._take_read, job, portion))
 
     def _take_read(self, job: _Job, portion: _Portion) -> None:
-        """Take what neither a reader nor another requeue took while letters were being read."""
+        """Take what no reader of the mailbox, or other requeue, took while letters were read."""
         mailbox = portion.mailbox
-        free = [(self._puts.still_free(mailbox, letter), letter) for letter in portion.rows]
-        portion.rows = [(base, mask, row) for mask, (base, _, row) in free if mask]
+        still_free = [(self._puts.still_free(mailbox, letter), letter) for letter in portion.rows]
+        portion.rows = [(base, mask, row) for mask, (base, _, row) in still_free if mask]
         self._take_portion(job, portion)
 
     def _take_portion(self, job: _Job, portion: _Portion) -> None:
         """Let the records of a portion come again, or look at the next portion."""
         if portion.rows and not job.group.gone:
-            self._take(job, portion.mailbox, portion.rows)
+            self._log_return(job, portion.mailbox, portion.rows)
         else:
             self._timers.set(self._shard.now_ms, partial(self._revive, job, portion.lsn))
 
-    def _left(self, group: Group, origin: Origin, mask: int) -> int:
-        """Return the letters whose records are within the bounds of their stream, unexpired."""
+    def _within_stream(self, group: Group, origin: Origin, mask: int) -> int:
+        """Return those rows of a put whose records readers of the stream would still get.
+
+        They lie within its bounds and have not expired; purges by subject are not looked at.
+        """
         stream, now_ms = group.stream, self._shard.now_ms
         if group.slots is not None and not origin.slots:
             # A keyed group cannot take a record back whose letter does not name its slot.
@@ -175,10 +186,10 @@ class Requeueing:
                 left |= 1 << place
         return left
 
-    def _take(self, job: _Job, mailbox: Mailbox, rows: list[RowsOfPut]) -> None:
+    def _log_return(self, job: _Job, mailbox: Mailbox, rows: list[RowsOfPut]) -> None:
         """Log that the records of some dead letters wait again, and that the letters are gone."""
         group = job.group
-        again: dict[int, int] = {}
+        again: dict[int, int] = {}  # Offset of each record -> its slot; 0 unless it is keyed.
         for _, mask, row in rows:
             origin = _origin(row)
             for place in places_of(mask):
@@ -187,8 +198,8 @@ class Requeueing:
         number, name, epoch = group.stream.number, group.name, self._shard.epoch
         low = group.holdings.low
         if low > group.row.next:
-            # The log knows records before the position as done by the position alone, which now
-            # moves back to the first of these: it is told of those since its last position.
+            # The log knows records before its position as done by the position alone, which moves
+            # back to the first of these records: those since its last position are logged as done.
             changes.append(GroupDone(number, name, [(group.row.next, low)], epoch))
         named = [(base, rows_of(mask)) for base, mask, _ in rows]
         ranges: list[Range] = [(offset, offset + 1) for offset in sorted(again)]
@@ -198,7 +209,7 @@ class Requeueing:
         self._steps.take([Part(changes, effects=effects, level=mailbox.level)])
 
     def _reopen(self, job: _Job, again: dict[int, int], lsn: int) -> None:
-        """Let records wait again that the tables have as not done."""
+        """Let the records of a portion that the log has wait again, and go on with the next."""
         group = job.group
         for offset, slot in again.items():
             group.reopen(offset, slot)
@@ -209,6 +220,7 @@ class Requeueing:
 
 
 def _origin(row: MessageRow) -> Origin:
+    """Return where the records of a put came from: every put of a group's dead letters has it."""
     assert row.rare is not None
     origin = row.rare.origin
     assert origin is not None
@@ -233,6 +245,7 @@ class _Job(msgspec.Struct, eq=False):
     search: LetterSearch
     answer: Answer
     count: int = 0
+    """Records that wait again."""
     gone: int = 0
     """Dead letters whose records the stream has no longer for readers."""
 

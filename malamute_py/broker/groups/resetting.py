@@ -57,9 +57,9 @@ class Resetting:
         self._administration = administration
 
     def reset(self, link: Link, command: ResetGroup) -> None:
-        """Have a group stand elsewhere; the answer follows when that is durable.
+        """Move a group to another position; the answer follows when that is durable.
 
-        Raises BrokerRefused.
+        The position is looked for first, as it may be a time. Raises BrokerRefused.
         """
         group = self._group(link, command)
         self._links.count_query(link)
@@ -72,9 +72,10 @@ class Resetting:
         )  # fmt: skip
 
     def _group(self, link: Link, command: ResetGroup) -> Group:
-        """Return the group of a command. Raises BrokerRefused."""
+        """Return the group of a command, which may be reset now. Raises BrokerRefused."""
         group = self._administration.find(link, command.stream, command.group, "reset groups of")
-        if command.start and command.start[0] == StartKind.LAST_PER_SUBJECT:
+        kind, *_ = command.start or [StartKind.LATEST]
+        if kind == StartKind.LAST_PER_SUBJECT:
             raise BrokerRefused("bad_start", "a group stands at one position")
         if group.gone:
             raise BrokerRefused("in_use", f"group '{group.name}' is being reset")
@@ -85,7 +86,10 @@ class Resetting:
     def _found(
         self, link: Link, command: ResetGroup, group: Group, begin: Begin | BrokerRefused
     ) -> None:
-        """Put the new position on its way into the log."""
+        """Log the new position that was found, and end the group's members.
+
+        begin: the position, or why none was found.
+        """
         link.queries -= 1
         try:
             if isinstance(begin, BrokerRefused):
@@ -109,12 +113,13 @@ class Resetting:
         self._end_members(group)
         changes: list[Change] = [change]
         if row.kind == "exclusive":
-            # The place is free: its holder has to join again as everyone has.
+            # The place is free: its holder has to join again as all members have.
             changes.append(GroupHeld(stream.number, group.name, holder=None))
         self._steps.put(changes, renewing, answer, memory=stream.ring.memory)
 
     def _stays(self, group: Group, code: str, reason: str, retry_ms: int) -> None:
-        self._renewed(group, 0)
+        """Take the group up where it stood, as the log has refused its reset."""
+        self._renewed(group, 0)  # 0: no LSN has to be durable first.
 
     def _told(self, before: Group, stood: int) -> dict[str, Any]:
         """Return facts about a group that was reset; none if it has gone meanwhile."""

@@ -2,7 +2,9 @@
 
 Owns the way of such records through the log. The rules: a group whose settings bound attempts hands
 out a record again only once the log has the attempt that ended; an attempt that the log refuses is
-logged later, and the record waits for that. Source: SPEC.md, section 4.8.
+logged later, and the record waits for that: it is withheld from all members meanwhile. Records are
+`picked` as pages of the group's holdings, each with the mask of their offsets. Source: SPEC.md,
+section 4.8.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from malamute_py.broker.structures.timers import Timers
 from malamute_py.changelog.records import GroupReturned
 
 NO_ATTEMPT: Final = frozenset({"bye", "draining"})
-"""Ends of a link that are no attempt of the records that its members held."""
+"""Ends of a link (`Link.happened`) that are no attempt of the records that its members held."""
 RETRY_MS: Final = 1_000
 """Pause before a change that the log refused is tried again."""
 
@@ -34,13 +36,16 @@ class Returns:
         self._timers = timers
 
     def change(self, group: Group, picked: Picked, why: str) -> GroupReturned:
-        """Return the change by which records have one attempt more."""
+        """Return the change by which the log has one attempt more of records. why: how it ended."""
         return GroupReturned(
             group.stream.number, group.name, ranges_of(picked), why, self._shard.epoch
         )
 
     def count(self, group: Group, picked: Picked, why: str) -> None:
-        """Log that an attempt of withheld records has ended; then they wait again."""
+        """Log that an attempt of withheld records has ended; then they wait again.
+
+        why: how it ended. Called for groups that count attempts (`Group.counts_attempts`).
+        """
         if group.gone or not picked:
             return
         counting = Then(
@@ -50,8 +55,10 @@ class Returns:
         self._steps.put([change], counting, memory=group.stream.ring.memory)
 
     def _counted(self, group: Group, picked: Picked, _: int) -> None:
-        self._reader.back(group, picked, 0)
+        """Let the records wait again at once, as the log has the attempt."""
+        self._reader.back(group, picked, after_ms=0)
 
     def _count_later(self, group: Group, picked: Picked, why: str, *_: Any) -> None:
+        """Try again later, as the log refused the attempt; the records stay withheld until then."""
         due_ms = self._shard.now_ms + RETRY_MS
         self._timers.set(due_ms, partial(self.count, group, picked, why))

@@ -1,7 +1,8 @@
 """Selection of a group: the records that it takes, and the slot of each.
 
-Owns what is remembered of header tables. The rules: a batch costs by its distinct headers, not by
-its rows; what is remembered is bounded. Source: docs/design.md, Speed.
+Owns what is remembered of header tables, which have each distinct header of a batch once. The
+rules: a batch costs by its distinct headers, not by its rows; what is remembered is bounded.
+Source: docs/design.md, Speed.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ TABLES_MAX: Final = 256
 
 
 class PreparedHeaders(NamedTuple):
-    """The headers of one batch that a group selects, found in slices."""
+    """The headers of one batch that a group selects, found in slices of time over several turns."""
 
     base: int
+    """Offset of the batch's first record, by which it is known again."""
     chosen: np.ndarray[Any, np.dtype[np.bool_]]
     """Whether each distinct header is selected."""
     slots: list[int]
@@ -43,10 +45,12 @@ class GroupSelection:
     def __init__(self, pattern: Any, keyed: bool) -> None:
         """keyed: the slot of each header is found as well."""
         self.pattern = pattern
+        """The pattern as the first member sent it."""
         compiled = compile_pattern(pattern)
         self.everything = compiled.canonical == ("all",) or pattern == ["topic", "#"]
         self.predicate = compiled.matches
         self.slow = compiled.slow
+        """Whether one header may take long, as with regular expressions: matched in slices."""
         self._keyed = keyed
         self.prepared: PreparedHeaders | None = None
         self._seen: dict[Any, tuple[Any, Any]] = {}
@@ -59,15 +63,16 @@ class GroupSelection:
     def of_table(self, content: Content, base: int) -> tuple[Any, Any]:
         """Return the selection of a batch: (headers chosen or None for all, slots when keyed).
 
-        base: where the batch begins. `prepared` has the answer where the headers of this batch were
-        matched in slices before; `_seen` those of recent header tables.
+        Both are arrays over the distinct headers. base: offset of the batch's first record.
+        `prepared` has the answer where the headers of this batch were matched in slices before;
+        `_seen` has those of recent header tables.
         """
         if self.everything and not self._keyed:
             return None, None
         prepared = self.prepared
         chosen = slots = None
         if prepared is not None and prepared.base == base:
-            self.prepared = None
+            self.prepared = None  # It serves this batch once; from here on `_seen` has it.
             count = len(prepared.chosen)
             chosen = None if prepared.chosen.all() else prepared.chosen
             if self._keyed:
@@ -86,7 +91,7 @@ class GroupSelection:
                     chosen = None
             if self._keyed:
                 slots = np.fromiter(map(slot_of, headers), np.uint16, count)
-        if count <= TABLES_MAX:
+        if count <= TABLES_MAX:  # Tables of more headers would take too much memory.
             if len(self._seen) >= TABLES_MAX:
                 self._seen.clear()
             self._seen[content.headers_key] = chosen, slots
@@ -94,5 +99,5 @@ class GroupSelection:
 
 
 def slot_of(header: Header) -> int:
-    """The slot of a record with this header in a keyed group."""
+    """The slot of a record with this header in a keyed group, by its first key, the subject."""
     return crc32(header.keys[0].encode()) % SLOTS

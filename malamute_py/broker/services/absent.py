@@ -1,6 +1,7 @@
 """Absent holders: the requests that a worker held when it lost a link.
 
-Owns what an absent holder may still end: its answer may have been on its way. The rules: an entry
+Owns what an absent holder may still end: its answer may have been on its way. The requests wait for
+any worker again meanwhile. A batch is named by its base, its first number. The rules: an entry
 goes when its batch leaves the queue, so that the queue bounds all of them; of one batch as many
 holders are remembered as it has rows, ABSENT_MIN at least, and the oldest is forgotten first.
 Source: SPEC.md, section 4.5.
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from typing import Final
 
 ABSENT_MIN: Final = 2
-"""Absent holders that are remembered of a batch of fewer rows."""
+"""Absent holders that are remembered of each batch, also if it has fewer rows."""
 
 
 class AbsentHolder:
@@ -28,9 +29,10 @@ class AbsentHolder:
         """Keys of `rows`, ascending."""
 
     def of(self, number: int) -> tuple[int, int]:
-        """The last batch that begins at or before a number, and the rows that the holder had.
+        """Return (base, rows) of the last batch that begins at or before a request's number.
 
-        Without rows: the holder had nothing that begins so early.
+        rows: those that the holder had; 0: it had nothing that begins so early. The caller checks
+        that the number lies in the batch.
         """
         at = bisect_right(self.bases, number) - 1
         base = self.bases[at] if at >= 0 else -1
@@ -44,13 +46,15 @@ class AbsentHolders:
 
     def __init__(self) -> None:
         self.by_holder: dict[str, AbsentHolder] = {}
+        """Holder -> what it held by all its lost links."""
         self.by_base: dict[int, list[str]] = {}
         """Base of a batch -> the holders that had rows of it, the newest last."""
 
     def remember(self, holder: str, had: Sequence[tuple[int, int, int]]) -> None:
-        """Note what a holder had: (base of a batch, rows held, rows of the batch), ascending.
+        """Note what a holder had when its link was lost.
 
-        Of each batch the newest holders are kept: as many as it has rows, at least ABSENT_MIN.
+        had: (base of a batch, rows held, number of rows of the batch), ascending. Of each batch the
+        newest holders are kept: as many as it has rows, at least ABSENT_MIN.
         """
         if not had:
             return
@@ -59,7 +63,7 @@ class AbsentHolders:
             known = self.by_holder[holder] = AbsentHolder()
         bases, rows = known.bases, known.rows
         first_base, _, _ = had[0]
-        ordered = not bases or bases[-1] < first_base
+        ordered = not bases or bases[-1] < first_base  # All of `had` comes after what is known.
         for base, some, _ in had:
             if base not in rows:
                 bases.append(base)
@@ -70,7 +74,7 @@ class AbsentHolders:
         for base, _, count in had:
             holders = self.by_base[base]
             if len(holders) > max(ABSENT_MIN, count):
-                self._forget(holders[0], base)
+                self._forget(holders[0], base)  # The one that was noted first.
 
     def forget(self, base: int) -> None:
         """Forget who had rows of a batch: it has left the queue."""

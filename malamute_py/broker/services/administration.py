@@ -53,7 +53,7 @@ PORTION: Final = 256
 NUMBERS_MAX: Final = 1_000
 """Numbers that one REQUEUE names at most."""
 TOLD_TO: Final = ("request", "work", "manage_queues")
-"""Actions of which each gives the facts of a service."""
+"""Permissions of which each gives the facts of a service."""
 
 
 class ServiceAdmin:
@@ -91,10 +91,14 @@ class ServiceAdmin:
         }
 
     def _permitted(self, link: Link, action: str, name: str) -> bool:
+        """Whether a link's owner has a permission (action) for a service of this name."""
         return self._shard.settings.permit(link.owner, action, name)
 
     def _service(self, link: Link, name: str, *actions: str) -> Service:
-        """Return a service of which a link may do one of some actions. Raises BrokerRefused."""
+        """Return the service that a command names. Raises BrokerRefused.
+
+        actions: permissions of which the link needs one; a refusal names the first.
+        """
         if not any(self._permitted(link, action, name) for action in actions):
             raise BrokerRefused(
                 "forbidden", f"you may not {actions[0].partition('_')[0]} service '{name}'"
@@ -110,13 +114,17 @@ class ServiceAdmin:
     # --- CANCEL_REQUEST -------------------------------------------------------------------------
 
     def _cancel_again(self, link: Link, command: CancelRequest) -> None:
+        """Take a CANCEL_REQUEST up again, of which the batch was on its way into the log."""
         try:
             self._cancel(link, command)
         except BrokerRefused as error:
             self._answers.refuse_with(link, command, error)
 
     def _cancel(self, link: Link, command: CancelRequest) -> None:
-        """Withdraw the requests, or the one row, that a sender's key names."""
+        """Withdraw the requests, or the one row, that a sender's key names, and answer how many.
+
+        Workers that hold some of them are not told: their answers come too late.
+        """
         service = self._service(link, command.service, "request")
         key = link.holder, command.key
         if self._steps.under_way(key):
@@ -124,6 +132,7 @@ class ServiceAdmin:
             self._registry.next_turn.append(partial(self._cancel_again, link, command))
             return
         batch: RequestBatch | None = None
+        # The numbers that the requests got when the REQUEST with this key was taken.
         taken = self._steps.taken(key) if command.key else None
         if taken is not None:
             batch = service.batches.get(taken.base)
@@ -145,7 +154,10 @@ class ServiceAdmin:
     # --- SERVICE_INFO ---------------------------------------------------------------------------
 
     def _info(self, link: Link, command: ServiceInfo) -> None:
-        """Answer with the facts of one service, or, for `PREFIX*`, with a page of short facts."""
+        """Answer with the facts of one service, or, for `PREFIX*`, with a page of short facts.
+
+        `after` of the command: the last name of the page before.
+        """
         name = command.service
         if not name.endswith("*"):
             service = self._service(link, name, *TOLD_TO)
@@ -154,6 +166,7 @@ class ServiceAdmin:
         prefix = name[:-1]
         registry = self._registry
         names = registry.names
+        # `names` is sorted: those with the prefix are beside each other.
         at = max(bisect_left(names, prefix), bisect_right(names, command.after))
         limit = max(1, min(command.limit, self._shard.settings.page_max))
         page: list[dict[str, Any]] = []
@@ -169,7 +182,10 @@ class ServiceAdmin:
         self._answers.result(link, command, {"entries": page, "more": more})
 
     def _facts(self, service: Service, *, whole: bool) -> dict[str, Any]:
-        """Return a service's facts for an answer. whole: with its attempts and workers."""
+        """Return a service's facts for an answer, as SPEC.md has their names.
+
+        whole: with its attempts and workers. Sums over offers look at `page_max` of them.
+        """
         row = service.row
         page_max = self._shard.settings.page_max
         oldest = next(iter(service.batches.values()), None)
@@ -197,7 +213,7 @@ class ServiceAdmin:
         return facts
 
     def _attempts(self, service: Service, most: int) -> list[list[int]]:
-        """[times, number of requests that were handed out so often], of the oldest batches."""
+        """[times, number of requests handed out so often], of the `most` oldest batches."""
         counted: dict[int, int] = {}
         for batch in islice(service.batches.values(), most):
             for times, rows in batch.attempts(batch.row.left):
@@ -205,7 +221,11 @@ class ServiceAdmin:
         return [[times, counted[times]] for times in sorted(counted)]
 
     def _workers(self, service: Service, most: int) -> list[dict[str, Any]]:
-        """Facts of the workers: what each holds, since when, and at which attempt."""
+        """Facts of the workers: what each holds, since when, and at which attempt.
+
+        First those with an offer, then holders from before a restart, which have no link. most:
+        workers that are named, and leases of each that are looked at.
+        """
         workers = [
             self._worker(offer.in_flight, offer.link.number, most)
             for offer in islice(service.offers, most)
@@ -218,7 +238,11 @@ class ServiceAdmin:
         return workers
 
     def _worker(self, in_flight: InFlight, link: int, most: int) -> dict[str, Any]:
-        """Return the facts of one holder, from its leases. most: leases that are looked at."""
+        """Return the facts of one holder, from its leases. most: leases that are looked at.
+
+        link: number of its link; 0: it has none. `received`: requests that it said it has got;
+        `since_ms`, `lease_until_ms`: the earliest of all leases; `attempts`: the most of any.
+        """
         held = received = attempts = 0
         since_ms = lease_until_ms = 0
         some = (lease for leases in in_flight.leases.values() for lease in leases)
@@ -237,7 +261,10 @@ class ServiceAdmin:
     # --- EDIT_SERVICE ---------------------------------------------------------------------------
 
     def _edit(self, link: Link, command: EditService) -> None:
-        """Change a service's settings, or make the service with them; answer when it is logged."""
+        """Change a service's settings, or create it with them; the answer follows once logged.
+
+        Settings that the command does not name stay, or become the defaults again (`replace`).
+        """
         name = command.service
         if not self._permitted(link, "manage_queues", name):
             raise BrokerRefused("forbidden", f"you may not manage service '{name}'")
@@ -249,6 +276,7 @@ class ServiceAdmin:
         if not known:
             self._registry.make(service, answer)
             return
+        # An edit on its way into the log is part of what this one changes.
         before = service.edited or service.row.settings
         limits = self._shard.settings
         settings = queue_settings(
@@ -288,7 +316,11 @@ class ServiceAdmin:
     # --- REQUEUE --------------------------------------------------------------------------------
 
     def _requeue(self, link: Link, command: Requeue) -> None:
-        """Let held requests and dead letters wait again, first the held ones, by their numbers."""
+        """Let held requests and dead letters wait again; the answer has their number.
+
+        numbers of the command: which; none: all dead letters. The held ones go first; then dead
+        letters are looked for portion by portion.
+        """
         service = self._service(link, command.service, "manage_queues")
         numbers = command.numbers
         if len(numbers) > NUMBERS_MAX:
@@ -297,18 +329,18 @@ class ServiceAdmin:
             raise BrokerRefused("wait", f"service '{service.name}' is being removed")
         held = self._held(service, set(numbers)) if numbers else []
         count = sum(rows.bit_count() for _, rows in held)
-        places = list(dict.fromkeys((service.dead_letters, service.default_dead_letters)))
+        mailboxes = list(dict.fromkeys((service.dead_letters, service.default_dead_letters)))
         answer = Answer(self._answers, link, command)
-        job = _Requeue(service, LetterSearch(places, numbers), count, answer)
+        job = _Requeue(service, LetterSearch(mailboxes, numbers), count, answer)
         if not held:
-            self._revive(job, 0)
+            self._revive(job, lsn=0)
             return
         part = self._returns.returned(service, held, "requeued", again_ms=0)
         part.effects.append(Then(partial(self._revive, job), answer.refuse))
         self._steps.take([part])
 
     def _held(self, service: Service, numbers: set[int]) -> list[BatchRows]:
-        """Return the requests among these numbers that workers hold."""
+        """Return the requests among these numbers that workers hold, also from before a restart."""
         in_flight = [offer.in_flight for offer in service.offers] + list(service.orphans.values())
         items: list[BatchRows] = []
         for one in in_flight:
@@ -317,13 +349,17 @@ class ServiceAdmin:
             for number in numbers:
                 leases = one.of(number)
                 for lease in leases or ():
+                    # A number beyond the batch becomes the bit after its last row, never set.
                     bit = 1 << max(0, min(number - lease.batch.base, lease.batch.row.put.count))
                     if lease.rows & bit:
                         items.append((lease.batch, bit))
         return merged(items)
 
     def _revive(self, job: _Requeue, lsn: int) -> None:
-        """Put a portion of dead letters back into their queue, or answer when all are."""
+        """Put the next portion of dead letters back into their queue, or answer when all are.
+
+        lsn: end in the log of what was done before, which is durable before the answer is sent.
+        """
         service = job.service
         number = service.number
         if service.state == REMOVING:
@@ -336,7 +372,7 @@ class ServiceAdmin:
             self._requeued(job, lsn)
             return
         mailbox, rows = found
-        if not rows:
+        if not rows:  # None in this portion: later ones may have some.
             self._registry.next_turn.append(partial(self._revive, job, lsn))
             return
         part = self._puts.revive(mailbox, rows, number)
@@ -355,7 +391,7 @@ class ServiceAdmin:
         self._steps.take([part])
 
     def _not_revived(self, job: _Requeue, *why: Any) -> None:
-        """Answer a REQUEUE of which the log has refused a portion."""
+        """Answer a REQUEUE of which the log has refused a portion; those before it are done."""
         job.service.reserved_rows -= job.coming
         job.answer.refuse(*why)
 
@@ -373,11 +409,13 @@ class ServiceAdmin:
     def _go_on(
         self, job: _Requeue, kept: dict[int, Body | None], changes: list[Any], lsn: int
     ) -> None:
-        """Revive the requests of a portion that the log has; the next turn does the next portion.
+        """Let the requests of a portion wait that the log has; the next turn does the next portion.
 
-        kept: bodies to hold in memory, by batch, for requests in memory. lsn: end of the portion.
+        kept: bodies to hold in memory, by batch, for a service in memory. changes: of the portion.
+        lsn: its end in the log.
         """
         for base, body in kept.items():
+            # A batch that is in the queue is one owner of its body already.
             if body is not None and base not in job.service.batches:
                 self._bodies.hold(base, bytes(body.stamp), body.frame, body.content)
         job.service.reserved_rows -= job.coming
@@ -385,17 +423,20 @@ class ServiceAdmin:
         self._registry.next_turn.append(partial(self._revive, job, lsn))
 
     def _revived(self, service: Service, changes: list[Any]) -> int:
-        """Let rows wait again that the tables have revived, and return their number."""
+        """Let requests wait again that the tables have in the queue, and return their number.
+
+        changes: those that put them back. Their batch may have left the queue, and is added again.
+        """
         registry = self._registry
         count = 0
         for change in changes:
             if not isinstance(change, RequestRevived):
                 continue
-            for base, some in change.rows:
+            for base, named_rows in change.rows:
                 row = self._shard.queues.requests.get(base)
                 if row is None:
                     continue
-                rows = mask_of(some, ones(row.put.count)) & row.waiting
+                rows = mask_of(named_rows, ones(row.put.count)) & row.waiting
                 batch = service.batches.get(base)
                 if batch is None:
                     batch = RequestBatch(service, row)
@@ -412,7 +453,10 @@ class ServiceAdmin:
     # --- REMOVE_SERVICE ---------------------------------------------------------------------------
 
     def _remove(self, link: Link, command: RemoveService) -> None:
-        """Begin to remove a service that has no offers and on whose way no request is."""
+        """Begin to remove a service without offers, with the requests that wait in it.
+
+        Its name has to be repeated in `confirm`. The answer follows when all is durable.
+        """
         service = self._service(link, command.service, "manage_queues")
         if command.confirm != service.name:
             raise BrokerRefused("conflict", "confirm repeats the name of the service")
@@ -425,14 +469,16 @@ class ServiceAdmin:
         if service.reserved_rows or service.state == DRAFT:
             raise BrokerRefused("wait", f"requests are on their way to '{service.name}'")
         service.state = REMOVING
-        self._remove_some(service, 0, Answer(self._answers, link, command))
+        self._remove_some(service, count=0, answer=Answer(self._answers, link, command))
 
     def _not_removed(self, service: Service, answer: Answer, *why: Any) -> None:
+        """Let a service go on with the requests that are left, and refuse the REMOVE_SERVICE."""
         service.state = STANDING
         self._registry.runnable[service] = None
         answer.refuse(*why)
 
     def _removed_some(self, service: Service, count: int, answer: Answer, _: int) -> None:
+        """Go on with the next portion, as the log has this one."""
         # In another turn, since requests in memory end at once: all of them would in this one.
         self._registry.next_turn.append(partial(self._remove_some, service, count, answer))
 
@@ -445,8 +491,12 @@ class ServiceAdmin:
         answer.after(lsn)
 
     def _remove_some(self, service: Service, count: int, answer: Answer) -> None:
-        """End a portion of the requests of a service, or the service when none is left."""
+        """End a portion of the requests of a service, or the service when none is left.
+
+        count: requests that were ended before. Requesters that gave a key get a notice.
+        """
         refused = partial(self._not_removed, service, answer)
+        # Rows whose return is on its way into the log have to wait for that.
         items = [
             (batch, batch.alive & ~batch.moving)
             for batch in islice(service.batches.values(), PORTION)
@@ -472,6 +522,7 @@ class _Requeue(msgspec.Struct, eq=False):
     service: Service
     search: LetterSearch
     count: int
+    """Requests that wait again, or are about to."""
     answer: Answer
     coming: int = 0
     """Requests of the portion that is on its way into the log."""

@@ -3,7 +3,8 @@
 Owns the search for the requests that a worker names. The rules: a worker may name the requests
 that it holds, and of several at once all or none; one that comes back after a restart of the
 broker still holds what it held before; requests that a lost link of the same holder held may be
-ended as long as no other worker holds them. Source: SPEC.md, section 4.5.
+ended as long as no other worker holds them. A holder is the worker, whichever its link; `left` is
+what it held by a link that was lost, which it may still end. Source: SPEC.md, section 4.5.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ class Claims:
     def ranges(
         self, offer: Offer, ranges: Iterable[tuple[int, int]], left: AbsentHolder | None = None
     ) -> list[BatchRows]:
-        """Return the rows that ranges of numbers name. Raises BrokerRefused unless all are held.
+        """Return the rows that the ranges of an ACK_WORK name, by batch.
 
-        left: see _find().
+        Raises BrokerRefused unless the holder holds all.
         """
         claimed: dict[RequestBatch, int] = {}
         for first, end in ranges:
@@ -59,9 +60,10 @@ class Claims:
     def numbers(
         self, offer: Offer, numbers: list[int], left: AbsentHolder | None = None
     ) -> tuple[list[BatchRows], list[Run], bool]:
-        """Return the rows that numbers name: (rows, runs in order, whether a number comes twice).
+        """Return the requests that a REPLY answers, by number: (rows, runs, a number comes twice).
 
-        left: what the holder held by a link that was lost. Raises BrokerRefused unless the holder
+        The runs tell the requesters which of their requests are answered, in the order of the
+        numbers: (key of the batch, first row, how many). Raises BrokerRefused unless the holder
         holds all.
         """
         first, count = numbers[0], len(numbers)
@@ -91,8 +93,8 @@ class Claims:
             twice = twice or bool(before & bit)
             claimed[batch] = before | bit
             key = batch.row.put.key
-            of, begin, length = runs[-1] if runs else (None, 0, 0)
-            if of is key and begin + length == row:  # The row prolongs the run before it.
+            run_key, begin, length = runs[-1] if runs else (None, 0, 0)
+            if run_key is key and begin + length == row:  # The row prolongs the run before it.
                 runs[-1] = key, begin, length + 1
             else:
                 runs.append((key, row, 1))
@@ -103,7 +105,8 @@ class Claims:
     def ending(self, offer: Offer, claim: Callable[..., Any], named: Any) -> Any:
         """Return what `claim` finds, also among requests that a lost link of the holder held.
 
-        Raises BrokerRefused `not_held`.
+        Called where the worker ends requests: its answer may have been on its way when its link was
+        lost. claim: ranges() or numbers(), called with `named`. Raises BrokerRefused `not_held`.
         """
         try:
             return claim(offer, named)
@@ -120,14 +123,14 @@ class Claims:
     ) -> tuple[RequestBatch | None, int]:
         """Return the batch that a number lies in, and the rows of it that the holder may name.
 
-        left: what the holder held by a link that was lost, and may still end.
+        None and 0: the holder has nothing of it.
         """
         batch, held = self._in_hand(offer, number)
         if left is not None:
             base, rows = left.of(number)
-            earlier = offer.service.batches.get(base) if rows else None
-            if earlier is not None and number < base + earlier.row.put.count:
-                batch = earlier
+            left_batch = offer.service.batches.get(base) if rows else None
+            if left_batch is not None and number < base + left_batch.row.put.count:
+                batch = left_batch
                 # Rows that another worker holds, or is about to get, are that worker's to end.
                 free = batch.unheld | self._hand_outs.handing_to(offer.in_flight.holder, batch)
                 held |= rows & free
@@ -144,15 +147,16 @@ class Claims:
                 return None, 0
         held = 0
         for lease in batch.leases:
-            of = lease.in_flight
+            owner = lease.in_flight
             # A holder may go on with what it held before a restart of the broker.
-            if of is in_flight or (of.offer is None and not of.ended and of.holder == holder):
+            is_orphan = owner.offer is None and not owner.ended
+            if owner is in_flight or (is_orphan and owner.holder == holder):
                 held |= lease.rows
         return batch, held
 
 
 def _batch_of(in_flight: InFlight, number: int) -> RequestBatch | None:
-    """The batch among those that a worker holds rows of in which a number lies."""
+    """Return the batch in which a number lies, if the worker holds some of it; else None."""
     leases = in_flight.of(number)
     if leases is None:
         return None
@@ -161,6 +165,7 @@ def _batch_of(in_flight: InFlight, number: int) -> RequestBatch | None:
 
 
 def _named(numbers: list[int]) -> str:
+    """Return the reason of a refusal, which names the first few of the numbers."""
     named = ", ".join(map(str, numbers[:NAMED_MAX]))
     more = " and more" if len(numbers) > NAMED_MAX else ""
     return f"not in this worker's hands (any more): {named}{more}"

@@ -2,7 +2,11 @@
 
 Owns what happens to requests because time has passed. The rules: one turn handles a bounded number
 of timers; leases from before a restart begin anew when the time is known; an action that the log
-refused is decided again, by what the tables say then. Source: docs/design.md, Queues and the
+refused is decided again, by what the tables say then: until that its batch is unsettled.
+
+Rows of a batch are `alive` until they end or their end is on its way, `free` while they may be
+handed out, `leased` while a worker holds them, `moving` while a hand-out or return of them is on
+its way into the log, and `aside` when no queue has them. Source: docs/design.md, Queues and the
 checkpoint.
 """
 
@@ -36,20 +40,24 @@ class Deadlines:
 
     @property
     def due_ms(self) -> int | None:
-        """When the next timer is due; None: there is none."""
+        """Time at which tick(), or a hand-out after a pause, has something to do; None: no such."""
         registry, ends = self._registry, self._ends
         if self.recovered:
             return self._shard.now_ms
         due = registry.timers.due_ms
         if ends.unsettled and (due is None or ends.settle_at_ms < due):
             due = ends.settle_at_ms
+        # Hand-outs pause after the log has refused one.
         paused_to_ms = registry.paused_to_ms
         if paused_to_ms > self._shard.now_ms and registry.runnable:
             due = paused_to_ms if due is None else min(due, paused_to_ms)
         return due
 
     def tick(self) -> None:
-        """Handle timers that are due, as far as one turn may."""
+        """Handle timers that are due, as far as one turn may: leases, deadlines and pauses.
+
+        Called in a turn of the broker from due_ms on.
+        """
         shard = self._shard
         now_ms = shard.now_ms
         if self.recovered:
@@ -64,6 +72,7 @@ class Deadlines:
         due = self._registry.timers.due_ms
         if due is None or due > now_ms:
             return
+        # Leases that are over, by service and holder; batches whose deadline is over, by service.
         leases: dict[tuple[Service, str], list[BatchRows]] = {}
         over: dict[Service, list[BatchRows]] = {}
         for thing in self._registry.timers.take(now_ms, shard.settings.timers_max):
@@ -71,36 +80,42 @@ class Deadlines:
                 if thing.due_ms > now_ms:  # The worker has renewed it since.
                     thing.slot = self._registry.timers.add(thing.due_ms, thing)
                 elif thing.rows:
-                    place = thing.batch.service, thing.in_flight.holder
-                    leases.setdefault(place, []).append((thing.batch, thing.rows))
+                    worker = thing.batch.service, thing.in_flight.holder
+                    leases.setdefault(worker, []).append((thing.batch, thing.rows))
             elif type(thing) is RequestBatch:
                 thing.slot = -1
                 if thing.alive:
                     over.setdefault(thing.service, []).append((thing, thing.alive))
             elif type(thing) is Pause:
-                batch = thing.batch
-                if batch.pauses is not None:
-                    batch.pauses.pop(thing, None)
-                rows = thing.rows & batch.delayed
-                batch.delayed &= ~rows
-                batch.service.delayed -= rows.bit_count()
-                rows &= batch.free
-                for times, some in batch.attempts(rows):
-                    # After a delay of the requester's, rows have not been handed out yet.
-                    batch.service.wait(batch, some, again=times > 0)
-                    self._registry.runnable[batch.service] = None
+                self._pause_over(thing)
         for service, items in over.items():
             self._expire(service, items)
         for (service, holder), items in leases.items():
+            # To expire requests, above, has taken them from their workers.
             items = [(batch, rows & batch.leased) for batch, rows in items]
             items = [(batch, rows) for batch, rows in items if rows]
             if items:
                 self._lease_over(service, holder, items)
 
+    def _pause_over(self, pause: Pause) -> None:
+        """Let rows wait in their queue whose pause is over, or the delay that a requester asked."""
+        batch = pause.batch
+        if batch.pauses is not None:
+            batch.pauses.pop(pause, None)
+        rows = pause.rows & batch.delayed  # Others have ended during the pause.
+        batch.delayed &= ~rows
+        batch.service.delayed -= rows.bit_count()
+        rows &= batch.free
+        for times, some in batch.attempts(rows):
+            # After a delay, rows have not been handed out yet: they do not go before others.
+            batch.service.wait(batch, some, again=times > 0)
+            self._registry.runnable[batch.service] = None
+
     def put_off_leases(self, ms: int) -> None:
         """Let all leases last longer by a time in which no worker could be heard.
 
-        Their timers look again when they come.
+        Called when the broker finds that it stood still. The timers are not moved: tick() finds the
+        later time and sets each anew.
         """
         for service in self._registry.by_name.values():
             for batch in service.batches.values():
@@ -117,19 +132,20 @@ class Deadlines:
         self._returns.give_back(service, merged(items), "lease")
 
     def _expire(self, service: Service, items: list[BatchRows]) -> None:
-        """End requests whose deadline is over."""
+        """End requests whose deadline is over, whether they wait or are held."""
         count = sum(rows.bit_count() for _, rows in items)
         expiring = Then(partial(self._expired, service, count), partial(self._ends.later, items))
         self._steps.take([self._ends.end(service, items, "expired", expiring, notice="expired")])
 
     def _expired(self, service: Service, count: int, _: int) -> None:
+        """Count and report requests whose expiry the log has."""
         self._shard.counters["requests_expired"] += count
         self._shard.event("request_expired", "warning", service=service.name, count=count)
 
     def _settle(self) -> None:
-        """Expire, give back or bury requests again where the log has refused it a while ago.
+        """Expire, give back or bury requests again where the log has refused that a while ago.
 
-        What is to be done with each is decided anew, by what the tables say of it now.
+        What is to be done with each unsettled batch is decided anew, by what the tables say now.
         """
         batches = list(islice(self._ends.unsettled, self._shard.settings.timers_max))
         now_ms = self._shard.now_ms
@@ -145,6 +161,7 @@ class Deadlines:
             lost = batch.alive & ~batch.row.waiting & ~batch.moving & ~batch.leased
             if lost:
                 self._returns.give_back(batch.service, [(batch, lost)], "died")
+            # Rows that no queue has, as their attempts were used up and they could not be buried.
             aside, batch.aside = batch.aside & batch.free, 0
             spent = self._ends.spent(batch, batch.free)
             if spent:

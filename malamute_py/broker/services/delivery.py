@@ -1,8 +1,8 @@
 """WORK: how requests are sent to the worker that holds them.
 
 Owns the order in which an offer's requests leave. The rules: requests leave in the order in which
-they were handed out, also while the bodies of some are read back; credit that was taken for a
-request which is not sent is returned. Source: SPEC.md, section 4.5.
+they were handed out, also while the bodies of some are read back from the journal; credit that was
+taken for a request which is not sent is returned. Source: SPEC.md, section 4.5.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ class WorkDelivery:
         self._returns = returns
 
     def deliver(self, offer: Offer, lease: Lease, cost: int) -> None:
-        """Send the rows of a new lease, or let them wait for what the offer was handed before.
+        """Send the rows of a new lease, or have their bodies read back first.
 
-        cost: bytes of credit that were taken for them.
+        They wait, too, while earlier work of the same offer does. cost: bytes of credit that were
+        taken for them.
         """
         batch, rows = lease.batch, lease.rows
         body = self._bodies.get(batch.base)
@@ -62,21 +63,24 @@ class WorkDelivery:
         )  # fmt: skip
 
     def _found(self, offer: Offer, work: PendingWork, body: Body | None) -> None:
-        """Note the body of work, and send the oldest work first. body: None: it cannot be read."""
+        """Note the body of pending work, and send the work at the front that has been answered.
+
+        body: None: it cannot be read.
+        """
         work.body = body
         work.failed = self._bodies.failed
         work.answered = True
         pending = offer.pending
         while pending and pending[0].answered:
-            self._arrived(offer, pending.popleft())
+            self._send_pending(offer, pending.popleft())
 
-    def _arrived(self, offer: Offer, work: PendingWork) -> None:
+    def _send_pending(self, offer: Offer, work: PendingWork) -> None:
         """Send the rows of pending work that its worker still holds; else free their credit."""
         if offer.ended:
             return
         batch, rows = work.batch, 0
         deadline_ms = batch.deadline_ms
-        over = deadline_ms and deadline_ms <= self._shard.now_ms
+        over = deadline_ms and deadline_ms <= self._shard.now_ms  # Deadlines ends the requests.
         for lease in offer.in_flight.leases.get(batch.base, ()):
             # Rows that came back and were handed out anew wait in later work. The number of
             # attempts does not tell: a request that was released is at the same attempt again.
@@ -85,7 +89,7 @@ class WorkDelivery:
         gone = (work.rows & ~rows).bit_count()
         if rows and work.body is not None and not over:
             self._work(offer, batch, rows, work.body, work.cost)
-        else:
+        else:  # Nothing is sent at all.
             gone = work.rows.bit_count()
             offer.left_bytes += work.cost
             if rows and not over:
@@ -123,7 +127,11 @@ class WorkDelivery:
         self._steps.take([part])
 
     def _work(self, offer: Offer, batch: RequestBatch, rows: int, body: Body, cost: int) -> None:
-        """Put rows of a batch into the outbox of an offer's link, a WORK for each attempt count."""
+        """Put rows of a batch into the outbox of an offer's link, a WORK for each attempt count.
+
+        cost: bytes of credit that were taken for them. What they really took is known here: the
+        rest is given back.
+        """
         change = batch.row.put
         settings = self._shard.settings
         link = offer.link
@@ -137,7 +145,7 @@ class WorkDelivery:
                 frames, mapped, size = body.rows(
                     some, settings.extract_bytes_min, settings.extract_share
                 )
-                if mapped:
+                if mapped:  # The frames have other rows, too: a bitmap tells which are meant.
                     bitmap = some.to_bytes((change.count + 7) // 8, "little")
             self._links.say(
                 link,

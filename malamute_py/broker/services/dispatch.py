@@ -10,9 +10,13 @@ Owns the order of hand-out and the choice of the worker, for one service. The ru
   its share of what waits, or what its worker does in PREFETCH_MS if that is more.
 - A request that no offer takes is not looked at again until an offer comes that takes it.
 
-An entry of a queue names rows of a batch, which are a bitmap: a batch costs about what a lone
-request does. Source: docs/design.md, Queues and the checkpoint; the Malamute whitepaper on
-services (References).
+Requests of one subject and priority wait in a queue. An entry of a queue names rows of a batch,
+which are a bitmap: a batch costs about what a lone request does. The order of an entry is the
+number that the heaps sort by; the head of a queue is its entry of the least order. An offer is
+ready, and filed, while it has credit; its load is how many requests it holds. Offers of the same
+pattern are kept together. An entry is stale if it no longer tells where its queue or rows are; it
+is dropped when it comes up. Source: docs/design.md, Queues and the checkpoint; the Malamute
+whitepaper on services (References).
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ FRESH: Final = 1 << 62
 SUBJECTS_KEPT: Final = 1_024
 """Queues of subjects that are kept while they are empty, for the next request of the subject."""
 _FEW: Final = 8
-"""Entries of one subject that a list holds; from its beginning it takes them as fast as a deque."""
+"""Entries of one subject that a list holds: taking them from its front is as fast as a deque."""
 EVERYTHING: Final = -1
 """Number of the pattern that takes every subject."""
 PREFETCH_MS: Final = 2
@@ -74,7 +78,7 @@ class Taker(Receiver):
         """How many requests it may be given now. cost: bytes of the batch that they are of.
 
         Credit is exact in records and in bytes, but an offer that holds nothing may be given one
-        request that is larger than its credit.
+        request that is larger than its credit in bytes: otherwise it would never get that one.
         """
         most = self.left_records
         if most <= 0 or self.ended or self.link.room <= 0:
@@ -90,7 +94,7 @@ Worker = TypeVar("Worker", bound=Taker)
 
 
 class Filed(Generic[Batch, Worker]):
-    """Queues of subjects, under the order of their heads."""
+    """Queues of subjects in a heap, by the order of their heads."""
 
     __slots__ = ("filed", "heap")
 
@@ -121,9 +125,9 @@ class Filed(Generic[Batch, Worker]):
             if filed.get(queue) != order:
                 heappop(heap)  # The queue was filed anew under another order.
             elif not queue.rows:
-                heappop(heap)
+                heappop(heap)  # Nothing waits in the queue any more.
                 del filed[queue]
-            elif queue.order != order:
+            elif queue.order != order:  # Its head was handed out: it is filed under the next one.
                 filed[queue] = queue.order
                 heapreplace(heap, (queue.order, queue.subject, queue))
             else:
@@ -142,11 +146,11 @@ class Priorities(Generic[Batch, Worker]):
         self.overtaken = 0
         """Turns in a row that went to a higher priority while an older request waited."""
         self.overdue: tuple[SubjectQueue[Batch, Worker], int, int] | None = None
-        """Queue that has its turn whatever its priority, and the entry that it was given for, until
-        some of that is handed out."""
+        """Queue that has its turn whatever its priority, with order and rows of the entry that it
+        was given the turn for, until some of that entry is handed out."""
 
     def of(self, priority: int) -> Filed[Batch, Worker]:
-        """The queues of a priority."""
+        """The queues of a priority, to be filed in or looked through."""
         found = self.by_priority.get(priority)
         if found is None:
             self.by_priority[priority] = found = Filed()
@@ -155,7 +159,7 @@ class Priorities(Generic[Batch, Worker]):
 
     @property
     def unfinished(self) -> bool:
-        """Whether there are entries, which may be stale."""
+        """Whether there are entries, if only stale ones: a look was bounded and may go on."""
         return any(filed.heap for filed in self.by_priority.values())
 
     def first(
@@ -163,12 +167,13 @@ class Priorities(Generic[Batch, Worker]):
     ) -> SubjectQueue[Batch, Worker] | None:
         """Return the queue of the highest priority, or the oldest one after OVERTAKEN_MAX turns.
 
-        plain: the first queue without a priority. None: nothing waits.
+        The oldest is the one that would be first without priorities. plain: the first queue without
+        a priority. None: nothing waits.
         """
         if self.overdue is not None:
-            queue, place, rows = self.overdue
+            queue, order, rows = self.overdue
             # It keeps its turn as long as its head is the entry that it was given the turn for.
-            if queue.rows and queue.head()[:2] == (place, rows):
+            if queue.rows and queue.head()[:2] == (order, rows):
                 return queue
             self.overdue = None
         highest = oldest = None
@@ -190,8 +195,8 @@ class Priorities(Generic[Batch, Worker]):
         if self.overtaken <= OVERTAKEN_MAX:
             return highest
         self.overtaken = 0
-        place, rows, _ = oldest.head()
-        self.overdue = oldest, place, rows
+        order, rows, _ = oldest.head()
+        self.overdue = oldest, order, rows
         return oldest
 
 
@@ -210,7 +215,7 @@ class WorkersByPattern(Filed[Batch, Worker]):
         """Number of the pattern in the service's index, or EVERYTHING."""
         self.offers = 0
         self.buckets: dict[int, dict[Worker, None]] = {}
-        """Load -> the ready offers of that load, in turn."""
+        """Load -> the ready offers of that load, that whose turn it is first."""
         self.ready = 0
         """Number of ready offers."""
         self.priorities: Priorities[Batch, Worker] | None = None
@@ -237,13 +242,13 @@ class WorkersByPattern(Filed[Batch, Worker]):
         self.ready -= 1
 
     def least(self) -> Worker:
-        """The ready offer with the smallest load, whose turn it is; there must be one."""
+        """The ready offer with the smallest load, in turn between equals; there must be one."""
         buckets = self.buckets
         fewest = min(buckets) if len(buckets) > 1 else next(iter(buckets))
         return next(iter(buckets[fewest]))
 
     def of(self, queue: SubjectQueue[Batch, Worker]) -> Filed[Batch, Worker]:
-        """The queues among which a queue is filed."""
+        """The heap in which a queue is filed: of its priority, or of those without one."""
         if not queue.priority:
             return self
         if self.priorities is None:
@@ -258,7 +263,7 @@ class WorkersByPattern(Filed[Batch, Worker]):
 
     @property
     def unfinished(self) -> bool:
-        """Whether there are entries, which may be stale."""
+        """Whether there are entries, if only stale ones: a look was bounded and may go on."""
         return bool(self.heap) or (self.priorities is not None and self.priorities.unfinished)
 
 
@@ -271,16 +276,17 @@ class SubjectQueue(Generic[Batch, Worker]):
         self.subject = subject
         self.priority = priority
         self.fresh: list[tuple[int, int, Batch]] | deque[tuple[int, int, Batch]] = []
-        """(base, rows, batch), ascending. Entries may name rows that do not wait any more."""
+        """(base of the batch, rows, batch), ascending; the order of an entry is base + FRESH.
+        Entries may name rows that do not wait any more."""
         self.again: list[tuple[int, int, Batch]] = []
-        """(order, rows, batch) of requests that came back, or that come after some of `fresh` and
-        have a lower number, as a heap."""
+        """(order, rows, batch) as a heap: requests that came back, and those that arrive after
+        requests of higher numbers, so that `fresh` stays ascending."""
         self.rows = 0
         """Number of rows that the entries name."""
         self.takers: list[WorkersByPattern[Batch, Worker]] = []
-        """Offers whose pattern takes the subject, as of `version`."""
+        """Offers, by pattern, that take the subject, as they were at `version`."""
         self.version = -1
-        """The service's version when `takers` was looked up."""
+        """Dispatch.version when `takers` was looked up; -1: never."""
 
     def __lt__(self, other: SubjectQueue[Batch, Worker]) -> bool:
         return self.subject < other.subject
@@ -291,7 +297,7 @@ class SubjectQueue(Generic[Batch, Worker]):
 
     @property
     def order(self) -> int:
-        """Order of the head."""
+        """Order of the head: what an entry of `again` begins with, or base + FRESH in `fresh`."""
         if self.again and self._heap_first:
             return self.again[0][0]
         return self.fresh[0][0] + FRESH
@@ -303,18 +309,21 @@ class SubjectQueue(Generic[Batch, Worker]):
         return not fresh or self.again[0][0] < fresh[0][0] + FRESH
 
     def head(self) -> tuple[int, int, Batch]:
-        """Return the entry that is handed out next, as it stands; there must be one."""
+        """Return the entry that is handed out next, (order or base, rows, batch).
+
+        There must be one.
+        """
         return self.again[0] if self.again and self._heap_first else self.fresh[0]
 
     def append(self, base: int, rows: int, batch: Batch) -> None:
-        """Let rows wait after all others."""
+        """Let rows of a batch that was never handed out wait after all others of `fresh`."""
         # An empty deque takes 760 bytes, and many subjects have a single request.
         if len(self.fresh) == _FEW and type(self.fresh) is list:
             self.fresh = deque(self.fresh)
         self.fresh.append((base, rows, batch))
 
     def replace(self, rows: int) -> None:
-        """Keep only these rows of the entry that `head` returns."""
+        """Keep only these rows of the entry that `head` returns, as others were handed out."""
         if self.again and self._heap_first:
             order, before, batch = self.again[0]
             if rows:
@@ -351,16 +360,17 @@ class Dispatch(Generic[Batch, Worker]):
         self.by_subject: dict[str | tuple[int, str], SubjectQueue[Batch, Worker]] = {}
         """Subject, or (priority, subject) -> its queue."""
         self.index = Index(programs_max=PROGRAMS_MAX)
+        """The patterns of all offers, but for EVERYTHING, with a number for each."""
         self.by_pattern: dict[int, WorkersByPattern[Batch, Worker]] = {}
         """Number of a pattern -> the offers that have it."""
         self.turns: dict[WorkersByPattern[Batch, Worker], None] = {}
         """Offers by pattern for which something may wait, in turn."""
         self.version = 0
-        """Number of changes of `by_pattern`."""
+        """Number of changes of `by_pattern`: each makes what queues know of their takers old."""
         self.prefetch = 1
-        """Requests that one of its workers does in PREFETCH_MS, by those that came back last."""
+        """Requests that one of its workers does in PREFETCH_MS, by those completed last."""
         self.offers: dict[Worker, WorkersByPattern[Batch, Worker]] = {}
-        """Offer -> the offers of the same pattern."""
+        """Offer -> the offers of the same pattern, with itself."""
         self.direct: dict[Worker, WorkersByPattern[Batch, Worker]] = self.offers
         """Offers that a new batch may go to at once: all, or none while requests with a priority
         wait."""
@@ -371,13 +381,13 @@ class Dispatch(Generic[Batch, Worker]):
         ] = deque()
         """New patterns, and the queues that each is still to be compared with."""
         self.new_subjects: OrderedDict[SubjectQueue[Batch, Worker], None] = OrderedDict()
-        """Queues in which requests wait and whose takers are still to be found. In a dict, the
-        first entry after 100,000 that were taken away is found by as many looks."""
+        """Queues in which requests wait and whose takers are still to be found. A plain dict would
+        step over each entry taken from its front whenever the first is asked for."""
 
     # --- offers -----------------------------------------------------------------------------
 
     def join(self, offer: Worker) -> None:
-        """Add an offer. Raises PatternError: nothing was changed."""
+        """Add an offer, which refile() makes ready. Raises PatternError: nothing was changed."""
         pattern = offer.pattern
         if pattern in (["all"], ["topic", "#"]) or compile_pattern(pattern).canonical == ("all",):
             number = EVERYTHING
@@ -387,13 +397,13 @@ class Dispatch(Generic[Batch, Worker]):
         if workers is None:
             workers = self.by_pattern[number] = WorkersByPattern(number)
             self.version += 1
-            if self.by_subject:
+            if self.by_subject:  # scan() finds out in which of these queues something waits for it.
                 self.new_patterns.append((workers, iter(list(self.by_subject.values()))))
         workers.offers += 1
         self.offers[offer] = workers
 
     def leave(self, offer: Worker) -> None:
-        """Remove an offer."""
+        """Remove an offer that has ended, and its pattern if no other offer has it."""
         workers = self.offers.pop(offer, None)
         if workers is None:
             return
@@ -405,12 +415,13 @@ class Dispatch(Generic[Batch, Worker]):
             del self.by_pattern[workers.number]
             self.turns.pop(workers, None)
             self.version += 1
+            # Queues may still name it among their takers: it must not keep other queues in memory.
             workers.heap.clear()
             workers.filed.clear()
             workers.priorities = None
 
     def clear(self) -> None:
-        """Forget all queues: the batches in stale entries would keep the service in memory."""
+        """Forget all queues, as the service has gone: stale entries would keep it in memory."""
         self.by_subject.clear()
         self.prior.clear()
         self.direct = self.offers
@@ -435,7 +446,7 @@ class Dispatch(Generic[Batch, Worker]):
     def takers_of(
         self, queue: SubjectQueue[Batch, Worker]
     ) -> list[WorkersByPattern[Batch, Worker]]:
-        """Offers, by pattern, that take a queue's subject."""
+        """Offers, by pattern, that take a queue's subject; found anew after patterns changed."""
         if queue.version != self.version:
             by_pattern = self.by_pattern
             found = [by_pattern[EVERYTHING]] if EVERYTHING in by_pattern else []
@@ -451,9 +462,10 @@ class Dispatch(Generic[Batch, Worker]):
     def queue_of(
         self, subject: str, priority: int = 0, *, waits: bool = True
     ) -> SubjectQueue[Batch, Worker]:
-        """The queue of a subject, made if there is none. waits: a request is about to wait in it.
+        """The queue of a subject, made if there is none.
 
-        A queue in which nothing is about to wait is not kept beyond SUBJECTS_KEPT.
+        waits: False where the caller only asks who takes the subject, or whether something waits:
+        a new queue is not kept then if SUBJECTS_KEPT are.
         """
         key = (priority, subject) if priority else subject
         queue = self.by_subject.get(key)
@@ -480,7 +492,7 @@ class Dispatch(Generic[Batch, Worker]):
     def push(
         self, workers: WorkersByPattern[Batch, Worker], queue: SubjectQueue[Batch, Worker]
     ) -> None:
-        """Note that requests wait in a queue that a pattern takes."""
+        """File a queue in which requests wait with a pattern that takes its subject."""
         workers.of(queue).file_queue(queue)
         if workers.ready:
             self.turns[workers] = None
@@ -491,7 +503,7 @@ class Dispatch(Generic[Batch, Worker]):
         Others are kept, empty, for the next request of their subject.
         """
         if len(self.by_subject) > SUBJECTS_KEPT:
-            # The offers that listed it at the last look-up; takers_of() might compute other ones.
+            # It was filed with the takers of the last look-up; takers_of() might find others.
             for workers in queue.takers:
                 workers.of(queue).filed.pop(queue, None)
             priority, subject = queue.priority, queue.subject
@@ -500,7 +512,9 @@ class Dispatch(Generic[Batch, Worker]):
     def scan(self, more: Callable[[], bool]) -> None:
         """Compare new subjects and new patterns with each other, as far as one turn may.
 
-        more: whether the turn has time left. It is asked after each comparison with expressions.
+        A queue that a pattern takes is filed with it, so that its requests are handed out; the rest
+        is compared in the next turn. more: whether the turn has time left. It is asked after each
+        comparison with regular expressions, which are slow.
         """
         budget = SCANNED_AT_ONCE
         while self.new_subjects and budget > 0:
@@ -515,6 +529,7 @@ class Dispatch(Generic[Batch, Worker]):
         while self.new_patterns and budget > 0:
             workers, queues = self.new_patterns[0]
             other = next(queues, None)
+            # All queues were compared, or the last offer of the pattern has left.
             if other is None or self.by_pattern.get(workers.number) is not workers:
                 self.new_patterns.popleft()
                 continue
@@ -526,7 +541,10 @@ class Dispatch(Generic[Batch, Worker]):
                 return
 
     def next_queue(self) -> SubjectQueue[Batch, Worker] | None:
-        """The queue whose turn it is among those that a ready offer takes; None: there is none."""
+        """The queue whose turn it is among those that a ready offer takes; None: there is none.
+
+        The first pattern of `turns` keeps its turn until its offers are used up or nothing waits.
+        """
         turns = self.turns
         while turns:
             workers = next(iter(turns))
@@ -547,9 +565,9 @@ class Dispatch(Generic[Batch, Worker]):
     ) -> list[tuple[Worker, int]]:
         """Share rows of a batch out among the ready offers, and take credit for them.
 
-        cost: bytes that WORK with some of the rows takes at most. waiting: number of rows that
-        the ready offers have to share. Returns (offer, rows). Rows that are in no share are left
-        because no offer is ready any more.
+        mask: the rows. cost: bytes that a WORK with some of them takes at most. waiting: number of
+        rows that the ready offers have to share, with those of other batches. Returns the shares as
+        (offer, rows). Rows that are in no share are left because no offer is ready any more.
         """
         takers = self.takers_of(queue)
         shares: list[tuple[Worker, int]] = []
@@ -564,7 +582,7 @@ class Dispatch(Generic[Batch, Worker]):
             if most <= 0:
                 # The offer has no credit for so large a batch. More credit files it again.
                 continue
-            share = -(-waiting // ready)  # Rounded up.
+            share = -(-waiting // ready)  # An equal share for each ready offer, rounded up.
             count = min(most, left, max(share, self.prefetch))
             rows = mask if count == left else lowest(mask, count)
             mask ^= rows
@@ -579,7 +597,7 @@ class Dispatch(Generic[Batch, Worker]):
         return shares
 
     def measure(self, count: int, took_ms: int) -> None:
-        """Set `prefetch` by requests that were completed: their number, and the time they took.
+        """Set `prefetch` by requests that one worker completed: their number and time.
 
         It rises at once, to twice itself at most, and falls by a quarter of the difference: a
         measured time is often too long, by what else the machine did, and never too short.
@@ -589,7 +607,7 @@ class Dispatch(Generic[Batch, Worker]):
         if done > self.prefetch:
             self.prefetch = min(done, 2 * self.prefetch, PREFETCH_MAX)
         else:
-            self.prefetch -= (self.prefetch - max(done, 1) + 3) // 4
+            self.prefetch -= (self.prefetch - max(done, 1) + 3) // 4  # A quarter, rounded up.
 
     @property
     def runnable(self) -> bool:
@@ -600,7 +618,10 @@ class Dispatch(Generic[Batch, Worker]):
 def _least(
     takers: list[WorkersByPattern[Batch, Worker]],
 ) -> tuple[WorkersByPattern[Batch, Worker] | None, int]:
-    """The pattern whose ready offer has the smallest load, and the number of ready offers."""
+    """Return the pattern whose ready offer has the smallest load, and how many offers are ready.
+
+    takers: all patterns that take the subject; the number is of the offers of all of them.
+    """
     if len(takers) == 1:
         workers = takers[0]
         return (workers, workers.ready) if workers.ready else (None, 0)
@@ -609,7 +630,7 @@ def _least(
     for workers in takers:
         if workers.ready:
             ready += workers.ready
-            least = min(workers.buckets)
-            if best is None or least < fewest:
-                best, fewest = workers, least
+            least_load = min(workers.buckets)
+            if best is None or least_load < fewest:
+                best, fewest = workers, least_load
     return best, ready

@@ -1,7 +1,11 @@
 """How requests end: answered, cancelled, expired, removed, or as dead letters.
 
 Owns the rows whose end is on its way into the log, and the batches of which an action was refused
-by it. The rules:
+by it: they are unsettled, and what is to be done with them is decided again later. `items` are
+batches with rows of each. A row is spent when its attempts are used up; to bury it is to make it a
+dead letter. Rows of a batch are `alive` until they end or their end is on its way, `free` while
+they may be handed out, `leased` while a worker holds them, `moving` while a hand-out or return of
+them is on its way into the log, and `aside` when no queue has them. The rules:
 
 - A request that was accepted ends once (completed, dead, cancelled, expired or removed) or is
   still there.
@@ -52,8 +56,9 @@ class Ends:
     ) -> Part:  # fmt: skip
         """Return a part of a step by which requests end.
 
-        why: as RequestDone has it. notice: why no answer will come, which the requesters are
-        told; empty: they are told nothing. mails: mail that goes with it, as the replies.
+        why: how they end, as the log's RequestDone has it. notice: why no answer will come, which
+        the requesters are told; empty: they are told nothing. mails: parts that put mail in the
+        same step, as the replies.
         """
         changes: list[Change] = [RequestDone(service.number, named(items), why)]
         part = self._registry.part(
@@ -63,7 +68,7 @@ class Ends:
         return self.with_mail(part, service, told)
 
     def gone(self, batch: RequestBatch, rows: int) -> None:
-        """Count rows as gone whose end the tables have."""
+        """Take rows out of their batch whose end the tables have, and the batch if none is left."""
         service = batch.service
         batch.ending &= ~rows
         if batch.delayed:
@@ -74,6 +79,7 @@ class Ends:
         self._registry.rows -= count
         if batch.row.left:
             return
+        # The last requests of the batch have ended: the queue forgets it.
         size = batch.row.put.size
         service.size -= size
         self._registry.weigh(service, batch.row.put.sender, -size)
@@ -86,18 +92,23 @@ class Ends:
         self.unsettled.pop(batch, None)
         if batch.slot >= 0:
             self._registry.timers.discard(batch.slot, batch)
-        # Dead letters of the batch still need its bodies.
+        # Dead letters of the batch still need its bodies: `messages` is by (mailbox, base).
         dead = (batch.buried, batch.base) in self._shard.queues.messages
         self._bodies.drop(batch.base, wanted=dead)
 
     def bury(
         self, service: Service, items: Sequence[BatchRows], why: str, *effects: Effect
     ) -> Part:
-        """Return a part of a step by which requests become dead letters. Raises BrokerRefused."""
+        """Return a part of a step by which requests become dead letters; requesters get a notice.
+
+        They go into the mailbox that the settings name, or else into the service's own. Raises
+        BrokerRefused: neither takes them.
+        """
         size = sum(batch.row.put.size for batch, _ in items)
         masks = [(batch.base, rows) for batch, rows in items]
         mailbox = service.dead_letters
         try:
+            # force: into a full mailbox, too, for the requests were within the service's bounds.
             part = self._puts.bury(
                 mailbox, service=service.number, rows=masks, size=size, why=why, force=True
             )
@@ -111,12 +122,16 @@ class Ends:
         part.level = service.level
         notices = self.notices(items, why)
         if not part.memory:
+            # Notices into mailboxes in memory go out once the log has the rest.
             notices = [self._puts.later(one) if one.memory else one for one in notices]
         part.also += notices
         return part
 
     def notices(self, items: Iterable[BatchRows], why: str) -> list[Part]:
-        """Return mail to the requesters that gave a key: no answer will come, and why."""
+        """Return mail to the requesters that gave a key: no answer will come, and why.
+
+        Without a key a notice could not name their requests to them.
+        """
         places: dict[tuple[str, str], list[Run]] = {}
         for batch, rows in items:
             change = batch.row.put
@@ -139,7 +154,7 @@ class Ends:
         self._shard.event("reply_undeliverable", "warning", mailbox=reply_to, count=count)
 
     def with_mail(self, part: Part, service: Service, mails: list[Part]) -> Part:
-        """Add mail to a part, so that both happen in one step. mails: parts that put it."""
+        """Add parts that put mail to a part that ends requests, so that all happen in one step."""
         if not mails:
             return part
         if not service.memory or not all(mail.memory for mail in mails):
@@ -161,31 +176,35 @@ class Ends:
     # --- leases ---------------------------------------------------------------------------------
 
     def let_go(self, batch: RequestBatch, rows: int) -> Released:
-        """Take rows from the workers that hold them."""
+        """Take rows from the workers that hold them, before the log is told, and return them.
+
+        If the log refuses, undo_let_go() gives it back.
+        """
         released: Released = []
         for lease in list(batch.leases):
-            hit = lease.rows & rows
-            if not hit:
+            taken = lease.rows & rows
+            if not taken:
                 continue
-            released.append((lease, hit))
-            lease.rows ^= hit
+            released.append((lease, taken))
+            lease.rows ^= taken
             if not lease.rows:
                 lease.in_flight.drop(lease)
                 self._registry.timers.discard(lease.slot, lease)
-            count = hit.bit_count()
+            count = taken.bit_count()
             batch.service.held -= count
             if lease.in_flight.offer is not None:
                 self._registry.add_load(lease.in_flight.offer, -count)
         return released
 
     def undo_let_go(self, released: Released) -> None:
-        """Let workers hold the rows again that `let_go` took from them."""
+        """Let workers hold the rows again that let_go() took, as the log refused the change."""
         for lease, rows in released:
             batch, offer = lease.batch, lease.in_flight.offer
             if lease.in_flight.ended:
+                # The offer has ended meanwhile: the rows are given back to the queue later.
                 self.later([(batch, rows)])
                 continue
-            if not lease.rows:
+            if not lease.rows:  # let_go() had dropped the lease.
                 lease.in_flight.add(lease)
                 now_ms = self._shard.now_ms
                 # A lease that is over meanwhile is looked at when the log may take its end.
@@ -198,7 +217,10 @@ class Ends:
                 self._registry.add_load(offer, count)
 
     def later(self, items: Iterable[BatchRows], *why: Any) -> None:
-        """Decide about these rows again, in a while: the log has refused what was decided."""
+        """Have Deadlines decide about these rows again in a while: the log refused a decision.
+
+        why: code and reason of the refusal, which make no difference.
+        """
         for batch, _ in items:
             self.unsettled[batch] = None
         now_ms = self._shard.now_ms
@@ -214,7 +236,7 @@ class Ends:
 
 
 class _Ending(Effect):
-    """Requests on their way out."""
+    """Effect of requests that end: no worker holds or gets them until the log answers."""
 
     ends: Ends
     service: Service
@@ -226,7 +248,8 @@ class _Ending(Effect):
     def taken(self, part: Part) -> None:
         """Take the rows from their workers, and from the queue, until the log answers.
 
-        The time that each worker had completed requests is measured for the service's prefetch.
+        How long workers had the requests that they completed is measured for the service's
+        prefetch, the number that a worker is handed at once.
         """
         released = self.released
         for batch, rows in self.items:
@@ -243,6 +266,7 @@ class _Ending(Effect):
             shard = self.ends._shard
             for batch, rows in self.items:
                 put = batch.row.put
+                # From when the request might first be handed out; the clock may have gone back.
                 took_ms = shard.now_ms - put.at_ms - put.delay_ms
                 if took_ms > 0:
                     shard.request_times.add(1_000_000 * took_ms, rows.bit_count())
@@ -263,19 +287,20 @@ class _Ending(Effect):
                 ends.bury_later([(batch, spent)])
                 waiting ^= spent
             if waiting:
-                # Entries of these rows were dropped if their turn came while they were ending.
+                # Their entries in the queue were dropped if their turn came while they were ending.
                 batch.service.wait(batch, waiting, again=True)
                 ends._registry.runnable[batch.service] = None
         ends.undo_let_go(released)
         released.clear()
         for batch, rows in self.items:
-            # A hand-out of the step before passed over these rows, since they were ending.
+            # A hand-out that was logged meanwhile passed over these rows, since they were ending:
+            # the tables have them as held, but no lease does.
             if rows & batch.row.left & ~batch.row.waiting & ~batch.moving & ~batch.leased:
                 ends.later([(batch, rows)])
 
 
 class _Dying(_Ending):
-    """Requests on their way into a dead-letter mailbox."""
+    """Effect of requests that become dead letters."""
 
     mailbox: str
 
@@ -289,7 +314,7 @@ class _Dying(_Ending):
             ends.gone(batch, rows)
             count += rows.bit_count()
         service.dead += count
-        service.refusing = False
+        service.refusing = False  # The next refusal is reported again.
         shard.counters["requests_dead"] += count
         shard.event(
             "request_dead", "warning", service=service.name, count=count, why=self.why,

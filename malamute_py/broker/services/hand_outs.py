@@ -3,8 +3,9 @@
 Owns the hand-outs that are on their way into the log. The rules: a request goes to an offer only
 within its credit, and only once the log has the hand-out; a request past its deadline goes to none,
 also while the log refuses its end; one turn hands out a bounded number of requests, and the
-services take turns. Source: docs/design.md (Flow control; Queues and the
-checkpoint).
+services take turns. A share is the rows of a batch that one offer is to get. Rows are `moving`
+while their hand-out is on its way into the log. Source: docs/design.md (Flow control; Queues and
+the checkpoint).
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ Share: TypeAlias = tuple[Offer, RequestBatch, int, int]
 """(offer, batch, the rows of it that the offer gets, bytes of credit that were taken for them)."""
 
 _SCAN_PART: Final = 4
-"""Part of a share that comparing new subjects with patterns may take: one comparison with many
-expressions takes a millisecond, and the requests themselves take time in the same turn."""
+"""Part of the time that services have in a turn (1 in so many) for comparing new subjects with
+patterns: one comparison with many expressions takes a millisecond, and the requests themselves take
+time in the same turn."""
 
 
 class HandOuts:
@@ -55,13 +57,17 @@ class HandOuts:
         """Number of hand-outs since the broker began; it tells leases of the same rows apart."""
 
     def hand_out(self) -> None:
-        """Hand out requests that wait to offers that are ready, as far as one turn may."""
+        """Hand out requests that wait to offers that are ready, as far as one turn may.
+
+        Called in each turn of the broker. `runnable` has the services with something to hand out;
+        those that are not reached keep their place for the next turn.
+        """
         registry = self._registry
         runnable = registry.runnable
         if not runnable or self._shard.now_ms < registry.paused_to_ms:
             return
         budget = self._shard.settings.hand_outs_max
-        more = self._shard.share()
+        more = self._shard.share()  # Whether services have time left in this turn.
         for service in list(runnable):
             if budget <= 0:
                 return
@@ -92,10 +98,10 @@ class HandOuts:
     def _serve(self, service: Service, budget: int, more: Callable[[], bool]) -> int:
         """Hand out requests of one service, and return what is left of the budget.
 
-        more: whether the turn has time left.
+        budget: entries of queues that are looked at. more: whether the turn has time left.
         """
         if service.state != STANDING:
-            return budget
+            return budget  # The log does not have the service yet, or it is being removed.
         if service.new_patterns or service.new_subjects:
             service.scan(self._shard.share(_SCAN_PART))
             budget -= 1
@@ -107,10 +113,10 @@ class HandOuts:
                 break
             budget -= SLOW_LOOK if service.is_slow(queue) else 1
             _, rows, batch = queue.head()
-            rows &= batch.free
+            rows &= batch.free  # Others of the entry have ended, or are on their way elsewhere.
             put = batch.row.put
             if batch.deadline_ms and batch.deadline_ms <= now_ms:
-                rows = 0
+                rows = 0  # Deadlines ends them.
             if rows:
                 # Rows with different numbers of attempts leave as a WORK each.
                 cost = put.size * max(1, len(batch.attempts(rows)))
@@ -119,7 +125,7 @@ class HandOuts:
                     rows ^= some
                     # Noted at once, since another entry may name the same rows.
                     batch.moving |= some
-            queue.replace(rows)
+            queue.replace(rows)  # What no offer got stays at the head.
             if not queue.rows:
                 if queue.priority:
                     service.waits_no_more(queue)
@@ -131,9 +137,9 @@ class HandOuts:
         return budget
 
     def _hand_out(self, service: Service, shares: Sequence[Share]) -> None:
-        """Put the hand-out of rows that are moving on its way into the log.
+        """Log the hand-out of shares; the workers get them once the log has it.
 
-        shares: (offer, batch, its rows for that offer, bytes of credit that were taken for them).
+        The rows are moving, and the credit for them is taken, already.
         """
         # Rows of one batch that waited in several queues leave as one WORK.
         together: dict[tuple[Offer, RequestBatch], tuple[int, int]] = {}
@@ -152,7 +158,10 @@ class HandOuts:
         self._steps.take([self._registry.part(service, changes, _HandOut(self, service, shares))])
 
     def handing_to(self, holder: str, batch: RequestBatch) -> int:
-        """Rows of a batch whose hand-out to a holder is on its way into the log."""
+        """Rows of a batch whose hand-out to a holder is on its way into the log.
+
+        The holder may end them already, by an answer that was on its way when its link was lost.
+        """
         rows = 0
         for shares in self._handing:
             for offer, one, some, _ in shares:
@@ -161,7 +170,10 @@ class HandOuts:
         return rows & ~batch.ending
 
     def return_credit(self, offer: Offer, count: int, cost: int) -> None:
-        """Return the credit that was taken for requests which an offer did not get."""
+        """Return the credit that was taken for requests which an offer did not get.
+
+        count: requests. cost: bytes.
+        """
         offer.left_records += count
         offer.left_bytes += cost
         self._registry.add_load(offer, -count)
@@ -171,7 +183,7 @@ class HandOuts:
 
         cost: bytes of credit that were taken for them.
         """
-        alive = rows & batch.alive
+        alive = rows & batch.alive  # Others have ended while the hand-out was on its way.
         gone = (rows ^ alive).bit_count()
         if gone:
             # While a row is alive, the delivery settles the credit in bytes by what it sends.
@@ -196,7 +208,7 @@ class HandOuts:
 
 
 class _HandOut(Effect):
-    """Rows whose hand-out is on its way into the log."""
+    """Effect of a hand-out: the workers get the rows once the log has it."""
 
     hand_outs: HandOuts
     service: Service
@@ -221,6 +233,7 @@ class _HandOut(Effect):
             batch.moving &= ~rows
             hand_outs.return_credit(offer, rows.bit_count(), cost)
             if batch.row.waiting & rows:
+                # Their entry in the queue is gone.
                 service.wait(batch, batch.row.waiting & rows, again=True)
         hand_outs._registry.runnable[service] = None
         hand_outs._registry.paused_to_ms = hand_outs._shard.now_ms + (retry_ms or RETRY_MS)

@@ -42,7 +42,7 @@ class Peeking:
         a million takes 20 ms."""
 
     def peek(self, link: Link, command: PeekRequests) -> None:
-        """Answer with a page of requests. Raises BrokerRefused."""
+        """Answer PEEK_REQUESTS with a page of a service's requests. Raises BrokerRefused."""
         name = command.service
         if not self._shard.settings.permit(link.owner, "manage_queues", name):
             raise BrokerRefused("forbidden", f"you may not manage service '{name}'")
@@ -53,7 +53,7 @@ class Peeking:
         self._answers.result(link, command, {"requests": requests, "more": more})
 
     def _page(self, service: Service, command: PeekRequests) -> tuple[list[dict[str, Any]], bool]:
-        """Return the entries after a number, bounded, and whether more follow."""
+        """Return the entries of requests after the number `after`, and whether more follow."""
         limit = max(1, min(command.limit, self._shard.settings.page_max))
         after, size = command.after, 0
         entries: list[dict[str, Any]] = []
@@ -61,10 +61,10 @@ class Peeking:
         # The batch in which the number `after` lies may have rows after it.
         for base in islice(bases, max(0, bisect_right(bases, after) - 1), None):
             batch = service.batches.get(base)
-            if batch is None:
+            if batch is None:  # It has left the queue since `bases` was sorted.
                 continue
             rows = batch.alive
-            if after >= base:
+            if after >= base:  # Only the rows beyond that number.
                 rows &= ~ones(min(after + 1 - base, batch.row.put.count))
             for row in places_of(rows) if rows else ():
                 entry = _entry(batch, row)

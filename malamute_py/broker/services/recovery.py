@@ -1,8 +1,8 @@
 """Recovery of services, their requests, and their workers' leases when a broker begins.
 
 Owns how the queues are made from the tables. The rule: a worker still holds the requests that it
-held before the restart, until a new lease is over. Source: docs/design.md, Queues and the
-checkpoint.
+held before the restart, until a new lease is over; without an offer they are orphans
+(`Service.orphans`). Source: docs/design.md, Queues and the checkpoint.
 """
 
 from __future__ import annotations
@@ -45,11 +45,15 @@ class Recovery:
             self._take_up(found, RequestBatch(found, request))
 
     def _take_up(self, service: Service, batch: RequestBatch) -> None:
-        """Add a batch to its queue: its rows wait, for a pause to end perhaps, or are held."""
+        """Add a batch of the tables to its queue.
+
+        Its rows wait, or wait for a pause to end first, or a worker holds them, or they are set
+        aside to become dead letters.
+        """
         row = batch.row
         put = row.put
         if put.deadline_ms:
-            # From the time of the put on, as the clock may have been ahead then.
+            # At most its whole time from now on: the clock may have been ahead when it was put.
             batch.deadline_ms = self._shard.resumed(put.deadline_ms, put.deadline_ms - put.at_ms)
         self._registry.add(service, batch)
         waiting = row.waiting
@@ -57,13 +61,13 @@ class Recovery:
             rows &= waiting
             self._returns.delay(batch, rows, self._shard.resumed(at_ms, row.pause_ms))
         waiting &= ~batch.delayed
-        again = 0
+        again = 0  # Rows that were handed out before: they go before the others.
         for times, rows in row.attempts.items():
             if times < self._ends.attempts_max(service):
                 again |= rows
             elif rows & waiting:
                 # The broker ended before these could become dead letters.
-                batch.aside |= rows & waiting
+                batch.aside |= rows & waiting  # Deadlines buries them.
                 waiting &= ~rows
                 self._ends.unsettled[batch] = None
         if waiting & ~again:

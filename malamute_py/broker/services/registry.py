@@ -2,8 +2,9 @@
 
 Owns which services there are, how first use creates one, their sums and timers, and what there is
 to do at once. The rules: a service exists as soon as a command uses it, and is forgotten in the
-next turn if no command needs it; a change that makes its queue runnable puts it into `runnable`.
-Source: docs/design.md, Queues and the checkpoint.
+next turn if no command needs it; a change that makes its queue runnable puts it into `runnable`. A
+service is a draft until the log has it; to make a service is to log its creation. Source:
+docs/design.md, Queues and the checkpoint.
 """
 
 from __future__ import annotations
@@ -59,16 +60,18 @@ class Registry:
         self.runnable: Final[dict[Service, None]] = {}
         """Services of which requests may be handed out at once."""
         self.queues: Final = (self.next_turn, self.runnable)
-        """While both are empty, services have nothing to do at once."""
+        """While both are empty, services have nothing to do at once: the broker looks at them in
+        each turn."""
         self.paused_to_ms = 0
         """Time before which nothing is handed out, since the log has refused a hand-out."""
 
     # --- first use ------------------------------------------------------------------------------
 
     def use(self, name: str, by: str, settings: dict[str, Any] | None = None) -> Service:
-        """The service of a name, created if there is none.
+        """The service of a name, created as a draft if there is none. by: the owner that asks.
 
-        settings: those of a service that is created; None: the broker's. Raises BrokerRefused.
+        settings: those of a service that is created; None: the broker's defaults, where services
+        may be created without a word (`auto_create`). Raises BrokerRefused.
         """
         found = self.by_name.get(name)
         if found is not None:
@@ -109,7 +112,7 @@ class Registry:
                 raise BrokerRefused("forbidden", f"you may not send to mailbox '{mailbox}'")
 
     def enter(self, service: Service) -> None:
-        """Add a service."""
+        """Add a service to those that there are, and to the quota of its owner."""
         self.by_name[service.name] = service
         insort(self.names, service.name)
         self._shard.quotas.add(service.row.by, "services")
@@ -130,7 +133,7 @@ class Registry:
         return ServiceSet(row.number, row.name, row.settings, row.by, row.created_ms)
 
     def made(self, service: Service) -> None:
-        """Note that the log has a service."""
+        """Note that the log has a service, by whichever change: it is served from now on."""
         self.runnable[service] = None
         if service.state == DRAFT:
             service.state = STANDING
@@ -147,7 +150,8 @@ class Registry:
     def make(self, service: Service, *effects: Effect) -> None:
         """Have the log make a service; it is served once the log has it.
 
-        Batches of requests that go before it bring the same change.
+        Batches of requests that are logged before that bring the same change. effects: what else is
+        done then, as to answer a command.
         """
         service.making += 1
         making = Then(partial(self._was_made, service), partial(self._was_not_made, service))
@@ -166,7 +170,7 @@ class Registry:
     # --- batches and loads ----------------------------------------------------------------------
 
     def part(self, service: Service, changes: list[Change], *effects: Effect) -> Part:
-        """Return a part of a step that changes a service; in memory it takes effect at once."""
+        """Return a part of a step that changes a service; one in memory changes without the log."""
         memory = self._shard.queues if service.memory else None
         return changing(changes, effects, memory=memory, level=service.level)
 
@@ -176,7 +180,10 @@ class Registry:
         self._shard.quotas.weigh(sender, service.resource, size)
 
     def add(self, service: Service, batch: RequestBatch, *, weighed: bool = False) -> None:
-        """Add a batch to a queue. weighed: its bytes were counted when it was taken."""
+        """Add a batch to the sums of its service, and set the timer of its deadline.
+
+        weighed: its bytes were counted when its REQUEST was taken.
+        """
         row = batch.row
         count, size = row.left.bit_count(), row.put.size
         service.batches[batch.base] = batch
@@ -192,5 +199,5 @@ class Registry:
         """Count requests that an offer holds: more, or fewer when `count` is below 0."""
         offer.load += count
         service = offer.service
-        if service.refile(offer):
+        if service.refile(offer):  # It can take a request.
             self.runnable[service] = None

@@ -1,7 +1,8 @@
 """REPLY and ACK_WORK: answers to requests, and what else becomes of them.
 
 Owns how a reply and the end of the request that it answers become one step. The rule: a command
-that is refused has changed nothing. Source: SPEC.md, section 4.5.
+that is refused has changed nothing. Claims finds the requests that a worker names: `items` are
+their batches with the rows, `runs` name them to the requester. Source: SPEC.md, section 4.5.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ class Replies:
     def prepare_reply(self, link: Link, command: Reply, frame: Any, together: bool = False) -> Part:
         """Return a part of a step with replies to requests that the worker holds.
 
-        together: it is one of several parts, and logged whether or not the mailbox is in memory.
-        Raises BrokerRefused: nothing was done.
+        The content has a reply for each number of the command. With `last` the requests end;
+        otherwise further replies follow. together: it is one of several parts of an ATOMIC, and
+        logged whether or not the mailbox is in memory. Raises BrokerRefused: nothing was done.
         """
         offer = self._mine(link, command.subscription)
         service = offer.service
@@ -81,7 +83,7 @@ class Replies:
         mail = self._mail(link, asked, content, frame, runs, command.last)
         count = content.head.count
         if not command.last:
-            return self._stream(service, items, mail, count, together)
+            return self._further_part(service, items, mail, count, together)
         mails = () if mail is None else (mail,)
         done = self._counting(count, "replies_in", "requests_completed")
         return self._ends.end(service, items, "completed", done, mails=mails)
@@ -90,10 +92,10 @@ class Replies:
         self, link: Link, asked: RequestPut, content: Content, frame: Any, runs: list[Run],
         last: bool,
     ) -> Part | None:  # fmt: skip
-        """Return a part that puts replies into their mailbox; None: it has gone.
+        """Return a part that puts replies into their mailbox; None: it has gone, which is reported.
 
-        asked: the requests' put, which names the mailbox. runs: which requests the replies answer.
-        last: no further reply follows.
+        asked: what the log has of the requests, which names the mailbox. runs: which requests the
+        replies answer. last: no further reply follows. Raises BrokerRefused, as for a full mailbox.
         """
         try:
             return self._puts.put(
@@ -104,13 +106,14 @@ class Replies:
             )  # fmt: skip
         except BrokerRefused as error:
             if error.code != "unknown_mailbox":
+                # A worker of another namespace is not told the facts of the requester's mailbox.
                 quotas = self._shard.quotas
                 owner, reason = quotas.owner_of(asked.sender), "the requester's mailbox is full"
                 raise quotas.shown(error, owner, link.owner, reason) from None
             self._ends.undeliverable(asked.reply_to, content.head.count)
             return None
 
-    def _stream(
+    def _further_part(
         self,
         service: Service,
         items: list[BatchRows],
@@ -118,7 +121,10 @@ class Replies:
         count: int,
         together: bool,
     ) -> Part:
-        """Return a part with replies that others follow; it renews the leases of their requests."""
+        """Return a part with replies that others follow; it renews the leases of their requests.
+
+        mail: the part that puts the replies; None: their mailbox has gone, and the worker goes on.
+        """
         if mail is None:
             mail = Part(level=service.level, memory=not together)
         elif mail.memory and together:
@@ -139,7 +145,7 @@ class Replies:
     def prepare_ack(self, link: Link, command: AckWork, frame: Any = None) -> Part:
         """Return a part of a step with what a worker says of requests that it holds.
 
-        Raises BrokerRefused: nothing was done.
+        `state` of the command says what. Raises BrokerRefused: nothing was done.
         """
         offer = self._mine(link, command.subscription)
         service = offer.service
@@ -153,7 +159,7 @@ class Replies:
             raise BrokerRefused("malformed", "an ACK_WORK of nothing")
         reason = command.reason[:REASON_MAX]
         if state == WorkState.RECEIVED:
-            # By the log, requests that a worker has count as tried after a restart of the broker.
+            # The log has it, so that after a restart these requests count as tried by the worker.
             change = WorkReceived(service.number, named(items))
             return self._registry.part(service, [change], Then(partial(self._renew, items)))
         if state == WorkState.RENEWED:
@@ -174,30 +180,35 @@ class Replies:
         raise BrokerRefused("unsupported", f"no state {state} of work")
 
     def _renew(self, items: list[BatchRows], _: int) -> None:
-        """Renew the leases of rows. A timer that is due before finds the later time, and moves."""
+        """Renew the leases of rows: each begins again now.
+
+        Timers are not moved: Deadlines.tick() finds the later time and sets them anew.
+        """
         now_ms = self._shard.now_ms
         for batch, rows in items:
             for lease in list(batch.leases):
-                hit = lease.rows & rows
-                if not hit:
+                renewed = lease.rows & rows
+                if not renewed:
                     continue
-                if hit != lease.rows:
-                    # The lease of the other rows goes on as it was.
+                if renewed != lease.rows:
+                    # The other rows get a lease of their own, which ends when this one would have.
                     rest = Lease(
-                        batch, lease.rows ^ hit, lease.in_flight, lease.at_ms, lease.lease_ms,
+                        batch, lease.rows ^ renewed, lease.in_flight, lease.at_ms, lease.lease_ms,
                         lease.hand_out,
                     )  # fmt: skip
                     rest.due_ms = lease.due_ms
                     lease.in_flight.add(rest)
                     rest.slot = self._registry.timers.add(rest.due_ms, rest)
-                    lease.rows = hit
+                    lease.rows = renewed
                 lease.due_ms = now_ms + lease.lease_ms
 
     def _mine(self, link: Link, number: int) -> Offer:
+        """Return the offer that a link has under a number. Raises BrokerRefused."""
         offer = link.receivers.get(number)
         if not isinstance(offer, Offer):
             raise BrokerRefused("unknown_subscription", f"no offer {number}")
         return offer
 
     def _counting(self, count: int, *names: str) -> Effect:
+        """Return an effect that adds `count` to counters when its part is in the log."""
         return Counting(self._shard.counters, count, names)

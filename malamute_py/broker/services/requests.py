@@ -32,7 +32,7 @@ from malamute_py.changelog.records import Change, RequestPut, WorkTaken, rows_of
 SLOW_SUBJECTS_MAX: Final = 8
 """Subjects of a batch with `need_workers` that are compared with regular expressions at most."""
 REQUESTING_MAX: Final = 1_000
-"""Services that a link may ask without another check of its permission, at most."""
+"""Services that a link may ask without another check of its permission (`Link.requesting`)."""
 
 
 class Requests:
@@ -58,7 +58,7 @@ class Requests:
         self._hand_outs = hand_outs
 
     def prepare(self, link: Link, command: Request, frame: Any) -> Part:
-        """Return a part of a step that adds a batch of requests to a queue.
+        """Return a part of a step that adds the requests of a REQUEST to the queue of its service.
 
         Raises BrokerRefused: nothing was done.
         """
@@ -91,6 +91,7 @@ class Requests:
             self._check_served(service, subjects)
         now_ms = self._shard.now_ms
         timeout_ms = command.timeout_ms or service.row.settings.timeout_ms
+        # A later REQUEST with the same key is compared with it: other contents are refused.
         digest = digest_of(content) if command.key else 0
         # The number is -1 until the batch gets one, in its bundle: `based` sets it.
         change = RequestPut(
@@ -105,7 +106,11 @@ class Requests:
         )  # fmt: skip
 
     def _check_served(self, service: Service, subjects: Sequence[str]) -> None:
-        """Raise BrokerRefused `no_workers` for a subject that no offer takes."""
+        """Raise BrokerRefused `no_workers` for a subject that no offer takes.
+
+        Called for a REQUEST with `need_workers`. Only few subjects that have to be compared with
+        regular expressions are looked up, as that takes the turn's time.
+        """
         slow = 0
         for subject in dict.fromkeys(subjects):
             queue = service.queue_of(subject, waits=False)
@@ -124,7 +129,11 @@ class Requests:
                 )
 
     def again(self, link: Link, command: Request) -> None:
-        """Send a notice to a requester that repeats a key: which replies its mailbox has lost."""
+        """Tell a requester that repeats a REQUEST by its key which replies were lost, by a notice.
+
+        Replies to a session's temporary mailbox (`~...`) are lost when the mailbox goes, as after a
+        lost link: the requester would wait for them in vain.
+        """
         reply_to = command.reply_to
         key = link.holder, command.key
         if (reply_to or link.identity) and not reply_to.startswith("~"):
@@ -137,8 +146,9 @@ class Requests:
             # The OPEN_INBOX of the link is refused for the same reason, and says so.
             return
         if taken is None or taken.base < 0 or reply_to not in ("", name):
-            return
+            return  # The first REQUEST is not in the log, or its replies go elsewhere.
         row = self._shard.queues.requests.get(taken.base)
+        # Rows that have ended: their replies were put, and may be lost.
         gone = ones(taken.count) & ~(0 if row is None else row.left)
         if not gone or not self._mailboxes.answers_lost(name, taken.base):
             return
@@ -149,14 +159,16 @@ class Requests:
             self._steps.take([part])
 
     def _first_request(self, link: Link, name: str) -> Service:
-        """Return a service that a link has not sent a request to yet, and note it as allowed.
+        """Return the service that a link's REQUEST names, and note that the link may use it.
 
-        Raises BrokerRefused: the link may not use it, or a bound is reached.
+        `Link.requesting` keeps it, so that later requests need no check of the permission. Raises
+        BrokerRefused: the link may not use it, or a bound is reached.
         """
         if not self._shard.settings.permit(link.owner, "request", name):
             raise BrokerRefused("forbidden", f"you may not ask service '{name}'")
         service = self._registry.use(name, link.owner)
         if service.memory and service.state == DRAFT and not service.making:
+            # Its requests are not logged, so they cannot bring the change that makes the service.
             self._registry.make(service)
         if len(link.requesting) >= REQUESTING_MAX:
             link.requesting.clear()
@@ -164,7 +176,10 @@ class Requests:
         return service
 
     def _check_reply_to(self, link: Link, reply_to: str) -> None:
-        """Raise BrokerRefused if replies to a link's requests may not go to this mailbox."""
+        """Raise BrokerRefused if replies to a link's requests may not go to this mailbox.
+
+        A name with `~` is the temporary mailbox of a session, which only that session may name.
+        """
         if reply_to.startswith("~"):
             if reply_to != self._mailboxes.temporary(link):
                 raise BrokerRefused("forbidden", f"mailbox '{reply_to}' is another session's")
@@ -176,7 +191,10 @@ class Requests:
             raise BrokerRefused("forbidden", f"you may not send to mailbox '{reply_to}'")
 
     def _check_room(self, service: Service, count: int, size: int) -> None:
-        """Raise BrokerRefused unless a service has room for so many requests and bytes."""
+        """Raise BrokerRefused unless a service has room for `count` requests of `size` bytes.
+
+        `limit` for what it can never hold, `wait` for what it may hold later.
+        """
         limits, settings = self._shard.settings, service.row.settings
         rows_max = settings.max_requests or limits.service_requests_max
         size_max = settings.max_bytes or limits.service_bytes_max
@@ -201,7 +219,7 @@ class Requests:
 
 
 class _Incoming(Effect):
-    """One batch of requests on its way into the log."""
+    """Effect of a REQUEST: a batch of requests that is queued or handed out once it is logged."""
 
     requests: Requests
     service: Service
@@ -217,7 +235,10 @@ class _Incoming(Effect):
         self.requests._registry.weigh(service, change.sender, change.size)
 
     def based(self, part: Part) -> None:
-        """Make the log's changes: the requests, now numbered, and what workers take at once."""
+        """Make the changes for the log: the requests, now numbered, and what workers take at once.
+
+        A service that the log does not have is made by the same step.
+        """
         service, change = self.service, self.change
         base = change.base = part.base
         changes: list[Change] = []
@@ -237,23 +258,28 @@ class _Incoming(Effect):
         part.changes = changes
 
     def _share(self) -> None:
-        """Allot rows to ready offers as shares, for subjects of which nothing waits already."""
+        """Allot rows to ready offers as shares: the step that logs them hands them out, too.
+
+        Only of subjects of which nothing waits already.
+        """
         service, change, shares = self.service, self.change, self.shares
         for subject, rows in _by_subject(change.subjects, change.count):
             queue = service.queue_of(subject, change.priority, waits=False)
             if queue.rows or service.is_slow(queue):
-                # Requests that wait in the queue go first, and expressions take a turn's time.
+                # Requests that wait in the queue go first, and expressions take a turn's time: the
+                # rows wait, and HandOuts hands them out.
                 continue
             for offer, some in service.allot(queue, rows, change.size, rows.bit_count()):
                 before, cost = shares.get(offer, (0, 0))
                 shares[offer] = before | some, cost + change.size
 
     def appended(self, part: Part, end_lsn: int) -> None:
-        """Enter the requests, hand out the shares of offers, and let the rest wait."""
+        """Add the requests to the queue, hand out the shares of offers, and let the rest wait."""
         requests, service, change = self.requests, self.service, self.change
         content = part.content
         assert content is not None
         if service.memory:
+            # Nothing was logged, so that the tables do not have the changes yet.
             for one in part.changes:
                 apply(NO_TABLES, requests._shard.queues, one)
             requests._bodies.hold(change.base, stamp=None, frame=part.frame, content=content)
@@ -275,6 +301,7 @@ class _Incoming(Effect):
             self._wait(batch, rest)
 
     def _wait(self, batch: RequestBatch, rows: int) -> None:
+        """Let rows that no offer got wait in the queue."""
         self.service.wait(batch, rows, again=False)
         self.requests._registry.runnable[self.service] = None
 
@@ -291,19 +318,24 @@ class _Incoming(Effect):
 
 
 class _Later(_Incoming):
-    """One batch of requests that no worker gets before its time."""
+    """Effect of a REQUEST with a delay: no worker gets its requests before their time."""
 
     def _share(self) -> None:
         """Give no worker anything."""
 
     def _wait(self, batch: RequestBatch, rows: int) -> None:
+        """Let the rows wait for the end of the delay, then in the queue."""
         put = self.change
         self.requests._returns.delay(batch, rows, put.at_ms + put.delay_ms)
 
 
 def _subjects(content: Content, most: int) -> list[str]:
-    """Subjects of the rows: one for all rows, or one for each. Raises BrokerRefused."""
+    """Return the subjects of the rows of a batch: one for all rows, or one for each row.
+
+    most: different subjects that a batch may have; more raise BrokerRefused.
+    """
     headers, codes = content.headers()
+    # The first key of a header is its subject; `codes` has the number of each row's header.
     if codes is None:
         return [headers[0].keys[0]]
     subjects = [header.keys[0] for header in headers]

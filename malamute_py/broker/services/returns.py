@@ -3,7 +3,8 @@
 Owns the pauses between attempts, the number of attempts, and the requests of ended links that are
 still to be given back. The rules: requests that come back go before those that were never handed
 out; a request whose attempts are used up becomes a dead letter; a return that the log refuses is
-tried again. Source: docs/design.md, Queues and the checkpoint.
+tried again. `items` are batches with rows of each. While the log is being told, rows are `moving`
+and `returning`, and no worker gets them. Source: docs/design.md, Queues and the checkpoint.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from malamute_py.broker.services.service import InFlight, Lease, Pause, RequestB
 from malamute_py.changelog.records import RELEASED, WITHDRAWN, Change, WorkReturned
 
 _NO_ATTEMPT: Final = frozenset({"requeued", RELEASED, WITHDRAWN})
-"""Reasons of a return that uses up no attempt."""
+"""Reasons (`why`) of a return that uses up no attempt."""
 
 
 class Returns:
@@ -35,7 +36,7 @@ class Returns:
         self._registry = registry
         self._ends = ends
         self._leaving: Final[deque[tuple[deque[Lease], str]]] = deque()
-        """Leases of ended offers that are given back in portions, and why."""
+        """Leases of ended offers that are given back in portions, oldest first, and why."""
 
     def returned(
         self, service: Service, items: Sequence[BatchRows], why: str, again_ms: int | None,
@@ -44,7 +45,8 @@ class Returns:
         """Return a part of a step by which rows that are held wait again, or become dead letters.
 
         why: how the attempt ended. again_ms: pause before they may be handed out; None: the
-        service's back-off. said: the worker's reason, which dead letters repeat.
+        service's back-off. said: the worker's reason, which dead letters repeat. Rows with the same
+        pause share a change of the log.
         """
         now_ms = self._shard.now_ms
         by_pause: dict[int, list[BatchRows]] = {}
@@ -53,7 +55,7 @@ class Returns:
             for times, some in batch.attempts(rows):
                 pause_ms = self._pause(service, times, why, again_ms)
                 if times >= self._ends.attempts_max(service) and why not in _NO_ATTEMPT:
-                    # They return as well: `appended` buries them once the log has this attempt.
+                    # They return as well: appended() buries them once the log has this attempt.
                     exhausted.append((batch, some))
                     pause_ms = 0
                 by_pause.setdefault(pause_ms, []).append((batch, some))
@@ -67,7 +69,10 @@ class Returns:
         return self._registry.part(service, changes, returning)
 
     def _pause(self, service: Service, times: int, why: str, again_ms: int | None) -> int:
-        """Pause of rows that were handed out `times` times before they may be once more."""
+        """Pause of rows that were handed out `times` times before they may be once more.
+
+        why and again_ms: as returned() has them.
+        """
         if again_ms is None:
             return self._backoff(service, times)
         if why == "returned" and not again_ms and times > 1:
@@ -84,7 +89,7 @@ class Returns:
             self._registry.runnable[batch.service] = None
 
     def delay(self, batch: RequestBatch, rows: int, until_ms: int) -> None:
-        """Let rows wait for a time before they may be handed out."""
+        """Let rows wait until a time before they may be handed out; Deadlines ends the pause."""
         batch.delayed |= rows
         batch.service.delayed += rows.bit_count()
         if batch.pauses is None:
@@ -98,12 +103,14 @@ class Returns:
     ) -> None:
         """Turn rows whose attempts are used up into dead letters.
 
-        why: how the last attempt ended. said: the worker's reason.
+        why: how the last attempt ended. said: the worker's reason. Where the mailbox or the log
+        refuses them, they stay out of the queue and are tried again later.
         """
         items = [(batch, rows) for batch, rows in items if rows]
         if not items:
             return
         most = self._ends.attempts_max(service)
+        # A dead letter's reason begins with `died`, `lease` or `returned`: SPEC.md, section 4.8.
         word = {"fenced": "died", RELEASED: "returned", WITHDRAWN: "returned"}.get(why, why)
         reason = f"{word}: handed out {most} times"
         if said:
@@ -126,13 +133,20 @@ class Returns:
     def give_back(
         self, service: Service, items: Sequence[BatchRows], why: str, again_ms: int | None = None
     ) -> None:
-        """Let rows wait again whose worker has ended, was fenced or lost its lease."""
+        """Let rows wait again whose worker has ended, was fenced or lost its lease.
+
+        why: which of these. again_ms: as returned() has it.
+        """
         part = self.returned(service, items, why, again_ms)
         part.effects.append(Then(failed=partial(self._ends.later, items)))
         self._steps.take([part])
 
     def give_back_all(self, in_flight: InFlight, why: str) -> None:
-        """Let everything wait again at once that an ended offer held, a portion in each turn."""
+        """Let everything that an ended offer held wait again without a pause.
+
+        A portion is given back in each turn, so that a worker with very many does not hold up
+        others.
+        """
         leases = deque(lease for one in in_flight.leases.values() for lease in one)
         if leases:
             self._leaving.append((leases, why))
@@ -140,7 +154,10 @@ class Returns:
                 self._give_back_some()
 
     def _give_back_some(self) -> None:
-        """Give back requests of ended offers, at most timers_max a turn; the next turn goes on."""
+        """Give back requests of ended offers, as far as one turn may; the next turn goes on.
+
+        The budget, timers_max, counts the queues that rows are put into (RequestBatch.weight).
+        """
         budget = self._shard.settings.timers_max
         while self._leaving and budget > 0:
             leases, why = self._leaving[0]
@@ -148,7 +165,7 @@ class Returns:
             service = leases[0].batch.service
             while leases and budget > 0:
                 lease = leases.popleft()
-                if lease.rows:
+                if lease.rows:  # Else they have been answered, or their lease has ended, meanwhile.
                     items.append((lease.batch, lease.rows))
                     budget -= lease.batch.weight
             if not leases:
@@ -163,11 +180,12 @@ class Returns:
         settings, limits = service.row.settings, self._shard.settings
         most = settings.backoff_max_ms or limits.backoff_max_ms
         first = settings.backoff_ms or limits.backoff_ms
+        # 40 doublings are more than any bound; more would make a needlessly large number.
         return int(min(most, first << min(max(times, 1) - 1, 40)))
 
 
 class _Returning(Effect):
-    """Requests on their way from workers back into the queue."""
+    """Effect of requests that workers give back or lose: they wait again once the log has it."""
 
     returns: Returns
     service: Service
@@ -176,6 +194,7 @@ class _Returning(Effect):
     at_ms: int
     """Time of the return."""
     by_pause: dict[int, list[BatchRows]]
+    """Pause in ms -> the rows that have it."""
     exhausted: list[BatchRows]
     """Rows whose attempts are used up."""
     said: str
@@ -208,10 +227,10 @@ class _Returning(Effect):
                 used_up = returns._ends.spent(batch, rows & batch.alive)
                 exhausted += [(batch, used_up)]
         spent = merged(exhausted)
-        kept = dict(spent)
+        spent_rows = dict(spent)
         for pause_ms, some in self.by_pause.items():
             for batch, rows in some:
-                rows &= batch.alive & ~kept.get(batch, 0)
+                rows &= batch.alive & ~spent_rows.get(batch, 0)
                 if rows:
                     returns._wait_again(batch, rows, self.at_ms + pause_ms)
         if spent:

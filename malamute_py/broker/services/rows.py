@@ -16,7 +16,7 @@ BatchRows: TypeAlias = tuple[RequestBatch, int]
 
 
 def named(items: Iterable[BatchRows]) -> list[tuple[int, bytes]]:
-    """Return rows as the records of the log name them."""
+    """Return rows as the changes of the log name them: base of the batch, bitmap as bytes."""
     found: list[tuple[int, bytes]] = []
     for batch, rows in items:
         assert rows, "an empty bitmap would name all rows that are left"
@@ -25,7 +25,7 @@ def named(items: Iterable[BatchRows]) -> list[tuple[int, bytes]]:
 
 
 def merged(items: Iterable[BatchRows]) -> list[BatchRows]:
-    """Return the rows with each batch once."""
+    """Return the rows with each batch once, as it may have come several times."""
     by_batch: dict[RequestBatch, int] = {}
     for batch, rows in items:
         by_batch[batch] = by_batch.get(batch, 0) | rows

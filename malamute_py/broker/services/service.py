@@ -3,7 +3,12 @@
 Owns the batches of requests that have not ended, the leases of their rows, and the offers of
 workers. The rule: rows of a batch are bitmaps throughout. A batch names its service and its
 leases, a lease its batch and its holder, and a service its batches and offers: they share a file.
-Source: docs/design.md, Queues and the checkpoint.
+
+A batch is the requests of one REQUEST, numbered from its `base` on; its `row` is what the tables
+have of it. A holder is the name under which a worker holds requests. Its InFlight has what it holds
+by one offer. After a restart of the broker it still holds its requests, without an offer: they are
+orphans until they are answered, or until their leases end. Source: docs/design.md, Queues and the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -24,7 +29,8 @@ from malamute_py.changelog.settings import ServiceSettings
 from malamute_py.changelog.tables import RequestRow, ServiceRow
 
 DRAFT: Final = 0
-"""State of a service that the log does not have: each batch of requests brings what makes it."""
+"""State of a service that the log does not have yet: a batch of requests, or the change of
+Registry.make(), makes it there."""
 STANDING: Final = 1
 """State of a service that the log has."""
 REMOVING: Final = 2
@@ -71,13 +77,13 @@ class RequestBatch:
         self.ending = 0
         """Rows whose end is on its way into the log."""
         self.aside = 0
-        """Rows in no queue: their attempts are used up, and no dead letter of them could be put."""
+        """Rows in no queue: their attempts are used up, but their mailbox took no dead letters."""
         self.delayed = 0
         """Rows that wait for the end of a pause."""
         self.pauses: dict[Pause, None] | None = None
         """Pauses that are not over; None: it never had one."""
         self.slot = -1
-        """Slot of its deadline among the timers; -1: it has none."""
+        """Where the timer of its deadline is in the wheel; -1: it has none."""
         self.buried = 0
         """Number of the dead-letter mailbox that has rows of it; 0: none has."""
 
@@ -91,12 +97,15 @@ class RequestBatch:
 
     @property
     def free(self) -> int:
-        """Rows that may be handed out."""
+        """Rows that may be handed out now: they wait, and nothing of them is being logged."""
         return self.row.waiting & ~(self.moving | self.ending | self.delayed)
 
     @property
     def unheld(self) -> int:
-        """Rows that no worker holds or is about to get: an absent holder may end them."""
+        """Rows that no worker holds or is about to get, so that an absent holder may end them.
+
+        Rows whose return is on its way into the log are among them.
+        """
         return (self.row.waiting & ~self.moving | self.returning) & ~self.ending
 
     @property
@@ -106,16 +115,16 @@ class RequestBatch:
 
     @property
     def leased(self) -> int:
-        """Rows that workers hold."""
+        """Rows that workers hold by a lease."""
         rows = 0
         for lease in self.leases:
             rows |= lease.rows
         return rows
 
     def subjects(self, mask: int) -> list[tuple[str, int]]:
-        """Divide rows by subject, in order of each subject's first row."""
+        """Divide rows by subject, in order of each subject's first row: (subject, its rows)."""
         subjects = self.row.put.subjects
-        if len(subjects) == 1:
+        if len(subjects) == 1:  # One subject stands for all rows.
             return [(subjects[0], mask)]
         masks = self.masks
         if masks is None:
@@ -127,7 +136,7 @@ class RequestBatch:
     def attempts(self, rows: int) -> list[tuple[int, int]]:
         """Divide rows by how often they were handed out: (times, rows)."""
         attempts = self.row.attempts
-        if len(attempts) == 1:
+        if len(attempts) == 1:  # Most batches: all rows were handed out equally often.
             ((times, some),) = attempts.items()
             if not rows & ~some:
                 return [(times, rows)] if rows else []
@@ -137,13 +146,13 @@ class RequestBatch:
             if hit:
                 found.append((times, hit))
                 rows ^= hit
-        if rows:
+        if rows:  # Rows that were never handed out have no entry.
             found.append((0, rows))
         return found
 
     @property
     def weight(self) -> int:
-        """Queues of subjects that its rows may wait in, at most."""
+        """Queues of subjects that its rows may wait in, at most: the work of putting them back."""
         return 1 if len(self.row.put.subjects) == 1 else self.row.put.count
 
 
@@ -172,7 +181,10 @@ class Lease:
         lease_ms: int,
         hand_out: int,
     ) -> None:
-        """hand_out: its number since the broker began; 0: a hand-out before that."""
+        """rows: of the batch. in_flight: of the holder. at_ms: when it got them.
+
+        hand_out: number of the hand-out since the broker began; 0: one before that.
+        """
         self.hand_out = hand_out
         self.batch = batch
         self.rows = rows
@@ -182,6 +194,7 @@ class Lease:
         self.due_ms = at_ms + lease_ms
         """When the lease is over, unless the worker renews it."""
         self.slot = -1
+        """Where its timer is in the wheel."""
 
 
 class InFlight:
@@ -206,12 +219,12 @@ class InFlight:
         self.ended = True
 
     def add(self, lease: Lease) -> None:
-        """Add a lease."""
+        """Add a lease to those of its holder and of its batch."""
         batch = lease.batch
         known = self.leases.get(batch.base)
         if known is None:
             self.leases[batch.base] = [lease]
-            if not self.bases or batch.base > self.bases[-1]:
+            if not self.bases or batch.base > self.bases[-1]:  # Most batches are newer ones.
                 self.bases.append(batch.base)
             else:
                 insort(self.bases, batch.base)
@@ -220,7 +233,7 @@ class InFlight:
         batch.leases.append(lease)
 
     def drop(self, lease: Lease) -> None:
-        """Remove a lease of which the worker holds nothing any more."""
+        """Remove a lease of which the worker holds nothing any more, from it and its batch."""
         batch = lease.batch
         batch.leases.remove(lease)
         known = self.leases[batch.base]
@@ -230,12 +243,15 @@ class InFlight:
             del self.bases[bisect_left(self.bases, batch.base)]
 
     def of(self, number: int) -> list[Lease] | None:
-        """Leases of the batch that a request's number may lie in; None: there is no such batch."""
+        """Leases of the last batch in flight that begins at or before a request's number.
+
+        None: there is no such batch. The caller checks that the number lies in the batch.
+        """
         at = bisect_right(self.bases, number) - 1
         return self.leases[self.bases[at]] if at >= 0 else None
 
     def had(self) -> list[tuple[int, int, int]]:
-        """Everything in flight: (base of a batch, rows in flight, rows of the batch), ascending."""
+        """Everything in flight, ascending: (base of a batch, rows in flight, how many it has)."""
         found: list[tuple[int, int, int]] = []
         for base in self.bases:
             leases = self.leases[base]
@@ -260,15 +276,17 @@ class PendingWork:
     __slots__ = ("answered", "batch", "body", "cost", "failed", "hand_out", "rows")
 
     def __init__(self, batch: RequestBatch, rows: int, cost: int, hand_out: int) -> None:
-        """hand_out: number of the hand-out that gave the worker these rows."""
+        """cost: bytes of credit taken for the rows. hand_out: number of their hand-out."""
         self.batch = batch
         self.rows = rows
         self.cost = cost
         self.hand_out = hand_out
         self.body: Body | None = None
+        """The batch that was read; None: nothing yet, or it cannot be read."""
         self.answered = False
+        """Whether the read has been answered."""
         self.failed = ""
-        """Reason why the read of the body failed; empty: the body is lost, if there is none."""
+        """Reason why the read failed; empty: the body is lost, if there is none."""
 
 
 class Offer(Taker):
@@ -290,10 +308,11 @@ class Offer(Taker):
         self.pattern_bytes = 0
         self.in_flight = InFlight(link.holder, self)
         self.begun = 0
-        """The next number of the mail stream when the offer was accepted."""
+        """The next number of the mail stream when the offer was accepted; ENDED names it."""
         self.lease_ms = 0
+        """Length of the leases of what it is handed."""
         self.late = False
-        """Whether its last reply came too late, which the log was told."""
+        """Whether its last reply came too late, which was reported: the next one is not."""
         self.pending: deque[PendingWork] = deque()
         """Requests that it holds and has not been sent yet, in order."""
 
@@ -328,14 +347,14 @@ class Service(Dispatch[RequestBatch, Offer]):
         self.name = row.name
         self.number = row.number
         self.level = int(Level[row.settings.level.upper()])
-        """The level of a confirm that level 0 of a command stands for."""
+        """Level of the confirm of a command that asks for none of its own."""
         self.edited: ServiceSettings | None = None
         """Settings that are on their way into the log: the next edit begins from them."""
         self.state = DRAFT
         self.making = 0
-        """Changes on their way into the log that make the service and bring no requests, as of
-        CREATE_SERVICE."""
+        """Changes of Registry.make() on their way into the log."""
         self.batches: dict[int, RequestBatch] = {}
+        """Base -> the batch."""
         self.rows = 0
         """Requests that wait or are held."""
         self.held = 0
@@ -357,7 +376,8 @@ class Service(Dispatch[RequestBatch, Offer]):
         self.dead = 0
         """Number of dead letters since the broker began."""
         self.refusing = False
-        """Whether the mailbox of its dead letters has refused one, and taken none since."""
+        """Whether the mailbox of its dead letters has refused one, and taken none since: the
+        operator was told."""
 
     @property
     def memory(self) -> bool:
@@ -383,13 +403,15 @@ class Service(Dispatch[RequestBatch, Offer]):
         """Put rows into the queues of their subjects, from which workers are handed them.
 
         again: they came back, and go before rows that were never handed out. Others take their
-        place by number, also where rows of later numbers wait already.
+        place by number, also where rows of later numbers wait already. `order` is what the queue
+        sorts by.
         """
         priority = batch.row.put.priority
         order = batch.base if again else batch.base + FRESH
         for subject, rows in batch.subjects(mask):
             queue = self.queue_of(subject, priority)
             fresh = queue.fresh
+            # `fresh` is ascending: after its last base only a later batch may be appended.
             if again or (fresh and fresh[-1][0] >= batch.base):
                 heappush(queue.again, (order, rows, batch))
             else:

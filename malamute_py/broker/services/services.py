@@ -62,6 +62,7 @@ class Services:
         recovery = Recovery(shard, registry, ends, returns, deadlines)
         self.queues: Final = registry.queues
         """While all of these are empty, services have nothing to do at once."""
+        # What the broker asks of the parts, under the names by which it calls them.
         self.prepare_request = requests.prepare
         self.request_again = requests.again
         self.prepare_reply = replies.prepare_reply

@@ -1,8 +1,10 @@
 """OFFER: how the offers of workers begin and end.
 
 Owns the number of offers and the size of their patterns. The rule: requests that a link held when
-it ended wait again at once. Source: docs/design.md (Flow control; Queues and the checkpoint);
-SPEC.md, section 4.5.
+it ended wait again at once. An offer is a worker's word that it takes requests of a service.
+Orphans are requests that its holder, the worker, has held since before a restart of the broker; an
+absent holder is one whose link was lost. Source: docs/design.md (Flow control; Queues and the
+checkpoint); SPEC.md, section 4.5.
 """
 
 from __future__ import annotations
@@ -52,10 +54,10 @@ class Offers:
     # --- OFFER --------------------------------------------------------------------------------
 
     def offer(self, link: Link, command: OfferCommand) -> None:
-        """Accept an offer. Raises BrokerRefused."""
+        """Take an OFFER up; it is accepted once the log has its service. Raises BrokerRefused."""
         offer = self._prepare_offer(link, command)
         if offer.service.state == STANDING:
-            self._accepted(offer, 0)
+            self._accepted(offer, 0)  # 0: nothing had to be logged.
         else:
             made = Then(partial(self._accepted, offer), partial(self._not_made, offer, command))
             self._registry.make(offer.service, made)
@@ -64,6 +66,7 @@ class Offers:
         """Tell the worker that its offer is accepted, and serve it: the log has the service."""
         if offer.ended:
             return
+        # An offer has no position in a stream: SUBSCRIBED has the next request's number for each.
         begun = offer.begun = self._steps.mail_next
         self._links.say(
             offer.link, Subscribed(offer.number, b"", self._shard.epoch, begun, begun, begun)
@@ -71,12 +74,16 @@ class Offers:
         self.resume(offer)
 
     def _not_made(self, offer: Offer, command: OfferCommand, *why: Any) -> None:
+        """Refuse an OFFER, as the log has refused to make its service."""
         if not offer.ended:
             self._drop(offer)
             self._answers.refuse(offer.link, command, *why)
 
     def _prepare_offer(self, link: Link, command: OfferCommand) -> Offer:
-        """Check an OFFER and make its offer, of no service yet. Raises BrokerRefused."""
+        """Check an OFFER, and add its offer to the service: not ready, so it is given nothing yet.
+
+        Raises BrokerRefused: nothing was done.
+        """
         settings = self._shard.settings
         self._links.check_number(link, command.subscription)
         if self.count >= settings.offers_max:
@@ -100,6 +107,7 @@ class Offers:
         try:
             service.join(offer)
         except BrokerRefused:
+            # The pattern was refused: a service that only this OFFER has called for is forgotten.
             self._registry.unused(service)
             raise
         offer.pattern_bytes = size
@@ -125,19 +133,27 @@ class Offers:
     # --- ends ---------------------------------------------------------------------------------
 
     def end(self, offer: Offer, code: str) -> None:
-        """End an offer; the requests that it holds wait again."""
+        """End an offer with an ENDED, as its worker or the broker wants; its requests wait again.
+
+        The hand-outs count as no attempts (WITHDRAWN).
+        """
         self._drop(offer)
         self._links.say(offer.link, Ended(offer.number, offer.begun, code))
         self._returns.give_back_all(offer.in_flight, WITHDRAWN)
         self._leave_orphans(offer, WITHDRAWN)
 
     def link_ended(self, link: Link, offers: list[Offer]) -> None:
-        """Forget the offers of a link; the requests that they hold wait again."""
+        """Forget the offers of an ended link; the requests that they hold wait again.
+
+        Their holder may still answer them, as long as no other worker has them (`absent`). The
+        operator is told once for each service.
+        """
         if link.happened == "draining":
             # The broker is about to stop: workers that come back later go on with what they hold.
             for offer in offers:
                 self._drop(offer)
             return
+        # fenced: another link of the same session or identity took over.
         why = "fenced" if link.happened == "fenced" else "died"
         lost: dict[Service, int] = {}
         for offer in offers:
@@ -170,9 +186,9 @@ class Offers:
         self._registry.unused(offer.service)
 
     def _leave_orphans(self, offer: Offer, why: str) -> int:
-        """Let requests wait again that a holder held before a restart, if it has no offer left.
+        """Let orphans of a holder wait again, if it has no offer of the service left.
 
-        offer: its last one, which has ended. why: how. Returns their number.
+        offer: the one that has just ended. why: how. Returns their number.
         """
         service, holder = offer.service, offer.in_flight.holder
         in_flight = service.orphans.get(holder)

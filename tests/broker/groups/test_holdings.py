@@ -175,8 +175,8 @@ def test_holdings_agree_with_a_dictionary(seed: int) -> None:
                     if what == "back":
                         holdings.wait(page, mask)
                         continue
-                    holdings.leave(page, mask)
-                    holdings.have_left(page, mask)
+                    holdings.withhold(page, mask)
+                    holdings.finish(page, mask)
                 for offset in some:
                     if what == "done":
                         del model.where[offset]
@@ -215,8 +215,8 @@ def test_everything_acknowledged_needs_no_page() -> None:
         assert holdings.ranges(picked, base) == [(base, base + 1_000)]
         for page, mask in picked:
             holdings.unhand(page, "a", mask)
-            holdings.leave(page, mask)
-            holdings.have_left(page, mask)
+            holdings.withhold(page, mask)
+            holdings.finish(page, mask)
         holdings.tidy()
         assert len(holdings.pages) <= 1
     assert holdings.low == holdings.read == 40_000

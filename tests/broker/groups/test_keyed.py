@@ -117,3 +117,17 @@ def test_a_keyed_group_selects_and_reads_history() -> None:
     expected = [n for n in range(1_200) if n % 60 < 20]
     assert sorted(got(shell, 2) + got(shell, 3)) == expected
     assert not keys(shell, 2) & keys(shell, 3)
+
+
+def test_a_member_that_joins_while_the_attempts_of_a_lost_one_are_logged_gets_a_key_in_order() -> (
+    None
+):
+    shell = world()
+    join(shell, 2, "keyed", credit=1, settings={"attempts_max": 3})
+    publish(shell, 2, subject="one")
+    assert got(shell, 2) == [0]
+    shell.hello(3)
+    # Nothing runs between the loss and the next member, which gets the number of the lost one.
+    shell.broker.link_lost(2, shell.now_ms)
+    join(shell, 3, "keyed", hello=False)
+    assert got(shell, 3) == [0, 1]

@@ -54,7 +54,7 @@ def _holder_forgotten(stack: contextlib.ExitStack) -> None:
 def _holder_not_logged(stack: contextlib.ExitStack) -> None:
     def make(original: Any) -> Any:
         def settle(self: Any, group: Any) -> None:
-            group.sure = True
+            group.place_logged = True
             self._begin(group)
 
         return settle
