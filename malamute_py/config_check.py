@@ -124,7 +124,7 @@ class _Examination:
         return examined._replace(problems=examined.all_problems(wrong_in_combination(config)))
 
     def _read(self, path: Path) -> None:
-        """Take the values of a file; one that cannot be read is a problem."""
+        """Take each value of the file; a file that cannot be read is a problem by itself."""
         try:
             table = read_file(path)
         except ConfigError as error:
@@ -137,7 +137,11 @@ class _Examination:
             self._take(keys, value, self._file_place(keys))
 
     def _take(self, keys: Keys, value: Any, origin: str) -> None:
-        """Take one value, or note why it cannot be one. origin: where it stands, for a person."""
+        """Take one value into the table if it is right by itself, or note its problem.
+
+        keys: names that lead to it. origin: its place (file and line, variable, command line).
+        """
+        # A configuration of this value alone, so that its error is about no other.
         alone: dict[str, Any] = {}
         put(alone, keys, value)
         try:
@@ -149,15 +153,16 @@ class _Examination:
                     place = self._file_place((*keys, name)) if (*keys, name) in self._lines else ""
                     self._take((*keys, name), inner, place or origin)
                 return
+            # The problem names the value as the operator wrote it. The error's key leaves out the
+            # key of an entry in a table of them (a user's name, say): it is put in here.
             key = error.key
             for length in range(len(keys) - 1, 0, -1):
-                # A table's own keys are not in the error's.
                 known = ".".join(keys[:length])
                 if known in _BY_ITEM and key.startswith(known) and ".".join(keys) not in key:
                     key = ".".join(keys[: length + 1]) + key.removeprefix(known)
             full = ".".join(keys)
             if full.startswith(f"{key}.") and not error.why.startswith("there is no such key"):
-                key = full  # The error names the map that the value is in.
+                key = full  # the error names only the table that the value is in
             self._problems.append(Problem(origin, key, error.why))
             return
         put(self._table, keys, value)
@@ -200,17 +205,22 @@ def of_program(config: Config) -> list[Setting]:
 
 
 def in_force(config: Config, before: Iterable[Setting], read: Iterable[Setting]) -> list[Setting]:
-    """Return the settings of a configuration that is in force, each with its origin.
+    """Return the settings that are in force after a reload, each with its origin.
 
-    read: what was read anew, of which `config` took up some; any other value is one of `before`.
+    config: in force now; it took up some of the values that the reload read. before: settings in
+    force before the reload. read: settings that the reload read.
     """
-    former = {setting.key: setting.origin for setting in before}
-    fresh = {setting.key: setting for setting in read}
+    origin_before = {setting.key: setting.origin for setting in before}
+    read_by_key = {setting.key: setting for setting in read}
     found = []
     for keys, value in _shown(config):
         key = ".".join(keys)
-        new = fresh.get(key)
-        origin = former.get(key, DEFAULT) if new is None or new.value != value else new.origin
+        new = read_by_key.get(key)
+        if new is not None and new.value == value:
+            origin = new.origin
+        else:
+            # The reload did not take up this setting: the value before it is still in force.
+            origin = origin_before.get(key, DEFAULT)
         found.append(Setting(key, value, origin))
     return found
 

@@ -34,7 +34,7 @@ def open_log(level: str = "info", form: str = "auto", stream: TextIO | None = No
     console = form == "console" or (form == "auto" and out.isatty())
     render: Any
     if console:
-        # By place: versions of structlog name this width otherwise.
+        # Columns of the event's name, by position: versions of structlog name it otherwise.
         render = structlog.dev.ConsoleRenderer(28, colors=out.isatty())
     else:
         render = structlog.processors.JSONRenderer(sort_keys=False, default=str)
@@ -42,7 +42,7 @@ def open_log(level: str = "info", form: str = "auto", stream: TextIO | None = No
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    if not console:
+    if not console:  # a console renders tracebacks itself
         processors.append(structlog.processors.dict_tracebacks)
     log: Log = structlog.wrap_logger(
         structlog.PrintLogger(out),

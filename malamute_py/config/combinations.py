@@ -131,7 +131,7 @@ def faults_of_users(config: Config) -> Iterator[ConfigError]:
 
 
 def _namespace_faults(config: Config) -> Iterator[ConfigError]:
-    """Find namespaces that are none, or that overlap."""
+    """Find namespaces whose prefixes cannot be right, lie in each other, or have no users."""
     if config.namespaces and config.authentication.mechanism == "none":
         yield ConfigError(
             "namespaces", 'need users: set authentication.mechanism to "plain" or "curve"'
@@ -156,12 +156,16 @@ def _namespace_faults(config: Config) -> Iterator[ConfigError]:
 
 
 def _identity_faults(authentication: Authentication) -> Iterator[ConfigError]:
-    """Find templates that give no identity, or the same ones to two users."""
+    """Find templates of identities that give none, or the same ones to two users.
+
+    A template has {n} for a number, so that each replica of a program gets an identity of its own.
+    """
     users = {*authentication.users, *authentication.clients}
+    # Template -> its user; each user has `<user>-{n}` without a word in the configuration.
     given: dict[str, str] = {f"{user}-{REPLICA}": user for user in users}
     for user, templates in authentication.identities.items():
         key = f"authentication.identities.{user}"
-        if user not in users and not authentication.users_file:
+        if user not in users and not authentication.users_file:  # which may have the user
             yield ConfigError(key, f"there is no user of this name{nearest(user, users)}")
         for template in templates:
             fault = template_fault(template)

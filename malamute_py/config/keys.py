@@ -85,10 +85,10 @@ _OF_MEASURE: Final = frozenset(
 
 
 def key_of_variable(name: str) -> str | None:
-    """Return the key of an environment variable; None when it is none of ours.
+    """Return the key of the setting that an environment variable gives; None: it gives none.
 
-    MALAMUTE_ variables of other programs (the client's, for example) pass; one that begins like a
-    section of ours is a misspelling.
+    Variables of other programs that begin with MALAMUTE_ (the client's, for example) pass. Raises
+    ConfigError for one that begins like a section of ours: it is misspelt.
     """
     if not name.startswith(ENVIRONMENT_PREFIX):
         return None
@@ -182,15 +182,20 @@ def _nearest(name: str, known: Sequence[str]) -> str:
 
 
 def _of_the_same_words(name: str, known: Iterable[str]) -> list[str]:
-    """Return keys about the same, with their words in any order; the likest first."""
+    """Return the keys that have the words of a wrong one, in any order; the most similar first.
+
+    Words of measure, such as `max` or `bytes`, are not compared: `max_stream_bytes` may mean
+    `stream_bytes_max`. known: keys that there are.
+    """
     words, section = _words(name), name.rpartition(".")[0]
     about = words - _OF_MEASURE
 
     def likeness(key: str) -> tuple[bool, bool, float]:
+        # Of the same section, with all words the same, by its letters.
         alike = difflib.SequenceMatcher(None, name, key).ratio()
         return key.rpartition(".")[0] == section, _words(key) == words, alike
 
-    # A table, such as that of users, is no bound of how many there are.
+    # A table is left out: `users` is not meant by `users_max`, which bounds a number.
     keys = [key for key in known if KEYS.get(key) is not dict]
     found = [key for key in keys if about and _words(key) - _OF_MEASURE == about]
     return sorted(found, key=likeness, reverse=True)

@@ -91,11 +91,15 @@ def _disk(broker: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _warnings(broker: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what a person should look at although the broker is ready."""
+    """Yield (check, reason) for what a person should look at although the broker is ready.
+
+    broker: the answer to BROKER_INFO.
+    """
     checkpoint = broker.get("checkpoint", {})
     if checkpoint.get("lost"):
         reason = checkpoint.get("reason", "")
         yield "checkpoint", f"mail, services, cursors and groups are refused: {reason}"
+    # Other rings than main concern single streams; main makes the broker not ready.
     for name, refusal in broker.get("refusing", {}).items():
         if name != _MAIN and refusal["ms_ago"] < REFUSED_MS:
             yield "ring", f"ring {ring_title(broker, name)} refuses appends: {refusal['code']}"

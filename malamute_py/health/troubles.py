@@ -49,7 +49,10 @@ class Trouble(NamedTuple):
 
 
 def of_all(everything: Everything, links: Iterable[LinkFacts] = ()) -> list[Trouble]:
-    """Return what is slow or stuck, the worst first."""
+    """Return what is slow or stuck, the worst first, for the console's first page.
+
+    links: of clients; none: they are not looked at.
+    """
     now_ms = float(everything.facts.broker.get("now_ms", 0))
     found = [
         *_of_the_broker(everything),
@@ -72,7 +75,7 @@ def _of_the_broker(everything: Everything) -> Iterator[Trouble]:
 
 
 def of_service(facts: ServiceFacts, now_ms: float) -> Iterator[Trouble]:
-    """Troubles of a service queue; the worst is that it has no worker."""
+    """Troubles of a service queue; the worst is that it has no worker. Weights: Trouble.weight."""
     name, age_s = (facts.name,), seconds_since(facts.oldest_ms, now_ms)
     if facts.waiting and not facts.offers:
         words = (
@@ -107,7 +110,10 @@ def of_mailbox(facts: MailboxFacts, now_ms: float) -> Iterator[Trouble]:
 
 
 def of_group(facts: GroupFacts, now_ms: float) -> Iterator[Trouble]:
-    """Troubles of a group; the worst is that it lags and has no members."""
+    """Troubles of a group for the console: it lags, has dead letters, or a member holds records.
+
+    The number before each `+` says how bad the trouble is: see Trouble.weight.
+    """
     name = (facts.stream, facts.group)
     unmoved_s = seconds_since(facts.moved_ms, now_ms)
     if facts.lag and not facts.members:

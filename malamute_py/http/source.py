@@ -44,14 +44,18 @@ class Labels:
         self._named: dict[str, dict[Name, None]] = {}
 
     def of(self, kind: str, names: Iterable[Name]) -> frozenset[Name]:
-        """Return the names that have a label of their own: the first come, up to the limit."""
-        there = dict.fromkeys(names)
+        """Return the names that have a label of their own in the metrics, at most labels_max.
+
+        names: those of a kind that there are now. A name that had a label keeps it as long as there
+        is such a thing, so that its series in Prometheus goes on; others get one as they come.
+        """
+        there = dict.fromkeys(names)  # in order, each once
         kept = [name for name in self._named.get(kind, {}) if name in there]
         taken = dict.fromkeys(kept)
         for name in there:
             if len(taken) >= self._most:
                 break
-            if OTHER not in name:
+            if OTHER not in name:  # the label of all that have none
                 taken[name] = None
         self._named[kind] = taken
         return frozenset(taken)
@@ -103,7 +107,10 @@ class Source:
         timeout_s: float = _TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """labels_max: labels of a kind of thing. keep_s: how long an answer is used."""
+        """labels_max: labels in the metrics for one kind of thing; 0: the source is for no metrics.
+
+        keep_s: how long an answer of the broker is used. timeout_s: how long one is waited for.
+        """
         self.labels = Labels(labels_max)
         self.client: Client | None = None
         """The client of the broker; None: there is no session."""
@@ -115,6 +122,7 @@ class Source:
         """Time of the question since which the broker has not answered; None: it answers."""
         self._answered_at: float | None = None
         """Time of its last answer."""
+        # One question at a time, whose answer all who ask within keep_s share.
         self._facts = Shared(self._ask_facts, keep_s, clock)
         self._everything = Shared(self._ask_everything, keep_s, clock)
 

@@ -35,7 +35,10 @@ def check_defaults(config: Config) -> None:
 
 
 def _check(keys: Sequence[str], tables: Sequence[dict[str, Any]], config: Config) -> None:
-    """Check settings of a stream, a mailbox and a service. Raises ConfigError with the key."""
+    """Check the tables `default` of a stream, a mailbox and a service, each under its key.
+
+    Raises ConfigError with the key of a table that the core would refuse as settings.
+    """
     bytes_max = config.streams.settings_bytes_max
     stream, mailbox, service = tables
     checks: list[Callable[[], object]] = [

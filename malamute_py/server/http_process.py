@@ -99,9 +99,13 @@ def _new_credential(mechanism: str) -> HttpCredential:
 def first_line(
     http: HttpSection, listeners: Sequence[Listener], credential: HttpCredential, server_key: str
 ) -> bytes:
-    """Return the first line of the process's input; see malamute_py/http/settings.py."""
+    """Return the first line of the HTTP process's input: its settings, and how to link to us.
+
+    Its form: malamute_py/http/settings.py. server_key: the broker's public key of CURVE.
+    """
     reachable = [each for each in listeners if each.endpoint.transport != "inproc"]
-    reachable.sort(key=lambda each: not each.authenticated)  # listeners that ask for it first
+    # A listener that asks for a credential, if there is one, knows the process by its own.
+    reachable.sort(key=lambda each: not each.authenticated)
     listener = reachable[0]
     start: dict[str, Any] = {"http": http, "endpoint": _from_here(listener.name)}
     if listener.authenticated and credential.password:
@@ -116,7 +120,10 @@ def first_line(
 
 
 def _from_here(endpoint: str) -> str:
-    """An endpoint as this machine reaches it: a wildcard is no address to connect to."""
+    """Return an endpoint as a process of this machine connects to it.
+
+    A listener at 0.0.0.0 or [::] listens at all addresses, and is no address to connect to.
+    """
     scheme, _, rest = endpoint.partition("://")
     if scheme != "tcp":
         return endpoint
@@ -124,7 +131,7 @@ def _from_here(endpoint: str) -> str:
     try:
         address = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
-        return endpoint
+        return endpoint  # a name of a host or an interface
     if not address.is_unspecified:
         return endpoint
     return f"tcp://127.0.0.1:{port}" if address.version == 4 else f"tcp://[::1]:{port}"
@@ -136,7 +143,10 @@ class HttpProcess:
     def __init__(
         self, first: bytes, log: Log, count: Callable[[str], None], clock: Callable[[], int]
     ) -> None:
-        """first: see first_line(). clock: milliseconds."""
+        """first: the line of first_line(), for each process that is started. clock: milliseconds.
+
+        count: adds 1 to the counter of a name.
+        """
         self._first = first
         self._log = log
         self._count = count
@@ -147,14 +157,17 @@ class HttpProcess:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="malamute-http", daemon=True)
         self.url = ""
-        """Where it serves; empty while it does not."""
+        """URL at which the process serves; empty while it does not."""
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread, which starts the process."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End process and thread."""
+        """End process and thread when the broker ends: the end of its input is the process's sign.
+
+        A process that takes longer than _STOP_S is killed.
+        """
         self._stopping.set()
         with self._lock:
             child = self._child

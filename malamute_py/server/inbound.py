@@ -125,7 +125,13 @@ class Inbound:
             self.queued[link] = peer
 
     def drain(self, listener: Listener, now_ms: int) -> bool:
-        """Take a burst of messages; True when the socket has nothing more."""
+        """Take up a burst of a listener's messages; True when the socket has nothing more.
+
+        For each message: its frames are received, its peer is found, its commands are decoded and
+        given to the core at once, or in shares later (queued) where they are many. The burst ends
+        by its messages, bytes, commands or time. The most frequent code of the broker: what would
+        be calls elsewhere stands here.
+        """
         if self.held and listener in self.held and not self._admit_held(listener, now_ms):
             return False
         receive = listener.socket.recv
@@ -134,8 +140,8 @@ class Inbound:
         core, limits, frames_max = self._core, self._limits, self._frames_max
         poll, again = zmq.zmq_poll, zmq.Again
         frame_bytes, share, meter = listener.frame_bytes, self._share_commands, self._meter
-        taken = worked = 0
-        count = dropped = 0
+        taken = worked = 0  # bytes taken up; commands that the core was given
+        count = dropped = 0  # messages
         until, large = self.until, False
         while count < self._burst_messages:
             # The time also bounds messages that are only put after others: to take up 256 of them,
@@ -155,7 +161,8 @@ class Inbound:
                 self._counters["bytes_in_total"] += taken
                 return True
             # The whole message has arrived: libzmq shows the first frame no earlier.
-            # One frame too many is kept, so that decoding refuses the message.
+            # The first frame is the peer's routing id. Of the others one too many is kept, so that
+            # decoding refuses the message.
             gone, keep = None, frames_max
             peer = routes.get(head.bytes)
             if peer is None:
@@ -171,6 +178,7 @@ class Inbound:
                 length = len(frame)
                 size += length + frame_bytes + (length > 254 and _LONG_BYTES)
                 parts += 1
+                # The first frame kept has the commands; small ones are copied: _KEEP_FRAME_FROM.
                 if len(frames) <= keep:
                     small = length < _KEEP_FRAME_FROM or not frames
                     frames.append(frame.bytes if small else frame)
@@ -179,6 +187,7 @@ class Inbound:
                 # no time from the messages of others.
                 large, until = True, meter() + self.take_ns
             if gone is not None:
+                # The link is lost: its connection's bytes are only counted as taken up.
                 gone.delivered(size, parts)
                 self._counters["messages_dropped_total"] += 1
                 dropped += 1
@@ -188,6 +197,7 @@ class Inbound:
             taken += size
             count += 1
             try:
+                # A new peer, or another one with the same routing id.
                 if peer is None or (peer.strict and not self._peers.is_same(peer, head)):
                     arrived = Arrived(frames, size, parts)
                     peer = self._admit(listener, head, arrived, peer, now_ms)
@@ -198,6 +208,7 @@ class Inbound:
                 if peer.connection is None and peer.fd >= 0:
                     self._peers.attach(peer, self._unsure())
                 if peer.queued is not None:
+                    # Commands of an earlier message of the peer wait: the order stays.
                     peer.queue(Arrived(frames, size, parts))
                     continue
                 if peer.connection is not None:
@@ -228,19 +239,19 @@ class Inbound:
         return False
 
     def catch_up(self, now_ms: int) -> None:
-        """Give shares in turn to peers whose commands wait, as many as the turn has room for.
+        """Do shares of the commands that wait, peer by peer, as many as the turn has room for.
 
-        A peer may send thousands of commands at once, and many peers may: the others' messages come
-        between the shares.
+        Peers may send thousands of commands at once: a turn does no more of them than half of a
+        burst, so that other peers' messages come in between.
         """
         queued = self.queued
         for _ in range(max(1, self._burst_commands // self._share_commands // 2)):
             if not queued:
                 return
-            number = next(iter(queued))
+            number = next(iter(queued))  # the peer that waits longest
             peer = queued.pop(number)
             if self._peers.get(number) is peer and self._take_share(peer, now_ms):
-                queued[number] = peer
+                queued[number] = peer  # some wait still: behind the other peers
             if self._meter() >= self.until:
                 return
 
@@ -274,7 +285,7 @@ class Inbound:
         return True
 
     def _next_message(self, peer: Peer, now_ms: int) -> bool:
-        """Take apart the next message that waits; False: it is malformed, and none follows."""
+        """Decode the peer's next message that waits; False: it is malformed, and its link ends."""
         arrived = peer.next_queued()
         try:
             messages = decode_message(arrived.frames, self._limits)
@@ -326,9 +337,11 @@ class Inbound:
         return None
 
     def _admit_held(self, listener: Listener, now_ms: int) -> bool:
-        """Admit the peer of the message that is held; False: its connection is still to be noted.
+        """Admit the peer of the message that the last turn held back; False: it is held still.
 
-        The message of an admitted peer is done in a share of this turn.
+        Held is a message whose connection the guard has not noted yet: the message came before the
+        monitor's word of the connection. Once admitted, its commands are done in shares, as others
+        that wait: catch_up().
         """
         head, arrived = self.held.pop(listener)
         old = self._peers.routes(listener).get(head.bytes)

@@ -76,14 +76,19 @@ class Peer:
         self, number: int, listener: Listener, routing_id: bytes, fd: int, identity: str,
         connection: Connection | None,
     ) -> None:  # fmt: skip
-        """fd: descriptor by which libzmq says the messages come; -1 on inproc."""
+        """number: of the link. identity: of the peer's credential; empty: it has none.
+
+        fd: descriptor of the connection by which, as libzmq says, the messages come; -1 on inproc.
+        connection: what the guard knows of it; None: that is found later, by Peers.attach().
+        """
         self.number = number
         self.listener = listener
         self.routing_id = routing_id
         self.fd = fd
         self.identity = identity
         self.connection = connection
-        # Past a layer of pyzmq for other kinds of sockets, which costs as much again.
+        # The send() of pyzmq's base class: the one over it is for other kinds of sockets, and costs
+        # as much again.
         self.send = super(zmq.Socket, listener.socket).send
         # Ids of five bytes that begin with 0 are libzmq's own numbering and not given again. Others
         # are the peer's choice, and on a new connection the next one may choose them.
@@ -108,9 +113,9 @@ class Peer:
         self.retry_ms = _RETRY_MIN_MS
 
     def put(self, frames: Frames) -> bool:
-        """Send one message; False when the socket takes no more for this peer now.
+        """Send one message; False: the socket takes no more for this peer now.
 
-        Raises Unreachable. Large frames are handed over, not copied.
+        Raises Unreachable: the peer is gone.
         """
         send = self.send
         try:
@@ -127,7 +132,7 @@ class Peer:
             send(
                 frame,
                 _NOBLOCK if index == last else _MORE,
-                len(frame) < _COPY_BELOW,
+                len(frame) < _COPY_BELOW,  # copy: a large frame is lent to libzmq instead
             )
         return True
 
@@ -184,13 +189,14 @@ class Peers:
     """All links by number and by the way they came."""
 
     def __init__(self, connections: Connections) -> None:
-        """connections: those of the descriptors by which messages come."""
+        """connections: the guard's connections, which a peer's descriptor leads to."""
         self._connections = connections
         self._next = 1
+        """Number of the next link."""
         self._by_number: dict[int, Peer] = {}
         self._by_route: dict[Listener, dict[bytes, Peer]] = {}
         self._dropped: deque[deque[Arrived]] = deque()
-        """Messages that are freed in steps."""
+        """Messages of lost links that waited for their turn, freed in shares: see free()."""
         self._remains = Remains()
         """Frames, commands and messages that were to be sent; freed before more of `_dropped`."""
         self.freeing = False
@@ -247,10 +253,11 @@ class Peers:
         return peer
 
     def attach(self, peer: Peer, unsure: Container[int]) -> bool:
-        """Find the connection of a link that has none yet; False: its user has too many.
+        """Find the connection of a link that has none yet; False: its user has too many of them.
 
-        unsure: descriptors whose last connection has ended before any message of it was taken up: a
-        message may be from it or from the next one. The link then gets its connection later.
+        True also where the connection cannot be told yet: the caller asks again at the link's next
+        message. unsure: descriptors whose last connection has ended before any message of it was
+        taken up: a message may be from it or from the next connection with the same descriptor.
         """
         if peer.fd >= 0 and peer.fd not in unsure:
             peer.connection = self._connections.get(peer.fd)
@@ -268,11 +275,15 @@ class Peers:
                     peer.put(_QUESTION)
 
     def remove(self, number: int) -> Peer | None:
-        """Forget a link; messages that were held for it are dropped."""
+        """Forget a link that ended, with its messages in both directions that wait.
+
+        Returns its peer; None: there is no such link.
+        """
         peer = self._by_number.pop(number, None)
         if peer is None:
             return None
         routes = self._by_route[peer.listener]
+        # A new peer may have come by the same routing id.
         if routes.get(peer.routing_id) is peer:
             del routes[peer.routing_id]
         self.drop_queued(peer)
@@ -286,9 +297,10 @@ class Peers:
         return peer
 
     def drop_queued(self, peer: Peer) -> None:
-        """Drop a link's messages that wait; the guard no longer counts them as unread.
+        """Drop the messages that wait for their turn, of a link that ends or broke the protocol.
 
-        They are freed in steps: there may be as many as a connection may leave unread.
+        The guard no longer counts them as unread. Their memory is freed in shares by free(): there
+        may be as many as a connection may leave unread.
         """
         if peer.queued:
             peer.delivered(peer.queued_bytes, peer.queued_parts)

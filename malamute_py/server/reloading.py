@@ -210,7 +210,11 @@ def with_values(config: Config, values: Mapping[str, Any]) -> Config:
 
 
 def _by_name(before: Config, after: Config) -> Iterator[Change]:
-    """Name the users, permissions and quotas that came, went or changed."""
+    """Yield a change for each user, permission, quota and namespace that came, went or changed.
+
+    Each is named alone, since the setting that it is in may have thousands; of a namespace, each
+    field.
+    """
     for key in _BY_NAME:
         old, new = value_of(before, key), value_of(after, key)
         for name in sorted({*old, *new}):
@@ -234,19 +238,25 @@ def lost_credentials(before: Config, after: Config) -> frozenset[str]:
 
 
 def narrowed(before: Config, after: Config, owner: str) -> bool:
-    """Whether an owner may do less by the configuration `after` than by `before`."""
-    former, templates = (
+    """Whether an owner may do less by the configuration `after` a reload than by the one `before`.
+
+    For links that are open: what the owner may do no longer ends with such a reload. Compared are
+    templates of identities, the namespace, and the permissions.
+    """
+    old_templates, new_templates = (
         config.authentication.identities.get(owner, []) for config in (before, after)
     )
-    if not set(former) <= set(templates):
+    if not set(old_templates) <= set(new_templates):
         return True
-    home, now = (Namespaces(config.namespaces).of(owner) for config in (before, after))
-    if now is not None and (
-        home is None
-        or not home.prefix.startswith(now.prefix)
-        or not set(home.users) <= set(now.users)
+    old_home, new_home = (Namespaces(config.namespaces).of(owner) for config in (before, after))
+    # A namespace confines its users to its prefix and to the mailboxes of its users.
+    if new_home is not None and (
+        old_home is None
+        or not old_home.prefix.startswith(new_home.prefix)
+        or not set(old_home.users) <= set(new_home.users)
     ):
         return True
+    # Without any permissions in the configuration everything is allowed.
     if not after.permissions:
         return False
     if not before.permissions:
@@ -259,7 +269,10 @@ def narrowed(before: Config, after: Config, owner: str) -> bool:
 
 
 def _covers(new: Grant, old: Grant) -> bool:
-    """Whether a grant allows at least what another does, as far as their lists tell."""
+    """Whether one grant allows all that another does, by comparing the patterns in their lists.
+
+    Patterns are compared as texts: False also where a new pattern selects what two old ones did.
+    """
     flags = ("admin", "manage_clients", "manage_users")
     return (
         all(set(getattr(old, verb)) <= set(getattr(new, verb)) for verb in _fields(NamedVerbs))

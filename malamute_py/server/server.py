@@ -92,11 +92,12 @@ class Server:
         clock: Callable[[], int] | None = None,
         reread: Callable[[], Examined] | None = None,
     ) -> None:
-        """context: shared with clients in this process; None: one of its own.
+        """Note what the broker is made of; start() makes and starts it.
 
-        storage: instead of the data directory of the configuration. clock: milliseconds since 1970;
-        None: the system's, see clock.py. reread: reads the configuration anew; None: it stays as
-        it is, and only the users file is read anew.
+        context: shared with clients in this process; None: one of its own. storage: instead of the
+        data directory of the configuration. clock: milliseconds since 1970; None: the system's, see
+        clock.py. reread: reads the configuration anew for a reload; None: only the users file is
+        read anew.
         """
         config = config or Config()
         self.failure: BaseException | None = None
@@ -235,7 +236,7 @@ class Server:
         return {"core": {**self._core.counters, **facts.pop("gauges")}, **facts}
 
     def _facts(self) -> dict[str, Any]:
-        """Return the shell's part of BROKER_INFO."""
+        """Return the shell's part of the answer to BROKER_INFO; the core adds its own."""
         return {
             "endpoints": self.endpoints,
             "data": self._journal.storage.describe(),
@@ -302,9 +303,10 @@ class Server:
     # --- opening ---------------------------------------------------------------------
 
     def _check_counts(self, endpoints: list[Endpoint]) -> None:
-        """Refuse endpoints that other machines can reach where the kernel counts no bytes.
+        """Refuse public endpoints on a kernel that does not count a connection's received bytes.
 
-        Raises StartError.
+        Without the count the guard cannot see how much memory a peer fills. Raises StartError for
+        an endpoint that other machines can reach; else the log has a warning.
         """
         if not any(endpoint.transport == "tcp" for endpoint in endpoints) or counts_bytes():
             return
@@ -452,7 +454,10 @@ class Server:
         parts.callback(self._http.stop)
 
     def _announce(self) -> None:
-        """Log that the broker listens, and tell systemd that it is ready."""
+        """Log that the broker listens, and tell systemd that it is ready: the end of a start.
+
+        form: whether the installed package is compiled or plain Python.
+        """
         self.log.info(
             "listening",
             endpoints=self.endpoints,
@@ -460,6 +465,7 @@ class Server:
             epoch=self._journal.epoch,
             version=version(),
             form=form(),
+            # Only with CURVE: clients need the key to connect.
             **({"server_key": self.public_key} if self.public_key else {}),
         )
         self._supervisor.tell(f"READY=1\nSTATUS=listens on {', '.join(self.endpoints)}")
@@ -539,8 +545,11 @@ class Server:
         getattr(self.log, level)(name, **facts)
 
     def _room_for(self, config: Config, endpoints: list[Endpoint]) -> Room:
-        """Return the bounds of connections that leave the broker its own descriptors."""
-        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        """Return how many connections may be open so that descriptors are left for our own files.
+
+        The log has a warning where that is less than the configuration allows.
+        """
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # the soft limit of open files
         own = lowest_free() + _FILES_LATER + _FILES_LISTENER * len(endpoints)
         found = room(files, own, local=any(each.transport == "ipc" for each in endpoints))
         if found.connections < config.links.connections_max:
@@ -590,7 +599,7 @@ class Server:
             begun_s = time.monotonic()
             self.log.info("stopping", links=self._core.gauges["links"])
             self._supervisor.tell("STOPPING=1\nSTATUS=confirms what was taken, and ends")
-            # Links that could not be told of the end in time.
+            # Number of links that could not be told of the end in time.
             untold = loop.finish(self.config.loop.drain_ms)
         except BaseException as error:  # noqa: BLE001 - a bug: said aloud, and the daemon ends
             self.failure = error

@@ -78,7 +78,10 @@ def parse_endpoint(text: str) -> Endpoint:
 
 
 def check_public(endpoints: list[Endpoint], config: Config) -> None:
-    """Raise ConfigError when a public endpoint would be open to all without these words."""
+    """Raise ConfigError when other machines can reach an endpoint and nothing is asked of them.
+
+    PUBLIC_WORDS, the value of a setting, are the operator's word that it is meant so.
+    """
     if config.authentication.mechanism != "none":
         return
     public = [endpoint.text for endpoint in endpoints if endpoint.is_public]
@@ -111,13 +114,16 @@ class Listener:
         config: Config,
         authenticator: Authenticator | None,
     ) -> None:
-        """Bind; raises StartError when the address cannot be had.
+        """Set up and bind the socket; raises StartError when the address cannot be had.
 
-        seed_libzmq() and Numbering keep peers from guessing the routing ids that libzmq gives.
+        authenticator: None: the broker asks for no credentials. Routing ids that a peer could guess
+        would let it abort the broker (numbering.py): seed_libzmq() has them begin anywhere, and a
+        Numbering watches them.
         """
         self.endpoint = endpoint
         self.authenticated = authenticator is not None and _is_guarded(endpoint, config)
         encrypted = self.authenticated and config.authentication.mechanism == "curve"
+        # Bytes per frame are what the guard compares with those that the kernel counted.
         self.frame_bytes = _CURVE_FRAME_BYTES if encrypted else _FRAME_BYTES
         """Bytes that a frame takes on the wire beyond its body."""
         seed_libzmq()
@@ -127,6 +133,7 @@ class Listener:
         try:
             self._set_options(config)
             if self.authenticated and authenticator is not None:
+                # libzmq asks the authenticator about each connection, and lets none in unasked.
                 self.socket.zap_domain = ZAP_DOMAIN
                 self.socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
                 authenticator.protect(self.socket)
@@ -141,7 +148,7 @@ class Listener:
                     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
                     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
                 )
-                self.monitor.setsockopt(zmq.RCVHWM, 0)
+                self.monitor.setsockopt(zmq.RCVHWM, 0)  # no event is dropped
                 self.numbering = Numbering(context, self.socket)
             self._bind()
             if endpoint.transport == "ipc" and not self.authenticated:
@@ -170,13 +177,16 @@ class Listener:
             # counts bytes instead.
             zmq.HEARTBEAT_IVL: 0,
             zmq.RCVHWM: 0,
+            # Closing waits for no peer: the loop has waited before, as long as it may.
             zmq.LINGER: 0,
             zmq.BACKLOG: backlog(links.backlog, files),
             zmq.SNDHWM: links.send_messages_max,
+            # A message to a peer that is gone, or whose queue is full, is an error and not dropped.
             zmq.ROUTER_MANDATORY: 1,
             # With ROUTER_HANDOVER, a peer that claims another's id would be sent what is the
             # other's.
             zmq.ROUTER_HANDOVER: 0,
+            # Messages are queued for completed connections only.
             zmq.IMMEDIATE: 1,
             # For a machine that vanished: the protocol's heartbeat ends its link, this its
             # connection.
@@ -285,7 +295,7 @@ def _check_socket_file(endpoint: Endpoint, config: Config) -> None:
 
 
 def _bind_error(endpoint: Endpoint, error: zmq.ZMQError) -> StartError:
-    """Return the StartError for an address that could not be bound."""
+    """Return the StartError for an address that could not be bound: what to do about it."""
     elsewhere = "listen elsewhere: malamute broker --listen ENDPOINT (port 0 takes a free one)"
     if error.errno == errno.EADDRINUSE:
         return StartError(

@@ -39,7 +39,7 @@ def start_doubts(config: Config) -> Iterator[ConfigError]:
 
 
 def start_faults(config: Config) -> Iterator[ConfigError]:
-    """Find what a start with this configuration would refuse."""
+    """Yield what a start with this configuration would refuse, for a check without a start."""
     checks: list[Callable[[], object]] = [
         partial(parse_endpoint, endpoint) for endpoint in config.listen
     ]
@@ -51,7 +51,7 @@ def start_faults(config: Config) -> Iterator[ConfigError]:
     try:
         complete, faults = examine_users(config)
     except ConfigError as error:
-        yield error  # Nothing is known of the users.
+        yield error  # Without the users file, the checks of users would find faults that are none.
     else:
         yield from faults
         checks.append(lambda: check_credentials(complete.authentication))

@@ -57,12 +57,13 @@ class Validator:
 
 
 def validate(check: BatchCheck, limits: Limits) -> BatchChecked:
-    """Validate a batch in full."""
+    """Check each value of a typed batch against its schema; called in the validating thread."""
+    # Imported here: pyarrow is an extra, which a broker without typed streams does not need.
     from malamute_protocol.arrow import aligned, check_typed
 
     try:
-        content = aligned(Content(check.content))
-        content.bodies(limits)
+        content = aligned(Content(check.content))  # as pyarrow wants its buffers in memory
+        content.bodies(limits)  # raises BatchError where the lengths do not fit
         check_typed(content, _schema_of(check.schema))
     except BatchError as error:
         return BatchChecked(check.token, error.code, error.reason)

@@ -47,14 +47,14 @@ T = TypeVar("T")
 
 
 async def overview(session: Session, query: Query) -> Values:
-    """Things that are slow or stuck, what there is, and the rings."""
+    """Return the values of the first page: what is slow or stuck, counts, namespaces, rings."""
     everything = await session.source.everything()
     broker = everything.facts.broker
-    # A broker that did not answer just now would keep the page waiting once more.
+    # No facts: the broker did not answer just now, and asking again would keep the page waiting.
     found = troubles.of_all(everything, await _links(session.client) if broker else [])
     return {
         "facts": broker,
-        # A user of a namespace is told nothing of the broker as a whole.
+        # "namespace" is in the answer to a user of one, who is told nothing of the whole broker.
         "namespaces": await session.client.list_namespaces(limit=LISTED_MAX)
         if "namespace" in broker
         else [],
@@ -85,10 +85,11 @@ async def streams(session: Session, query: Query) -> Values:
 
 
 async def stream(session: Session, query: Query) -> Values:
-    """One stream: facts, settings, its ring, and a look at its records.
+    """Return the values of a stream's page: facts, its ring, and on request some of its records.
 
-    The person asks for the look by `place` (a key of "places" below); a page that refreshes itself
-    (`poll`) does not look again.
+    The person asks for these records (a look) by `place`, a key of "places" below. A page that
+    refreshes itself (`poll`) does not read them again. "withheld": changes for which the person
+    lacks the permission, which the page shows as not to be had.
     """
     name = query.get("name", "")
     facts = await session.client.stream_info(name)
@@ -135,7 +136,7 @@ async def mailboxes(session: Session, query: Query) -> Values:
 
 
 async def mailbox(session: Session, query: Query) -> Values:
-    """One mailbox, and a look at its messages."""
+    """Return the values of a mailbox's page: its facts, its troubles, and some of its messages."""
     name = query.get("name", "")
     facts = await session.client.mailbox_info(name)
     after = _after(query)
@@ -186,9 +187,9 @@ async def groups(session: Session, query: Query) -> Values:
 
 
 async def group(session: Session, query: Query) -> Values:
-    """One group: how far it is, what each member holds, and its dead letters."""
+    """Return the values of a group's page: its progress, its members, its dead letters."""
     facts = await session.client.group_info(query.get("stream", ""), query.get("name", ""))
-    # Members that hold nothing come last.
+    # The member that holds a record longest comes first; those that hold none (0) come last.
     members = sorted(facts.members, key=lambda each: (each.oldest_ms or 1 << 62, each.identity))
     return {
         "facts": facts,
@@ -294,11 +295,11 @@ async def settings(session: Session, query: Query) -> Values:
 async def _withheld(
     session: Session, query: Query, needed: Mapping[str, tuple[str, str]]
 ) -> dict[str, str]:
-    """Return why the page does not offer some actions: the person may not do them.
+    """Return the actions that a page must not offer, each with the permission that is missing.
 
-    needed: by action, the permission and the name that it takes. A page that refreshes itself is
-    not asked for its forms, which are no part of what it refreshes.
+    needed: for each action of the page, the permission and the name that it takes.
     """
+    # A page that refreshes itself does not refresh its forms.
     if query.get("poll"):
         return {}
     asked = sorted(set(needed.values()))
@@ -308,7 +309,7 @@ async def _withheld(
         return {}  # The broker is an older one and does not tell: the action itself finds out.
     allowed = {each for each, may in zip(asked, answers, strict=True) if may}
     return {
-        action: f"it takes the permission {verb}{name and f' on {name}'}"
+        action: f"it takes the permission {verb}" + (f" on {name}" if name else "")
         for action, (verb, name) in needed.items()
         if (verb, name) not in allowed
     }
@@ -332,7 +333,11 @@ async def _messages(client: Client, mailbox: str, after: int) -> tuple[list[Peek
 async def _requests(
     client: Client, facts: ServiceFacts, query: Query
 ) -> tuple[list[PeekedRequest], str]:
-    """A page of the requests of a service, and why there are none where the broker refuses."""
+    """Return a part of the requests of a service, for its page, and why there is none.
+
+    The reason is empty unless the broker refuses to show them. "from" of the query: number of the
+    last request of the part before.
+    """
     if not facts.waiting + facts.held + facts.delayed:
         return [], ""
     text = query.get("from", "")
@@ -344,7 +349,11 @@ async def _requests(
 
 
 async def _dead_letters(client: Client, facts: ServiceFacts | GroupFacts, query: Query) -> Values:
-    """A page of the dead letters of a service or group."""
+    """Return a part of the dead letters of a service or group, for its page.
+
+    "following": number after which the next part begins; None: this is the last one.
+    """
+    # The mailboxes in which letters lie; an older broker does not tell: the one of the settings.
     places = list(facts.dead_in) or [facts.dead_letters]
     letters: list[PeekedMail] = []
     faults: list[str] = []
@@ -368,14 +377,15 @@ async def _links(client: Client) -> list[LinkFacts]:
 
 
 def rings(broker: Mapping[str, Any]) -> list[Values]:
-    """Each ring with what is used of it; those that failed come first, then those that refuse.
+    """Return each ring with what is used of it, for a page: the failed first, then the refusing.
 
-    "full" is the setting: what the ring does when it has no room, overwrite or refuse.
+    broker: the answer to BROKER_INFO: "disk" is what the shell tells of rings, "rings" what the
+    core does. "full" is the setting: what a ring does when it has no room, overwrite or refuse.
     """
     refusing, core = broker.get("refusing", {}), broker.get("rings", {})
     found = []
     for name, facts in broker.get("disk", {}).items():
-        used = facts["end_lsn"] - facts["start_lsn"]
+        used = facts["end_lsn"] - facts["start_lsn"]  # LSNs are counted in bytes
         capacity = facts.get("ring_bytes", 0)
         found.append(
             {
@@ -390,7 +400,10 @@ def rings(broker: Mapping[str, Any]) -> list[Values]:
 
 
 def _bounds(broker: Mapping[str, Any]) -> list[tuple[str, int, int]]:
-    """Name, use and bound of what has a bound, the nearest to its bound first."""
+    """Return (name, use, bound) of all that has a bound, the nearest to its bound first.
+
+    broker: the answer to BROKER_INFO.
+    """
     gauges, bounds = broker.get("gauges", {}), broker.get("bounds", {})
     used = {**gauges, "rings": len(broker.get("disk", {}))}
     used |= {name: broker[name] for name in ("connections", "unread_bytes") if name in broker}

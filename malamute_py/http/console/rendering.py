@@ -84,11 +84,12 @@ class Templates:
     """The pages' templates."""
 
     def __init__(self, static: Static) -> None:
+        """Make the environment that renders every page of the console; static: its other files."""
         self._environment = Environment(
             loader=FileSystemLoader(_HERE / "templates"),
             autoescape=True,
-            undefined=StrictUndefined,
-            finalize=_finalized,
+            undefined=StrictUndefined,  # a value that the page does not have is an error
+            finalize=_finalized,  # each text: control characters become visible
             trim_blocks=True,
             lstrip_blocks=True,
         )

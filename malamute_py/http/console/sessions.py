@@ -33,7 +33,7 @@ class Session:
     """One person's session."""
 
     def __init__(self, user: str, client: Client, now: float) -> None:
-        """user: the name that was given; empty: none."""
+        """user: the name by which the person logged in; empty: none. client: the session's link."""
         self.id = secrets.token_urlsafe(_ID_BYTES)
         self.user = user
         self.client = client
@@ -86,7 +86,11 @@ class Sessions:
         most_of_user: int = USER_SESSIONS_MAX,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """most, most_of_user: sessions there may be, in all and of one user."""
+        """idle_s, lasting_s: after so long a session ends, without an action and in any case.
+
+        most, most_of_user: sessions there may be, in all and of one user.
+        """
+        # Signs cookies and login forms; a new one for each process.
         self._key = secrets.token_bytes(_ID_BYTES)
         self._idle_s = idle_s
         self._lasting_s = lasting_s

@@ -180,7 +180,10 @@ class Authenticator:
     # --- the handler's thread ----------------------------------------------------------
 
     def _run(self) -> None:
-        """Answer questions until it is stopped; passwords are hashed by other threads."""
+        """Run the handler's thread: answer questions until it is stopped.
+
+        Other threads hash the passwords, and write to `_wake` when one is done.
+        """
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._wake, zmq.POLLIN)
@@ -190,7 +193,8 @@ class Authenticator:
                 os.eventfd_read(self._wake)
                 while self._done:
                     self._hashing -= 1
-                    self._judged(*self._done.popleft())
+                    attempt, fits = self._done.popleft()
+                    self._judged(attempt, fits)
             if self._socket in ready:
                 frames = self._socket.recv_multipart()
                 try:
@@ -199,8 +203,9 @@ class Authenticator:
                     self._erred(error)
                     # Frames of a question: session, delimiter, version, number.
                     self._answer((frames[0], b"", frames[3]), b"500", "an error of the broker's")
-            while (attempt := self._unhashed.take(_monotonic_ms())) is not None:
-                self._answer_stranger(attempt)
+            # Attempts for names that no user has, whose answers are due as if they had been hashed.
+            while (unhashed := self._unhashed.take(_monotonic_ms())) is not None:
+                self._answer_stranger(unhashed)
             self._take_turns()
 
     def _take_turns(self) -> None:
@@ -239,7 +244,7 @@ class Authenticator:
             self._judged(attempt, fits=False)
 
     def _hash(self) -> None:
-        """Run one of the threads that hash passwords and do nothing else."""
+        """Run one of the threads that hash passwords; the handler's thread judges the outcome."""
         while (attempt := self._work.get()) is not None:
             fits = False
             if not self._stopping:
@@ -253,30 +258,33 @@ class Authenticator:
             os.eventfd_write(self._wake, 1)
 
     def _question(self, frames: list[bytes]) -> None:
-        """Answer a question of libzmq's, or queue its password to be hashed.
+        """Answer libzmq's question about a new connection, or queue its password to be hashed.
 
-        An attempt with a password is known by the name that a user has, or by "" for all other
-        names of its address together, and besides by a digest of the name, which tells these apart.
+        An attempt with a password is filed under two names: the user's, which is "" for all names
+        that no user has, and a digest of the name given, which tells those names apart.
         """
         session, delimiter, *request = frames
         if len(request) < 6 or request[0] != b"1.0":
-            number = (request + [b""] * 2)[1]
+            _, number, *_ = (*request, b"", b"")  # the version, then the request's number, if any
             self._answer((session, delimiter, number), b"500", "bad request")
             return
+        # The frames of ZAP: version, number, domain, address, identity, mechanism, credentials.
         _, number, domain, address, _, mechanism, *given = request
         where = address.decode("ascii", "replace")
         reply = session, delimiter, number
         identity = ""
         if domain == ZAP_DOMAIN:
             if mechanism == b"PLAIN" and len(given) == 2:
-                by_user = Origin(where, self._plain.name(given[0]))
-                digest = hashlib.blake2b(given[0], digest_size=16).hexdigest()
-                # No user's name begins with a NUL.
+                name, password = given
+                by_user = Origin(where, self._plain.name(name))
+                # A digest has a bound, as a name has not. No user's name begins with a NUL.
+                digest = hashlib.blake2b(name, digest_size=16).hexdigest()
                 by_digest = Origin(where, f"\0{digest}")
-                self._try(_Attempt(by_user, by_digest, given[1], self._plain, reply))
+                self._try(_Attempt(by_user, by_digest, password, self._plain, reply))
                 return
             if mechanism == b"CURVE" and len(given) == 1 and len(given[0]) == 32:
-                identity = self._clients.get(zmq.utils.z85.encode(given[0]), "")
+                (public_key,) = given
+                identity = self._clients.get(zmq.utils.z85.encode(public_key), "")
         if identity:
             self._answer(reply, _OK, "OK", identity)
         else:
@@ -284,7 +292,7 @@ class Authenticator:
             self._answer(reply, _DENIED, "not one of ours")
 
     def _try(self, attempt: _Attempt) -> None:
-        """Answer attempts that need no hash, and have the others wait for one."""
+        """Answer an attempt with a password that needs no hash, and have any other wait for one."""
         user, now_ms = attempt.by_user.name, self._clock()
         if user and self._plain.is_remembered(user, attempt.password, now_ms):
             self._answer(attempt.reply, _OK, "OK", user)
@@ -292,6 +300,7 @@ class Authenticator:
             self._pause(attempt)
         else:
             turn = attempt.by_user if user else attempt.by_digest
+            # An attempt that does not wait (any longer), as too many do: this one or another.
             surplus = self._turns.put(turn, attempt, known=bool(user))
             if surplus is attempt or (surplus is not None and surplus.by_user.name):
                 self._denied("PLAIN", surplus.by_user.address, "busy")
@@ -306,7 +315,7 @@ class Authenticator:
         self._answer(attempt.reply, _LATER, "wrong too often, wait")
 
     def _judged(self, attempt: _Attempt, fits: bool) -> None:
-        """Answer an attempt, and count the failures."""
+        """Answer an attempt by whether its password fits, and count a wrong one for the pauses."""
         by_user, now_ms = attempt.by_user, self._clock()
         if attempt.table is not self._plain:
             self._answer(attempt.reply, _LATER, "the users were read anew, try again")
@@ -318,8 +327,8 @@ class Authenticator:
             return
         pause_ms = self._pauses.failed(attempt.by_digest, now_ms)
         if not by_user.name:
-            # While this pause holds, no such name of the address is hashed; each of them alone is
-            # paused as a user's name is.
+            # No user has the name: all such names of the address have a pause together, besides,
+            # while which none of them is hashed.
             pause_ms = self._pauses.failed(by_user, now_ms)
         if pause_ms:
             self._paused(by_user.name, by_user.address, pause_ms)

@@ -44,16 +44,18 @@ class Namespaces:
 
 
 def _namespace(name: str, section: NamespaceSection) -> Namespace:
-    """Return a namespace of the configuration; without users it has those of its prefix.
+    """Return a namespace of the configuration, as the core knows it.
 
-    A quota that there is not is left out: faults_of_users() finds it.
+    A section that lists no users has all those whose names begin with its prefix. A quota with an
+    unknown name is left out here: faults_of_users() reports it.
     """
     prefix = section.prefix_of(name)
+    quotas = {quota: most for quota, most in section.quotas.items() if quota in QUOTAS}
     return Namespace(
         name=name,
         prefix=prefix,
         users=tuple(section.users) or (f"{prefix}*",),
-        quota=Quota(**{name: most for name, most in section.quotas.items() if name in QUOTAS}),
+        quota=Quota(**quotas),
         default_stream=section.default_stream,
         default_mailbox=section.default_mailbox,
         default_service=section.default_service,
@@ -97,11 +99,11 @@ def check_namespaces(config: Config) -> None:
 
 
 def doubts(config: Config) -> Iterator[ConfigError]:
-    """Yield what is likely not meant of the namespaces, though it may be: each is a warning.
+    """Yield a warning for each likely mistake in the namespaces; the configuration stays valid.
 
-    A namespace that no user belongs to, whose name or patterns may be misspelt; a user in none, and
-    with a name like those of one, who may reach the whole broker. config: with all users; without
-    any nothing is known.
+    A namespace to which no user belongs: its name or its patterns may be misspelt. A user in no
+    namespace whose name resembles those of one: such a user may reach the whole broker.
+    config: with the users of the users file; nothing is said where there are no users at all.
     """
     users = sorted({*config.authentication.users, *config.authentication.clients} - {HTTP_USER})
     if not users or not config.namespaces:
@@ -116,6 +118,7 @@ def doubts(config: Config) -> Iterator[ConfigError]:
             )
     homeless = (user for user in users if namespaces.of(user) is None)
     patterns = sum(len(namespace.users) for namespace in namespaces.all)
+    # Each user is compared with each pattern: further users are not looked at.
     compared = islice(homeless, 1 + _COMPARED_MAX // patterns)
     doubted = ((user, near) for user in compared if (near := like_a_member(user, namespaces)))
     for user, (name, pattern) in islice(doubted, _DOUBTED_MAX):

@@ -120,9 +120,10 @@ class Permissions:
         self, grants: Mapping[str, Grant], carriers: Carriers | None = None,
         namespaces: Namespaces | None = None,
     ) -> None:  # fmt: skip
-        """grants: by identity; `*` is for every identity without an entry of its own.
+        """grants: what each identity may do; `*` is for every identity without an entry of its own.
 
-        carriers: knows the templates of the credentials; None: there is no authentication.
+        carriers: knows the owner of an identity that a template gave; None: there is no
+        authentication.
         """
         self._carriers = carriers or Carriers((), {})
         self._namespaces = namespaces or Namespaces({})
@@ -132,10 +133,11 @@ class Permissions:
         self._memo: dict[tuple[str, str, str], bool] = {}
 
     def __call__(self, identity: str, action: str, name: str) -> bool:
-        """Whether the action is allowed.
+        """Whether an action is allowed; the core asks for each command of a client.
 
-        identity: the credential's; empty: none. name: of the stream, mailbox or service; of the
-        actions `identity` and `template`, the name that a client asks to have.
+        identity: the credential's; empty: none. action: a verb such as `read`. name: of the stream,
+        mailbox or service; for the actions `identity` and `template`, the name that a client asks
+        to have itself.
         """
         if action == "identity":
             # Without permissions a credential has its own name, and a client without a credential
@@ -149,7 +151,7 @@ class Permissions:
         answer = self._memo.get(key)
         if answer is None:
             if len(name) > NAME_BYTES_MAX or len(identity) > NAME_BYTES_MAX:
-                return False
+                return False  # such a text is no name, and is not kept
             if len(self._memo) >= MEMO_MAX:
                 self._memo.clear()
             answer = self._memo[key] = self._decide(*key)
@@ -179,18 +181,24 @@ class Permissions:
         return self._rules.get(identity) or self._rules.get("*")
 
     def _reaches(self, identity: str, action: str, name: str) -> bool:
-        """Whether an action on a name stays within the namespace of an identity, if it has one."""
+        """Whether an action on a name stays within the namespace of an identity.
+
+        True for an identity without a namespace. Whether the lists allow the action is decided
+        elsewhere.
+        """
         namespace = self._namespaces.of(identity)
         if namespace is None or action in FLAGS:
-            # The core tells and ends only the namespace's own links, users and transactions.
+            # FLAGS are no actions on names. The core shows and ends for a user of a namespace only
+            # the namespace's own links, users and transactions.
             return True
         if action == "admin":
-            return False  # It is asked about the broker as a whole.
+            return False  # admin is about the broker as a whole
         if name.startswith(namespace.prefix):
             return True
+        # Besides, the mailboxes that bear the names of users of the namespace.
         if action not in _ON_MAILBOXES:
             return False
-        user = self._carriers(name)
+        user = self._carriers(name)  # the owner of the identity `name`; "": there is none
         return user != "" and self._namespaces.of(user) is namespace
 
     def _decide(self, identity: str, action: str, name: str) -> bool:

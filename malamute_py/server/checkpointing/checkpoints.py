@@ -118,9 +118,11 @@ class Checkpoints:
         report: Report,
         press: Callable[[bool], None],
     ) -> None:
-        """parts: what the log had after the tables at the start. lsn: position of the tables.
+        """directory: the data directory. ring: main. lsn: up to which the tables have the log.
 
-        report: takes events. press: told when new mail and requests have to wait, or may go on.
+        parts: what the log has beyond that at the start. results: where the process's answers come.
+        report: takes events. press: called with True when new mail and requests have to wait, and
+        with False when they may go on.
         """
         self.parts = parts
         self.lsn = lsn
@@ -174,14 +176,15 @@ class Checkpoints:
         self._hold()
 
     def tick(self, now_ms: int) -> None:
-        """Look what is to be done, after time has passed or something was appended or synced.
+        """Look what is to be done for the tables; the loop calls it at the end of each turn.
 
-        An advance under way is watched. Otherwise one is asked for where the parts that the tables
-        lack are many or old, or the ring is so full that it is forced.
+        An advance (the process brings the tables up to date) that is under way is watched.
+        Otherwise one is asked for where the parts of the log that the tables lack are large or old,
+        or fill so much of the ring that the advance is forced.
         """
         now_ms = self._advance(now_ms)
         config, parts = self._config, self.parts
-        percent = 0.0
+        percent = 0.0  # of ring main: the parts that the tables lack
         if parts.bytes or self.pressed:
             percent = 100 * self._use()
             if percent >= config.pressure_percent or self.pressed:
@@ -211,6 +214,7 @@ class Checkpoints:
         )
         if not due:
             return
+        # Only what is synced: the tables never have what a power loss can take from the log.
         ranges = parts.upto(self._visible)
         if not ranges:
             return
@@ -335,7 +339,12 @@ class Checkpoints:
         self._ring.hold(self._held)
 
     def _weigh(self, percent: float) -> None:
-        """Begin or end the pressure by how full the ring is of changes not yet stored."""
+        """Begin or end the pressure, in which new mail and requests wait until ring main has room.
+
+        percent: of the ring's room that changes take which the tables do not have yet, and which
+        may therefore not be overwritten. It ends well below where it begins, so that it does not
+        come and go.
+        """
         if not self.pressed and percent >= self._config.pressure_percent:
             self.pressed = True
             self._press(True)
@@ -351,10 +360,16 @@ class Checkpoints:
     # --- facts -------------------------------------------------------------------------
 
     def facts(self) -> dict[str, Any]:
-        """Return facts for BROKER_INFO and metrics; from any thread."""
+        """Return facts for BROKER_INFO and metrics; from any thread.
+
+        `lag_bytes`: of the log that the tables lack. `ring_use`: the share of ring main that is
+        held back for the tables. `hangs_total`: processes that were killed since they got no
+        further.
+        """
         return {
             "lsn": self.lsn,
             "lag_bytes": self.parts.bytes,
+            # Of the last advance; of the one under way.
             "seconds": self.took_ms / 1000,
             "step_seconds": (self._now_ms - self._asked_ms) / 1000 if self._asked else 0.0,
             "failures_total": self.failures,

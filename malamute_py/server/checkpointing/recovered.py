@@ -153,22 +153,25 @@ class QueuesFound(NamedTuple):
 def find_queues(
     directory: Path, uuid: bytes, ring: Ring, facts: RingFacts, config: CheckpointSection
 ) -> QueuesFound:
-    """Open the tables, or make new ones, and find where the log goes on from them.
+    """Open the checkpoint's tables at a start, or make new ones, and find where the log goes on.
 
-    Tables that are missing or damaged are made anew from a log that has everything; what the
-    operator accepts is durable when this returns. uuid: of the data directory. ring: main, held.
-    Raises QueuesLost, StartError; and so does reading the changes.
+    Tables that are missing or damaged are made anew where the log still has every change; else the
+    start stops, unless the operator accepts the loss (checkpoint.lost_changes), which is durable
+    when this returns. uuid: of the data directory. ring: main; nothing of it is overwritten
+    meanwhile. facts: of ring main. Raises QueuesLost, StartError; so does reading the changes.
     """
     where = str(directory / DATABASE)
     mail = facts.streams.get(MAIL_STREAM)
     log = LogFacts(
         uuid, ring.uuid, ring.start_lsn, ring.end_lsn, mail is not None and mail.next > 0
     )
-    known = facts.streams[CHANGE_STREAM].next  # changes before it are in the log, or were
+    # Offset of the next change: all changes before it are in the log, or were.
+    known = facts.streams[CHANGE_STREAM].next
     accepts = config.lost_changes == "accept"
     rebuilt = accepted = ""
     try:
         with lock(directory, _LOCK_WAIT_S):
+            # The tables as they are, if they are sound and go with this log.
             try:
                 connection, new = open_store(directory, log, accept_lost=accepts)
                 try:
@@ -178,6 +181,7 @@ def find_queues(
                 finally:
                     connection.close()
             except (StoreError, sqlite3.Error, NotAFile) as error:
+                # They are not: new ones, from the whole log.
                 rebuilt, new = str(error), True
                 if accepts:
                     accepted = rebuilt
@@ -203,7 +207,9 @@ def find_queues(
         # Damage took the newest changes out of the log; their offsets count as given all the same.
         facts.streams[CHANGE_STREAM] = StreamFacts(0, position.change_next)
     if accepted:
+        # No number or offset that a lost change may have given is given again.
         _go_beyond(queues, facts)
+    # The changes that the tables do not have yet: the core applies them, the process stores them.
     parts = Parts()
     changes = Changes(ring.follow, position.change_next, relevant=parts.add)
     rest = _rest(changes, max(position.lsn, ring.start_lsn), ring.end_lsn, facts)
@@ -224,11 +230,15 @@ def _go_beyond(queues: Queues, facts: RingFacts) -> None:
 def _rest(
     changes: Changes, lsn: int, end_lsn: int, facts: RingFacts
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield the changes after the tables. Raises QueuesLost: some are missing."""
+    """Yield the changes of the log that the tables lack. Raises QueuesLost: some are missing.
+
+    lsn: up to which the tables have the log.
+    """
     try:
         yield from changes.read([(lsn, end_lsn)])
-        # The log may have gone round since the tables were written, if nothing in it concerned
-        # them: then its offsets go on where they are.
+        # Each change has an offset: the last one tells whether all came up to the log's next one.
+        # The log may have overwritten what the tables have, and the rest of it may concern no
+        # queues: then no change is read, which is right.
         due = facts.streams[CHANGE_STREAM].next
         if 0 <= changes.next < due:  # below 0: no change was read
             raise ChangesLost(

@@ -26,7 +26,10 @@ class Connection:
     def __init__(
         self, fd: int, inode: int, is_tcp: bool, address: str, now_ms: int, rss: int
     ) -> None:
-        """address: of the peer, as far as the kernel tells. rss: resident memory."""
+        """Begin with a connection that was just accepted: nothing of it was read.
+
+        is_tcp: False: over ipc. address: of the peer, as the kernel tells it. rss: resident memory.
+        """
         self.fd = fd
         self.inode = inode
         self.is_tcp = is_tcp

@@ -78,9 +78,10 @@ class Guard:
         count: Callable[[str], None],
         report: Callable[[str, dict[str, object]], None],
     ) -> None:
-        """bounds: those that leave the broker its descriptors; None: those of what is open now.
+        """bounds: numbers of connections that leave the broker descriptors for its own files.
 
-        count: adds to a counter by its name. report: takes an event's name and facts.
+        None: they are reckoned with the descriptors that are open now. count: adds 1 to the counter
+        of a name. report: takes an event's name and facts.
         """
         links, limits = config.links, config.limits
         if bounds is None:
@@ -198,10 +199,11 @@ class Guard:
     def _turned_away(self, failure: int, address: str) -> None:
         """Count and report a connection that ended before the authentication was asked about it.
 
-        failure: libzmq's event. address: "unknown" where the connection ended before it could be
-        asked for its address.
+        failure: libzmq's event for the failed handshake. address: "unknown" where the connection
+        ended before it could be asked for its address.
         """
         if failure == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+            # drain() notes such an event only where the peer has another mechanism than ours.
             why = "mechanism"
             self._count("denied_total")
             self._count(f"denied_{why}_total")
@@ -221,7 +223,11 @@ class Guard:
         return lowest_free() >= self._shut_from
 
     def _accepted(self, fd: int, now_ms: int, monitor: zmq.Socket[bytes] | None = None) -> None:
-        """Take up a connection; one of too many, or one of its address, is ended for it."""
+        """Take note of a connection that libzmq accepted, and end one if there are too many now.
+
+        That may be this one, or a silent one. One of an address that is to blame for memory that
+        ended connections filled is ended, too.
+        """
         self._count("accepted_total")
         self.connections.accepted += 1
         try:
@@ -261,23 +267,27 @@ class Guard:
         return memory.resident() - self._rss_at_check < _CALM_BYTES
 
     def check(self, now_ms: int, *, drained: bool, local_drained: bool = True) -> list[Connection]:
-        """Look at the connections and shut down offenders; returns those that ended.
+        """Look at the connections that are due and cut offenders; returns those that ended.
 
-        An error that no code foresaw costs the connection that was looked at: it ends, with the
-        error. drained: the sockets have been read until they had nothing more. local_drained: those
-        of local peers have.
+        The loop calls it each `loop.guard_ms`, and sooner while something is suspect. An error that
+        no code foresaw costs the connection that was looked at: it ends, with the error. drained:
+        the sockets have been read until they had nothing more. local_drained: those of local peers
+        have.
         """
         self._now_ms = now_ms
         self._rss_at_check = self.memory.measure()
         self.left_behind.begin(now_ms, drained)
         self.local.begin(waits=not local_drained)
+        # First each connection by itself, then all that have unread bytes together.
         ended = self._look(self._due(now_ms), now_ms, drained)
         if drained:
-            self.left_behind.clear()
+            self.left_behind.clear()  # the loop has taken up what ended connections left
         for connection, verdict in self.unread.too_much(self._suspected()):
             ended.append(connection)
             self._end(connection, verdict)
         self.unread.sum_up(self._suspected())
+        # Of local connections the kernel counts no bytes: while messages of theirs wait, the growth
+        # of memory tells who sends too much.
         if not local_drained:
             flood = self.local.flood(self.connections.local(), self.unread.total)
             if flood is not None:
@@ -286,17 +296,25 @@ class Guard:
                 self._end(connection, verdict)
         if self.listening.is_full and not self._is_short():
             self.listening.set_full(False)
+        # A cut peer could connect again at once: the kernel drops requests of addresses to blame.
         self.listening.keep_out(self.left_behind.to_blame(), everybody=self.left_behind.fills_all())
-        # What has grown by less is not worth a thread; with nothing unread, it may be honest.
+        # The C library keeps freed memory. It is given back where it grew by more than this: less
+        # is not worth the thread that does it.
         if self._suspects or not drained:
             self.memory.give_back(self._share_bytes_max // 4, now_ms)
         else:
+            # With nothing unread, the rest is taken as what honest clients fill.
             self.memory.settle(_KEPT_BYTES, now_ms)
         return ended
 
     def _due(self, now_ms: int) -> list[int]:
-        """Return the descriptors that are to be looked at now."""
+        """Return the descriptors of the connections to be looked at in this check.
+
+        Those are the suspects of the last check, and some others in their turn: more of them, until
+        all had their look, after memory has grown (an alarm).
+        """
         fds, rss = self._suspects, self.memory.rss
+        # Growth is counted from the least since the last alarm.
         self._rss_at_all = min(self._rss_at_all, rss)
         grown = rss - self._rss_at_all
         # During an alarm no other begins, so that the last connections have their look, too.
@@ -311,7 +329,7 @@ class Guard:
             if not self._turn:
                 self._turn = self.connections.descriptors()
             some = _SOME_OF_ALL if self._alarmed else _SOME
-            fds = list(dict.fromkeys([*fds, *self._turn[:some]]))
+            fds = list(dict.fromkeys([*fds, *self._turn[:some]]))  # each once
             del self._turn[:some]
             self._alarmed = self._alarmed and bool(self._turn)
             self._some_at_ms = now_ms + _SOME_EACH_MS

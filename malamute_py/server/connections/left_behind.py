@@ -92,9 +92,10 @@ class LeftBehind:
         return left > self._bytes_max // 4 * 3 or grown > self._bytes_max
 
     def by_share(self) -> tuple[Counter[str], Counter[str]]:
-        """Return the memory that ended connections still fill in libzmq's queues, by share.
+        """Return the memory that ended connections fill in libzmq's queues, and how many they are.
 
-        The second value: how many they are, by share.
+        Both by share (the user or address that bytes count for). Called once in each check, it also
+        forgets connections of which nothing is left.
         """
         kept: list[Connection] = []
         shares: Counter[str] = Counter()
@@ -106,11 +107,12 @@ class LeftBehind:
                 gone.unread, gone.seen, gone.taken_ms = rest, gone.delivered, self._now_ms
             elif self._now_ms - gone.taken_ms >= _LEFT_MS:
                 gone.unread = 0
+            # Taken up or not, it fills memory until the C library gave that back to the system.
             if gone.unread or not self._memory.given_back_since(gone.taken_ms):
                 kept.append(gone)
                 shares[gone.share] += gone.memory
                 counts[gone.share] += 1
-        if len(kept) > _LEFT_MAX:
+        if len(kept) > _LEFT_MAX:  # each check looks at all of them
             kept = heapq.nlargest(_LEFT_MAX, kept, key=lambda gone: gone.memory)
         self._connections = kept
         return shares, counts

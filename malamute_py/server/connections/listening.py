@@ -65,10 +65,12 @@ class ListeningSockets:
         self._hide(False)
 
     def keep_out(self, blamed: set[str], *, everybody: bool = False) -> None:
-        """Have the kernel keep out these IP addresses, or everybody, and no others any more.
+        """Keep out new peers of the blamed addresses, or all new peers; let all others in again.
 
-        Where a local user is among the blamed, all local peers are kept out.
+        Called in each check of the guard; it changes something only where the blamed are others
+        than before. Where a local user is among them, all local peers are kept out.
         """
+        # Nothing to do, as a rule.
         if not (blamed or everybody or self._turned_away or self._is_shut or self._local_away):
             return
         # Of the blamed, only IP addresses have a dot or a colon; the others are local users.
@@ -104,17 +106,17 @@ class ListeningSockets:
             self.open()
 
     def open(self) -> None:
-        """Have the sockets take all peers but those that are turned away, or shut them."""
+        """Tell the kernel who may connect from now on: all peers but those that are kept out."""
         if self._is_shut or self.is_full:
             self.shut()
             return
-        self._hide(self._local_away)
+        self._hide(self._local_away)  # of local sockets the file is renamed
         for fd in list(self._fds):
             try:
                 with Borrowed(fd) as listening:
                     turn_away(listening, self._turned_away)
             except OSError as error:
-                # Its connections are cut when they were accepted, as far as the loop is in time.
+                # No filter: the guard cuts the blamed peers' connections once they were accepted.
                 self._fds.remove(fd)
                 self._report("filter_refused", {"error": str(error)})
 

@@ -53,14 +53,16 @@ class LocalConnections:
     def judge(
         self, connection: Connection, said: bool, explained: int, now_ms: int, drained: bool
     ) -> str | None:
-        """Return why a connection has to end, for the beginning of a message; None: it may stay.
+        """Return why a connection has to end, for a message that it began; None: it may stay.
 
-        said: whether a whole message of it was taken up since the last look. explained: memory of
-        all unread bytes that were counted. drained: nothing waits to be taken up.
+        For the guard's look at a connection over ipc. said: whether a whole message of it was taken
+        up since the last look. explained: memory of the unread bytes of all connections that were
+        counted, which so is not this one's. drained: nothing waits to be taken up.
         """
         # The first look since messages of local peers wait: flood() counts its frames from here.
         if connection.stretch != self._stretch:
             connection.stretch, connection.stretch_frames = self._stretch, connection.frames
+        # Growth counts from its last whole message on, or from the least memory since.
         rss = self._memory.rss
         if said or rss < connection.heard_rss:
             connection.heard_rss, connection.asked_ms = rss, 0
@@ -69,7 +71,7 @@ class LocalConnections:
             return None
         if not connection.asked_ms:
             connection.asked_ms = now_ms
-            self.doubted.append(connection)
+            self.doubted.append(connection)  # the loop sends a PING
         elif now_ms - connection.asked_ms >= ANSWER_MS:
             return f"memory grew by {grown} bytes, and its peer, which was asked, says nothing"
         return None

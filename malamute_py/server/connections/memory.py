@@ -97,10 +97,9 @@ class Memory:
         return self._give_back(grown, now_ms, self._trim_each_ms)
 
     def _give_back(self, grown: int, now_ms: int, each_ms: int) -> bool:
-        """Begin to give memory back unless it was tried less than each_ms ago.
+        """Have a thread give memory back, unless that was tried less than each_ms ago.
 
-        grown: growth of memory that is not worth a try.
-        Returns True when nothing is to be given back any more.
+        grown: growth of memory that is not worth a try. True: nothing is to be given back any more.
         """
         if not self.has_filled or self.grown() <= grown:
             return True
@@ -126,17 +125,19 @@ class Memory:
     def settle(self, grown: int, now_ms: int) -> None:
         """Give memory back while nothing is unread, and take the rest as what honest clients fill.
 
-        The memory is given back once at least, however often that was tried before: the loop has
-        dropped all messages of cut connections only now. grown: growth that is not worth a thread.
+        Called in each check of the guard that found nothing unread. The memory is given back once
+        at least, however often that was tried before: only now has the loop dropped all messages of
+        cut connections. grown: growth that is not worth a thread.
         """
         each_ms = self._trim_each_ms if self._trimmed_empty else _TRIM_EACH_MS
         before_ms = self._trimmed_ms
-        given = self._give_back(grown, now_ms, each_ms)
-        if self._trimmed_ms != before_ms:
+        is_done = self._give_back(grown, now_ms, each_ms)
+        if self._trimmed_ms != before_ms:  # it was tried just now
             self._trimmed_empty = True
         # Tried again and again, the last time with nothing unread: what is left is honestly filled.
         in_vain = self._trim_each_ms > _TRIM_LAST_MS and self._trimmed_empty
-        if given or (in_vain and not self._is_trimming):
+        if is_done or (in_vain and not self._is_trimming):
+            # From here on growth is counted anew.
             self.has_filled = False
             self._trim_each_ms = _TRIM_EACH_MS
             self.before = self.rss

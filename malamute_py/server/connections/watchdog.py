@@ -74,13 +74,17 @@ class Watchdog:
                     self.error, self.holds = error, True
 
     def look(self, turn: int) -> None:
-        """Hold back what fills the memory, if this turn still stands and memory has grown."""
+        """Have the kernel drop what fills the memory, if this turn still lasts and memory grew.
+
+        Called by the watchdog's thread for a turn that lasts longer than _LOOK_S. The loop lets go
+        of all of it when the turn ends: release().
+        """
         guard = self._guard
         if guard.memory.growth() <= self._grown_bytes:
             return
         with self._lock:
-            # Said before the turn is compared: either a loop that goes on now sees it, or this look
-            # sees the new turn.
+            # `holds` is set before the turn is compared, and the loop ends a turn before it looks
+            # at `holds`: so either the loop sees it and releases, or this look sees the new turn.
             held, self.holds = self.holds, True
             if self.turn != turn:
                 self.holds = held
@@ -92,6 +96,7 @@ class Watchdog:
                 known.add(connection.inode)
                 if connection.is_tcp and connection.unread_now() > _HELD_FROM_BYTES:
                     self._hold(connection.fd, connection.inode)
+            # Connections that were accepted during the turn: the guard does not know them yet.
             for fd, inode in _accepted_at(guard.listening.ports):
                 if inode not in known:
                     self._hold(fd, inode)

@@ -72,19 +72,22 @@ def _find_client_time(ring: Ring, stream: int, arguments: dict[str, Any]) -> int
 
 
 def _last_per_subject(ring: Ring, stream: int, arguments: dict[str, Any]) -> Any:
-    """Offsets of the latest matching record of each subject (its first key), ascending.
+    """Return the offset of the latest record that matches of each subject, in ascending order.
 
-    One more than the limit, where there are more, tells so.
+    For subscriptions that begin with the last record of each subject. One more than the limit is
+    returned where there are more, so that the core sees it.
     """
     pattern, first, end = arguments["pattern"], arguments["from"], arguments["end"]
     matches = compile_pattern(pattern).matches
     latest: dict[str, int] = {}
     if asks_subjects_only(pattern):
+        # The index has the last record of each subject: no record is read. The subject is the
+        # first key of a header.
         for keys, offset in ring.last_per_subject(stream, by_key(arguments["candidates"]), end):
             if offset >= first and offset > latest.get(keys[0], -1) and matches(keys, ()):
                 latest[keys[0]] = offset
     else:
-        # The index knows the latest record of a subject, not the latest with given fields.
+        # The index does not know the latest record with given fields: the records are read.
         position = first
         while position < end:
             found = ring.read(stream, position, end, _READ_BYTES, by_key(arguments["candidates"]))
@@ -126,14 +129,16 @@ def _note_latest(
 
 
 def _plan(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Plan a bounded read: where it ends, its splits, and what it holds.
+    """Plan a bounded read, for a client that shares it among several readers (Spark).
 
-    The arguments are those of StreamAdmin._plan in broker/streams. `young` in the answer: the first
-    offset that the stream's age and pins allow. `begin`: see Plan. `unbroken`: of a selection of
-    everything, parts of which a read brings every record.
+    The arguments are those of StreamAdmin._plan in broker/streams. The answer: `to`: where the read
+    ends; `splits`: its parts, of about equal size; `records`, `bytes`: an estimate of what it
+    brings; `young`: the first offset that the stream's age and pins allow; `begin`: see Plan;
+    `unbroken`: of a selection of everything, ranges of which a read brings every record.
     """
     first, end, most = arguments["from"], arguments["end"], arguments["records_max"]
     young = 0
+    # Records before this time have expired, except for those that a cursor's pin keeps.
     if arguments["oldest_ms"]:
         young = ring.closest_offset(stream, arguments["oldest_ms"], inclusive=True)
         young = min(young, arguments["pinned"])
@@ -142,10 +147,11 @@ def _plan(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str, Any]:
     purges = [(pattern, before) for pattern, before in arguments["purges"] if before > first]
     select_all = arguments["pattern"] == ["all"] and arguments["client_time"] is None
     everything = select_all and not purges
-    purged = max((before for _, before in purges), default=0)
-    selected = None
+    purged = max((before for _, before in purges), default=0)  # from here on nothing was purged
+    selected = None  # records that the pattern selects, where they were counted
     if most > 0 and not everything:
-        # The index cannot count what is selected: the records are read, and the plan ends there.
+        # The index cannot count what is selected: the records are read, and the plan ends where
+        # `records_max` of them were found.
         end, selected = _end_of_selected(ring, stream, first, arguments)
         most = 0
     plan: Plan = ring.plan(
@@ -184,14 +190,14 @@ def _left_by(pattern: bytes) -> Candidates:
 def _end_of_selected(
     ring: Ring, stream: int, first: int, arguments: dict[str, Any]
 ) -> tuple[int, int]:
-    """(offset, records selected before it): where a read has brought `records_max` records.
+    """Return the offset before which a pattern selects `records_max` records, and how many it does.
 
-    Ends earlier once _COUNTED_BYTES were looked through, so that one question holds the reader
-    thread for no longer than a few reads do.
+    For a plan of a read of so many records. It ends earlier, with fewer, once _COUNTED_BYTES were
+    looked through, so that one question holds the reader thread no longer than a few reads do.
     """
     pattern, window = arguments["pattern"], arguments["client_time"]
     matches = compile_pattern(pattern).matches
-    search = by_key(arguments["candidates"])
+    search = by_key(arguments["candidates"])  # passes over stored batches without such a header
     purges = Purges(arguments["purges"])
     position, end, most = first, arguments["end"], arguments["records_max"]
     found, budget = 0, _COUNTED_BYTES
@@ -205,11 +211,11 @@ def _end_of_selected(
                 offsets = _selected_offsets(content, base, matches, window, purges)
                 offsets = offsets[(offsets >= position) & (offsets < end)]
                 if found + len(offsets) >= most:
-                    return int(offsets[most - found - 1]) + 1, most
+                    return int(offsets[most - found - 1]) + 1, most  # just behind the last wanted
                 found += len(offsets)
             budget -= len(view)
         if history.next <= position:
-            break
+            break  # the read came no further: nothing is stored there
         position = history.next
     return min(position, end), found
 
@@ -218,7 +224,12 @@ def _selected_offsets(
     content: Content, base: int, matches: Callable[..., bool], window: tuple[int, int] | None,
     purges: Purges,
 ) -> np.ndarray[Any, np.dtype[np.int64]]:  # fmt: skip
-    """Offsets of a batch that are wanted by header and client time, and were not purged."""
+    """Return the offsets of a batch's records that a pattern selects and that were not purged.
+
+    matches: tests a header. window: the client times that are wanted, too; None: all.
+    """
+    # A batch has each header once, and for each record the number of its header (its code); no
+    # codes: all records have the only header.
     headers, codes = content.headers()
     chosen = np.fromiter((matches(*header) for header in headers), np.bool_, len(headers))
     mask = np.broadcast_to(chosen[0], len(content)) if codes is None else chosen[codes]
@@ -266,9 +277,10 @@ def _copies(ring: Ring, stream: int, arguments: dict[str, Any]) -> list[tuple[by
 
 
 def _copy(batch: bytes, offsets: list[int]) -> bytes:
-    """Return a copy of newest records as it is stored: a batch, and which of its rows count.
+    """Return a copy of some records of a batch in the form in which a ring keeps it.
 
-    Few rows of a large batch are extracted, where that is possible.
+    For newest records whose segment is given up. The copy is a batch with the rows of it that
+    count; none: all of them. Rows of a large batch are extracted, where its form allows it.
     """
     stamp, content = Stamp.unpack(batch, verify=False), Content(memoryview(batch)[STAMP_BYTES:])
     if content.head.count == len(offsets):

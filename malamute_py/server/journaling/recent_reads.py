@@ -39,12 +39,13 @@ class RecentReads:
         self._bytes = 0
 
     def find(self, ring: Ring, job: ReadRange) -> tuple[tuple[HistoryRun, ...], int] | None:
-        """Return runs from before or at the wanted offset, and how far they come; None: not read.
+        """Return what was read for another reader, if it serves this one; None: nothing does.
 
-        No later ring of the name is taken for this ring.
+        That is the stored runs, from the wanted offset or before it, and the offset behind them.
         """
         for read in self._reads:
             if (
+                # By uuid: a ring that was made anew may have the same name.
                 read.ring == ring.uuid
                 and read.stream == job.stream
                 and read.first <= job.from_offset < read.next <= job.end_offset
