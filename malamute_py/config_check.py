@@ -102,7 +102,7 @@ class _Examination:
         self._lines: dict[Keys, int] = {}
 
     def run(self, environment: Mapping[str, str], overrides: Mapping[str, Any]) -> Examined:
-        """Take the file, then the environment, then the overrides, and check the whole."""
+        """Take each value of the file, the environment and the overrides, then check the whole."""
         if self._path is not None:
             self._read(Path(self._path))
         for name, text in sorted(environment.items()):
@@ -118,6 +118,7 @@ class _Examination:
                 self._take(keys, read_override(key, value), COMMAND_LINE)
             except ConfigError as error:
                 self._problems.append(Problem(COMMAND_LINE, error.key, error.why))
+        # The table has only values that are right by themselves.
         config = typed(self._table)
         settings = [Setting(".".join(k), v, self._origin(k)) for k, v in _shown(config)]
         examined = Examined(config, settings, self._problems, self.place_of)
@@ -245,13 +246,15 @@ def _items(table: Mapping[str, Any], prefix: Keys = ()) -> Iterator[tuple[Keys, 
 
 
 def lines_of(text: str) -> dict[Keys, int]:
-    """Return the line, from 1, of each table and key of a TOML text.
+    """Return the line, from 1, of each table and key of a TOML text, which tomllib does not tell.
 
-    A table without a line of its own begins where the first table or key in it does.
+    For messages to a person. A table without a line of its own begins where the first table or key
+    in it does.
     """
     found: dict[Keys, int] = {}
 
     def note(keys: Keys, line: int) -> None:
+        """Keep the line as that of the key and of each table around it that has none yet."""
         for length in range(len(keys), 0, -1):
             found.setdefault(keys[:length], line)
 
@@ -268,8 +271,10 @@ def lines_of(text: str) -> dict[Keys, int]:
         key = _KEY_LINE.match(line)
         if key is None or line.lstrip().startswith("#"):
             continue
+        # The key, which may be dotted or quoted, with a value that makes it TOML by itself.
         note((*section, *_path(f"{key[1]} = 0")), at)
-        # A value may go over several lines, and what looks like a key in it is none.
+        # A value may go over several lines, which are passed over: what looks like a key there is
+        # none.
         value = line[key.end() :]
         while at < len(lines) and not _is_whole(value):
             value += "\n" + lines[at]
@@ -278,12 +283,16 @@ def lines_of(text: str) -> dict[Keys, int]:
 
 
 def _path(line: str) -> Keys:
-    """Return the keys that a line of TOML names, outermost first; none: it names none."""
+    """Return the keys that a line of TOML names, outermost first; none: it is not TOML by itself.
+
+    line: a head such as [a.b] or [[a.b]], or a key with a value: read as a whole text.
+    """
     keys: list[str] = []
     try:
         inner: Any = tomllib.loads(line)
     except tomllib.TOMLDecodeError:
         return ()
+    # One table in the other, down to the value; a table of [[a]] is the entry of a list.
     while isinstance(inner, Sequence | Mapping) and inner:
         if isinstance(inner, Sequence):
             inner = inner[0]

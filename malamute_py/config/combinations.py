@@ -116,9 +116,9 @@ def wrong_in_combination(config: Config) -> Iterator[ConfigError]:
 
 
 def faults_of_users(config: Config) -> Iterator[ConfigError]:
-    """Find faults in quotas and templates, also of a configuration that has its users file in it.
+    """Yield faults of users that one value alone does not show: unknown quotas, wrong templates.
 
-    Such are quotas that there are not, and templates that _identity_faults() finds.
+    config: with or without what its users file has.
     """
     tables = [(f"quotas.identities.{name}", own) for name, own in config.quotas.identities.items()]
     tables += [(f"namespaces.{name}.quotas", own.quotas) for name, own in config.namespaces.items()]

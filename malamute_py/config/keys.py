@@ -25,9 +25,10 @@ FILES: Final = (
 
 
 def _kinds(section: type[msgspec.Struct], prefix: str = "") -> dict[str, Any]:
-    """Return dotted key -> str, list, dict, a tuple of words, or None for all others.
+    """Return the kind of each key of a section and the sections in it, by dotted key.
 
-    By that kind, parse_value() reads the text of a variable.
+    A kind is str, list, dict, the tuple of the words that are allowed, or None for numbers and the
+    like; parse_value() reads the text of a variable by it.
     """
     found: dict[str, Any] = {}
     for field in msgspec.inspect.type_info(section).fields:  # type: ignore[attr-defined]
@@ -123,9 +124,9 @@ def put(table: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 
 def key_faults(table: Mapping[str, Any]) -> Iterator[ConfigError]:
-    """Yield an error for each section and key that does not exist, with the likely one."""
+    """Yield an error for each section and key of a file that there is not, with the likely one."""
     for name, value in table.items():
-        if name in KEYS:
+        if name in KEYS:  # a key outside of the sections
             continue
         if name not in SECTIONS:
             near = difflib.get_close_matches(name, SECTIONS, n=1)
@@ -165,8 +166,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
-    """Return the key that was meant by a wrong one; empty: none is near."""
-    if "." not in name:  # The right key without its section.
+    """Return the key that was meant by a wrong one; empty: none is near.
+
+    Tried in this order: a missing section, a slip of the keyboard, the same words in another
+    order, a similar key of the same section. known: keys that there are.
+    """
+    if "." not in name:
         near = [key for key in known if key.rpartition(".")[2] == name][:1]
         if near:
             return near[0]
@@ -175,7 +180,7 @@ def _nearest(name: str, known: Sequence[str]) -> str:
     if same := _of_the_same_words(name, known):
         return same[0]
     section, _, last = name.rpartition(".")
-    # The section itself must not make two keys of it alike.
+    # Compared without the section: a long one would make any two of its keys similar.
     beside = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == section}
     near = difflib.get_close_matches(last, beside, n=1)
     return beside[near[0]] if near else ""

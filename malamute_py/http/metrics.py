@@ -86,7 +86,10 @@ def families(everything: Everything, labels: Labels) -> Iterator[Family]:
 
 
 def _of_the_process(everything: Everything) -> Iterator[Family]:
-    """Yield metrics of the broker as a whole: version, start, damage, bounds, and their use."""
+    """Yield metrics of the broker as a whole: version, start, damage, bounds, and their use.
+
+    UNLISTED: how many things of a kind the listings did not show, as a listing has LISTED_MAX.
+    """
     broker = everything.facts.broker
     yield _family(table.BUILD, [((str(broker.get("software", "")),), 1.0)])
     yield _single(table.STARTED, (broker.get("now_ms", 0) - broker.get("uptime_ms", 0)) / 1_000)
@@ -98,7 +101,7 @@ def _of_the_process(everything: Everything) -> Iterator[Family]:
         "services": len(everything.services), "cursors": len(everything.cursors),
         "groups": len(everything.groups),
     }  # fmt: skip
-    # Temporary mailboxes are in no list.
+    # How many there are; temporary mailboxes are in no list.
     there = {**gauges, "mailboxes": gauges.get("mailboxes", 0) - gauges.get(
         "temporary_mailboxes", 0)}  # fmt: skip
     yield _family(
@@ -246,7 +249,7 @@ def _cursors(everything: Everything, now_ms: float) -> dict[Any, Figures]:
 
 
 def _groups(everything: Everything, now_ms: float) -> dict[Any, Figures]:
-    """Return the figures of each group, by its labels."""
+    """Return the figures of each group, by its labels; `oldest`, `moved`: ages in seconds."""
     return {
         (each.stream, each.group): {
             "lag": each.lag, "members": len(each.members),

@@ -93,8 +93,8 @@ class Serving:
     def _open_console(self) -> Console | None:
         """Make the console, with its sessions and logins; None: the configuration has none.
 
-        `http.console` is "local" (asked for by the names of this machine alone), "open" (also
-        without a name) or another word, by which a login takes a name.
+        By `http.console`, a login without a name may be tried: from everywhere ("open"), or, over
+        tcp, from this machine ("local").
         """
         if not serves_console(self._http):
             return None

@@ -135,7 +135,7 @@ class Source:
         return await self._everything.get()
 
     async def _ask_facts(self) -> Facts:
-        """Ask for BROKER_INFO; without an answer, return facts with the reason and no figures."""
+        """Ask for BROKER_INFO; where no answer comes, return facts with the reason alone."""
         asked_at = self._clock()
         client = self.client
         if client is None or not client.linked:
@@ -169,8 +169,8 @@ class Source:
     async def _ask_everything(self) -> Everything:
         """Ask for all listings, and for details of the streams that have a label of their own.
 
-        A listing that the broker refuses counts as empty. Where it does not answer in time, the
-        answer has the facts only.
+        For metrics and the first page. A listing that the broker refuses counts as empty. Where the
+        broker does not answer in time, the answer has the facts only.
         """
         began = self._clock()
         facts = await self.facts()
@@ -191,7 +191,7 @@ class Source:
                 details = await asyncio.gather(
                     *(_allowed(_alone(client.stream_info(name))) for (name,) in sorted(named))
                 )
-        # put(): until the next answer, those who ask for the facts are told of the failure, too.
+        # put(): until the next question, those who ask for the facts alone are told of it, too.
         except TimeoutError:
             reason = f"the broker took over {self._timeout_s:g} s to answer"
             return Everything(self._facts.put(self._fails(reason, began)))

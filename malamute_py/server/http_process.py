@@ -51,11 +51,11 @@ class HttpCredential(NamedTuple):
 def admit(
     config: Config, credential: HttpCredential | None = None
 ) -> tuple[Config, HttpCredential]:
-    """Return the configuration with the HTTP side as a user of its own, and its credential.
+    """Return the configuration with the HTTP side as one more user, and that user's credential.
 
-    credential: the one that it has; None: a new one is made.
-
-    Raises ConfigError: the name is taken, a package is missing, or no endpoint can be reached.
+    So its process links to the broker as any client does. Without http.bind nothing is added.
+    credential: the one of this run of the broker, for a reload; None: a new one is made. Raises
+    ConfigError: the name is taken, a package is missing, or no endpoint can be reached.
     """
     if not config.http.bind:
         return config, HttpCredential()
@@ -77,6 +77,7 @@ def admit(
         clients = {**authentication.clients, USER: credential.public_key}
         authentication = msgspec.structs.replace(authentication, clients=clients)
     permissions = config.permissions
+    # Without any permissions in the configuration everything is allowed.
     if permissions and USER not in permissions:
         permissions = {**permissions, USER: _GRANT}
     changed = msgspec.structs.replace(
@@ -182,7 +183,7 @@ class HttpProcess:
         self._thread.join()
 
     def _run(self) -> None:
-        """Run the process again and again, with longer pauses where it does not start."""
+        """Run the thread: a process again and again, with longer pauses where it does not start."""
         pause_s = _PAUSE_S
         while not self._stopping.is_set():
             try:
@@ -191,6 +192,7 @@ class HttpProcess:
                 code, last = -1, str(error)
             if self._stopping.is_set():
                 return
+            # With a URL, it had served.
             pause_s = _PAUSE_S if self.url else min(2 * pause_s, _PAUSE_MAX_S)
             self.url = ""
             self._count("http_ended_total")
@@ -198,11 +200,14 @@ class HttpProcess:
             self._stopping.wait(pause_s)
 
     def _serve(self) -> tuple[int, str]:
-        """Run one process to its end; returns its exit code and the last that it said."""
-        with self._lock:
+        """Run one process to its end; returns its exit code and the last line that it printed.
+
+        The first line that it prints is its URL; all others go to the log.
+        """
+        with self._lock:  # stop() sees either the child or that none is started any more
             if self._stopping.is_set():
                 return 0, ""
-            # What a terminal sends to its group is the broker's to answer.
+            # process_group: a signal that a terminal sends to its group is the broker's to answer.
             self._child = child = subprocess.Popen(
                 [sys.executable, "-P", "-m", "malamute_py.http"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

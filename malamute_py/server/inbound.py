@@ -69,7 +69,10 @@ class Inbound:
         meter: Callable[[], int],
         report: Callable[[str, dict[str, Any]], None],
     ) -> None:
-        """meter: nanoseconds from any beginning. report: takes an event's name and facts."""
+        """Take parts of the loop. limits: of messages. counters: of the shell, by name.
+
+        meter: nanoseconds from any beginning. report: takes an event's name and facts.
+        """
         self._core = core
         self._guard = guard
         self._peers = peers
@@ -256,7 +259,10 @@ class Inbound:
                 return
 
     def _take_share(self, peer: Peer, now_ms: int) -> bool:
-        """Do a share of a peer's commands that wait; False: none waits for a turn any more."""
+        """Give the core a share of a peer's commands that wait; True: more wait for its next turn.
+
+        False: none waits, or all wait until a batch among them was validated (validated()).
+        """
         left = self._share_commands
         while left:
             if not peer.commands and not (peer.queued and self._next_message(peer, now_ms)):
@@ -264,11 +270,12 @@ class Inbound:
                 return False
             count = _whole(peer.commands, left)
             commands = peer.commands[:count]
-            # Commands own the frames behind them, each so many.
+            # The contents of commands are frames of the message, in order, so many for each.
             owned = sum(command.content_frames for command in commands)
             frames = peer.frames[:owned]
             if any(map(self._core.reads_first, frames)):
-                # A command with such a frame is done alone: the others do not wait for its reading.
+                # A content that takes long to read (a large header table, a typed batch) is read
+                # before the core receives its command, which is done alone.
                 count = _whole(peer.commands, 1)
                 commands = peer.commands[:count]
                 owned = sum(command.content_frames for command in commands)
@@ -302,13 +309,16 @@ class Inbound:
     def _admit(
         self, listener: Listener, head: zmq.Frame, arrived: Arrived, old: Peer | None, now_ms: int
     ) -> Peer | None:
-        """Open a link for a peer that was not known by this routing id.
+        """Open a link for a peer that is not known by the routing id of its message.
 
-        Returns None when the peer was refused, and when its message is held for the next turn.
+        head: the message's first frame. old: the peer that had the routing id before, if one had.
+        Returns None when the peer is refused or the message is no client's, and when the message is
+        held for the next turn (`held`), as the guard has not noted its connection yet.
         """
+        # The message by which Numbering learns the next routing id that libzmq gives.
         numbering = listener.numbering
         if numbering is not None and numbering.answers(arrived.frames):
-            # Our own peer has no connection that could be noted.
+            # It is our own peer's, which has no connection that could be noted.
             if numbering.is_claimed(head.bytes):
                 self._note(listener, None, now_ms)
                 self._counters["claimed_ids_total"] += 1
@@ -316,7 +326,7 @@ class Inbound:
             return None
         connection = self._peers.connection(head)
         if connection is not None and connection.revoked:
-            return None
+            return None  # its user's credential counts no more
         if not self._note(listener, head, now_ms):
             self.held[listener] = head, arrived
             return None
@@ -329,6 +339,7 @@ class Inbound:
         peer = self._peers.add(listener, head)
         if self._peers.attach(peer, self._unsure()):
             if not peer.identity and peer.connection is not None:
+                # Without a credential, the address is what the core can tell of the link.
                 self._core.came_from(peer.number, peer.connection.address, now_ms)
             return peer
         self._counters["connections_refused_total"] += 1
@@ -357,11 +368,12 @@ class Inbound:
         return listener not in self.held
 
     def _note(self, listener: Listener, head: zmq.Frame | None, now_ms: int) -> bool:
-        """Have the guard take up connections until it has that of a message, or some.
+        """Have the guard note new connections until it has noted the one of a message.
 
-        The monitor's EVENT_ACCEPTED was written before the connection's first message, maybe after
-        many others. The connection may also have ended since. head: None: take up some. Returns
-        False when the connection of the message may be among those that are still to be noted.
+        libzmq tells of each accepted connection by an event of the listener's monitor, before the
+        connection's first message comes, but maybe behind many other events. head: the message's
+        first frame; None: note some. False: the connection may be among those that are not noted
+        yet; True: it is noted, or has ended since.
         """
         monitor = listener.monitor
         if monitor is None:

@@ -101,8 +101,8 @@ class Loop:
         milliseconds since 1970. meter: nanoseconds from any beginning. worked: nanoseconds of a
         processor that this thread has used. validate: has a typed batch checked by a thread, whose
         outcome comes with the results. reloaded: called with a Reread (a configuration that was
-        read anew) and the time. checkpoints: None: the journal is in memory, so that no tables are
-        written. collector: None: Python decides itself when garbage is collected.
+        read anew) and the time. checkpoints: None: no tables are written, as the journal is in
+        memory or the queues are lost. collector: None: Python itself decides when to collect.
         """
         self._collector = collector
         self._reloaded = reloaded
@@ -208,8 +208,7 @@ class Loop:
         inbound = self._inbound
         inbound.take_ns, inbound.until = self._take_ns, began + self._take_ns
         self._turn_until = began + self._turn_ns
-        # Whether the sockets, and those of local peers, are read until they have nothing more.
-        drained = local_drained = True
+        drained = local_drained = True  # the sockets, or those of local peers, are read empty
         for listener in self._listeners:
             if listener.monitor is not None and listener.monitor in ready:
                 inbound.ended += self._guard.drain(
@@ -321,10 +320,10 @@ class Loop:
         return max(0, min(at_ms - now_ms, _POLL_MS_MAX))
 
     def _after_drain(self, now_ms: int, drained: bool, local_drained: bool) -> None:
-        """Take up that connections ended, and have the guard judge the others if it is due.
+        """Tell the core of connections that ended, and have the guard look at others if it is due.
 
-        drained: nothing that has arrived is left unread; False: under a load that never ends this
-        is done once a second.
+        After all messages were taken up, so that the core has the last ones of a link before its
+        loss. drained: False: they were not; under a load that never ends it is done once a second.
         """
         self._drained_ms = now_ms
         if drained:
@@ -342,7 +341,7 @@ class Loop:
         else:
             for connection in ended:
                 self._lost(connection, now_ms)
-        while self._graces:
+        while self._graces:  # connections whose link has ended: _goodbye()
             due_ms, connection = self._graces[0]
             if due_ms > now_ms:
                 break
@@ -364,12 +363,13 @@ class Loop:
         return True
 
     def _watch(self, now_ms: int, drained: bool, local_drained: bool) -> list[Connection]:
-        """Have the guard look at connections; returns those that ended.
+        """Have the guard look at connections; returns those that ended, as it cut them, say.
 
         drained: the sockets have been read until they had nothing more. local_drained: those of
         local peers have.
         """
         ended = self._guard.check(now_ms, drained=drained, local_drained=local_drained)
+        # Local peers that may fill the memory are sent a PING: the silent ones are cut then.
         doubted, self._guard.local.doubted = self._guard.local.doubted, []
         for connection in doubted:
             self._peers.ask(connection.links)
@@ -418,7 +418,6 @@ class Loop:
         for result in self._results.take():
             kind = type(result)
             if kind is Synced:
-                # Confirms that waited for the disk, then the tables, which follow ring main.
                 core.synced(result.ring, result.lsn, now_ms)
                 self._rings.synced(result.ring, result.lsn)
                 if self._checkpoints is not None and result.ring == MAIN:
@@ -464,8 +463,7 @@ class Loop:
         A turn whose time is over leaves the rest to the next one.
         """
         core, rings = self._core, self._rings
-        # Tells of a ring whether a peer waits for its sync; at the broker's end each counts as
-        # waited for.
+        # Tells whether a peer waits for a ring's sync; at the broker's end one waits for each.
         hurries = _always if self._finishing else core.hurries
         for step in range(_STEPS_MAX):
             if step == 1 and core.has_work:
@@ -609,10 +607,10 @@ class Loop:
             self._close(peer.number)
 
     def _retry(self, now_ms: int) -> None:
-        """Send held messages of peers whose time to try again has come."""
+        """Send messages that are held for peers, where the time to try again has come."""
         for number, peer in list(self._waiting.items()):
             if self._peers.get(number) is not peer:
-                del self._waiting[number]
+                del self._waiting[number]  # the link has ended
             elif peer.retry_at_ms <= now_ms:
                 try:
                     if peer.flush(now_ms):
@@ -648,13 +646,14 @@ class Loop:
     # --- the end -------------------------------------------------------------------
 
     def finish(self, drain_ms: int) -> int:
-        """Confirm what was taken, say goodbye, and wait until that has left; at most drain_ms.
+        """End the loop in order: confirm what was taken, say goodbye, and wait until that has left.
 
-        Returns how many links did not take all of it in that time.
+        drain_ms: for which it waits at most. Returns how many links did not take all of it by then.
         """
         until_ms = self._clock() + drain_ms
         self._finishing = True
         self._turn_until = sys.maxsize
+        # All of it counts as one turn, in which no messages are taken up any more.
         self._turns += 1
         self._watchdog.turn = self._turns
         for listener in self._listeners:
@@ -664,7 +663,7 @@ class Loop:
             self._wait()
         self._wait()  # The last answer may be on its way.
         now_ms = self._clock()
-        self._core.drain(now_ms)
+        self._core.drain(now_ms)  # a BYE for each link
         self.settle(now_ms)
         while self._waiting and self._clock() < until_ms:
             self._retry(self._clock())

@@ -114,16 +114,18 @@ class Reading(NamedTuple):
 
 
 def take_up(before: Reading, examined: Examined, complete: Callable[[Config], Config]) -> Reading:
-    """Return what is in force after a configuration was read anew.
+    """Return what is in force after a configuration was read anew, with each change and its fate.
 
-    complete: adds the users file, which it reads, and the broker's own users.
+    A setting that is wrong, by itself or beside others, stays as it was; so do all of SECURITY
+    together. before: in force until now. examined: what was read. complete: adds the users file,
+    which it reads, and the broker's own users.
     """
     changes = [Change(key or place, REFUSED, why) for place, key, why in examined.problems]
     if any(not problem.key for problem in examined.problems):
         return before._replace(changes=changes)  # The file as a whole cannot be read.
-    # Settings that are wrong by themselves stay as they were.
+    # Settings that are wrong by themselves stay as they were. `values` is what is to be applied.
     held = {_setting_of(change.key) for change in changes}
-    values: dict[str, Any] = {}  # what is to be applied, by key
+    values: dict[str, Any] = {}
     for key in KEYS:
         old, new = value_of(before.config, key), value_of(examined.config, key)
         if old == new or key in held:
@@ -149,6 +151,7 @@ def take_up(before: Reading, examined: Examined, complete: Callable[[Config], Co
             changes.append(Change(error.key, REFUSED, error.why))
         if len(values) == taken:
             break
+    # What only the users file and the tables of credentials show.
     config = with_values(before.config, values)
     try:
         check_defaults(config)

@@ -165,7 +165,10 @@ class Rereading:
         return admit(with_users(config), self._http_credential)[0]
 
     def taken_up(self, reread: Reread, now_ms: int) -> None:
-        """Take up a configuration that was read anew (the loop's thread), and tell who asked."""
+        """Take up a configuration that was read anew, in the loop's thread, and log each change.
+
+        The core, the authenticator and open links are told; a link that asked gets its answer.
+        """
         if reread.failed:
             self._log.warning("reload_failed", link=reread.link, reason=reread.failed)
             return
@@ -182,11 +185,13 @@ class Rereading:
             verdicts: dict[tuple[str, str], tuple[str, str] | None] = {}
 
             def ending(credential: str, owner: str) -> tuple[str, str] | None:
-                """Return code and reason to end a link of a user; None: it goes on.
+                """Return code and reason to end a link after a reload; None: it goes on.
 
-                Ended are links of users that are gone, or that may do less than before.
+                The core asks for each link. Ended are links of users that are gone, or that may do
+                less than before. credential: the user, owner: whose permissions the link has.
                 """
                 who = credential, owner
+                # Users have many links, and to compare permissions takes time.
                 if who not in verdicts:
                     verdicts[who] = None
                     if credential in gone:
@@ -197,9 +202,9 @@ class Rereading:
 
             self._core.reconfigure(self._core_settings(after), ending)
             if gone:
-                self._loop.revoke(gone, now_ms)
+                self._loop.revoke(gone, now_ms)  # ends their connections, besides the links
         self._busy.release()
-        if self._again:
+        if self._again:  # SIGHUP came meanwhile
             self._again = False
             self.request()
         changes = reading.changes

@@ -154,9 +154,8 @@ class Server:
     def run(self) -> int:
         """Serve in this thread, the main one, until SIGTERM or SIGINT; returns the exit code.
 
-        SIGHUP has the configuration read anew; in a terminal it ends the broker as SIGTERM does.
-
-        Raises StartError, ConfigError.
+        For the command `malamute broker`, whose process is the broker's own. SIGHUP has the
+        configuration read anew. Raises StartError, ConfigError.
         """
         self._supervisor = Supervisor(os.environ)
         soft, hard = raise_open_files()
@@ -174,8 +173,9 @@ class Server:
         before = {number: signal.getsignal(number) for number in handlers}
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        # glibc gives a freed block back to the system from a size on that grows with the largest
-        # mapped block ever freed: pages of each batch were faulted in and cleared anew.
+        # glibc gives a freed block back to the system at once if it is larger than any freed before
+        # (within bounds), and each batch would have its pages faulted in and cleared anew. One
+        # block of this size, made and freed here, has smaller ones kept.
         bytes(_KEPT_BYTES)
         self._collector.begin()
         # A program that reads that the broker listens may end it at once: the handler is there by
@@ -272,7 +272,7 @@ class Server:
         return {} if free_bytes is None else {"disk_free_bytes": free_bytes}
 
     def _bounds(self) -> dict[str, int]:
-        """How much there may be of what a gauge of the same name counts."""
+        """Return the bound of what each gauge of the same name counts, for BROKER_INFO."""
         config = self.config
         return {
             "links": config.links.links_max,
@@ -324,7 +324,11 @@ class Server:
         )
 
     def _open(self) -> None:
-        """Open and start every part, in order; a part that fails closes those before it."""
+        """Open and start every part, in order; a part that fails closes those before it.
+
+        Raises StartError, ConfigError.
+        """
+        # What the configuration alone tells.
         config, credential = self.rereading.first()
         endpoints = [parse_endpoint(text) for text in config.listen]
         check_public(endpoints, config)
@@ -345,6 +349,7 @@ class Server:
                 parts.callback(context.term)
             self._results = ResultQueue()
             parts.callback(self._results.close)
+            # The journal and the core, with what is stored.
             self._journal = open_journal(config, self._storage)
             parts.callback(self._close_journal)
             directory, batch_bytes_max = self._directory, config.limits.batch_bytes_max
@@ -361,7 +366,8 @@ class Server:
             except QueuesLost as error:
                 queues = None
                 self._core = self._make_core(config, self._without_queues(facts, error))
-            # Streams of which damage left nothing give no offset a second time.
+            # The core knows from ring main which offsets streams gave; where damage left nothing of
+            # a stream, its ring does not know, and would give them a second time.
             for name, offsets in self._core.unseen.items():
                 self._journal.rings[name].go_on(offsets)
             self._checkpoints = checkpoints = None
@@ -372,8 +378,8 @@ class Server:
                 parts.callback(checkpoints.stop)
                 bodies = StoredBodies(directory / DATABASE)
                 parts.callback(bodies.close)
-            # Mail and requests that the log still has, of lost queues, stay as long as there is
-            # room for streams beside them.
+            # Where the queues were lost, the log keeps their mail and requests for a repair, until
+            # a ring without room needs theirs.
             lost = self._let_go if self._queues_lost else None
             self._rings = Rings(
                 self._journal,
@@ -387,6 +393,8 @@ class Server:
                 damaged=self._found.damaged,
                 rests=self._found.rests,
             )
+            # The sockets, and what watches over them. They listen from here on; what comes waits
+            # for the loop.
             self._guard = Guard(
                 config,
                 self._room_for(config, endpoints),
@@ -407,6 +415,7 @@ class Server:
                 listener = Listener(context, endpoint, config, self._authenticator)
                 self._listeners.append(listener)
                 parts.callback(listener.close, config.loop.drain_ms)
+            # The threads, and the loop over all of it.
             parts.callback(self._rings.stop_threads)
             self._rings.start()
             validator = Validator(self._results, config.limits.of_messages())
@@ -515,7 +524,10 @@ class Server:
         return True
 
     def _follow(self, directory: Path, found: QueuesFound) -> Checkpoints:
-        """Have the tables follow from now on; the core has read the log after them."""
+        """Log how the queues were recovered, and make what has their tables follow from now on.
+
+        Called at a start, when the core has applied the part of the log that the tables lack.
+        """
         if found.rebuilt:
             lost = (
                 "see queues_loss_accepted" if found.accepted else "nothing: the log had all of it"

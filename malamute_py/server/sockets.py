@@ -56,7 +56,7 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 def parse_endpoint(text: str) -> Endpoint:
-    """Take an endpoint apart; raises ConfigError for one that the broker cannot listen on."""
+    """Read an endpoint of the setting `listen`; raises ConfigError for one that is none."""
     transport, separator, rest = text.partition("://")
     if not separator or transport not in {"tcp", "ipc", "inproc"} or not rest:
         raise ConfigError(
@@ -66,7 +66,7 @@ def parse_endpoint(text: str) -> Endpoint:
         )
     if transport != "tcp":
         return Endpoint(text, transport, rest)
-    host, separator, port = rest.rpartition(":")
+    host, separator, port = rest.rpartition(":")  # an address of IPv6 has colons, too
     if not separator or not host:
         raise ConfigError("listen", f"{text!r} has no port; write for instance {text}:9797")
     if port != "*" and not (port.isascii() and port.isdigit() and int(port) < 65536):
@@ -203,6 +203,7 @@ class Listener:
         """Bind the socket. Raises StartError, with what to do about it."""
         endpoint = self.endpoint
         if endpoint.transport == "ipc":
+            # Files that a killed broker left, one of them renamed while it kept local peers out.
             _clear_stale_socket_file(endpoint, endpoint.host)
             _clear_stale_socket_file(endpoint, endpoint.host + ASIDE)
         host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
@@ -230,13 +231,13 @@ def _is_guarded(endpoint: Endpoint, config: Config) -> bool:
 
 
 def _clear_stale_socket_file(endpoint: Endpoint, path: str) -> None:
-    """Remove the socket file of a dead broker; raises StartError when one answers there.
+    """Remove the socket file that a dead broker left; raises StartError when a process answers.
 
-    path: the file's name, or the one that it has while local peers are kept out. libzmq binds over
-    any socket file, a live broker's included, and takes its clients away.
+    libzmq itself would bind over any socket file, a live broker's included, and take its clients
+    away. path: the file's name, or the one that it has while local peers are kept out.
     """
     if path.startswith(("@", "*")):
-        return
+        return  # an abstract name, or one that libzmq makes up: there is no file
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -269,14 +270,18 @@ def _clear_stale_socket_file(endpoint: Endpoint, path: str) -> None:
 
 
 def _check_socket_file(endpoint: Endpoint, config: Config) -> None:
-    """Raise StartError when other users could connect, or could put a file in its place."""
+    """Raise StartError when other users could connect, or could put a socket in its place.
+
+    Called for an ipc endpoint without authentication, once it is bound: file modes alone say who
+    may connect, unless the operator said that all may (PUBLIC_WORDS).
+    """
     path = endpoint.host
     if path.startswith("@") or path == "*":
         return
     if config.listen_public_without_authentication == PUBLIC_WORDS:
         return
     mode = stat.S_IMODE(os.stat(path).st_mode)
-    if mode & 0o002:
+    if mode & 0o002:  # every user may write it, and so connect
         raise StartError(
             f"the socket file has mode {mode:04o}: every user of this machine can connect, and "
             "nothing is asked of them",
@@ -285,6 +290,7 @@ def _check_socket_file(endpoint: Endpoint, config: Config) -> None:
         )
     directory = os.path.dirname(path) or "."
     around = stat.S_IMODE(os.stat(directory).st_mode)
+    # With the sticky bit, only its owner may replace a file.
     if around & 0o002 and not around & stat.S_ISVTX:
         raise StartError(
             f"the directory of the socket file has mode {around:04o}: every user of this machine "

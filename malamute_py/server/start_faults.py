@@ -21,7 +21,7 @@ from malamute_py.server.sockets import check_public, parse_endpoint
 
 
 def start_doubts(config: Config) -> Iterator[ConfigError]:
-    """Find what a start with this configuration would take, and warn of."""
+    """Yield what a start with this configuration would take, but warn of."""
     try:
         complete, faults = examine_users(config)
     except ConfigError:
@@ -30,7 +30,8 @@ def start_doubts(config: Config) -> Iterator[ConfigError]:
         yield from credential_doubts(complete)
     yield from doubts(complete)
     for doubt in permission_doubts(complete.permissions):
-        # What the configuration itself does not have stands in the users file.
+        # The place of the doubt: permissions that the configuration itself does not have stand in
+        # the users file. A doubt's key is permissions.IDENTITY.VERB.
         here = doubt.key.split(".", 1)[1].startswith(
             tuple(f"{each}." for each in config.permissions)
         )

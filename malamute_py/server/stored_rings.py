@@ -64,7 +64,7 @@ class StoredRings:
     def __init__(
         self, journal: Journal, config: JournalSection, batch_bytes_max: int, log: Log
     ) -> None:
-        """batch_bytes_max: of a published batch."""
+        """journal: the data directory, open. batch_bytes_max: of a published batch."""
         self.damage: list[str] = []
         """Data that was missing or damaged at the start."""
         self.damaged: dict[str, int] = {}
@@ -169,7 +169,7 @@ class StoredRings:
         return ring_facts(name, ring, recovery)
 
     def _report(self, name: str, recovery: Recovery) -> None:
-        """Log what the recovery of a ring found, and show damage in BROKER_INFO."""
+        """Log what the recovery of a ring found, and note what is damage for BROKER_INFO."""
         for damage in recovery.damages:
             self._log.error("journal_damaged", ring=name, **damage._asdict())
             self.note_damage(

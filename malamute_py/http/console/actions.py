@@ -78,9 +78,10 @@ async def copy(session: Session, form: Form) -> str:
 
 
 async def _check_target(client: Client, to: str) -> None:
-    """Raise NotUnderstood where the person may not write a stream, or make one that is not there.
+    """Raise NotUnderstood where the person may not write to a stream, or not make a missing one.
 
-    Who may write a stream and not read it is not told whether it is there; the copy finds out.
+    A person who may write a stream and not read it is not told whether it is there: then the copy
+    itself finds out.
     """
     needed = "write"
     try:

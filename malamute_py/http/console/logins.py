@@ -80,9 +80,9 @@ class Logins:
         name_optional: bool,
         attempts: Attempts | None = None,
     ) -> None:
-        """own: the HTTP side's credential, of which the broker's public key is taken.
+        """endpoints: of the broker. own: the HTTP side's credential, which has the broker's key.
 
-        name_optional: whether a login without a name may be tried.
+        name_optional: whether a login without a name may be tried. attempts: of a test.
         """
         self._sessions = sessions
         self._endpoints = tuple(endpoints)

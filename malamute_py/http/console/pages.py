@@ -162,7 +162,11 @@ async def services(session: Session, query: Query) -> Values:
 
 
 async def service(session: Session, query: Query) -> Values:
-    """One service queue: requests, workers with what they hold, and dead letters."""
+    """Return the values of a service's page: requests, workers and what they hold, dead letters.
+
+    "unseen": why the requests are not shown. "requests_following": where the next part of them
+    begins; None: this is the last one.
+    """
     facts = await session.client.service_info(query.get("name", ""))
     requests, unseen = await _requests(session.client, facts, query)
     return {
@@ -247,9 +251,10 @@ async def users(session: Session, query: Query) -> Values:
 
 
 async def settings(session: Session, query: Query) -> Values:
-    """Settings in force with their origin, and what the broker tells any client of its bounds.
+    """Return the values of the page of settings in force, with their origins, bounds and rings.
 
-    Without a prefix and `all`, the page shows those that are changed or not at their default.
+    Without `prefix` and `all` in the query, it shows the settings that the last reload changed or
+    refused, and those that are not at their default.
     """
     facts = await session.source.facts()
     broker = facts.broker
@@ -258,10 +263,11 @@ async def settings(session: Session, query: Query) -> Values:
         told = await session.client.settings_in_force()
     except BrokerRefused as error:
         untold = str(error)
+    # Each setting, and what the last reload did with it.
     rows = [(setting, told.change_of(setting.key)) for setting in told.settings]
     begin, changed_only = query.get("prefix", ""), query.get("all") != "yes"
     withheld = await _withheld(session, query, {"reload": ("manage_users", "the broker")})
-    if "namespace" in broker:
+    if "namespace" in broker:  # the person's user belongs to one
         withheld["reload"] = "it is for users of no namespace"
     return {
         "withheld": withheld,
@@ -419,9 +425,10 @@ def _bounds(broker: Mapping[str, Any]) -> list[tuple[str, int, int]]:
 def _listed(
     query: Query, entries: Iterable[tuple[T, list[Trouble]]], count: int, **more: Any
 ) -> Values:
-    """Return one page of a list: what is in trouble comes first.
+    """Return the values of one page of a list, which begins with what is in trouble.
 
-    count: of all entries that were found, of which LISTED_MAX are listed.
+    entries: each thing with its troubles. count: of all things that were found, of which LISTED_MAX
+    are listed. more: further values of the page.
     """
     rows = list(entries)[:LISTED_MAX]
 
@@ -430,7 +437,7 @@ def _listed(
         return -max((trouble.weight for trouble in found), default=0.0)
 
     rows.sort(key=worst_first)
-    pages = max(1, -(-len(rows) // ROWS_MAX))
+    pages = max(1, -(-len(rows) // ROWS_MAX))  # rounded up
     number = min(pages, whole_number(query.get("page", "") or "1", 1, LISTED_MAX, "The page"))
     return {
         "rows": rows[(number - 1) * ROWS_MAX : number * ROWS_MAX],

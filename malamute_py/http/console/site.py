@@ -152,7 +152,7 @@ class Console:
         return answer
 
     async def _log_in(self, request: Request) -> Response:
-        """Take the login form: begin a session and show the wanted page, or show the fault."""
+        """Take the login form: begin a session and show the page that was wanted, or the fault."""
         form = await form_of(request)
         nonce = request.cookies.get(_LOGIN_COOKIE, "")
         if (
@@ -170,6 +170,7 @@ class Console:
             )
         except LoginRefused as error:
             return self._login_page(request, str(error), HTTPStatus.UNAUTHORIZED)
+        # Of the same browser, whose cookie is about to be another one.
         former = self._session(request)
         if former is not None:
             self.sessions.end(former)

@@ -58,7 +58,11 @@ class Pauses:
         return wrong is not None and now_ms < wrong.until_ms
 
     def failed(self, place: Origin, now_ms: int) -> int:
-        """Count a wrong password; returns the pause that begins, in milliseconds, or 0."""
+        """Count a wrong password for a name at an address; returns the pause that begins, or 0 ms.
+
+        Of too many names, the one whose last wrong password is longest ago is forgotten.
+        """
+        # Taken out and put in again: the dictionary is in the order of last wrong passwords.
         wrong = self._wrong.pop(place, None)
         if wrong is None or now_ms - wrong.at_ms > _FORGOTTEN_MS:
             wrong = _Wrong()

@@ -74,9 +74,10 @@ class Authenticator:
         paused: Callable[[str, str, int], None],
         erred: Callable[[Exception], None],
     ) -> None:
-        """denied: called with (mechanism, address, why) for each connection that was turned away.
+        """Read the tables of credentials, bind the handler's socket, and start the threads.
 
-        why: "credential", "paused" (wrong too often) or "busy" (too many wait). paused: called with
+        denied: called with (mechanism, address, why) for each connection that was turned away; why:
+        "credential", "paused" (wrong too often) or "busy" (too many wait). paused: called with
         (user, address, milliseconds) when a pause begins. erred: called with an error that no code
         foresaw, for which one attempt was denied. Raises ConfigError for a bad table, StartError
         when the context has a handler already.
@@ -96,7 +97,7 @@ class Authenticator:
         else:
             self._secret = read_server_key(settings.server_key_file)
             self._clients = client_keys(settings)
-        seed_libzmq()
+        seed_libzmq()  # before each ROUTER socket: see numbering.py
         # Answers go in another order than questions come, which a REP socket cannot do.
         self._socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -121,11 +122,12 @@ class Authenticator:
         self._hashing = 0
         """Attempts that the threads have and that were not judged."""
         self._took_s = 0.05
-        """How long the last hash took."""
+        """Seconds that the last hash took."""
         self._work: queue.SimpleQueue[_Attempt | None] = queue.SimpleQueue()
         self._done: deque[tuple[_Attempt, bool]] = deque()
         """Attempts that were hashed, and whether the password is right."""
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        """Wakes the handler's thread, as a hash is done or the broker ends."""
         self._stopping = False
         hashers = settings.hash_threads if settings.mechanism == "plain" else 0
         self._unhashed: Answers[_Attempt] = Answers(max(1, hashers), _STRANGERS_MAX)
@@ -209,11 +211,14 @@ class Authenticator:
             self._take_turns()
 
     def _take_turns(self) -> None:
-        """Hand attempts to the threads that hash, and give those their answers that need none."""
+        """Hand the attempts whose turns come to the threads that hash, while one of them is free.
+
+        Attempts before them that need no hash have their answers put off for as long as one takes.
+        """
         # All threads hash but one, which answers libzmq.
         while self._hashing < len(self._threads) - 1:
             now_ms = self._clock()
-            # A pause of an address for names that no user has spares all of them the hash.
+            # No hash is needed while the address has a pause for names that no user has.
             free, attempt = self._turns.take(
                 lambda attempt, now_ms=now_ms: self._pauses.holds(attempt.by_user, now_ms)  # type: ignore[misc]
             )
@@ -221,7 +226,7 @@ class Authenticator:
                 early = self._unhashed.put(
                     unhashed.by_digest, unhashed, _monotonic_ms(), int(self._took_s * 1_000)
                 )
-                if early is not None:
+                if early is not None:  # too many answers wait: the first one comes early
                     self._answer_stranger(early)
             if attempt is None:
                 return

@@ -174,10 +174,13 @@ def read_guarded(path: str, key: str, refused: int, advice: str) -> bytes:
 
 
 def read_users_file(path: str) -> dict[str, str]:
-    """Read lines of `name hash`; empty lines and lines that begin with # are skipped."""
+    """Return name -> password hash from a users file of lines `name hash`, the older form.
+
+    Empty lines and lines that begin with # are skipped. Raises ConfigError.
+    """
     key = USERS_FILE
     try:
-        # The group may read it, and nobody else may.
+        # 0o027: the group may read it, and nothing else; others may do nothing.
         lines = read_guarded(path, key, 0o027, "chmod 640").decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(key, f"{path} cannot be read: {error}") from None

@@ -63,9 +63,10 @@ def _namespace(name: str, section: NamespaceSection) -> Namespace:
 
 
 def check_namespaces(config: Config) -> None:
-    """Raise ConfigError for a user in two namespaces, or under a prefix that is not the user's.
+    """Raise ConfigError for a user in two namespaces, or with a name under another one's prefix.
 
-    config: with all users.
+    Also where a namespace would take in the broker's own HTTP side. config: with the users of the
+    users file.
     """
     if not config.namespaces:
         return
@@ -88,6 +89,7 @@ def check_namespaces(config: Config) -> None:
                 f"namespaces.{home[1].name}.users",
                 f"user {user} belongs to {home[0].name} already: one namespace a user",
             )
+        # The names that the user may have as a client: mailboxes have these names.
         for name in (user, *authentication.identities.get(user, ())):
             for other in _under(name, namespaces.all):
                 if other not in home:
@@ -143,16 +145,22 @@ def like_a_member(user: str, namespaces: Namespaces) -> tuple[str, str] | None:
 
 
 def _is_like(user: str, pattern: str) -> bool:
-    """Whether a name begins nearly as a pattern does, which is a beginning and a star."""
-    head = pattern.removesuffix("*")
+    """Whether a user's name resembles those that a pattern such as `acme.*` selects.
+
+    For a user that no pattern selects, and whose name may be misspelt. Other kinds of patterns
+    resemble nothing.
+    """
+    head = pattern.removesuffix("*")  # acme.
     if head == pattern or not head or "*" in head or head[-1].isalnum():
         return False
-    word, end = head[:-1], head[-1]
+    word, end = head[:-1], head[-1]  # acme, and the dot
+    # As many parts of the name, between its dots, as the pattern has before its star.
     parts = head.count(end)
     own = end.join(user.split(end)[:parts])
     if own.casefold() == word.casefold():
         return True  # Such as ACME.eve, or acme alone.
     if user.count(end) >= parts:
+        # Such as acne.eve.
         alike = difflib.SequenceMatcher(None, own, word)
         return alike.real_quick_ratio() >= _LIKE and alike.ratio() >= _LIKE
     rest = user[len(word) :]  # Such as acme-eve.

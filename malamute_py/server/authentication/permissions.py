@@ -158,9 +158,9 @@ class Permissions:
         return answer
 
     def subjects(self, identity: str, stream: str) -> Callable[[str], bool] | None:
-        """Return the test of subjects under which an identity may publish to a stream; None: no.
+        """Return the test of subjects under which an identity may publish to a stream; None: none.
 
-        Asked only where the identity may not `write` the stream.
+        Asked only where the identity may not `write` the stream under every subject.
         """
         rule = self._rule(identity)
         if rule is None or len(stream) > NAME_BYTES_MAX or rule.denies("write", stream):
@@ -204,9 +204,11 @@ class Permissions:
     def _decide(self, identity: str, action: str, name: str) -> bool:
         """Whether an identity may do something to a name, by its namespace and its rule.
 
-        A broker without rules allows everything within the namespace.
+        __call__() remembers the answer. A broker without rules allows everything within the
+        namespace.
         """
         if action == "list_namespaces":
+            # The HTTP side needs the list for the metrics.
             return identity == HTTP_USER or self._decide(identity, "manage_users", name)
         if not self._reaches(identity, action, name):
             return False

@@ -221,8 +221,9 @@ def read_users(path: str) -> Users:
 
 
 def _text_of(path: str) -> str:
-    """Read a users file's text. Raises ConfigError."""
+    """Return a users file's text. Raises ConfigError, also where others could read or write it."""
     try:
+        # 0o027: the group may read it, and nothing else; others may do nothing.
         return read_guarded(path, USERS_FILE, 0o027, "chmod 600").decode("utf-8")
     except FileNotFoundError:
         raise ConfigError(
@@ -278,19 +279,24 @@ def examine_users(config: Config) -> tuple[Config, list[ConfigError]]:
 def credential_doubts(config: Config) -> Iterator[ConfigError]:
     """Yield a warning where a credential is asked for and no user has one.
 
-    config: with all users.
+    config: with the users of the users file; the broker's own HTTP side does not count.
     """
     authentication = config.authentication
+    if authentication.mechanism == "none":
+        return
     users, kind = {
         "plain": (authentication.users, "password"),
         "curve": (authentication.clients, "public key"),
-    }.get(authentication.mechanism, ({HTTP_USER: "", "any": ""}, ""))
+    }[authentication.mechanism]
     if not users.keys() - {HTTP_USER}:
         yield ConfigError(USERS_FILE, f"nobody may connect: no user has a {kind}")
 
 
 def _with_tables(config: Config, reading: _Reading) -> Config:
-    """Return the configuration with what a users file has; a name in both is a fault of it."""
+    """Return the configuration with what a users file has; a name in both is a fault of the file.
+
+    With such a file an identity without permissions of its own may do nothing.
+    """
     file, authentication = reading.users(), config.authentication
 
     def joined(
@@ -305,7 +311,8 @@ def _with_tables(config: Config, reading: _Reading) -> Config:
                 reading.note((kind, name, *inner), "stands in the configuration as well")
         return {**more, **own}
 
-    # For the faults alone: what is joined of users is taken apart by what each user has.
+    # For the faults alone. A user of the file then goes, by what it has, into the configuration's
+    # tables of passwords, keys and templates.
     joined("users", {**authentication.users, **authentication.clients}, file.users)
     passwords = {name: user.password for name, user in file.users.items() if user.password}
     keys = {name: user.public_key for name, user in file.users.items() if user.public_key}

@@ -71,7 +71,7 @@ class Parts:
         self.bytes = 0
 
     def add(self, lsn: int, end_lsn: int) -> None:
-        """Add the bounds of a bundle that concerns the queues; bundles come in order."""
+        """Add the bounds of a bundle with changes of queues, which the tables lack; in order."""
         parts = self._parts
         last_end = parts[-1][1] if parts else 0
         # A part near the last one, or one too many, makes the last one longer.
@@ -227,7 +227,10 @@ class Checkpoints:
         self._ask(ranges)
 
     def _watch(self, now_ms: int) -> None:
-        """Kill the process when it has made no progress for stall_ms although it has work."""
+        """Kill the process when it has made no progress for stall_ms although it has work.
+
+        Called by each turn of the loop whose time for a look has come: _LOOKS in stall_ms.
+        """
         stall_ms = self._config.stall_ms
         self._look_ms = now_ms + max(stall_ms // _LOOKS, 1)
         progress = self._process.progress()
@@ -272,9 +275,10 @@ class Checkpoints:
         return self._held > before
 
     def _idle(self, now_ms: int) -> None:
-        """Have the position alone written now and then, while nothing concerns the queues.
+        """Have the tables' position alone written now and then, while the log has nothing for them.
 
-        The hold has moved on without it; the next start reads the log from the position.
+        The next start reads the log from this position on: without the write, it would read all
+        that was published to streams meanwhile.
         """
         if self._done_ms is None:
             self._done_ms = now_ms
@@ -282,7 +286,7 @@ class Checkpoints:
             self._visible - self.lsn >= self._config.log_bytes
             and now_ms - self._done_ms >= self._config.idle_ms
         ):
-            self._ask([])
+            self._ask([])  # no parts
 
     def _ask(self, ranges: list[tuple[int, int]]) -> None:
         """Have the process follow these parts of the log, as far as the ring is synced."""
@@ -291,7 +295,10 @@ class Checkpoints:
         self._process.ask(Follow(self._visible, ranges))
 
     def take(self, answer: Checkpointed | CheckpointFailed, now_ms: int) -> None:
-        """Take up how far the tables are now, or why the process failed; events tell of both."""
+        """Take up how far the tables have come, or why the process failed; the log tells of both.
+
+        The loop hands over the process's answer to an advance.
+        """
         now_ms = self._advance(now_ms)
         self._asked = False
         if answer.said:
@@ -320,7 +327,8 @@ class Checkpoints:
         self._since_ms = None
         self._hold()
         if done.mail_next and self._ring.settings.full == "refuse":
-            # Nothing else would ever give back the room of the bodies in such a ring.
+            # The tables have these bodies. A ring that overwrites nothing would never have their
+            # room back otherwise.
             self._ring.remove_before(MAIL_STREAM, offset=done.mail_next)
         self._report("checkpoint_done", level, {
             "lsn": done.lsn, "changes": done.changes, "rows": done.rows, "bodies": done.bodies,
@@ -341,9 +349,8 @@ class Checkpoints:
     def _weigh(self, percent: float) -> None:
         """Begin or end the pressure, in which new mail and requests wait until ring main has room.
 
-        percent: of the ring's room that changes take which the tables do not have yet, and which
-        may therefore not be overwritten. It ends well below where it begins, so that it does not
-        come and go.
+        percent: of the ring's room that may not be overwritten, as the tables do not have all of it
+        yet. The pressure ends well below where it begins, so that it does not come and go.
         """
         if not self.pressed and percent >= self._config.pressure_percent:
             self.pressed = True
@@ -388,10 +395,10 @@ class Checkpoints:
     # --- the end -----------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Let the tables catch up and end the process, within stop_ms; the loop has ended.
+        """Let the tables catch up and end the process, within stop_ms; called at the broker's end.
 
-        What the tables lack after the last answer of the process is followed here, in this thread,
-        for the time that is left.
+        What the tables lack after the process's last answer is brought to them here, in this
+        thread, in the time that is left, so that the next start has less to read.
         """
         deadline = time.monotonic() + self._config.stop_ms / 1000
         visible = self._ring.synced_lsn

@@ -94,21 +94,23 @@ class CheckpointProcess:
         return 0 if child is None else child.pid
 
     def progress(self) -> tuple[int, ...] | None:
-        """Return a measure of what the process has done so far, to be compared; from the loop.
+        """Return what the kernel counted of the process's work; equal twice: it made no progress.
 
-        None: there is no process, or it waits for the disk, for which another would wait as long.
+        Called by the loop. None: there is no process, or it waits for the disk, for which another
+        process would wait as long.
         """
         pid = self.pid
         if not pid:
             return None
         try:
-            # The name, in parentheses, may have spaces. Source: proc_pid_stat(5), proc_pid_io(5).
+            # Behind the name, which is in parentheses and may have spaces. Source:
+            # proc_pid_stat(5), proc_pid_io(5).
             state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             io = Path(f"/proc/{pid}/io").read_text().split()
         except OSError:
             return None
         user, system = fields[10:12]  # ticks of the processor in user and system mode
-        waits_for_disk, counts = state == "D", io[1::2]  # after each name its count
+        waits_for_disk, counts = state == "D", io[1::2]  # io: names and counts in turn
         return None if waits_for_disk else (pid, int(user), int(system), *map(int, counts))
 
     def kill(self) -> None:
@@ -118,7 +120,7 @@ class CheckpointProcess:
             child.kill()
 
     def ask(self, job: Follow) -> None:
-        """Ask the process to follow; from the loop."""
+        """Have the process make an advance of the tables; the result comes to the loop's queue."""
         if self._thread is None:
             # The process starts only now: a broker that has nothing to follow has neither thread
             # nor process.
@@ -246,16 +248,19 @@ class CheckpointProcess:
         return self._died("")
 
     def _died(self, reason: str) -> CheckpointFailed:
-        """Clean up after a process that has ended; return what it said last."""
+        """Clean up after a process that has died, or could not be started; return the failure.
+
+        reason: empty: the last line that the process wrote is the reason.
+        """
         child = self._child
         if child is None:
             self._close()
             return CheckpointFailed("died", f"no process could be started: {reason}")
-        child.kill()
+        child.kill()  # its output has ended, and it may still run
         code = child.wait()
         self._close()
         self._deaths += 1
-        self._replaces = True
+        self._replaces = True  # the next process is reported as a restart
         reason = reason or self._words.strip().rpartition("\n")[2]
         what = f"the process that writes the tables ended ({code})"
         return CheckpointFailed("died", f"{what}: {reason}" if reason else what)

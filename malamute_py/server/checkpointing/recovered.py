@@ -55,7 +55,11 @@ class QueuesLost(Exception):
 
 
 def ring_facts(name: str, ring: Ring, recovery: Recovery) -> RingFacts:
-    """Return what the core has to know of a ring."""
+    """Return what the core has to know of a ring that a start has opened: its part of the state.
+
+    recovery: what the journal found in the ring.
+    """
+    # Records of the change log, each with its offset; only ring main has some.
     changes: list[tuple[int, bytes]] = []
     for control in recovery.controls:
         if control.kind == CHANGE and control.stream == CHANGE_STREAM:
@@ -97,9 +101,11 @@ def ring_facts(name: str, ring: Ring, recovery: Recovery) -> RingFacts:
 
 
 def rings_asked(main: RingFacts) -> tuple[dict[str, dict[str, Any]], set[str]]:
-    """List the rings that streams have to themselves, with the settings that each was asked for.
+    """Return the rings that streams have to themselves, and those of streams that are gone.
 
-    Second: the rings of streams that the log has removed since its last snapshot.
+    A start opens the former, each by the settings that its stream asks for; of the latter, which
+    the log has removed since its last snapshot, files may be left. main: what was found in ring
+    main, whose snapshot and changes tell the streams.
     """
     tables, position = Tables(), 0
     removed: set[str] = set()
@@ -107,7 +113,7 @@ def rings_asked(main: RingFacts) -> tuple[dict[str, dict[str, Any]], set[str]]:
         snapshot = decode_snapshot(main.snapshot)
         tables, position = snapshot.tables, snapshot.change_next
     for offset, record in main.changes:
-        if offset >= position:
+        if offset >= position:  # the snapshot has those before it
             change = decode_change(record)
             if isinstance(change, StreamRemoved) and change.number in tables.streams:
                 row = tables.streams[change.number]

@@ -146,11 +146,12 @@ class Guard:
     def drain(
         self, monitor: zmq.Socket[bytes], now_ms: int, most: int, *, authenticated: bool
     ) -> list[Connection]:
-        """Take up to `most` of the monitor's events; returns the connections that ended.
+        """Take note of connections that came, went or failed; returns those that ended.
 
-        authenticated: the monitor's listener asks for credentials. Where few descriptors are left,
-        no more peers are let in from here on, for connections that come are what takes them;
-        check() lets peers in again.
+        monitor: the socket by which libzmq tells events of a listener. most: events that are taken.
+        authenticated: the listener asks for credentials. Where few descriptors are left, no more
+        peers are let in from here on, for connections that come are what takes them; check() lets
+        peers in again.
         """
         if self._is_short():
             self.listening.set_full(True)
@@ -164,6 +165,7 @@ class Guard:
             if event == zmq.EVENT_ACCEPTED:
                 old = self.connections.get(value)
                 if old is not None:
+                    # The descriptor is given again, so that the connection that had it has ended.
                     self._forget(old)
                     ended.append(old)
                 self._accepted(value, now_ms, monitor)
@@ -336,7 +338,10 @@ class Guard:
         return fds
 
     def _look(self, fds: list[int], now_ms: int, drained: bool) -> list[Connection]:
-        """Look at each of these connections by itself; returns those that ended."""
+        """Look at each of these connections by itself; returns those that ended.
+
+        Connections with unread bytes become the suspects of the next check.
+        """
         self._suspects = []
         ended: list[Connection] = []
         for fd in fds:
@@ -378,7 +383,10 @@ class Guard:
         self._shut_down(connection, reason, abort=True)
 
     def _shut_down(self, connection: Connection, reason: str, *, abort: bool) -> None:
-        """Cut a connection by its descriptor, and report it."""
+        """Cut a connection by a copy of its descriptor, and report it.
+
+        abort: whether the peer's kernel is told at once, by a reset, and not after what was sent.
+        """
         try:
             with copied(connection.fd, connection.inode) as own:
                 if abort:

@@ -34,7 +34,7 @@ class LeftBehind:
     """Ended connections since the sockets were empty; used by the loop thread only."""
 
     def __init__(self, memory: Memory, share_bytes_max: int, bytes_max: int) -> None:
-        """share_bytes_max: unread bytes of one user or address. bytes_max: of all together."""
+        """share_bytes_max: bound of the unread bytes of one user or address; bytes_max: of all."""
         self._memory = memory
         self._share_bytes_max = share_bytes_max
         self._bytes_max = bytes_max

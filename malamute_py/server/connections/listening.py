@@ -32,22 +32,23 @@ class ListeningSockets:
     def __init__(
         self, count: Callable[[str], None], report: Callable[[str, dict[str, object]], None]
     ) -> None:
-        """count: adds to a counter by its name. report: takes an event's name and facts."""
+        """count: adds 1 to the counter of a name. report: takes an event's name and facts."""
         self._count = count
         self._report = report
         self._fds: list[int] = []
+        """Descriptors of libzmq's sockets that listen over tcp."""
         self.ports: frozenset[int] = frozenset()
-        """Ports on which they listen over tcp."""
+        """Their ports."""
         self._paths: list[str] = []
-        """Files of the sockets of local peers."""
+        """Files of the sockets that listen for local peers."""
         self._local_away = False
-        """True: these peers are kept out, for what connections of a local user left."""
+        """True: local peers are kept out, for what connections of a local user left in memory."""
         self._turned_away: set[str] = set()
         """Addresses whose connection requests the kernel drops."""
         self.is_full = False
-        """True: all peers are kept out, as few descriptors are left."""
+        """True: all new peers are kept out, as few descriptors are left."""
         self._is_shut = False
-        """True: everybody is kept out, for what ended connections left."""
+        """True: all new peers are kept out, for what ended connections left in memory."""
 
     def add(self, fd: int) -> None:
         """Note a socket that libzmq listens with."""

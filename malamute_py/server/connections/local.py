@@ -29,11 +29,11 @@ class LocalConnections:
     """Judges connections over ipc; used by the loop thread only."""
 
     def __init__(self, memory: Memory, share_bytes_max: int) -> None:
-        """share_bytes_max: unread bytes of one user or address."""
+        """share_bytes_max: bound of the unread bytes of one user or address."""
         self._memory = memory
         self._share_bytes_max = share_bytes_max
         self._stretch = 1
-        """Number of the stretch of checks since local messages were all taken up."""
+        """Number of the stretch: the checks of the guard since local messages were all taken up."""
         self._rss = memory.rss
         """Resident memory at the last check before this stretch, or when the last one was cut."""
         self._cuts = 0
@@ -89,13 +89,15 @@ class LocalConnections:
     def flood(self, local: Iterable[Connection], explained: int) -> tuple[Connection, str] | None:
         """Return the connection to cut for local messages that wait, and why; None: there is none.
 
-        Called where some wait. The first is cut for a share of growth, the next for half as much,
-        and so on: together they come to two shares.
+        Called while messages of local peers wait (a stretch). The kernel does not tell whose they
+        are: the connection is cut of which most were taken up meanwhile. The first is cut when
+        memory has grown by the bound of a share, the next at half as much, and so on, so that
+        together they come to two shares. explained: memory of unread bytes that were counted.
         """
         grown = self._memory.rss - self._rss - explained
         if grown <= max(self._share_bytes_max >> self._cuts, _LEAST_BYTES):
             return None
-        # Frames taken up of each since messages wait.
+        # Frames of each connection that were taken up since messages wait.
         taken = {
             each: each.frames - each.stretch_frames
             for each in local

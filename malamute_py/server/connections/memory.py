@@ -37,7 +37,7 @@ class Memory:
     def __init__(
         self, count: Callable[[str], None], report: Callable[[str, dict[str, object]], None]
     ) -> None:
-        """count: adds to a counter by its name. report: takes an event's name and facts."""
+        """count: adds 1 to the counter of a name. report: takes an event's name and facts."""
         self._count = count
         self._report = report
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
@@ -49,7 +49,7 @@ class Memory:
         """True: since memory was given back, unread bytes have filled it, or were left in the
         queues."""
         self._trimmed_ms = 0
-        """Time at which giving memory back was tried last."""
+        """Time at which giving memory back (a trim) was tried last."""
         self._trim_each_ms = _TRIM_EACH_MS
         self._rss_at_trim = 0
         """Resident memory at that time."""

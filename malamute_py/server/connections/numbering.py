@@ -48,18 +48,24 @@ class Numbering:
     """The numbers of one ROUTER socket; used by the thread that has the socket."""
 
     def __init__(self, context: zmq.Context[Any], socket: zmq.Socket[bytes]) -> None:
-        """socket: not yet bound, so that it gets only what is sent here."""
+        """Learn the first number that libzmq gives at a ROUTER socket, by a peer of our own.
+
+        socket: not yet bound for clients, so that it gets only what is sent here.
+        """
         self._context = context
         self._socket = socket
+        # The send() of pyzmq's base class, which costs half as much: as in peers.py.
         self._send = super(zmq.Socket, socket).send
         self._token = secrets.token_bytes(16)
         self._name = f"inproc://malamute-{secrets.token_hex(16)}"
         self._asked: zmq.Socket[bytes] | None = None
+        """Our own peer, from ask() until its message comes."""
         self._at_ms = 0
+        """Time before which no number is asked for."""
         self._taken: list[int] = []
         """Numbers ahead of the last answer to which a message could be sent."""
         self._own = 0
-        """Numbers that our own peers took."""
+        """How many numbers our own peers took."""
         socket.bind(self._name)
         self.ask(0)
         # The first frame is the id that libzmq gave to our own peer, the second one its token.

@@ -37,11 +37,12 @@ class Watchdog:
         self.turn = 0
         """The number of the turn under way; 0: the loop waits for messages. The loop sets it."""
         self.holds = False
-        """True: something is held back, or is about to be."""
+        """True: something is held back, or is about to be: the loop calls release() after its
+        turn."""
         self._guard = guard
         self._grown_bytes = grown_bytes
         self._held: dict[int, int] = {}
-        """Inodes of the connections that are held back, and their descriptors."""
+        """Connections that are held back: inode -> descriptor."""
         self._lock = threading.Lock()
         self.error: Exception | None = None
         """The unforeseen error of a look; the loop reports it and takes it away."""

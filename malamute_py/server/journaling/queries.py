@@ -107,13 +107,18 @@ def _note_latest(
     content: Content, base: int, first: int, end: int,
     matches: Callable[..., bool], latest: dict[str, int],
 ) -> None:  # fmt: skip
-    """Note each matching subject's newest offset in one batch."""
+    """Put the newest offset of each subject that matches, of one batch, into `latest`.
+
+    base: the batch's first offset. first, end: offsets that count.
+    """
+    # The batch's headers, each once, and for each row the number of its header (its code).
     headers, codes = content.headers()
-    low, high = max(first - base, 0), min(end - base, len(content))
+    low, high = max(first - base, 0), min(end - base, len(content))  # rows that count
     if high <= low:
         return
+    # The last row of each header that is used.
     if codes is None:
-        last_rows = {0: high - 1}
+        last_rows = {0: high - 1}  # all rows have the only header
     else:
         # unique() tells where a code comes first: backwards, that is its last row.
         used, from_end = np.unique(codes[low:high][::-1], return_index=True)
@@ -263,8 +268,13 @@ def copies_at(ring: Ring, places: Sequence[int]) -> Iterator[Any]:
 
 
 def _copies(ring: Ring, stream: int, arguments: dict[str, Any]) -> list[tuple[bytes, list[int]]]:
-    """Copies of the records asked for, each with their offsets."""
+    """Return copies of newest records, as _copy() makes them, each with the offsets in it.
+
+    Asked for when the segment that has the records is to be overwritten. offsets: of records in
+    their own batches. places: where records that were copied before lie now -> their offsets.
+    """
     offsets, places = arguments["offsets"], arguments["places"]
+    # By the base of each batch: the batch, and the offsets that are wanted of it.
     wanted: dict[int, tuple[bytes, list[int]]] = {}
     for offset, batch in zip(offsets, ring.read_batches(stream, offsets), strict=True):
         if batch is not None:
@@ -297,15 +307,17 @@ def _offsets(base: int, content: Content) -> np.ndarray[Any, np.dtype[np.int64]]
 
 
 def _moved_keys(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The newest record of each subject among some copies, in the order of the copies.
+    """Return the newest record of each subject among some copies, in the order of the copies.
 
-    A row of the answer: what _keys_of_copy() yields, and the offset of the copy itself.
+    The core asks at a start, to know where newest records lie. A row of the answer: what
+    _keys_of_copy() yields, and the offset of the copy itself in its hidden stream.
     """
     rows: dict[str, tuple[str, int, int, int | None, int]] = {}
     found = ring.read(MOVED_STREAM, arguments["from"], arguments["end"], arguments["bytes"])
     for run in found.runs:
         view = memoryview(run.data)
         for at, size, base, count in run.spans:
+            # Each body of a batch of the hidden stream is one copy.
             bodies = Content(view[at + STAMP_BYTES : at + size]).bodies()
             bounds = bodies.offsets.tolist()
             for row in range(count):
@@ -313,9 +325,11 @@ def _moved_keys(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str,
                 for key in _keys_of_copy(copy):
                     subject, offset, *_ = key
                     known = rows.get(subject)
-                    if known is None or known[1] <= offset:
+                    _, known_offset, *_ = known or (subject, -1)
+                    if known_offset <= offset:
                         rows.pop(subject, None)
                         rows[subject] = (*key, base + row)
+    # By the copies' own offsets, the last of each row.
     return {"rows": sorted(rows.values(), key=itemgetter(4)), "next": found.next}
 
 

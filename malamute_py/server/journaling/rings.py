@@ -248,9 +248,9 @@ class Rings:
     # --- what the loop calls -----------------------------------------------------------
 
     def open(self, name: str, settings: dict[str, Any]) -> None:
-        """Have a ring opened, or removed, by a thread; until then its appends are refused.
+        """Have a ring opened, or removed, by the opener's thread; meanwhile its appends wait.
 
-        settings: those of its stream, or `remove`: the stream is gone, and its ring is to go.
+        settings: as its stream asks for them; `remove` among them: the stream is gone.
         """
         if settings.get("remove"):
             self._dirty.pop(name, None)
@@ -410,12 +410,12 @@ class Rings:
         self._reader.put(True)
 
     def pin(self, ring: str, name: str, stream: int, offset: int | None) -> None:
-        """Hold a ring back from a stream's offset on; None: no longer."""
-        # Asked first: the opening thread enters a ring before it is no longer awaited.
-        awaited = ring in self._unready
+        """Have a ring keep a stream's records from an offset on, by a pin; None: no longer."""
+        # Looked up first: the opener puts a ring into _rings before it takes it out of _unready.
+        is_opening = ring in self._unready
         found = self._rings.get(ring)
         if found is None:
-            if awaited:
+            if is_opening:
                 self._early_pins.setdefault(ring, {})[name] = stream, offset
             return
         if self._early_pins:
@@ -480,7 +480,7 @@ class Rings:
             return self._erred(job, error)
 
     def _erred(self, job: BodiesRead | ReadRange | IndexQuery, error: Exception) -> object:
-        """Tell the asking link that a read met what this code does not foresee in a batch."""
+        """Return the answer to a job at which the reader thread met an unforeseen error."""
         ring, stream, doing = MAIN, "mail", "bodies"
         if not isinstance(job, BodiesRead):
             ring, stream = job.ring, str(job.stream)
@@ -517,7 +517,7 @@ class Rings:
 
         A read that another reader has just made is answered from memory.
         """
-        # Asked first: the opening thread enters a ring before it is no longer awaited.
+        # Looked up first: the opener puts a ring into _rings before it takes it out of _unready.
         unready = self._unready.get(job.ring)
         ring = self._rings.get(job.ring)
         if isinstance(job, ReadRange):
@@ -527,9 +527,12 @@ class Rings:
                 return self._read_copies(ring, job)
             if job.shared and not job.oldest_ms:
                 recent = self._recent.find(ring, job)
-                # Mapped pages may have been paged out since they were read.
-                if recent is not None and all(populate_again(run.data) for run in recent[0]):
-                    return HistoryRead(job.token, *recent)
+                if recent is not None:
+                    runs, following = recent
+                    # The kernel may have dropped mapped pages since: they are read again here, so
+                    # that the loop never waits for the disk.
+                    if all(populate_again(run.data) for run in runs):
+                        return HistoryRead(job.token, runs, following)
             elif job.alone:  # no other reader would want what was kept
                 self._recent.forget(ring, job.stream)
             try:
@@ -569,7 +572,7 @@ class Rings:
         try:
             for place, copy in zip(job.places, copies_at(ring, job.places), strict=True):
                 looked += 1
-                if copy is not None:  # None: it was copied again meanwhile, to another place
+                if copy is not None:  # None: it is gone, as its segment was overwritten
                     stamp = Stamp.unpack(copy, verify=False)
                     span = (0, len(copy), stamp.base_offset, stamp.count)
                     runs.append(HistoryRun(copy, (span,), place))
