@@ -73,7 +73,7 @@ class Examined(NamedTuple):
     """Returns the place of the setting that a dotted name begins with."""
 
     def all_problems(self, faults: Iterable[ConfigError]) -> list[Problem]:
-        """Add the faults that a further check found with the values that are left."""
+        """Return the problems, and those that a further check found in the values that are left."""
         wrong = [problem.key for problem in self.problems]
         # A value that was left out is not compared with others.
         return self.problems + [
@@ -89,7 +89,10 @@ def examine(
     environment: Mapping[str, str] | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Examined:
-    """Read a configuration as load() does, and go on after each problem."""
+    """Read a configuration as load() does, but go on after each problem, and note origins.
+
+    For `malamute broker --check` and reloads.
+    """
     return _Examination(path).run(environment or {}, overrides or {})
 
 
@@ -97,9 +100,12 @@ class _Examination:
     def __init__(self, path: str | Path | None) -> None:
         self._path = path
         self._table: dict[str, Any] = {}
+        """Values that are right by themselves, in tables of tables."""
         self._origins: dict[Keys, str] = {}
+        """Their places."""
         self._problems: list[Problem] = []
         self._lines: dict[Keys, int] = {}
+        """Lines of the file, by what begins there."""
 
     def run(self, environment: Mapping[str, str], overrides: Mapping[str, Any]) -> Examined:
         """Take each value of the file, the environment and the overrides, then check the whole."""
@@ -234,12 +240,16 @@ def _shown(config: Config) -> Iterator[tuple[Keys, Any]]:
 
 
 def _items(table: Mapping[str, Any], prefix: Keys = ()) -> Iterator[tuple[Keys, Any]]:
-    """Return the values of a table: of a section one by one, of a table in it item by item."""
+    """Yield the values of a configuration with the names that lead to each.
+
+    A section is taken value by value. So are its tables that have keys of their own (_BY_ITEM);
+    any other table is one value.
+    """
     for name, value in table.items():
         keys = (*prefix, name)
-        inside = not prefix and any(key.startswith(f"{name}.") for key in KEYS)
-        if isinstance(value, Mapping) and (inside or ".".join(keys) in _BY_ITEM):
-            if value or inside:
+        is_section = not prefix and any(key.startswith(f"{name}.") for key in KEYS)
+        if isinstance(value, Mapping) and (is_section or ".".join(keys) in _BY_ITEM):
+            if value or is_section:
                 yield from _items(value, keys)
         else:
             yield keys, value
@@ -303,7 +313,7 @@ def _path(line: str) -> Keys:
 
 
 def _is_whole(value: str) -> bool:
-    """Whether a text is a whole value of TOML, so that its lines are read."""
+    """Whether a text is a whole value of TOML; False: the value goes on in the next line."""
     try:
         tomllib.loads(f"value = {value}")
     except tomllib.TOMLDecodeError:

@@ -118,7 +118,7 @@ def check_http(http: HttpSection) -> None:
 
 
 def serves_console(http: HttpSection) -> bool:
-    """Whether the address has the console: one that other machines reach only when told so."""
+    """Whether the HTTP side has the console; where other machines reach it, only if told so."""
     public = parse_bind(http.bind)[2]
     return http.console in ("login", "open") or (http.console == "local" and not public)
 

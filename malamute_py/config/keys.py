@@ -143,8 +143,9 @@ def key_faults(table: Mapping[str, Any]) -> Iterator[ConfigError]:
 
 
 def _unknown(key: str) -> ConfigError:
+    """Return the error for a key that there is not, with a hint at what was meant."""
     section, _, last = key.partition(".")
-    if last in _DEFAULTS.get(section, ()):
+    if last in _DEFAULTS.get(section, ()):  # a setting of what first use creates
         return ConfigError(key, f"there is no such key; did you mean {section}.default.{last}?")
     return ConfigError(key, f"there is no such key{nearest(key, KEYS) or _there_is(key)}")
 

@@ -70,7 +70,7 @@ def read_override(key: str, value: Any) -> Any:
 
 
 def from_table(table: Mapping[str, Any]) -> Config:
-    """Check a table of tables and fill in the defaults; raises ConfigError."""
+    """Return a configuration of a table of tables, wholly checked; raises ConfigError."""
     config = typed(table)
     for fault in wrong_in_combination(config):
         raise fault
@@ -78,7 +78,10 @@ def from_table(table: Mapping[str, Any]) -> Config:
 
 
 def typed(table: Mapping[str, Any]) -> Config:
-    """Check each value of a table of tables by itself; raises ConfigError."""
+    """Return a configuration of a table of tables, each value checked by itself alone.
+
+    What the table leaves out has its default. Raises ConfigError.
+    """
     for fault in key_faults(table):
         raise fault
     try:
@@ -134,6 +137,7 @@ def parse_value(key: str, text: str) -> Any:
 
 
 def _toml_value(key: str, text: str) -> Any:
+    """Return what a text says as a value of TOML. Raises ConfigError."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -34,14 +34,14 @@ class Verdict:
 
 
 def live(facts: Facts) -> Verdict:
-    """Whether the broker's loop turns, as far as it can be seen from outside."""
+    """Judge whether the broker's loop turns, as far as is seen from outside: whether it answers."""
     if facts.silent_s < SILENT_S:
         return Verdict(True)
     return Verdict(False, [("broker", f"silent for {facts.silent_s:.0f} s: {facts.reason}")])
 
 
 def ready(facts: Facts) -> Verdict:
-    """Whether clients can link, publish, send and request now."""
+    """Judge whether clients can link, publish, send and request now."""
     broker = facts.broker
     if not broker:
         return Verdict(False, [("broker", facts.reason)])

@@ -97,7 +97,7 @@ def of_service(facts: ServiceFacts, now_ms: float) -> Iterator[Trouble]:
 
 
 def of_mailbox(facts: MailboxFacts, now_ms: float) -> Iterator[Trouble]:
-    """Troubles of a mailbox."""
+    """Troubles of a mailbox: its oldest message waits for long. Weights: Trouble.weight."""
     age_s = seconds_since(facts.oldest_ms, now_ms)
     waiting = facts.messages - facts.delayed
     if waiting > 0 and age_s > WAITING_S:
@@ -133,7 +133,7 @@ def of_group(facts: GroupFacts, now_ms: float) -> Iterator[Trouble]:
 
 
 def of_cursor(facts: CursorFacts, now_ms: float) -> Iterator[Trouble]:
-    """Troubles of a cursor."""
+    """Troubles of a cursor: it lags and does not move. Weights: Trouble.weight."""
     unmoved_s = seconds_since(facts.moved_ms, now_ms)
     if facts.lag and unmoved_s > UNMOVED_S:
         words = f"{many(facts.lag, 'record')} behind, and has not moved for {span(unmoved_s)}"
@@ -144,7 +144,7 @@ def of_cursor(facts: CursorFacts, now_ms: float) -> Iterator[Trouble]:
 
 
 def of_link(facts: LinkFacts) -> Iterator[Trouble]:
-    """Troubles of a client's link."""
+    """Troubles of a client's link: it does not read, or slowly. Weights: Trouble.weight."""
     unread = int(facts.more.get("unread_bytes", 0))
     name = (str(facts.link),)
     who = facts.identity or "anonymous"

@@ -27,6 +27,7 @@ def _until_input_ends(loop: asyncio.AbstractEventLoop, stop: Callable[[], None])
     """Call `stop` once the standard input ends: the broker that started this process is gone."""
 
     def readable() -> None:
+        """Take what the input has; nothing: it has ended."""
         if not os.read(0, 4_096):
             loop.remove_reader(0)
             stop()

@@ -88,7 +88,7 @@ def application(source: Source, token: str, console: Console | None = None) -> A
 
 
 def _told(name: str, verdict: readiness.Verdict, request: Request) -> Response:
-    """Answer with a verdict: 200 if it holds, else 503. The token shows the reasons."""
+    """Answer with a verdict: 200 if it holds, else 503. Requests with the token get the reasons."""
     value: dict[str, Any] = {name: verdict.holds}
     if request.scope[AUTHORIZED]:
         for key, entries in (("reasons", verdict.reasons), ("warnings", verdict.warnings)):
@@ -175,7 +175,7 @@ class Checked:
 
 
 def _is_of_this_machine(host: bytes) -> bool:
-    """Whether a Host header is an address or `localhost`: no name that a stranger can give."""
+    """Whether a Host header is an address or `localhost`, and no name of a site on the internet."""
     text = host.decode("latin-1").strip().lower()
     text = text[1:].partition("]")[0] if text.startswith("[") else text.partition(":")[0]
     if text in ("", "localhost"):

@@ -38,7 +38,7 @@ Figures = dict[str, float]
 
 
 def render(everything: Everything, labels: Labels) -> bytes:
-    """The page of metrics, as Prometheus reads it."""
+    """Return the page of metrics, as Prometheus reads it."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(everything, labels))
     return generate_latest(registry)
@@ -121,6 +121,7 @@ def _of_the_process(everything: Everything) -> Iterator[Family]:
 
 
 def _plain(rows: Mapping[str, Metric], facts: Mapping[str, Any]) -> Iterator[Family]:
+    """Yield the metrics without labels of a table, as far as the broker tells their figures."""
     for name, metric in rows.items():
         if name in facts:
             yield _single(metric, facts[name] * metric.factor)
@@ -299,7 +300,8 @@ def _namespaces(everything: Everything, labels: Labels) -> Iterator[Family]:
 
 
 def _used(namespace: NamespaceFacts) -> dict[str, int]:
-    """How much is held of each resource that is held or bounded."""
+    """Return how much a namespace holds of each resource that it holds or that has a quota."""
+    # Of a rate, such as records per second, nothing is held.
     bounded = dict.fromkeys(namespace.quotas.keys() - RATES, 0)
     return {**bounded, **namespace.held}
 
@@ -347,6 +349,7 @@ def _family(metric: Metric, samples: Iterable[tuple[tuple[str, ...], float]]) ->
 
 def _histogram(metric: Metric, facts: Mapping[str, Any]) -> Family:
     """Return a histogram of durations from the broker's facts: bounds, counts and sum."""
+    # Prometheus wants for each bound the count of all that is not above it.
     bounds = [*map(str, facts["bounds_s"]), "+Inf"]
     buckets = list(zip(bounds, map(float, accumulate(facts["counts"])), strict=True))
     return HistogramMetricFamily(

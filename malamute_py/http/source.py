@@ -75,7 +75,7 @@ class Shared(Generic[T]):
         self._asking: asyncio.Task[T] | None = None
 
     async def get(self) -> T:
-        """Return the kept answer, or wait for the next one."""
+        """Return the answer if it is fresh, or wait for the next one, which all callers share."""
         if self._answer is not None and self._clock() - self._at < self._keep_s:
             return self._answer
         if self._asking is None:
@@ -84,7 +84,7 @@ class Shared(Generic[T]):
         return await asyncio.shield(self._asking)
 
     def put(self, answer: T) -> T:
-        """Keep an answer that another question gave."""
+        """Keep an answer as if it had just been asked for, and return it."""
         self._answer, self._at = answer, self._clock()
         return answer
 
@@ -205,7 +205,7 @@ class Source:
 
 
 async def _allowed(listing: Awaitable[list[T]]) -> list[T]:
-    """A listing; empty where the broker refuses it, for want of permission or of the thing."""
+    """Return a listing; empty where the broker refuses it: no permission, or no such thing."""
     try:
         return await listing
     except BrokerRefused:

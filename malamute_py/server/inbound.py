@@ -46,10 +46,14 @@ _POLLIN = int(zmq.POLLIN)
 
 
 def _whole(commands: Sequence[Command], most: int) -> int:
-    """Return how many commands a share of `most` takes: a step and its parts stay together."""
+    """Return how many of the commands make a share of `most`: a step and its parts stay together.
+
+    It may be more than `most` where the last one is a step.
+    """
     count = 0
     while count < most and count < len(commands):
         command = commands[count]
+        # An ATOMIC says how many of the commands behind it are its parts.
         count += 1 + command.count if type(command) is Atomic else 1
     return count
 
@@ -122,7 +126,7 @@ class Inbound:
         self._cut_off.clear()
 
     def validated(self, link: int) -> None:
-        """Let a link go on whose batch was validated."""
+        """Let a link's commands have their turns again, as its batch was validated."""
         peer = self._validating.pop(link, None)
         if peer is not None:
             self.queued[link] = peer
@@ -387,13 +391,13 @@ class Inbound:
         return (head is not None and self._is_noted(listener, head)) or not has_events(monitor)
 
     def _is_noted(self, listener: Listener, head: zmq.Frame) -> bool:
-        """Whether the guard has noted the connection of a message, and that it was given its id."""
+        """Whether the guard has noted a message's connection, and enough others for its id."""
         numbering, accepted = listener.numbering, self._guard.connections.accepted
         is_given = numbering is None or numbering.is_given(head.bytes, accepted)
         return is_given and self._peers.is_known(head)
 
     def _is_numbered(self, numbering: Numbering, head: zmq.Frame) -> bool:
-        """Whether a message came by an id that its peer may have."""
+        """Whether a message came by an id that its peer may have; False: its connection is cut."""
         if numbering.is_given(head.bytes, self._guard.connections.accepted):
             return True
         self._counters["claimed_ids_total"] += 1
@@ -403,6 +407,7 @@ class Inbound:
         return False
 
     def _unsure(self) -> set[int]:
+        """Return descriptors of ended connections that never spoke: see Peers.attach()."""
         return {connection.fd for connection in self.ended if not connection.spoke}
 
     def _malformed(self, peer: Peer, error: RemoteProtocolError, now_ms: int) -> None:

@@ -137,7 +137,7 @@ class Peer:
         return True
 
     def queue(self, arrived: Arrived) -> None:
-        """Keep a message until the commands of those before it had their turn."""
+        """Keep a message until the commands of those before it had their turn: catch_up()."""
         assert self.queued is not None
         self.queued.append(arrived)
         self.queued_bytes += arrived.bytes
@@ -159,7 +159,7 @@ class Peer:
             self.connection.frames += parts
 
     def hold(self, frames: Frames, now_ms: int) -> None:
-        """Keep a message that could not be sent."""
+        """Keep a message that could not be sent, behind the others; flush() tries again."""
         if not self.pending:
             self.retry_ms = _RETRY_MIN_MS
             self.retry_at_ms = now_ms + self.retry_ms
@@ -218,7 +218,10 @@ class Peers:
         return list(self._by_number)
 
     def is_same(self, peer: Peer, head: zmq.Frame) -> bool:
-        """Whether a message that came by the peer's routing id came from that very peer."""
+        """Whether a message that came by the peer's routing id came from that very peer.
+
+        Asked for peers that are `strict`: another connection may use the id, too.
+        """
         if peer.fd != _descriptor(head) or peer.identity != _identity(peer.listener, head):
             return False
         own = peer.connection
@@ -313,7 +316,10 @@ class Peers:
         peer.commands, peer.frames = [], []
 
     def free(self) -> None:
-        """Free FREED_A_TURN of the dropped messages, frames and commands."""
+        """Free FREED_A_TURN of the dropped messages, frames and commands, in each turn of the loop.
+
+        To free all at once would hold the loop for long.
+        """
         most, dropped, remains = FREED_A_TURN, self._dropped, self._remains
         while most > 0 and (dropped or remains.parts):
             if not remains.parts:
@@ -326,6 +332,7 @@ class Peers:
 
 
 def _descriptor(head: zmq.Frame) -> int:
+    """Return the descriptor of the connection that a message came by, as libzmq says; -1: none."""
     try:
         return int(head.get(zmq.SRCFD))
     except zmq.ZMQError:
@@ -333,6 +340,7 @@ def _descriptor(head: zmq.Frame) -> int:
 
 
 def _identity(listener: Listener, head: zmq.Frame) -> str:
+    """Return the user that the authenticator told libzmq for a message's connection; "": none."""
     if not listener.authenticated:
         return ""
     return str(head.get("User-Id"))

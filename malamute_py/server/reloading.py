@@ -184,7 +184,7 @@ def take_up(before: Reading, examined: Examined, complete: Callable[[Config], Co
 
 
 def _setting_of(key: str) -> str:
-    """Return the setting of which a dotted name is a part."""
+    """Return the setting of which a dotted name is a part, such as permissions."""
     parts = key.split(".")
     for length in range(len(parts), 0, -1):
         if ".".join(parts[:length]) in KEYS:
@@ -231,7 +231,7 @@ def _by_name(before: Config, after: Config) -> Iterator[Change]:
 
 
 def lost_credentials(before: Config, after: Config) -> frozenset[str]:
-    """Return the users that are gone, or whose credential is another one."""
+    """Return the users that are gone after a reload, or whose credential is another one."""
     mechanism = after.authentication.mechanism
     if mechanism == "none":
         return frozenset()

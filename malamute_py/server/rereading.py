@@ -110,8 +110,10 @@ class Rereading:
     # --- reading anew --------------------------------------------------------------------
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Have the configuration read anew, once more if a reading is under way (SIGHUP)."""
-        # A reading that is under way may have read what has been changed since.
+        """Have the configuration read anew, at SIGHUP; once more if a reading is under way.
+
+        That reading may have passed over what has been changed since.
+        """
         self._again = self._busy.locked()
         self.request()
 

@@ -143,7 +143,7 @@ class Server:
         return self
 
     def stop(self) -> None:
-        """End in order; what was confirmed is on disk. Raises ServerFailed if it had failed."""
+        """Stop the broker that start() began, in order. Raises ServerFailed if it had failed."""
         self.request_stop()
         if self._thread is not None:
             self._thread.join()
@@ -195,6 +195,7 @@ class Server:
             self._results.wake()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Have the broker stop in order at a signal, and end the process at a second one."""
         if self._stopping:
             # Asked twice: do not wait for any client. Everything confirmed is on disk.
             os._exit(128 + number)
@@ -456,7 +457,7 @@ class Server:
     def _start_http(
         self, config: Config, credential: HttpCredential, parts: contextlib.ExitStack
     ) -> None:
-        """Have the HTTP side started; it waits for the loop to turn."""
+        """Start the HTTP side's process; its link to the broker waits for the loop to turn."""
         first = first_line(config.http, self._listeners, credential, self.public_key)
         self._http = HttpProcess(first, self.log, self._count, self._clock)
         self._http.start()
@@ -498,7 +499,7 @@ class Server:
         return find_queues(self._directory, uuid, main, facts[MAIN], self.config.checkpoint)
 
     def _make_core(self, config: Config, state: RecoveredState) -> Broker:
-        """Make the core. Raises QueuesLost: while the log after the tables was read."""
+        """Make the core, which applies the log after the tables. Raises QueuesLost: it cannot."""
         return Broker(
             self._core_settings(config),
             uuid=self._journal.uuid,
@@ -508,7 +509,10 @@ class Server:
         )
 
     def _without_queues(self, facts: dict[str, RingFacts], lost: QueuesLost) -> RecoveredState:
-        """Serve streams, and nothing that the lost tables had."""
+        """Return the state of a core that serves streams alone, as the queues could not be read.
+
+        The log, BROKER_INFO and metrics tell it, and the core refuses commands of queues.
+        """
         self._queues_lost = str(lost)
         self.log.error("queues_lost", reason=str(lost), do=lost.remedy)
         self._found.note_damage(f"{DATABASE}: {lost}")
@@ -628,9 +632,9 @@ class Server:
             self.log.info("stopped", took_ms=took_ms, untold_links=untold)
 
     def _close_journal(self) -> None:
-        """Close the rings; one that failed was reported when it did."""
+        """Close the rings, at the end of all."""
         try:
             self._journal.close()
         except JournalFailed as error:
-            # The error was logged when it happened; the next start deals with it.
+            # Its cause was logged when the ring failed; the next start deals with it.
             self.log.error("ring_not_closed", reason=str(error))

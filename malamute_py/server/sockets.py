@@ -44,7 +44,7 @@ class Endpoint(msgspec.Struct, frozen=True):
 
     @property
     def is_public(self) -> bool:
-        """Whether another machine may reach it."""
+        """Whether another machine may reach the endpoint."""
         if self.transport != "tcp":
             return False
         if self.host in {"localhost", "lo"}:
@@ -225,6 +225,7 @@ class Listener:
 
 
 def _is_guarded(endpoint: Endpoint, config: Config) -> bool:
+    """Whether an endpoint asks for credentials, where the broker has a mechanism for them."""
     if endpoint.transport == "inproc":
         return False  # The peer is in the same process, and libzmq makes no handshake there.
     return not (endpoint.transport == "ipc" and config.authentication.ipc_without)

@@ -65,7 +65,7 @@ def start_faults(config: Config) -> Iterator[ConfigError]:
 
 
 def _public(config: Config) -> None:
-    """Raise ConfigError if a good endpoint of the configuration is open to all unasked."""
+    """Raise ConfigError if a valid endpoint is public, and no credential is asked for."""
     endpoints = []
     for text in config.listen:
         try:
@@ -76,6 +76,7 @@ def _public(config: Config) -> None:
 
 
 def _token(config: Config) -> None:
+    """Raise ConfigError if the HTTP side's token cannot be read, or is no secret."""
     path = config.http.token_file
     if config.http.bind and path and not Path(path).expanduser().is_file():
         raise ConfigError("http.token_file", f"{path} is no file; write a token into one")

@@ -193,7 +193,7 @@ class StoredRings:
             self._log.info("recovered", ring=name, end_lsn=recovery.end_lsn, clean=recovery.clean)
 
     def note_damage(self, text: str) -> None:
-        """Show damage in BROKER_INFO, while the broker runs."""
+        """Keep a sentence about damage, which BROKER_INFO shows as long as the broker runs."""
         if len(self.damage) < _DAMAGE_SHOWN:
             self.damage.append(text)
 

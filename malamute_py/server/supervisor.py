@@ -39,7 +39,7 @@ class Supervisor:
             self._every_s = int(watchdog_us) / 2e6  # seconds, and twice as often as has to be
 
     def tell(self, state: str) -> None:
-        """Send a state, as `READY=1`."""
+        """Send systemd a state such as `READY=1`; without a supervisor nothing is done."""
         if not self._address:
             return
         with (
@@ -49,7 +49,7 @@ class Supervisor:
             sending.sendto(state.encode(), socket.MSG_DONTWAIT, self._address)
 
     def alive(self) -> None:
-        """Send that the loop turns, twice within the supervisor's time limit."""
+        """Send that the loop turns, twice within the supervisor's time limit; after each turn."""
         if self._every_s and self._clock() >= self._next_s:
             self._next_s = self._clock() + self._every_s
             self.tell("WATCHDOG=1")

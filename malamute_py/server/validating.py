@@ -38,7 +38,7 @@ class Validator:
         self._started = False
 
     def put(self, check: BatchCheck) -> None:
-        """Have a batch validated; from the loop."""
+        """Have a batch validated by the thread, which the first one starts; from the loop."""
         if not self._started:
             try:
                 self._worker.start()
@@ -74,6 +74,7 @@ def validate(check: BatchCheck, limits: Limits) -> BatchChecked:
 
 @lru_cache(_SCHEMAS_MAX)
 def _schema_of(message: bytes) -> Any:
+    """Return the schema in a message of Arrow's; kept, as batch after batch has the same one."""
     from malamute_protocol.arrow import parse_schema
 
     return parse_schema(message)

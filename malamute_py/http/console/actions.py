@@ -166,12 +166,12 @@ async def edit_stream(session: Session, form: Form) -> str:
 
 
 def _setting(key: str, text: str) -> int | str:
-    """Read a setting as it is typed. Raises NotUnderstood."""
+    """Return the value of a stream's setting as a person types it. Raises NotUnderstood."""
     wanted = text.strip()
     if key in ("level", "description"):
         return wanted
     try:
-        value = in_unit_of(key, wanted or "0")
+        value = in_unit_of(key, wanted or "0")  # such as 5MiB or 10m; None: a mere number
     except ValueError as error:
         raise NotUnderstood(f"{key}: {visible(str(error)[:200])}") from None
     return whole_number(wanted or "0", 0, _NUMBER_MAX, key) if value is None else value
@@ -229,7 +229,7 @@ async def requeue_group(session: Session, form: Form) -> str:
 
 
 def _marked(form: Form) -> list[int]:
-    """Numbers of the dead letters that a form marks; none: it means all. Raises NotUnderstood."""
+    """Return the numbers of the dead letters that a form marks; []: all. Raises NotUnderstood."""
     if of(form, "which") == "all":
         return []
     numbers = [whole_number(each, 0, _NUMBER_MAX, "A number") for each in form.get("number", ())]

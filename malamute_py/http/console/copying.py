@@ -57,17 +57,17 @@ class Copy:
         return self._task is not None and not self._task.done()
 
     def start(self, client: Client, start: StartPoint, end: int) -> None:
-        """Begin. end: the offset before which it ends."""
+        """Begin to copy, as a task. client: the person's link. end: offset before which it ends."""
         self.end = end
         self._task = asyncio.get_running_loop().create_task(self._run(client, start))
 
     def cancel(self) -> None:
-        """End it where it is."""
+        """End the copy where it is."""
         if self._task is not None:
             self._task.cancel()
 
     def then(self, call: Callable[[], None]) -> None:
-        """Have a call made when it ends."""
+        """Have a call made when the copy ends; after start()."""
         assert self._task is not None
         self._task.add_done_callback(lambda task: call())
 
@@ -99,6 +99,7 @@ class Copy:
             self.copied, self.confirmed = publisher.published, publisher.confirmed
 
     def _note(self, notice: Any) -> None:
+        """Keep a notice to the reader, such as of a gap, as a sentence for the page."""
         text = notice_text(notice)
         if text and len(self.said) < _NOTICES_MAX:
             self.said.append(text)

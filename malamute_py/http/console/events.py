@@ -81,7 +81,7 @@ class EventStreams:
         self._lasting_s = lasting_s
 
     def answer(self, session: Session, events: Events) -> EventAnswer | None:
-        """Return the answer that sends the events; None: too many are open."""
+        """Return the answer that sends the events; None: too many event streams are open."""
         if self.open >= self._most or session.streams >= SESSION_STREAMS_MAX:
             return None
         return EventAnswer(self, session, events)
@@ -195,7 +195,10 @@ async def rates(source: Source, every_s: float = 1.0) -> Events:
 
 
 async def tail(session: Session, stream: str, pattern: str) -> Events:
-    """Records as they come, with what was passed over where more come than a person can read."""
+    """Yield the events of a stream's tail on its page: records as they come.
+
+    Where more come than a person can read, only their count is told of some.
+    """
     reached = -1
     try:
         while True:

@@ -48,14 +48,20 @@ class Attempts:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._wrong: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        """Address and name -> (wrong attempts, time until which the next one waits)."""
 
     def wait_s(self, who: str) -> float:
         """Return how long an address still waits for a name; 0: it may try."""
-        return max(0.0, self._wrong.get(who, (0, 0.0))[1] - self._clock())
+        _, until_s = self._wrong.get(who, (0, 0.0))
+        return max(0.0, until_s - self._clock())
 
     def wrong(self, who: str) -> None:
-        """Count a wrong attempt."""
-        times = self._wrong.pop(who, (0, 0.0))[0] + 1
+        """Count a wrong attempt of an address for a name; from the fourth on it has to wait.
+
+        Of too many, the one that was wrong longest ago is forgotten.
+        """
+        before, _ = self._wrong.pop(who, (0, 0.0))
+        times = before + 1
         pause = 0.0
         if times > WRONG_FREE:
             pause = min(PAUSE_MAX_S, PAUSE_S * 2 ** min(times - WRONG_FREE - 1, 10))
@@ -157,6 +163,7 @@ class Logins:
         reason = ""
 
         def on_link(event: LinkEvent) -> None:
+            """Keep why there is no link; end the session when the link has ended for good."""
             nonlocal reason
             if isinstance(event, Unlinked):
                 reason = f": {event.reason}"

@@ -128,7 +128,7 @@ async def stream(session: Session, query: Query) -> Values:
 
 
 async def mailboxes(session: Session, query: Query) -> Values:
-    """The list of mailboxes."""
+    """Return the values of the list of mailboxes; those in trouble come first."""
     found = await session.client.list_mailboxes(query.get("prefix", ""), limit=LISTED_MAX + 1)
     now_ms = await session.broker_ms()
     rows = ((each, list(troubles.of_mailbox(each, now_ms))) for each in found)
@@ -154,7 +154,7 @@ async def mailbox(session: Session, query: Query) -> Values:
 
 
 async def services(session: Session, query: Query) -> Values:
-    """The list of service queues."""
+    """Return the values of the list of service queues; those in trouble come first."""
     found = await session.client.list_services(query.get("prefix", ""), limit=LISTED_MAX + 1)
     now_ms = await session.broker_ms()
     rows = ((each, list(troubles.of_service(each, now_ms))) for each in found)
@@ -229,7 +229,7 @@ async def cursor(session: Session, query: Query) -> Values:
 
 
 async def clients(session: Session, query: Query) -> Values:
-    """The list of links, those first that read slowly."""
+    """Return the values of the list of links; those that read slowly come first."""
     found = await session.client.list_links(LISTED_MAX + 1)
     begin = query.get("prefix", "")
     fitting = [each for each in found if each.identity.startswith(begin)]
@@ -238,7 +238,10 @@ async def clients(session: Session, query: Query) -> Values:
 
 
 async def users(session: Session, query: Query) -> Values:
-    """Users with the permissions in force, and who may do something."""
+    """Return the values of the list of users with their permissions in force.
+
+    With `verb` and `name` in the query: which of them may do that.
+    """
     verb, name = query.get("verb", ""), query.get("name", "").strip()
     found = await session.client.list_users(verb, name)
     begin = query.get("prefix", "")
@@ -328,7 +331,7 @@ def _after(query: Query) -> int:
 
 
 async def _messages(client: Client, mailbox: str, after: int) -> tuple[list[PeekedMail], str]:
-    """Some messages of a mailbox, and why there are none where the broker refuses the look."""
+    """Return some messages of a mailbox, and why there are none where the broker refuses it."""
     try:
         found = await client.peek(mailbox, after=after, limit=ROWS_MAX, body_bytes=TEXT_BYTES_MAX)
     except BrokerRefused as error:
@@ -375,7 +378,7 @@ async def _dead_letters(client: Client, facts: ServiceFacts | GroupFacts, query:
 
 
 async def _links(client: Client) -> list[LinkFacts]:
-    """The links of clients; none where the person may not see them."""
+    """Return the links of clients; none where the person may not see them."""
     try:
         return await client.list_links(LISTED_MAX)
     except BrokerRefused:

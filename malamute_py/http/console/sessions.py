@@ -103,13 +103,16 @@ class Sessions:
         return len(self._sessions)
 
     def begin(self, user: str, client: Client) -> Session:
-        """Begin a session; the one that was idle longest ends where there are too many."""
+        """Begin a session. Where there are too many, the one that was idle longest ends.
+
+        That is one of the same user where this user has too many, else of the user with most.
+        """
         self.sweep()
         if sum(each.user == user for each in self._sessions.values()) >= self._most_of_user:
             self._end_idlest(user)
         elif len(self._sessions) >= self._most:
-            most = Counter(each.user for each in self._sessions.values()).most_common(1)[0][0]
-            self._end_idlest(most)
+            ((busiest, _),) = Counter(each.user for each in self._sessions.values()).most_common(1)
+            self._end_idlest(busiest)
         session = Session(user, client, self._clock())
         self._sessions[session.id] = session
         return session

@@ -292,7 +292,10 @@ class Console:
         return do
 
     async def _checked(self, request: Request) -> tuple[Session, Form] | Response:
-        """Return the session and the form of a change, or the refusal of one without a session."""
+        """Return the session and the form of a change, or the answer that refuses it.
+
+        The form has to come from a page of this session: its token says so.
+        """
         session = self._session(request)
         if session is None:
             return _see(url("login"))
@@ -324,7 +327,10 @@ def _from_here(request: Request) -> bool:
 
 
 def _inside(path: str) -> str:
-    """Return an address of the console: what was given if it is one."""
+    """Return the path that was given if it is one of the console, else the console's first page.
+
+    So a login never leads to another site.
+    """
     inside = path == ROOT or path.startswith((f"{ROOT}/", f"{ROOT}?"))
     return path if inside and path.isascii() and path.isprintable() else ROOT
 
@@ -338,7 +344,8 @@ def _refreshed(request: Request) -> str:
 
 
 def _to_login(request: Request, refreshing: bool) -> Response:
-    if refreshing:
+    """Send the person to the login page, and from there back to the page that was asked for."""
+    if refreshing:  # the page's script, htmx, takes the browser there by this header
         return Response(status_code=HTTPStatus.NO_CONTENT, headers={"hx-redirect": url("login")})
     to = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     return _see(url("login", to=to if to != ROOT else ""))

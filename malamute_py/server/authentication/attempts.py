@@ -53,7 +53,7 @@ class Pauses:
         return len(self._wrong)
 
     def holds(self, place: Origin, now_ms: int) -> bool:
-        """Whether a password is denied without being hashed."""
+        """Whether a pause holds for a name at an address: its passwords are denied unhashed."""
         wrong = self._wrong.get(place)
         return wrong is not None and now_ms < wrong.until_ms
 
@@ -90,8 +90,9 @@ class _Waiting(Generic[Job]):
 
     def __init__(self) -> None:
         self.names: OrderedDict[str, deque[tuple[int, Job]]] = OrderedDict()
+        """Name -> (number, attempt) of each; the first name has the address's next turn."""
         self.known = 0
-        """Attempts for users."""
+        """How many of them are for users."""
 
 
 class Turns(Generic[Job]):
@@ -236,7 +237,7 @@ class Answers(Generic[Job]):
         return self._pop() if len(self._due) > self._most else None
 
     def take(self, now_ms: int) -> Job | None:
-        """Take an answer whose time has come."""
+        """Take an answer whose time has come; None: there is none."""
         if not self._due:
             return None
         due_ms, _, _ = self._due[0]

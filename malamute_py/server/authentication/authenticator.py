@@ -153,14 +153,14 @@ class Authenticator:
         return zmq.curve_public(self._secret) if self._secret else b""
 
     def renew(self, settings: Authentication) -> None:
-        """Let other users in from now on; the mechanism stays. Raises ConfigError: none changed."""
+        """Take other users from a reload; the mechanism stays. Raises ConfigError: none changed."""
         if self._settings.mechanism == "plain":
             self._plain = PlainTable(plain_users(settings), before=self._plain)
         else:
             self._clients = client_keys(settings)
 
     def protect(self, socket: zmq.Socket[bytes]) -> None:
-        """Make the socket demand the mechanism; called before the socket is bound."""
+        """Have a listener's socket demand the mechanism; called before the socket is bound."""
         if self._settings.mechanism == "plain":
             socket.setsockopt(zmq.PLAIN_SERVER, 1)
         else:
@@ -170,7 +170,7 @@ class Authenticator:
     def close(self) -> None:
         """Stop answering; new connections are denied from here on."""
         self._stopping = True
-        for _ in self._threads[:-1]:
+        for _ in self._threads[:-1]:  # those that hash; the last one is the handler's
             self._work.put(None)
         os.eventfd_write(self._wake, 1)
         for thread in self._threads:
@@ -314,6 +314,7 @@ class Authenticator:
                 self._answer_stranger(surplus)
 
     def _pause(self, attempt: _Attempt) -> None:
+        """Deny an attempt for a name that has a pause."""
         self._denied("PLAIN", attempt.by_user.address, "paused")
         # ZAP's 300, so that the peer tries again: it may be the user, with the right password,
         # beside an attacker who guesses.
@@ -341,7 +342,9 @@ class Authenticator:
         self._answer(attempt.reply, _DENIED, "not one of ours")
 
     def _answer(self, reply: tuple[bytes, ...], code: bytes, text: str, identity: str = "") -> None:
+        """Send libzmq an answer of ZAP. identity: of the peer, where it is let in."""
         session, delimiter, number = reply
+        # Version, number of the request, status, its text, user, metadata.
         frames = [session, delimiter, b"1.0", number, code, text.encode(), identity.encode(), b""]
         self._socket.send_multipart(frames)
 

@@ -39,6 +39,7 @@ def hash_password(password: str, *, salt: bytes | None = None) -> str:
 
 
 def _scrypt(password: bytes, salt: bytes, log2_n: int, r: int, p: int) -> bytes:
+    """Hash a password; about 50 ms with the parameters of hash_password()."""
     return hashlib.scrypt(
         password, salt=salt, n=1 << log2_n, r=r, p=p, maxmem=_SCRYPT_MEMORY, dklen=32
     )
@@ -122,7 +123,7 @@ class PlainTable:
         return name if name in self._users else ""
 
     def is_remembered(self, name: str, password: bytes, now_ms: int) -> bool:
-        """Whether this password was right for the user a while ago; takes no time."""
+        """Whether this password was right for the user within the last hour; needs no hash."""
         mark, until_ms = self._right.get(name, (b"", 0))
         return now_ms < until_ms and hmac.compare_digest(mark, self._mark(name, password))
 
@@ -221,7 +222,10 @@ def carriers_of(settings: Authentication) -> Carriers:
 
 
 def read_server_key(path: str) -> bytes:
-    """Read the broker's secret CURVE key in Z85; made, for its owner only, if there is none."""
+    """Return the broker's secret CURVE key in Z85; the first start makes its file.
+
+    Raises ConfigError.
+    """
     try:
         if path:
             with contextlib.suppress(FileExistsError):
@@ -235,7 +239,8 @@ def write_secret_key(path: str) -> None:
     """Make a CURVE key pair; its secret key goes to a new file, for its owner only."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as file:
-        file.write(zmq.curve_keypair()[1] + b"\n")
+        _, secret = zmq.curve_keypair()
+        file.write(secret + b"\n")
         file.flush()
         os.fsync(file.fileno())
 

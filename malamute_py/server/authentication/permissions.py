@@ -80,6 +80,7 @@ class _Rule:
     __slots__ = ("admin", "allowed", "denied", "flags", "some", "subjects")
 
     def __init__(self, grant: Grant) -> None:
+        """Compile the lists of names of a grant, so that a question is one match."""
         self.allowed = _compiled_lists(grant, NamedVerbs)
         self.denied = _compiled_lists(grant.deny, Denied)
         self.flags = frozenset(flag for flag in FLAGS if getattr(grant, flag))
@@ -92,7 +93,10 @@ class _Rule:
         """Actions that are allowed on some name."""
 
     def allows(self, action: str, name: str) -> bool:
-        """Whether the action is allowed on the name: a denial goes before everything."""
+        """Whether the action is allowed on the name: a denial goes before everything.
+
+        The tables at the top of this file say which verbs of a grant allow and forbid an action.
+        """
         if self.denies(DENIED_BY.get(action, action), name):
             return False
         if action in self.flags or (self.admin and action in OF_ADMINISTRATORS):
@@ -171,9 +175,9 @@ class Permissions:
         return (lambda subject: any(each.fullmatch(subject) for each in found)) if found else None
 
     def allows_some(self, identity: str, action: str) -> bool:
-        """Whether an action is allowed on any name at all."""
+        """Whether an action is allowed on some name at least: the core asks before a listing."""
         if action not in GIVEN_BY:
-            return self(identity, action, "broker")
+            return self(identity, action, "broker")  # an action on no name: any will do
         rule = self._rule(identity)
         return not self._rules or (rule is not None and action in rule.some)
 

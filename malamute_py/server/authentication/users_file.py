@@ -145,7 +145,7 @@ class _Reading:
         return ConfigError(".".join(keys), why, place)
 
     def _tables(self, kind: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Yield the name and the table of each entry of a kind."""
+        """Yield name and table of each entry of `users`, `permissions` or `quotas`; note others."""
         entries = self._table.get(kind, {})
         if not isinstance(entries, Mapping):
             self.note((kind,), f"is a table; write [{kind}.NAME]")
@@ -336,6 +336,7 @@ def _with_tables(config: Config, reading: _Reading) -> Config:
 
 
 def _with_lines(config: Config) -> Config:
+    """Return the configuration with the users of a file of lines `name hash`."""
     authentication = msgspec.structs.replace(
         config.authentication, users=plain_users(config.authentication)
     )

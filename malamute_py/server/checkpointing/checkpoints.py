@@ -67,8 +67,9 @@ class Parts:
 
     def __init__(self) -> None:
         self._parts: deque[list[int]] = deque()
-        """[from, to), ascending."""
+        """LSNs [from, to) of each part, ascending."""
         self.bytes = 0
+        """Bytes of all parts."""
 
     def add(self, lsn: int, end_lsn: int) -> None:
         """Add the bounds of a bundle with changes of queues, which the tables lack; in order."""
@@ -88,7 +89,7 @@ class Parts:
         return [(first, min(stop, lsn)) for first, stop in self._parts if first < lsn]
 
     def drop(self, lsn: int) -> None:
-        """Drop the parts before a position, which the tables have."""
+        """Drop the parts before a position, up to which the tables have the log by now."""
         parts = self._parts
         while parts and parts[0][1] <= lsn:
             first, stop = parts.popleft()
@@ -171,7 +172,7 @@ class Checkpoints:
     # --- the loop ----------------------------------------------------------------------
 
     def synced(self, lsn: int) -> None:
-        """Note that ring main is synced up to this position."""
+        """Note that ring main is synced up to this position: the tables may follow so far."""
         self._visible = max(lsn, self._visible)
         self._hold()
 
@@ -182,7 +183,7 @@ class Checkpoints:
         Otherwise one is asked for where the parts of the log that the tables lack are large or old,
         or fill so much of the ring that the advance is forced.
         """
-        now_ms = self._advance(now_ms)
+        now_ms = self._steady_ms(now_ms)
         config, parts = self._config, self.parts
         percent = 0.0  # of ring main: the parts that the tables lack
         if parts.bytes or self.pressed:
@@ -247,15 +248,15 @@ class Checkpoints:
             )  # fmt: skip
             self._process.kill()
 
-    def _advance(self, clock_ms: int) -> int:
-        """Advance a time that never goes back, whatever the clock does."""
+    def _steady_ms(self, clock_ms: int) -> int:
+        """Return a time that never goes back: it adds up the forward steps of the clock."""
         if self._clock_ms is not None and clock_ms > self._clock_ms:
             self._now_ms += clock_ms - self._clock_ms
         self._clock_ms = clock_ms
         return self._now_ms
 
     def _use(self) -> float:
-        """Return the share of the ring that waits for the tables; 1: as much as it takes.
+        """Return the share of the ring's room that is held back for the tables; 1: all of it.
 
         Bytes that only wait to be synced are left out, as they have a bound of their own.
         """
@@ -265,7 +266,7 @@ class Checkpoints:
         return (self._ring.end_lsn - first) / self._capacity
 
     def relieve(self) -> bool:
-        """Sync a ring that found no room, here and now, so that the hold may move; True: it moved.
+        """Sync ring main, as an append finds no room, so that its hold may move; True: it moved.
 
         A ring does this by itself where nothing is held: what was never synced is not overwritten.
         Raises JournalFailed.
@@ -289,7 +290,7 @@ class Checkpoints:
             self._ask([])  # no parts
 
     def _ask(self, ranges: list[tuple[int, int]]) -> None:
-        """Have the process follow these parts of the log, as far as the ring is synced."""
+        """Have the process bring the tables up to the synced position by these parts of the log."""
         self._asked, self._asked_ms, self._slow = True, self._now_ms, False
         self._progress, self._idle_looks, self._look_ms = None, 0, self._now_ms
         self._process.ask(Follow(self._visible, ranges))
@@ -299,7 +300,7 @@ class Checkpoints:
 
         The loop hands over the process's answer to an advance.
         """
-        now_ms = self._advance(now_ms)
+        now_ms = self._steady_ms(now_ms)
         self._asked = False
         if answer.said:
             self._report("checkpoint_process_said", "warning", {"text": answer.said})
@@ -341,7 +342,7 @@ class Checkpoints:
             })  # fmt: skip
 
     def _hold(self) -> None:
-        """Hold the ring from the first part that the tables lack."""
+        """Have the ring overwrite nothing from the first part on that the tables lack."""
         first = self.parts.first
         self._held = self._visible if first is None else min(first, self._visible)
         self._ring.hold(self._held)

@@ -223,7 +223,7 @@ def find_queues(
 
 
 def _go_beyond(queues: Queues, facts: RingFacts) -> None:
-    """Have no message numbered as one that the tables have: the log may lack these."""
+    """Have new messages numbered beyond those in the tables, which the log may have lost."""
     mail = facts.streams.get(MAIL_STREAM, StreamFacts(0, 0))
     beyond = mail.next
     for (_, base), message in queues.messages.items():

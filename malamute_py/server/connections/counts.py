@@ -132,6 +132,7 @@ class Connections:
 
 
 def _less(counts: Counter[str], name: str) -> None:
+    """Count one less, and drop a name that counts none."""
     counts[name] -= 1
     if not counts[name]:
         del counts[name]

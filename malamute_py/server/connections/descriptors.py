@@ -43,7 +43,7 @@ def kept_files(files: int) -> int:
 
 
 def backlog(configured: int, files: int) -> int:
-    """Return how many connections may wait to be accepted, of so many that are configured.
+    """Return how many connections may wait in the kernel to be accepted, as configured or fewer.
 
     They take a descriptor in the end, however many connections there are already: libzmq accepts
     all that wait. files: the limit of open files.
@@ -92,8 +92,9 @@ def raise_open_files() -> tuple[int, int]:
 
 
 def lowest_free() -> int:
-    """Return the lowest free descriptor; the greatest number there is, if none is free."""
+    """Return the lowest free descriptor: it tells how many are used. sys.maxsize: none is free."""
     try:
+        # The kernel gives the lowest one.
         found = os.eventfd(0, os.EFD_CLOEXEC)
     except OSError as error:
         if error.errno != errno.EMFILE:

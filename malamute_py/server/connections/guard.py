@@ -118,7 +118,7 @@ class Guard:
         next event of the same monitor. Events of other monitors may be taken in between."""
 
     def close(self) -> None:
-        """Forget everything."""
+        """Forget all connections, and let local peers in, as the broker ends."""
         self.connections.clear()
         self.listening.close()
         self.memory.close()
@@ -248,7 +248,7 @@ class Guard:
             self._end(surplus, reason)
 
     def _forget(self, connection: Connection) -> None:
-        """Count a connection that ended no more; what it left unread is remembered."""
+        """Take a connection that ended out of the counts; what it left unread is remembered."""
         self.connections.remove(connection)
         if not connection.is_tcp:
             self.local.ended(connection)
@@ -259,7 +259,7 @@ class Guard:
     def is_calm(self, now_ms: int) -> bool:
         """Whether the next check may wait: the last one is recent, and memory has not grown since.
 
-        Memory shows a message under way that grows; over tcp the kernel keeps the rest.
+        What a suspect sends meanwhile would show in memory, as far as libzmq has read it.
         """
         memory = self.memory
         if self._alarmed or memory.has_filled or not self.left_behind.is_empty:
@@ -367,7 +367,7 @@ class Guard:
     # --- the end of a connection -----------------------------------------------------
 
     def cut(self, connection: Connection, reason: str) -> None:
-        """End a connection for a reason of another part of the shell."""
+        """End a connection for a reason of another part of the shell; sent bytes still leave."""
         if self.connections.get(connection.fd) is connection:
             self._forget(connection)
             self._shut_down(connection, reason, abort=False)
@@ -378,7 +378,7 @@ class Guard:
             self._end(connection, reason)
 
     def _end(self, connection: Connection, reason: str) -> None:
-        """End a connection at once for a reason, and count it no more."""
+        """End a connection at once, by a reset, for the guard's own reason."""
         self._forget(connection)
         self._shut_down(connection, reason, abort=True)
 

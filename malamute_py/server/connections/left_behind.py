@@ -57,7 +57,7 @@ class LeftBehind:
         self._now_ms, self._drained = now_ms, drained
 
     def add(self, ended: Connection) -> None:
-        """Note that a connection ended."""
+        """Note that a connection ended, and what it has left in libzmq's queues if that is much."""
         self._ended_by_address[ended.address] += 1
         if ended.memory > SMALL_BYTES and not self._drained:
             ended.taken_ms = self._now_ms
@@ -70,7 +70,7 @@ class LeftBehind:
         self._connections.clear()
 
     def to_blame(self) -> set[str]:
-        """Return the addresses whose connections ended most often, if memory has grown."""
+        """Return the addresses whose connections ended most often, if memory grew by a share."""
         ended = self._ended_by_address
         if not ended or self._memory.grown() <= self._share_bytes_max:
             return set()

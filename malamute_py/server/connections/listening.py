@@ -51,7 +51,7 @@ class ListeningSockets:
         """True: all new peers are kept out, for what ended connections left in memory."""
 
     def add(self, fd: int) -> None:
-        """Note a socket that libzmq listens with."""
+        """Note a socket that libzmq listens with, of which a monitor told."""
         path = local_path(fd)
         if path:
             self._paths.append(path)
@@ -95,10 +95,10 @@ class ListeningSockets:
         self.open()
 
     def set_full(self, is_full: bool) -> None:
-        """Note whether few descriptors are left; while they are, all new peers are kept out.
+        """Keep out all new peers while few descriptors are left, and let them in again.
 
-        open() tells the kernel. libzmq ends the process where it finds no
-        descriptor for a local connection, and the journal needs some.
+        libzmq ends the process where it finds no descriptor for a local connection, and the journal
+        needs some.
         """
         if is_full != self.is_full:
             if is_full:
@@ -129,7 +129,10 @@ class ListeningSockets:
         self._hide(True)
 
     def _hide(self, hidden: bool) -> None:
-        """Give the files of local sockets another name, or their own again. From any thread."""
+        """Rename the files of local sockets, so that no peer finds them, or give them back.
+
+        From any thread.
+        """
         for path in self._paths:
             aside = path + ASIDE
             # Nothing is put over a file that has the name by now.

@@ -42,8 +42,9 @@ class LocalConnections:
         """Connections whose peers are to be asked for a sign of life; the loop does it."""
 
     def begin(self, *, waits: bool) -> None:
-        """Begin a check. waits: whether messages of local peers wait to be taken up."""
+        """Begin a check of the guard. waits: whether local peers' messages wait to be taken up."""
         if not waits:
+            # The next stretch begins here, as far as messages wait at the next check.
             self._stretch += 1
             self._cuts = 0
             self._rss = self._memory.rss

@@ -85,13 +85,13 @@ class Memory:
         self._trim_each_ms = _TRIM_EACH_MS
 
     def give_back(self, grown: int, now_ms: int) -> bool:
-        """Return what unread bytes took to the system, if memory has grown by more than this.
+        """Return what unread bytes took to the system, if memory has grown by more than `grown`.
 
         Called while something is unread: see settle(). glibc would keep it for the next ones. To
         return hundreds of MiB takes 20 to 40 ms, so a thread does it. The loop goes on meanwhile,
         but where it allocates memory it waits for the arena that malloc_trim() has locked: 6 to 33
-        ms. Returns True when nothing is to be given back any more: bytes that the loop still held
-        when a thread began are freed after it.
+        ms. False: it has to be called again, as bytes that the loop still held when a thread began
+        are freed after it.
         """
         self._trimmed_empty = False
         return self._give_back(grown, now_ms, self._trim_each_ms)

@@ -148,6 +148,7 @@ class Numbering:
         return True
 
     def _end_question(self) -> None:
+        """Close our own peer, if there is one: its message has come, or is not wanted."""
         if self._asked is not None:
             self._asked.close(0)
             self._asked = None
@@ -158,4 +159,5 @@ class Numbering:
 
 
 def _number(routing_id: bytes) -> int:
+    """Return the number in a routing id that libzmq gave: behind the byte 0."""
     return int.from_bytes(routing_id[1:], "big")

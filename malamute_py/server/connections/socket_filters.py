@@ -72,11 +72,10 @@ def program(addresses: Iterable[str]) -> bytes:
 
 
 def shut(listening: socket.socket) -> None:
-    """Have the kernel drop all connection requests; turn_away() lets requests in again.
+    """Have the kernel drop all connection requests to a socket; turn_away() lets them in again.
 
-    The watchdog does so while a turn of the loop lasts too long and memory grows.
-    An accepted connection has its listening socket's filter, so only requests may be dropped here.
-    Raises OSError where the kernel has no such filters.
+    Connections that were accepted have the filter of their listening socket, so that only packets
+    with the flag SYN may be dropped here. Raises OSError where the kernel has no such filters.
     """
     no_request = [(_LOAD_BYTE, 0, 0, _FLAGS_AT), (_IF_SET, 0, 1, _SYN), _DROP, _TAKE]
     _attach(listening, b"".join(_INSTRUCTION.pack(*each) for each in no_request))
@@ -113,6 +112,7 @@ def turn_away(listening: socket.socket, addresses: Iterable[str]) -> None:
 
 
 def _attach(to: socket.socket, code: bytes) -> None:
+    """Give a socket a filter, in place of the one that it has; the kernel copies the code."""
     kept = ctypes.create_string_buffer(code, len(code))
     described = _PROGRAM.pack(len(code) // _INSTRUCTION.size, ctypes.addressof(kept))
     to.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, described)

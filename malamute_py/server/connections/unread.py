@@ -67,8 +67,9 @@ class UnreadBytes:
         """Memory of all unread bytes at the last check."""
 
     def sum_up(self, suspects: Iterable[Connection]) -> None:
-        """Note the memory of all unread bytes, at the end of a check."""
+        """Note the memory of all unread bytes, for the next looks; at the end of a check."""
         self.total = sum(each.memory for each in suspects)
+        # Once they are taken up, this memory is to be given back.
         if self.total > self._bounds.unread_share_bytes_max // 4:
             self._memory.has_filled = True
 
@@ -215,7 +216,8 @@ def _counted(left: int, growth: int, bound: int, ended: int) -> int:
     ones have left. It is a quarter after one connection ended, and half as much with each other:
     who connects again and again comes to half a bound more, and no further.
     """
-    return min(left, growth, bound - (bound // 4 >> max(0, ended - 1)))
+    kept_back = bound // 4 >> max(0, ended - 1)  # a quarter, an eighth, and so on
+    return min(left, growth, bound - kept_back)
 
 
 def _memory_of(connection: Connection, growth: int) -> int:
@@ -226,6 +228,7 @@ def _memory_of(connection: Connection, growth: int) -> int:
     unread, size = connection.unread, connection.frame_bytes
     if not 0 < size < _SMALL_FRAME_BYTES:
         return unread
+    # A tiny frame needs a little beside its bytes; another small one may keep a whole buffer.
     needed = _FRAME_MEMORY_BYTES if size <= _TINY_BYTES else _SMALL_FRAME_BYTES
     factor = 1 + needed / size
     return max(unread, min(int(unread * factor), growth))

@@ -56,14 +56,14 @@ class Watchdog:
         self._thread = thread
 
     def stop(self) -> None:
-        """Look no more; connections that are held back are let go by the next release()."""
+        """End the thread; connections that are held back are let go by the next release()."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def _run(self) -> None:
-        """Look at each turn that lasts from one look to the next, until it is stopped."""
+        """Run the thread: each _LOOK_S it looks whether the same turn is still under way."""
         seen = 0
         while not self._stopping.wait(_LOOK_S):
             turn, before = self.turn, seen

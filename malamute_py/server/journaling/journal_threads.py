@@ -55,7 +55,7 @@ class Worker(Generic[Job]):
     """A thread that does jobs of one kind, one after another, in the order in which they came."""
 
     def __init__(self, name: str, do: Callable[[Job], object | None], results: ResultQueue) -> None:
-        """do: does a job and returns its result for the loop, or None."""
+        """name: of the thread. do: does a job in it, and returns a result for the loop, or None."""
         self._name = name
         self._do = do
         self._results = results
@@ -148,7 +148,10 @@ class Housekeeper:
     def __init__(
         self, step: Callable[[], bool], results: ResultQueue, *, idle_s: float, pause_s: float
     ) -> None:
-        """step: does a little; True when there is more to do."""
+        """step: does a piece of work; True: there is more. pause_s, idle_s: between two pieces.
+
+        idle_s: where the last piece left nothing to do.
+        """
         self._step = step
         self._results = results
         self._idle_s = idle_s

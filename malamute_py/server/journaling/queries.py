@@ -45,7 +45,11 @@ def answer_query(ring: Ring, query: IndexQuery) -> Any:
 
 
 def by_key(search: Search) -> Candidates | None:
-    """Turn a search over the matcher's view of an index into one over the journal's."""
+    """Turn the core's search, over the matcher's view of an index, into one over the journal's.
+
+    Such a search finds the index entries (stored batches) that may have what a pattern selects, so
+    that a read passes over the others. None: there is no search, and every batch is read.
+    """
     if search is None:
         return None
 
@@ -57,7 +61,7 @@ def by_key(search: Search) -> Candidates | None:
 
 
 def _find_time(ring: Ring, stream: int, arguments: dict[str, Any]) -> int | None:
-    """Return the first offset appended at a time; None: every record is older."""
+    """Return the first offset that was appended at a time or later; None: every record is older."""
     end = ring.next_offset(stream)
     found = ring.closest_offset(stream, arguments["time_ms"], inclusive=arguments["inclusive"])
     return None if found >= end else found
@@ -185,7 +189,7 @@ def _longest(parts: Sequence[tuple[int, int]], most: int) -> list[list[int]]:
 
 
 def _left_by(pattern: bytes) -> Candidates:
-    """Find the entries of an index of which a purge may leave something."""
+    """Return a search for the index entries of which a purge by a pattern may leave something."""
     left = ["not", msgspec.msgpack.decode(pattern)]
     found = by_key(partial(may_match, left))
     assert found is not None
@@ -260,6 +264,7 @@ def copies_at(ring: Ring, places: Sequence[int]) -> Iterator[Any]:
         if batch is None:
             yield None
             continue
+        # A place is an offset of the hidden stream, whose bodies are copies.
         view = memoryview(batch)
         bodies = Content(view[STAMP_BYTES:]).bodies()
         row = place - Stamp.unpack(batch, verify=False).base_offset
@@ -344,22 +349,26 @@ def _keys_of_copy(copy: bytes) -> Iterator[tuple[str, int, int, int | None]]:
 
 
 def _keys(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The newest record of each subject among some batches."""
+    """Return the newest record of each subject among some batches, as columns.
+
+    The core asks at a start, again from `next` on until all batches were read.
+    """
     found = ring.read(stream, arguments["from"], arguments["end"], arguments["bytes"])
     return {"newest": newest_columns(_batches_of(found)), "next": found.next}
 
 
 def _batches_of(found: History) -> Iterator[tuple[Content, int, int, int]]:
-    """(content, bytes with the stamp, base offset, append time) of each batch that was read."""
+    """Yield (content, bytes with the stamp, base offset, append time) of each batch of a read."""
     for run in found.runs:
         view = memoryview(run.data)
+        # Where a batch lies in the run, its size and its first offset.
         for at, size, base, _ in run.spans:
             time_ms = append_time_of(bytes(view[at : at + STAMP_BYTES]))
             yield Content(view[at + STAMP_BYTES : at + size]), size, base, time_ms
 
 
 def _oldest_segments(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Facts about a ring's oldest segments, of which newest records are copied away."""
+    """Return facts about a ring's oldest segments, out of which the core copies newest records."""
     return {
         "segment_bytes": ring.settings.segment_bytes,
         "segments": ring.settings.ring_bytes // ring.settings.segment_bytes,

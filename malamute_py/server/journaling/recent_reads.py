@@ -54,7 +54,7 @@ class RecentReads:
         return None
 
     def keep(self, ring: Ring, job: ReadRange, runs: tuple[HistoryRun, ...], next: int) -> None:
-        """Keep a read; the oldest ones make room for it."""
+        """Keep a read for readers that come to the same offsets; the oldest reads make room."""
         size = sum(len(run.data) for run in runs)
         if not size or size > RECENT_BYTES:
             return
@@ -64,7 +64,7 @@ class RecentReads:
             self._bytes -= self._reads.pop().bytes
 
     def forget(self, ring: Ring, stream: int) -> None:
-        """Drop the reads of a stream: one reader alone reads its history."""
+        """Drop the reads of a stream whose history only one reader reads now."""
         which = ring.uuid, stream
         if not any((read.ring, read.stream) == which for read in self._reads):
             return
