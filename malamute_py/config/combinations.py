@@ -16,10 +16,14 @@ from malamute_py.sections import ConfigError, check_http
 
 
 def wrong_in_combination(config: Config) -> Iterator[ConfigError]:
-    """Yield an error for each value that is right by itself and wrong beside another value."""
+    """Yield an error for each value that is right by itself and wrong beside another value.
+
+    load() raises the first one; a check of the configuration tells all of them.
+    """
     if not config.listen:
         yield ConfigError("listen", f"name at least one endpoint, for instance {DEFAULT_ENDPOINT}")
     links, limits, journal = config.links, config.limits, config.journal
+    # A default lies within the bounds of what a client may choose instead.
     if not links.heartbeat_min_ms <= links.heartbeat_ms <= links.heartbeat_max_ms:
         yield ConfigError(
             "links.heartbeat_ms",
@@ -72,6 +76,7 @@ def wrong_in_combination(config: Config) -> Iterator[ConfigError]:
         if least > most:
             section = key.partition(".")[0]
             yield ConfigError(key, f"{least} is more than {section}.{most_key} ({most})")
+    # What RingSettings of the journal would refuse, and ring_settings() relies on.
     if journal.segment_bytes % 4096 or not 65_536 <= journal.segment_bytes < 1 << 32:
         yield ConfigError(
             "journal.segment_bytes",
@@ -89,6 +94,7 @@ def wrong_in_combination(config: Config) -> Iterator[ConfigError]:
             f"{journal.ring_bytes} is less than three segments of journal.segment_bytes "
             f"({journal.segment_bytes})",
         )
+    # As ring main fills up, an advance of the tables is forced before clients have to wait.
     if checkpoint.force_percent >= checkpoint.pressure_percent:
         yield ConfigError(
             "checkpoint.force_percent",

@@ -148,6 +148,7 @@ class Source:
         except MalamuteError as error:
             return self._fails(str(error), asked_at)
         self._silent_since, self._answered_at = None, self._clock()
+        # As BROKER_INFO has it, where the client's class has three facts by themselves.
         return Facts(
             {
                 "software": found.software, "epoch": found.epoch, "counters": found.counters,

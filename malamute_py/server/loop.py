@@ -210,6 +210,7 @@ class Loop:
         self._turn_until = began + self._turn_ns
         drained = local_drained = True  # the sockets, or those of local peers, are read empty
         for listener in self._listeners:
+            # Its monitor tells which connections came and went, before their messages are taken up.
             if listener.monitor is not None and listener.monitor in ready:
                 inbound.ended += self._guard.drain(
                     listener.monitor, now_ms, EVENTS_A_TURN, authenticated=listener.authenticated

@@ -300,10 +300,11 @@ class Peers:
         return peer
 
     def drop_queued(self, peer: Peer) -> None:
-        """Drop the messages that wait for their turn, of a link that ends or broke the protocol.
+        """Drop what waits of a peer for its turn, and have its next message taken up at once.
 
-        The guard no longer counts them as unread. Their memory is freed in shares by free(): there
-        may be as many as a connection may leave unread.
+        Called when nothing waits any more, when a message was malformed, and when the link ends.
+        The guard no longer counts the messages as unread. Their memory is freed in shares by
+        free(): there may be as many as a connection may leave unread.
         """
         if peer.queued:
             peer.delivered(peer.queued_bytes, peer.queued_parts)

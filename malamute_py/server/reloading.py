@@ -243,8 +243,8 @@ def lost_credentials(before: Config, after: Config) -> frozenset[str]:
 def narrowed(before: Config, after: Config, owner: str) -> bool:
     """Whether an owner may do less by the configuration `after` a reload than by the one `before`.
 
-    For links that are open: what the owner may do no longer ends with such a reload. Compared are
-    templates of identities, the namespace, and the permissions.
+    The reload then ends the owner's open links. Compared are templates of identities, the
+    namespace, and the permissions.
     """
     old_templates, new_templates = (
         config.authentication.identities.get(owner, []) for config in (before, after)
@@ -279,6 +279,7 @@ def _covers(new: Grant, old: Grant) -> bool:
     flags = ("admin", "manage_clients", "manage_users")
     return (
         all(set(getattr(old, verb)) <= set(getattr(new, verb)) for verb in _fields(NamedVerbs))
+        # Of denials the new ones have to be among the old ones.
         and all(set(getattr(new.deny, verb)) <= set(getattr(old.deny, verb))
                 for verb in _fields(Denied))
         and all(getattr(new, flag) or not getattr(old, flag) for flag in flags)

@@ -532,13 +532,13 @@ class Server:
 
         Called at a start, when the core has applied the part of the log that the tables lack.
         """
-        if found.rebuilt:
+        if found.rebuilt:  # why the tables were made anew from the log
             lost = (
                 "see queues_loss_accepted" if found.accepted else "nothing: the log had all of it"
             )
             self.log.warning("queues_rebuilt", reason=found.rebuilt, lost=lost)
             self._found.note_damage(f"{DATABASE} was made anew ({found.rebuilt}); lost: {lost}")
-        if found.accepted:
+        if found.accepted:  # what the operator has accepted as lost
             self.log.error("queues_loss_accepted", reason=found.accepted)
             self._found.note_damage(f"{DATABASE}: accepted: {found.accepted}")
         for damage in found.damages:

@@ -201,7 +201,7 @@ async def tail(session: Session, stream: str, pattern: str) -> Events:
     """
     reached = -1
     try:
-        while True:
+        while True:  # it ends where it fell behind, and begins at the tail anew
             async for each, place in _following(session, stream, pattern, reached):
                 reached = place
                 yield each

@@ -37,7 +37,7 @@ class Session:
         self.id = secrets.token_urlsafe(_ID_BYTES)
         self.user = user
         self.client = client
-        self.source = Source(0)
+        self.source = Source(labels_max=0)  # for pages: no metrics are made of it
         """The facts of the overview, asked over the person's own link, once a second at most."""
         self.source.client = client
         self.source.unlinked = "there is no link to the broker"

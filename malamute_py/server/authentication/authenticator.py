@@ -252,12 +252,13 @@ class Authenticator:
         """Run one of the threads that hash passwords; the handler's thread judges the outcome."""
         while (attempt := self._work.get()) is not None:
             fits = False
-            if not self._stopping:
+            if not self._stopping:  # else the rest is passed through unhashed
                 began_s = time.monotonic()
                 try:
                     fits = attempt.table.fits(attempt.by_user.name, attempt.password)
                 except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
                     self._erred(error)
+                # For answers that are to look as if a password had been hashed.
                 self._took_s = time.monotonic() - began_s
             self._done.append((attempt, fits))
             os.eventfd_write(self._wake, 1)

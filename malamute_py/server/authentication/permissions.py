@@ -171,6 +171,7 @@ class Permissions:
             return None
         if not self._reaches(identity, "write", stream):
             return None
+        # Of each entry of the grant's write_subjects that fits the stream, its subjects.
         found = [subjects for streams, subjects in rule.subjects if streams.fullmatch(stream)]
         return (lambda subject: any(each.fullmatch(subject) for each in found)) if found else None
 

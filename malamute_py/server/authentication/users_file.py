@@ -187,6 +187,7 @@ class _Reading:
             fields: dict[str, Any] = {}
             for field, value in table.items():
                 try:
+                    # A user of this field alone, so that its fault is about no other.
                     user = msgspec.convert({field: value}, User)
                     if user.password:
                         check_hash("", user.password)

@@ -128,9 +128,13 @@ class Checkpoints:
         self.parts = parts
         self.lsn = lsn
         self.pressed = False
+        """The ring is so full that new mail and requests have to wait."""
         self.failures = 0
+        """Advances that failed."""
         self.restarts = 0
+        """Processes that took the place of one that had died."""
         self.took_ms = 0
+        """How long the last advance took."""
         self._ring = ring
         self._capacity = max(ring.capacity_bytes, 1)
         self._config = config
@@ -151,6 +155,7 @@ class Checkpoints:
         self._idle_looks = 0
         """Looks in a row that saw no progress."""
         self.hangs = 0
+        """Processes that were killed as they made no progress."""
         self._clock_ms: int | None = None
         """The wall clock at the last look; `_now_ms` adds up its steps forward alone."""
         self._now_ms = 0

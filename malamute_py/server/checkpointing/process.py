@@ -194,7 +194,7 @@ class CheckpointProcess:
 
         Runs in the thread, which waits for the answer.
         """
-        restarted = 0
+        restarted = 0  # for the result: processes that had died, if this is the first job since
         try:
             if self._child is None:
                 fault = self._start()

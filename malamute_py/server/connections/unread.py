@@ -87,6 +87,7 @@ class UnreadBytes:
             return ""
         said = connection.delivered - connection.seen  # bytes of messages since the last look
         if said:
+            # Over ipc the kernel counts only what is unread.
             base = min(arrived, connection.base + said) if connection.is_tcp else 0
             if drained and arrived - base <= SMALL_BYTES:
                 # These are ZMTP's own commands; the next message may have begun with them.
@@ -100,6 +101,7 @@ class UnreadBytes:
                 connection.sampled = connection.delivered
                 connection.sampled_frames = connection.frames
             if drained:
+                # What is unread now is another message than at the looks before.
                 connection.looks = 0
                 connection.rss = self._memory.rss
         elif connection.seen == 0 and now_ms - connection.accepted_ms > self._hello_ms:
@@ -130,8 +132,8 @@ class UnreadBytes:
             return None  # The next look judges, when the loop has read once more.
         # Tiny frames fill many times their bytes: the memory that they take counts.
         is_tiny = 0 < connection.frame_bytes <= _TINY_BYTES
-        waits = connection.memory if is_tiny else unread
-        if connection.is_tcp and waits > bounds.partial_message_bytes_max:
+        counted = connection.memory if is_tiny else unread
+        if connection.is_tcp and counted > bounds.partial_message_bytes_max:
             return f"{unread} unread bytes of a message without end or of too many"
         if not drained:
             return None
@@ -142,8 +144,8 @@ class UnreadBytes:
         # Unread bytes of other connections explain part of the growth. The rest, beyond what frames
         # of this message may cost, is what a message of many tiny frames fills.
         growth -= max(0, self.total - before)
-        factor = _AMPLIFICATION * unread if connection.is_tcp else 0
-        if growth > bounds.amplified_bytes_max + factor:
+        cost_of_frames = _AMPLIFICATION * unread if connection.is_tcp else 0
+        if growth > bounds.amplified_bytes_max + cost_of_frames:
             return f"memory grew by {growth} bytes during a message of {unread} bytes so far"
         return None
 

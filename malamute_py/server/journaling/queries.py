@@ -269,7 +269,8 @@ def copies_at(ring: Ring, places: Sequence[int]) -> Iterator[Any]:
         bodies = Content(view[STAMP_BYTES:]).bodies()
         row = place - Stamp.unpack(batch, verify=False).base_offset
         copy = bytes(bodies.blob[int(bodies.offsets[row]) : int(bodies.offsets[row + 1])])
-        yield unpack_copy(copy)[0]
+        stored, _ = unpack_copy(copy)  # a batch, and which of its rows count
+        yield stored
 
 
 def _copies(ring: Ring, stream: int, arguments: dict[str, Any]) -> list[tuple[bytes, list[int]]]:

@@ -307,13 +307,13 @@ class Rings:
         token = bundles[0].token
         unready = self._unready.get(name)
         if unready is not None:
-            if unready.failed:
+            if unready.failed:  # the append that is refused has it tried once more
                 self._open(name, unready.settings)
             return [AppendRefused(token, *unready.refusal)]
         ring = self._rings.get(name)
         if ring is None:
             return [AppendRefused(token, "journal_failed", f"there is no ring {name}")]
-        if self._early_pins:
+        if self._early_pins:  # of the time while the ring was being opened
             for pin, (stream, offset) in self._early_pins.pop(name, {}).items():
                 self.pin(name, pin, stream, offset)
         batches = bundles[0].batches
@@ -330,17 +330,17 @@ class Rings:
             held = ring.held_lsn is not None and ring.settings.full == "overwrite"
             return [AppendRefused(token, "wait" if held else error.code, str(error), _RETRY_MS)]
         except JournalError as error:
-            retry_ms = 0 if isinstance(error, JournalFailed) else _RETRY_MS
+            retry_ms = 0 if isinstance(error, JournalFailed) else _RETRY_MS  # 0: not at all
             return [AppendRefused(token, error.code, str(error), retry_ms)]
         except OSError as error:
             return [AppendRefused(token, "disk_full", str(error), _RETRY_MS)]
-        self._dirty[name] = ring
+        self._dirty[name] = ring  # to be synced: sync()
         if name not in self._in_memory:
             self.latencies.wrote(name, done.end_lsn, len(bundles))
         if name == MAIN and self._noted is not None and _concerns_queues(bundles):
-            self._noted(done.lsn, done.end_lsn)
+            self._noted(done.lsn, done.end_lsn)  # the tables have to follow this part
         answers: list[Appended | AppendRefused] = []
-        first = 0
+        first = 0  # each bundle gets the stamps of its own batches
         for bundle in bundles:
             last = first + len(bundle.batches)
             answers.append(Appended(bundle.token, done.stamps[first:last], done.end_lsn))
@@ -663,7 +663,7 @@ def _concerns_queues(bundles: list[AppendBundle]) -> bool:
 
 
 def _neighbours(bundles: list[AppendBundle], at: int) -> int:
-    """Return where the bundles end that are written with the one at `at`: its next, of one ring."""
+    """Return where the bundles of one write end: the one at `at`, and the next ones of its ring."""
     name = bundles[at].ring
     batches = size = 0
     for stop in range(at, len(bundles)):
