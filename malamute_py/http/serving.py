@@ -131,6 +131,7 @@ class Serving:
         source = Source(self._http.labels_max)
         config = uvicorn.Config(
             application(source, self._token, self.console),
+            # Connections that keep to the bounds: their number, and the time that each has.
             http=self.bounds.protocol(),  # type: ignore[arg-type]  # called as a class is
             ws="none", lifespan="off", interface="asgi3", log_config=None, access_log=False,
             proxy_headers=False, server_header=False, backlog=BACKLOG,

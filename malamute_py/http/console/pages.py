@@ -1,7 +1,7 @@
 """Values of the pages: each asks the broker over the person's own link.
 
-Owns one function for each page. The rules: a page is a bounded part of a list; what is slow or
-stuck comes first; a page changes nothing.
+Owns one function for each page, which returns the values for its template. The rules: a page is a
+bounded part of a list; what is slow or stuck comes first; a page changes nothing.
 """
 
 from __future__ import annotations
@@ -433,7 +433,7 @@ def _listed(
     entries: each thing with its troubles. count: of all things that were found, of which LISTED_MAX
     are listed. more: further values of the page.
     """
-    rows = list(entries)[:LISTED_MAX]
+    rows = list(entries)[:LISTED_MAX]  # one more was asked for, to know whether there are more
 
     def worst_first(row: tuple[T, list[Trouble]]) -> float:
         _, found = row

@@ -6,7 +6,8 @@ it or not; an attempt for a name that no user has takes no place of those for us
 needs no hash, its turn costs the others nothing. A pause is for a name at an address, whether a
 user has the name or not: neither the user at another address nor the address's other users wait for
 it, and the pauses tell no names of users. All tables have a bound. No clock and no threads: time is
-an argument. Source: ARCHITECTURE.md, "What a peer may cost".
+an argument. A stranger is an attempt for a name that no user has. Source: ARCHITECTURE.md, "What a
+peer may cost".
 """
 
 from __future__ import annotations
@@ -227,6 +228,7 @@ class Answers(Generic[Job]):
         as if all threads hashed for it. Returns the answer that is due first where there are too
         many, else None.
         """
+        # Several threads that hash for one name would end one after the other.
         after = self._last.pop(place, now_ms) + max(1, hash_ms // self._hashers)
         due = self._last[place] = max(now_ms + hash_ms, after)
         self._count += 1

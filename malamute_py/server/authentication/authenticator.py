@@ -334,8 +334,8 @@ class Authenticator:
             return
         pause_ms = self._pauses.failed(attempt.by_digest, now_ms)
         if not by_user.name:
-            # No user has the name: all such names of the address have a pause together, besides,
-            # while which none of them is hashed.
+            # No user has the name: the wrong attempts for all such names of the address are counted
+            # together, too. While the pause for these holds, none of them is hashed.
             pause_ms = self._pauses.failed(by_user, now_ms)
         if pause_ms:
             self._paused(by_user.name, by_user.address, pause_ms)

@@ -268,9 +268,9 @@ def client_keys(settings: Authentication) -> dict[bytes, str]:
 
 
 def check_credentials(settings: Authentication) -> None:
-    """Check users and keys as a start does, but make no key: for a check, or before a reload.
+    """Check users and keys as a start does, but make no key. Raises ConfigError.
 
-    Raises ConfigError.
+    Called for a check of the configuration, and by a reload before it takes anything up.
     """
     if settings.mechanism == "plain":
         PlainTable(plain_users(settings))

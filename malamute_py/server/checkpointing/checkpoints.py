@@ -1,11 +1,12 @@
 """The checkpoint as the loop sees it: what there is to follow, when, and how full the ring is.
 
 Owns the parts of ring main that the tables do not have yet, the hold on the ring, the water marks,
-and when the process (process.py) makes an advance. The rules: nothing here waits; the tables follow
-only where the ring is synced; the ring is held from the first part that they lack; a process that
-died is started again, later each time, and one that has work and makes no progress (it was stopped,
-or waits for what never comes) is killed, which counts as a death; an orderly stop lets the tables
-catch up, within a bound. Source: docs/design.md (Queues and the checkpoint).
+and when the process (process.py) makes an advance: brings the tables up to the synced end of the
+log. The rules: nothing here waits; the tables follow only where the ring is synced; the ring is
+held from the first part that they lack; a process that died is started again, later each time, and
+one that has work and makes no progress (it was stopped, or waits for what never comes) is killed,
+which counts as a death; an orderly stop lets the tables catch up, within a bound. Source:
+docs/design.md (Queues and the checkpoint).
 """
 
 from __future__ import annotations
@@ -197,7 +198,7 @@ class Checkpoints:
                 self._weigh(percent)
             if parts.bytes and self._since_ms is None:
                 self._since_ms = now_ms
-        if self._asked:
+        if self._asked:  # an advance is under way
             if not self._slow and now_ms - self._asked_ms >= _SLOW_MS:
                 self._slow = True
                 self._report(
@@ -207,9 +208,9 @@ class Checkpoints:
             if self._config.stall_ms and now_ms >= self._look_ms:
                 self._watch(now_ms)
             return
-        if now_ms < self._not_before_ms:
+        if now_ms < self._not_before_ms:  # the last advance failed
             return
-        if not parts.bytes:
+        if not parts.bytes:  # the tables lack nothing
             self._idle(now_ms)
             return
         forced = percent >= config.force_percent

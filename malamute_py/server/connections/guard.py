@@ -1,12 +1,13 @@
 """The guard of connections below the protocol: it looks at them and cuts some.
 
 Owns the looks at the accepted file descriptors of the listeners: when, at which of them, and what
-follows from a verdict. The rules: a connection with unread bytes is looked at again soon, all of
-them when memory grows, and the others in their turn. A descriptor belongs to libzmq, so it is only
-asked, and shut down by a copy that is closed at once, and only while its inode is the accepted one.
-counts.py counts connections, unread.py judges unread bytes, left_behind.py counts what ended
-connections left, memory.py gives memory back. Source: ARCHITECTURE.md, "What a peer may cost";
-zmq_socket_monitor(3).
+follows from a verdict. A look asks how much came in on one connection, a check of the loop's has
+several; a share is all that counts for one user, or for one address without a user. The rules: a
+connection with unread bytes is looked at again soon, all of them when memory grows, and the others
+in their turn. A descriptor belongs to libzmq, so it is only asked, and shut down by a copy that is
+closed at once, and only while its inode is the accepted one. counts.py counts connections,
+unread.py judges unread bytes, left_behind.py counts what ended connections left, memory.py gives
+memory back. Source: ARCHITECTURE.md, "What a peer may cost"; zmq_socket_monitor(3).
 
 While the loop stands still, nothing of this is judged: watchdog.py holds floods back then.
 """

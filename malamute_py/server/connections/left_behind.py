@@ -1,13 +1,13 @@
 """Bytes that ended connections have left in libzmq's queues, and the addresses to blame for them.
 
-Owns the ended connections whose bytes still fill memory. libzmq keeps what it has read of a
-connection until it is taken up, also when the connection has gone: no look sees it, and a peer that
-connects again and again would have no bound. The rules: what is left counts for its share until the
-loop has taken it up, or has taken up nothing of it for a second, and memory was given back since
-(its free buffers lie between others, and new ones fill other pages); an address is to blame when
-memory has grown by more than a share and its connections ended most often; when ended connections
-of all addresses left too much for the whole broker, no peer may connect. Source: ARCHITECTURE.md,
-"What a peer may cost".
+Owns the ended connections whose bytes still fill memory, by share (a user, or an address). libzmq
+keeps what it has read of a connection until it is taken up, also when the connection has gone: no
+look sees it, and a peer that connects again and again would have no bound. The rules: what is left
+counts for its share until the loop has taken it up, or has taken up nothing of it for a second, and
+memory was given back since (its free buffers lie between others, and new ones fill other pages); an
+address is to blame when memory has grown by more than a share and its connections ended most often;
+when ended connections of all addresses left too much for the whole broker, no peer may connect.
+Source: ARCHITECTURE.md, "What a peer may cost".
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class LeftBehind:
     def by_share(self) -> tuple[Counter[str], Counter[str]]:
         """Return the memory that ended connections fill in libzmq's queues, and how many they are.
 
-        Both by share (the user or address that bytes count for). Called once in each check, it also
-        forgets connections of which nothing is left.
+        Both by share (the user or address that bytes count for). Called in each check of the guard
+        while there are some, it also forgets connections of which nothing is left.
         """
         kept: list[Connection] = []
         shares: Counter[str] = Counter()

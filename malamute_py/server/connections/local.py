@@ -6,8 +6,9 @@ tell. While messages of local peers wait, memory grows by them: the connection o
 taken up meanwhile is cut (measured: without it, two peers with tiny messages took 2.7 GiB in 6 s).
 And while nothing waits, only the beginning of a message can fill memory, and no whole message comes
 of its connection: a peer that says nothing while memory grows is asked for a PONG, and is cut when
-none comes. The rule: growth that other connections explain counts for none of these; a peer that
-is cut by mistake (it stood still for so long, say) connects again and loses nothing. Source:
+none comes. A stretch is the checks in a row in which local messages wait; a share is what counts
+for one local user. The rule: growth that other connections explain counts for none of these; a peer
+that is cut by mistake (it stood still for so long, say) connects again and loses nothing. Source:
 ARCHITECTURE.md, "What a peer may cost".
 """
 

@@ -1,8 +1,10 @@
 """Questions to a ring's index, answered in the reader thread.
 
-Owns the way from the core's questions to the ring's methods. The rule: an answer is what
-the contract in broker/ready.py says of the kind, in plain data. Source: broker/ready.py,
-IndexQuery.
+Owns the way from the core's questions to the ring's methods. A read brings runs: stored batches in
+one piece of memory, with a span for each: where it lies, its size, its first offset, its records.
+Copies are newest records of a stream with keys that were appended again, in a hidden stream of the
+ring; a copy's place is its offset there. The rule: an answer is what the contract in
+broker/ready.py says of the kind, in plain data. Source: broker/ready.py, IndexQuery.
 """
 
 from __future__ import annotations
