@@ -596,7 +596,7 @@ class Loop:
         A peer for which more than links.pending_bytes_max are kept is cut.
         """
         if not peer.pending:
-            self._core.blocked(peer.number)
+            self._core.blocked(peer.number)  # the core gives it nothing more, until writable()
             self._waiting[peer.number] = peer
         peer.hold(frames, now_ms)
         if peer.pending_bytes > self._pending_bytes_max:

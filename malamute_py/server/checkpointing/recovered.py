@@ -4,8 +4,8 @@ Owns the translation of a ring's recovery into the core's RingFacts, the first l
 streams, which say how each stream's own ring has to be opened, and the order in which the queues
 come back: the tables of the checkpoint, then the log from there. The rule: nothing is guessed.
 Tables that are missing, damaged or of another log are built again where the log is complete;
-otherwise the start stops with an error that names what is missing. Source: broker/ready.py,
-RecoveredState; docs/design.md (Journal; Queues and the checkpoint).
+otherwise an error names what is missing, and the broker serves streams alone. Source:
+broker/ready.py, RecoveredState; docs/design.md (Journal; Queues and the checkpoint).
 """
 
 from __future__ import annotations
@@ -161,10 +161,11 @@ def find_queues(
 ) -> QueuesFound:
     """Open the checkpoint's tables at a start, or make new ones, and find where the log goes on.
 
-    Tables that are missing or damaged are made anew where the log still has every change; else the
-    start stops, unless the operator accepts the loss (checkpoint.lost_changes), which is durable
-    when this returns. uuid: of the data directory. ring: main; nothing of it is overwritten
-    meanwhile. facts: of ring main. Raises QueuesLost, StartError; so does reading the changes.
+    Tables that are missing or damaged are made anew where the log still has every change, or where
+    the operator accepts the loss (checkpoint.lost_changes), which is durable when this returns.
+    uuid: of the data directory. ring: main; nothing of it is overwritten meanwhile. facts: of ring
+    main. Raises StartError; QueuesLost: the broker can serve streams alone. Reading the changes
+    raises them, too.
     """
     where = str(directory / DATABASE)
     mail = facts.streams.get(MAIL_STREAM)
