@@ -116,7 +116,7 @@ class Checked:
             if message["type"] == "http.response.start":
                 given = message.get("headers", ())
                 kept = {name for name, _ in given}
-                added = (each for each in _HEADERS if each[0] not in kept)
+                added = ((name, value) for name, value in _HEADERS if name not in kept)
                 message = {**message, "headers": [*given, *added]}
             await send(message)
 

@@ -565,7 +565,7 @@ class Server:
 
         The log has a warning where that is less than the configuration allows.
         """
-        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # the soft limit of open files
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)  # the limit of open files in force
         own = lowest_free() + _FILES_LATER + _FILES_LISTENER * len(endpoints)
         found = room(files, own, local=any(each.transport == "ipc" for each in endpoints))
         if found.connections < config.links.connections_max:

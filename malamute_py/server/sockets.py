@@ -166,7 +166,7 @@ class Listener:
     def _set_options(self, config: Config) -> None:
         """Set the bounds, waits and checks of the socket before it is bound."""
         links, limits = config.links, config.limits
-        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)  # the limit of open files in force
         options = {
             # This bounds one frame; the guard bounds what endless MORE frames add up to.
             zmq.MAXMSGSIZE: max(limits.batch_bytes_max, limits.command_frame_bytes_max),

@@ -32,9 +32,8 @@ def start_doubts(config: Config) -> Iterator[ConfigError]:
     for doubt in permission_doubts(complete.permissions):
         # The place of the doubt: permissions that the configuration itself does not have stand in
         # the users file. A doubt's key is permissions.IDENTITY.VERB.
-        here = doubt.key.split(".", 1)[1].startswith(
-            tuple(f"{each}." for each in config.permissions)
-        )
+        _, _, key = doubt.key.partition(".")
+        here = key.startswith(tuple(f"{identity}." for identity in config.permissions))
         place = "" if here else config.authentication.users_file
         yield ConfigError(doubt.key, doubt.why, place)
 

@@ -287,6 +287,7 @@ async def settings(session: Session, query: Query) -> Values:
         "welcome": session.client.welcome,
         "bounds": _bounds(broker),
         "rings": rings(broker),
+        # Refusals by their code, the most frequent first.
         "refused": sorted(
             (
                 (name.removeprefix("refused_"), value)

@@ -203,8 +203,9 @@ class Authenticator:
                     self._question(frames)
                 except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
                     self._erred(error)
-                    # Frames of a question: session, delimiter, version, number.
-                    self._answer((frames[0], b"", frames[3]), b"500", "an error of the broker's")
+                    session, delimiter, _version, number, *_ = frames
+                    reply = session, delimiter, number
+                    self._answer(reply, b"500", "an error of the broker's")
             # Attempts for names that no user has, whose answers are due as if they had been hashed.
             while (unhashed := self._unhashed.take(_monotonic_ms())) is not None:
                 self._answer_stranger(unhashed)

@@ -86,7 +86,7 @@ class Guard:
         """
         links, limits = config.links, config.limits
         if bounds is None:
-            files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)  # the limit of open files
             bounds = room(files, lowest_free(), local=False)
         self._count = count
         self._report = report

@@ -304,7 +304,7 @@ class Rings:
 
     def _write(self, name: str, bundles: list[AppendBundle]) -> list[Appended | AppendRefused]:
         """Append bundles of one ring in one write; returns an answer for each, or one refusal."""
-        token = bundles[0].token
+        token = bundles[0].token  # a refusal answers the first bundle
         unready = self._unready.get(name)
         if unready is not None:
             if unready.failed:  # the append that is refused has it tried once more
