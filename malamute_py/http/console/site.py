@@ -254,7 +254,7 @@ class Console:
             """Send the events; without a session, or with too many streams, refuse."""
             session = self._session(request)
             if session is None:
-                # A browser's EventSource connects again after any other answer, but not after 204.
+                # 204 tells a browser's EventSource not to connect again.
                 return Response(status_code=HTTPStatus.NO_CONTENT)
             answer = self._streams.answer(session, make(session, request))
             if answer is None:

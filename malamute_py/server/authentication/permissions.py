@@ -176,7 +176,7 @@ class Permissions:
         return (lambda subject: any(each.fullmatch(subject) for each in found)) if found else None
 
     def allows_some(self, identity: str, action: str) -> bool:
-        """Whether an action is allowed on some name at least: the core asks before a listing."""
+        """Whether an action is allowed on some name at least, as a client asks of itself: may()."""
         if action not in GIVEN_BY:
             return self(identity, action, "broker")  # an action on no name: any will do
         rule = self._rule(identity)

@@ -72,7 +72,7 @@ def room(files: int, own: int, *, local: bool) -> Room:
     leave free numbers below others that are used, so that the lowest free one tells too little, and
     libzmq ended the process (seen with 700 descriptors).
     """
-    kept = kept_files(files)  # descriptors that are left for files
+    kept = kept_files(files)  # left to the journal, and to what comes too much
     # Descriptors are given from the lowest on: peers are kept out from this number on.
     shut_from = files - (files // 2 if local else kept // 4 * 3)
     shut_from = max(shut_from, own + 2 * _CONNECTIONS_MIN)

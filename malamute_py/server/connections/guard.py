@@ -119,7 +119,7 @@ class Guard:
         next event of the same monitor. Events of other monitors may be taken in between."""
 
     def close(self) -> None:
-        """Forget all connections, and let local peers in, as the broker ends."""
+        """Forget all connections, and give the files of local sockets their names: the end."""
         self.connections.clear()
         self.listening.close()
         self.memory.close()
