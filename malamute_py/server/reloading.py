@@ -126,6 +126,7 @@ def take_up(before: Reading, examined: Examined, complete: Callable[[Config], Co
     # Settings that are wrong by themselves stay as they were. `values` is what is to be applied.
     held = {_setting_of(change.key) for change in changes}
     values: dict[str, Any] = {}
+    # Each setting that differs: to be applied, refused beside a wrong one, or left for a restart.
     for key in KEYS:
         old, new = value_of(before.config, key), value_of(examined.config, key)
         if old == new or key in held:
@@ -150,7 +151,7 @@ def take_up(before: Reading, examined: Examined, complete: Callable[[Config], Co
                     changes.append(Change(key, REFUSED, _TOGETHER))
             changes.append(Change(error.key, REFUSED, error.why))
         if len(values) == taken:
-            break
+            break  # no value that was read is at fault
     # What only the users file and the tables of credentials show.
     config = with_values(before.config, values)
     try:
@@ -165,7 +166,7 @@ def take_up(before: Reading, examined: Examined, complete: Callable[[Config], Co
     except ConfigError as error:
         faults = error.faults if isinstance(error, UsersFileWrong) else (error,)
         changes += [Change(fault.key, REFUSED, fault.why) for fault in faults]
-        held = {*SECURITY}
+        held = {*SECURITY}  # none of these is applied
         if ".default" in error.key:
             # A default of all, or their bound, may be what does not fit a namespace's own.
             held |= {

@@ -327,7 +327,7 @@ def _with_tables(config: Config, reading: _Reading) -> Config:
             identities=joined("users", authentication.identities, templates, "identities"),
         ),
         permissions={
-            _ANYBODY: Grant(),
+            _ANYBODY: Grant(),  # whoever is not named may do nothing
             **joined("permissions", config.permissions, file.permissions),
         },
         quotas=msgspec.structs.replace(
