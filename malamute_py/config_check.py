@@ -73,7 +73,7 @@ class Examined(NamedTuple):
     """Returns the place of the setting that a dotted name begins with."""
 
     def all_problems(self, faults: Iterable[ConfigError]) -> list[Problem]:
-        """Add the faults that a further check found with the values that are left."""
+        """Return the problems, and those that a further check found in the values that are left."""
         wrong = [problem.key for problem in self.problems]
         # A value that was left out is not compared with others.
         return self.problems + [
@@ -89,7 +89,10 @@ def examine(
     environment: Mapping[str, str] | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Examined:
-    """Read a configuration as load() does, and go on after each problem."""
+    """Read a configuration as load() does, but go on after each problem, and note origins.
+
+    For `malamute broker --check` and reloads.
+    """
     return _Examination(path).run(environment or {}, overrides or {})
 
 
@@ -97,12 +100,15 @@ class _Examination:
     def __init__(self, path: str | Path | None) -> None:
         self._path = path
         self._table: dict[str, Any] = {}
+        """Values that are right by themselves, in tables of tables."""
         self._origins: dict[Keys, str] = {}
+        """Their places."""
         self._problems: list[Problem] = []
         self._lines: dict[Keys, int] = {}
+        """Lines of the file, by what begins there."""
 
     def run(self, environment: Mapping[str, str], overrides: Mapping[str, Any]) -> Examined:
-        """Take the file, then the environment, then the overrides, and check the whole."""
+        """Take each value of the file, the environment and the overrides, then check the whole."""
         if self._path is not None:
             self._read(Path(self._path))
         for name, text in sorted(environment.items()):
@@ -118,13 +124,14 @@ class _Examination:
                 self._take(keys, read_override(key, value), COMMAND_LINE)
             except ConfigError as error:
                 self._problems.append(Problem(COMMAND_LINE, error.key, error.why))
+        # The table has only values that are right by themselves.
         config = typed(self._table)
         settings = [Setting(".".join(k), v, self._origin(k)) for k, v in _shown(config)]
         examined = Examined(config, settings, self._problems, self.place_of)
         return examined._replace(problems=examined.all_problems(wrong_in_combination(config)))
 
     def _read(self, path: Path) -> None:
-        """Take the values of a file; one that cannot be read is a problem."""
+        """Take each value of the file; a file that cannot be read is a problem by itself."""
         try:
             table = read_file(path)
         except ConfigError as error:
@@ -137,7 +144,11 @@ class _Examination:
             self._take(keys, value, self._file_place(keys))
 
     def _take(self, keys: Keys, value: Any, origin: str) -> None:
-        """Take one value, or note why it cannot be one. origin: where it stands, for a person."""
+        """Take one value into the table if it is right by itself, or note its problem.
+
+        keys: names that lead to it. origin: its place (file and line, variable, command line).
+        """
+        # A configuration of this value alone, so that its error is about no other.
         alone: dict[str, Any] = {}
         put(alone, keys, value)
         try:
@@ -149,15 +160,16 @@ class _Examination:
                     place = self._file_place((*keys, name)) if (*keys, name) in self._lines else ""
                     self._take((*keys, name), inner, place or origin)
                 return
+            # The problem names the value as the operator wrote it. The error's key leaves out the
+            # key of an entry in a table of them (a user's name, say): it is put in here.
             key = error.key
             for length in range(len(keys) - 1, 0, -1):
-                # A table's own keys are not in the error's.
                 known = ".".join(keys[:length])
                 if known in _BY_ITEM and key.startswith(known) and ".".join(keys) not in key:
                     key = ".".join(keys[: length + 1]) + key.removeprefix(known)
             full = ".".join(keys)
             if full.startswith(f"{key}.") and not error.why.startswith("there is no such key"):
-                key = full  # The error names the map that the value is in.
+                key = full  # the error names only the table that the value is in
             self._problems.append(Problem(origin, key, error.why))
             return
         put(self._table, keys, value)
@@ -200,17 +212,22 @@ def of_program(config: Config) -> list[Setting]:
 
 
 def in_force(config: Config, before: Iterable[Setting], read: Iterable[Setting]) -> list[Setting]:
-    """Return the settings of a configuration that is in force, each with its origin.
+    """Return the settings that are in force after a reload, each with its origin.
 
-    read: what was read anew, of which `config` took up some; any other value is one of `before`.
+    config: in force now; it took up some of the values that the reload read. before: settings in
+    force before the reload. read: settings that the reload read.
     """
-    former = {setting.key: setting.origin for setting in before}
-    fresh = {setting.key: setting for setting in read}
+    origin_before = {setting.key: setting.origin for setting in before}
+    read_by_key = {setting.key: setting for setting in read}
     found = []
     for keys, value in _shown(config):
         key = ".".join(keys)
-        new = fresh.get(key)
-        origin = former.get(key, DEFAULT) if new is None or new.value != value else new.origin
+        new = read_by_key.get(key)
+        if new is not None and new.value == value:
+            origin = new.origin
+        else:
+            # The reload did not take up this setting: the value before it is still in force.
+            origin = origin_before.get(key, DEFAULT)
         found.append(Setting(key, value, origin))
     return found
 
@@ -223,25 +240,31 @@ def _shown(config: Config) -> Iterator[tuple[Keys, Any]]:
 
 
 def _items(table: Mapping[str, Any], prefix: Keys = ()) -> Iterator[tuple[Keys, Any]]:
-    """Return the values of a table: of a section one by one, of a table in it item by item."""
+    """Yield the values of a configuration with the names that lead to each.
+
+    A section is taken value by value. So are its tables that have keys of their own (_BY_ITEM);
+    any other table is one value.
+    """
     for name, value in table.items():
         keys = (*prefix, name)
-        inside = not prefix and any(key.startswith(f"{name}.") for key in KEYS)
-        if isinstance(value, Mapping) and (inside or ".".join(keys) in _BY_ITEM):
-            if value or inside:
+        is_section = not prefix and any(key.startswith(f"{name}.") for key in KEYS)
+        if isinstance(value, Mapping) and (is_section or ".".join(keys) in _BY_ITEM):
+            if value or is_section:
                 yield from _items(value, keys)
         else:
             yield keys, value
 
 
 def lines_of(text: str) -> dict[Keys, int]:
-    """Return the line, from 1, of each table and key of a TOML text.
+    """Return the line, from 1, of each table and key of a TOML text, which tomllib does not tell.
 
-    A table without a line of its own begins where the first table or key in it does.
+    For messages to a person. A table without a line of its own begins where the first table or key
+    in it does.
     """
     found: dict[Keys, int] = {}
 
     def note(keys: Keys, line: int) -> None:
+        """Keep the line as that of the key and of each table around it that has none yet."""
         for length in range(len(keys), 0, -1):
             found.setdefault(keys[:length], line)
 
@@ -258,8 +281,10 @@ def lines_of(text: str) -> dict[Keys, int]:
         key = _KEY_LINE.match(line)
         if key is None or line.lstrip().startswith("#"):
             continue
+        # The key, which may be dotted or quoted, with a value that makes it TOML by itself.
         note((*section, *_path(f"{key[1]} = 0")), at)
-        # A value may go over several lines, and what looks like a key in it is none.
+        # A value may go over several lines, which are passed over: what looks like a key there is
+        # none.
         value = line[key.end() :]
         while at < len(lines) and not _is_whole(value):
             value += "\n" + lines[at]
@@ -268,12 +293,16 @@ def lines_of(text: str) -> dict[Keys, int]:
 
 
 def _path(line: str) -> Keys:
-    """Return the keys that a line of TOML names, outermost first; none: it names none."""
+    """Return the keys that a line of TOML names, outermost first; none: it is not TOML by itself.
+
+    line: a head such as [a.b] or [[a.b]], or a key with a value: read as a whole text.
+    """
     keys: list[str] = []
     try:
         inner: Any = tomllib.loads(line)
     except tomllib.TOMLDecodeError:
         return ()
+    # One table in the other, down to the value; a table of [[a]] is the entry of a list.
     while isinstance(inner, Sequence | Mapping) and inner:
         if isinstance(inner, Sequence):
             inner = inner[0]
@@ -284,7 +313,7 @@ def _path(line: str) -> Keys:
 
 
 def _is_whole(value: str) -> bool:
-    """Whether a text is a whole value of TOML, so that its lines are read."""
+    """Whether a text is a whole value of TOML; False: the value goes on in the next line."""
     try:
         tomllib.loads(f"value = {value}")
     except tomllib.TOMLDecodeError:

@@ -63,7 +63,12 @@ class EmbeddedBroker:
         log: Log | None = None,
         **settings: Any,
     ) -> None:
-        """Note the settings; raises ConfigError for an unknown one."""
+        """Note the settings, by names such as journal__ring_bytes; start() makes the broker.
+
+        data: the data directory; None: everything is kept in memory. tcp: whether it also listens
+        at a free port. Raises ConfigError for an unknown setting or a wrong value.
+        """
+        # A name of its own: several brokers fit in one process.
         inproc = f"inproc://malamute-{os.getpid()}-{next(_numbers)}"
         wanted: dict[str, Any] = {
             "data_directory": "" if data is None else str(data),
@@ -81,7 +86,10 @@ class EmbeddedBroker:
         self._server: Server | None = None
 
     def start(self) -> Self:
-        """Serve from now on. Raises StartError, ConfigError."""
+        """Start the broker in a thread, with a ZeroMQ context that its clients share.
+
+        Raises StartError, ConfigError.
+        """
         assert self._server is None, "it is running"
         self._context = zmq.Context()
         server = Server(self.config, context=self._context, log=self._log)
@@ -94,9 +102,10 @@ class EmbeddedBroker:
         return self
 
     def stop(self) -> None:
-        """Stop serving; clients are told, and confirmed data is kept (in a directory).
+        """Stop the broker, then close the clients that are still open; a second call does nothing.
 
-        Raises ServerFailed when the broker had failed.
+        With a data directory all that was confirmed is kept. Raises ServerFailed when the broker
+        had failed.
         """
         server, context = self._server, self._context
         self._server = self._context = None
@@ -157,11 +166,12 @@ class EmbeddedBroker:
 
 
 def _end(context: zmq.Context[zmq.Socket[bytes]]) -> None:
-    """End the context, and with it the clients that were not closed.
+    """End the ZeroMQ context of an embedded broker, and the clients that were not closed.
 
-    Each client is told, and closes its own socket: a socket that is closed under the thread that
-    sleeps on it never wakes that thread. Clients whose event loop no longer turns are closed from
-    here.
+    Called when the broker has ended. context.term() has each client's next call fail, whereupon the
+    client closes its socket itself, and returns when all are closed: a socket that another thread
+    closes never wakes the thread that sleeps on it. Clients whose event loop no longer turns do not
+    close theirs, which is done here, after _LET_GO_S.
     """
     ending = threading.Thread(target=context.term, name="malamute-end", daemon=True)
     ending.start()

@@ -56,7 +56,10 @@ def running_form() -> str:
 
 
 def another_than_asked(running: str) -> str:
-    """Return an error text when MALAMUTE_FORM means another form than the running one, else ""."""
+    """Return an error text when MALAMUTE_FORM means another form than the running one, else "".
+
+    running: as running_form() returns it.
+    """
     asked = os.environ.get(ASKED, "")
     if not asked or (asked == "plain") == (running == PLAIN):
         return ""
@@ -64,4 +67,5 @@ def another_than_asked(running: str) -> str:
 
 
 def _word(count: int) -> str:
+    """Return the form for people, by how many modules are compiled."""
     return f"{count} modules compiled" if count else PLAIN

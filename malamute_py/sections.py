@@ -90,9 +90,9 @@ class HttpSection(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fiel
 
 
 def parse_bind(text: str) -> tuple[str, int, bool]:
-    """Return host and port to serve HTTP at, and whether other machines may reach it.
+    """Return host and port of the setting http.bind, and whether other machines may reach them.
 
-    Raises ConfigError.
+    Raises ConfigError for a text that is not HOST:PORT.
     """
     host, separator, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
@@ -102,7 +102,7 @@ def parse_bind(text: str) -> tuple[str, int, bool]:
         )
     try:
         public = not ipaddress.ip_address(host).is_loopback
-    except ValueError:
+    except ValueError:  # a name: all but localhost may be reached from elsewhere
         public = host != "localhost"
     return host, int(port), public
 
@@ -118,13 +118,13 @@ def check_http(http: HttpSection) -> None:
 
 
 def serves_console(http: HttpSection) -> bool:
-    """Whether the address has the console: one that other machines reach only when told so."""
+    """Whether the HTTP side has the console; where other machines reach it, only if told so."""
     public = parse_bind(http.bind)[2]
     return http.console in ("login", "open") or (http.console == "local" and not public)
 
 
 def read_token(path: str) -> str:
-    """The token in a file; empty without a file.
+    """Return the token of the HTTP side, from the file that http.token_file names; "": no file.
 
     Raises ConfigError: others could read the file, or what it holds is too short to be a secret.
     """
@@ -132,6 +132,7 @@ def read_token(path: str) -> str:
     if not path:
         return ""
     try:
+        # _at_once: to open a FIFO does not wait for a writer.
         with open(Path(path).expanduser(), "rb", opener=_at_once) as file:
             facts = os.fstat(file.fileno())
             if not stat.S_ISREG(facts.st_mode):
@@ -141,7 +142,7 @@ def read_token(path: str) -> str:
         raise ConfigError(key, f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(key, f"{path} is not plain text") from None
-    if open_to_others(facts, 0o077):
+    if open_to_others(facts, 0o077):  # the group included
         mode = stat.S_IMODE(facts.st_mode)
         raise ConfigError(
             key, f"{path} has mode {mode:04o}: others can use it; type: chmod 600 {path}"

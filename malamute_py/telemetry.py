@@ -34,7 +34,7 @@ def open_log(level: str = "info", form: str = "auto", stream: TextIO | None = No
     console = form == "console" or (form == "auto" and out.isatty())
     render: Any
     if console:
-        # By place: versions of structlog name this width otherwise.
+        # Columns of the event's name, by position: versions of structlog name it otherwise.
         render = structlog.dev.ConsoleRenderer(28, colors=out.isatty())
     else:
         render = structlog.processors.JSONRenderer(sort_keys=False, default=str)
@@ -42,7 +42,7 @@ def open_log(level: str = "info", form: str = "auto", stream: TextIO | None = No
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    if not console:
+    if not console:  # a console renders tracebacks itself
         processors.append(structlog.processors.dict_tracebacks)
     log: Log = structlog.wrap_logger(
         structlog.PrintLogger(out),
@@ -59,11 +59,12 @@ class Limiter:
     """
 
     def __init__(self, lines_max: int = 20, period_ms: int = 10_000) -> None:
-        """lines_max: lines of one name in period_ms."""
+        """lines_max: lines of one name that may be written in period_ms."""
         self._lines_max = lines_max
         self._period_ms = period_ms
         self._since_ms = 0
         self._seen: dict[str, int] = {}
+        """Name -> lines in this period, those that were withheld included."""
 
     def allows(self, name: str, now_ms: int) -> bool:
         """Whether a line of this name may be written now."""
@@ -78,7 +79,8 @@ class Limiter:
         """Return names and counts of what was withheld in a period that is over; reported once."""
         if now_ms - self._since_ms < self._period_ms or not self._seen:
             return {}
-        held = {n: c - self._lines_max for n, c in self._seen.items() if c > self._lines_max}
+        most = self._lines_max
+        held = {name: seen - most for name, seen in self._seen.items() if seen > most}
         self._since_ms = now_ms
         self._seen.clear()
         return held
@@ -113,7 +115,10 @@ class Refusals:
         return True
 
     def ends(self, ring: str) -> tuple[str, int] | None:
-        """Note an append that was taken, or a ring that is gone; returns the end to report."""
+        """Note an append that was taken, or a ring that is gone.
+
+        Returns code and count of the refusals that end by this; None: the ring did not refuse.
+        """
         if not self._codes:
             return None
         code = self._codes.pop(ring, None)
@@ -130,7 +135,7 @@ class Refusals:
         }
 
     def counts(self, now_ms: int) -> list[tuple[str, str, int]]:
-        """Return (ring, code, count of refusals) of a period that is over; each is told once."""
+        """Return (ring, code, count) of rings that still refuse, once a period, for the log."""
         if now_ms - self._since_ms < self._period_ms:
             return []
         self._since_ms = now_ms

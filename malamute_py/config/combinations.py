@@ -16,10 +16,14 @@ from malamute_py.sections import ConfigError, check_http
 
 
 def wrong_in_combination(config: Config) -> Iterator[ConfigError]:
-    """Yield an error for each value that is right by itself and wrong beside another value."""
+    """Yield an error for each value that is right by itself and wrong beside another value.
+
+    load() raises the first one; a check of the configuration tells all of them.
+    """
     if not config.listen:
         yield ConfigError("listen", f"name at least one endpoint, for instance {DEFAULT_ENDPOINT}")
     links, limits, journal = config.links, config.limits, config.journal
+    # A default lies within the bounds of what a client may choose instead.
     if not links.heartbeat_min_ms <= links.heartbeat_ms <= links.heartbeat_max_ms:
         yield ConfigError(
             "links.heartbeat_ms",
@@ -72,6 +76,7 @@ def wrong_in_combination(config: Config) -> Iterator[ConfigError]:
         if least > most:
             section = key.partition(".")[0]
             yield ConfigError(key, f"{least} is more than {section}.{most_key} ({most})")
+    # What RingSettings of the journal would refuse, and ring_settings() relies on.
     if journal.segment_bytes % 4096 or not 65_536 <= journal.segment_bytes < 1 << 32:
         yield ConfigError(
             "journal.segment_bytes",
@@ -89,6 +94,7 @@ def wrong_in_combination(config: Config) -> Iterator[ConfigError]:
             f"{journal.ring_bytes} is less than three segments of journal.segment_bytes "
             f"({journal.segment_bytes})",
         )
+    # As ring main fills up, an advance of the tables is forced before clients have to wait.
     if checkpoint.force_percent >= checkpoint.pressure_percent:
         yield ConfigError(
             "checkpoint.force_percent",
@@ -116,9 +122,9 @@ def wrong_in_combination(config: Config) -> Iterator[ConfigError]:
 
 
 def faults_of_users(config: Config) -> Iterator[ConfigError]:
-    """Find faults in quotas and templates, also of a configuration that has its users file in it.
+    """Yield faults of users that one value alone does not show: unknown quotas, wrong templates.
 
-    Such are quotas that there are not, and templates that _identity_faults() finds.
+    config: with or without what its users file has.
     """
     tables = [(f"quotas.identities.{name}", own) for name, own in config.quotas.identities.items()]
     tables += [(f"namespaces.{name}.quotas", own.quotas) for name, own in config.namespaces.items()]
@@ -131,7 +137,7 @@ def faults_of_users(config: Config) -> Iterator[ConfigError]:
 
 
 def _namespace_faults(config: Config) -> Iterator[ConfigError]:
-    """Find namespaces that are none, or that overlap."""
+    """Find namespaces whose prefixes cannot be right, lie in each other, or have no users."""
     if config.namespaces and config.authentication.mechanism == "none":
         yield ConfigError(
             "namespaces", 'need users: set authentication.mechanism to "plain" or "curve"'
@@ -156,12 +162,16 @@ def _namespace_faults(config: Config) -> Iterator[ConfigError]:
 
 
 def _identity_faults(authentication: Authentication) -> Iterator[ConfigError]:
-    """Find templates that give no identity, or the same ones to two users."""
+    """Find templates of identities that give none, or the same ones to two users.
+
+    A template has {n} for a number, so that each replica of a program gets an identity of its own.
+    """
     users = {*authentication.users, *authentication.clients}
+    # Template -> its user; each user has `<user>-{n}` without a word in the configuration.
     given: dict[str, str] = {f"{user}-{REPLICA}": user for user in users}
     for user, templates in authentication.identities.items():
         key = f"authentication.identities.{user}"
-        if user not in users and not authentication.users_file:
+        if user not in users and not authentication.users_file:  # which may have the user
             yield ConfigError(key, f"there is no user of this name{nearest(user, users)}")
         for template in templates:
             fault = template_fault(template)

@@ -25,9 +25,10 @@ FILES: Final = (
 
 
 def _kinds(section: type[msgspec.Struct], prefix: str = "") -> dict[str, Any]:
-    """Return dotted key -> str, list, dict, a tuple of words, or None for all others.
+    """Return the kind of each key of a section and the sections in it, by dotted key.
 
-    By that kind, parse_value() reads the text of a variable.
+    A kind is str, list, dict, the tuple of the words that are allowed, or None for numbers and the
+    like; parse_value() reads the text of a variable by it.
     """
     found: dict[str, Any] = {}
     for field in msgspec.inspect.type_info(section).fields:  # type: ignore[attr-defined]
@@ -85,10 +86,10 @@ _OF_MEASURE: Final = frozenset(
 
 
 def key_of_variable(name: str) -> str | None:
-    """Return the key of an environment variable; None when it is none of ours.
+    """Return the key of the setting that an environment variable gives; None: it gives none.
 
-    MALAMUTE_ variables of other programs (the client's, for example) pass; one that begins like a
-    section of ours is a misspelling.
+    Variables of other programs that begin with MALAMUTE_ (the client's, for example) pass. Raises
+    ConfigError for one that begins like a section of ours: it is misspelt.
     """
     if not name.startswith(ENVIRONMENT_PREFIX):
         return None
@@ -123,9 +124,9 @@ def put(table: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 
 def key_faults(table: Mapping[str, Any]) -> Iterator[ConfigError]:
-    """Yield an error for each section and key that does not exist, with the likely one."""
+    """Yield an error for each section and key of a file that there is not, with the likely one."""
     for name, value in table.items():
-        if name in KEYS:
+        if name in KEYS:  # a key outside of the sections
             continue
         if name not in SECTIONS:
             near = difflib.get_close_matches(name, SECTIONS, n=1)
@@ -142,8 +143,9 @@ def key_faults(table: Mapping[str, Any]) -> Iterator[ConfigError]:
 
 
 def _unknown(key: str) -> ConfigError:
+    """Return the error for a key that there is not, with a hint at what was meant."""
     section, _, last = key.partition(".")
-    if last in _DEFAULTS.get(section, ()):
+    if last in _DEFAULTS.get(section, ()):  # a setting of what first use creates
         return ConfigError(key, f"there is no such key; did you mean {section}.default.{last}?")
     return ConfigError(key, f"there is no such key{nearest(key, KEYS) or _there_is(key)}")
 
@@ -165,8 +167,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
-    """Return the key that was meant by a wrong one; empty: none is near."""
-    if "." not in name:  # The right key without its section.
+    """Return the key that was meant by a wrong one; empty: none is near.
+
+    Tried in this order: a missing section, a slip of the keyboard, the same words in another
+    order, a similar key of the same section. known: keys that there are.
+    """
+    if "." not in name:
         near = [key for key in known if key.rpartition(".")[2] == name][:1]
         if near:
             return near[0]
@@ -175,22 +181,27 @@ def _nearest(name: str, known: Sequence[str]) -> str:
     if same := _of_the_same_words(name, known):
         return same[0]
     section, _, last = name.rpartition(".")
-    # The section itself must not make two keys of it alike.
+    # Compared without the section: a long one would make any two of its keys similar.
     beside = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == section}
     near = difflib.get_close_matches(last, beside, n=1)
     return beside[near[0]] if near else ""
 
 
 def _of_the_same_words(name: str, known: Iterable[str]) -> list[str]:
-    """Return keys about the same, with their words in any order; the likest first."""
+    """Return the keys that have the words of a wrong one, in any order; the most similar first.
+
+    Words of measure, such as `max` or `bytes`, are not compared: `max_stream_bytes` may mean
+    `stream_bytes_max`. known: keys that there are.
+    """
     words, section = _words(name), name.rpartition(".")[0]
     about = words - _OF_MEASURE
 
     def likeness(key: str) -> tuple[bool, bool, float]:
+        # Of the same section, with all words the same, by its letters.
         alike = difflib.SequenceMatcher(None, name, key).ratio()
         return key.rpartition(".")[0] == section, _words(key) == words, alike
 
-    # A table, such as that of users, is no bound of how many there are.
+    # A table is left out: `users` is not meant by `users_max`, which bounds a number.
     keys = [key for key in known if KEYS.get(key) is not dict]
     found = [key for key in keys if about and _words(key) - _OF_MEASURE == about]
     return sorted(found, key=likeness, reverse=True)

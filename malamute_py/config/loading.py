@@ -40,10 +40,11 @@ def load(
     environment: Mapping[str, str] | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Config:
-    """Read the file, apply the variables, then the overrides (dotted names).
+    """Return the configuration of a broker: a file, over it variables, over them overrides.
 
-    environment: usually os.environ; MALAMUTE_JOURNAL_RING_BYTES is journal.ring_bytes.
-    Raises ConfigError naming the key and where it was written.
+    environment: usually os.environ; MALAMUTE_JOURNAL_RING_BYTES is journal.ring_bytes. overrides:
+    values by dotted name, of the command line or an embedding program. Raises ConfigError, which
+    names the key and where it was written.
     """
     table: dict[str, Any] = {}
     if path is not None:
@@ -69,7 +70,7 @@ def read_override(key: str, value: Any) -> Any:
 
 
 def from_table(table: Mapping[str, Any]) -> Config:
-    """Check a table of tables and fill in the defaults; raises ConfigError."""
+    """Return a configuration of a table of tables, wholly checked; raises ConfigError."""
     config = typed(table)
     for fault in wrong_in_combination(config):
         raise fault
@@ -77,7 +78,10 @@ def from_table(table: Mapping[str, Any]) -> Config:
 
 
 def typed(table: Mapping[str, Any]) -> Config:
-    """Check each value of a table of tables by itself; raises ConfigError."""
+    """Return a configuration of a table of tables, each value checked by itself alone.
+
+    What the table leaves out has its default. Raises ConfigError.
+    """
     for fault in key_faults(table):
         raise fault
     try:
@@ -109,11 +113,13 @@ def _number(key: str, text: str) -> Any:
 
 
 def parse_value(key: str, text: str) -> Any:
-    """Read a key's value: a TOML value, or the text itself where text fits.
+    """Return the value of a key that a variable or the command line gives as text.
 
-    A list may be written with commas: tcp://127.0.0.1:9797,ipc:///run/malamute.sock; a number of
-    bytes with its unit: 64MiB.
+    Text stays as it is where the key takes text; else it is read as TOML. A list may be written
+    with commas: tcp://127.0.0.1:9797,ipc:///run/malamute.sock; a number of bytes with its unit:
+    64MiB.
     """
+    # str, list, dict, a tuple of the words that are allowed, or None for numbers and the like.
     kind = KEYS.get(key)
     if kind is str:
         return text
@@ -122,7 +128,7 @@ def parse_value(key: str, text: str) -> Any:
             return _toml_value(key, text)
         return [part.strip() for part in text.split(",") if part.strip()]
     if isinstance(kind, tuple):
-        return text  # One of a few words; convert() names them when it is none.
+        return text  # whether it is one of the words is checked with the whole configuration
     if kind is None and not text.lstrip().startswith(("-", "+")):
         number = _number(key, text.replace("_", ""))
         if not isinstance(number, str):
@@ -131,6 +137,7 @@ def parse_value(key: str, text: str) -> Any:
 
 
 def _toml_value(key: str, text: str) -> Any:
+    """Return what a text says as a value of TOML. Raises ConfigError."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -138,7 +145,7 @@ def _toml_value(key: str, text: str) -> Any:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Read a TOML file, with the FILES that it names looked for beside it.
+    """Read a configuration's TOML file; relative paths in it begin at the file's folder.
 
     Raises ConfigError with the file as its key.
     """
@@ -160,32 +167,34 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def _beside(folder: Path, table: dict[str, Any]) -> dict[str, Any]:
-    """Return a configuration in which relative paths of files begin at `folder`, its own.
+    """Return a configuration whose relative paths begin at the folder of the configuration's file.
 
-    One that begins with `~` begins at the home of a user.
+    Not where the broker was started: FILES are the settings that name files. A path may begin with
+    `~`, the home of a user. table: changed in place.
     """
     for key in FILES:
         section, _, name = key.partition(".")
         inner = table.get(section)
         named = inner.get(name) if isinstance(inner, dict) else None
         if isinstance(inner, dict) and isinstance(named, str) and named:
-            inner[name] = str(folder / os.path.expanduser(named))
+            inner[name] = str(folder / os.path.expanduser(named))  # an absolute path stays
     return table
 
 
 def _validation_error(text: str) -> ConfigError:
-    """Put msgspec's finding in our words: the key first, then what is allowed.
+    """Turn an error text of msgspec into an error for the operator, with key and what is allowed.
 
     text: such as "Expected `int`, got `str` - at `$.journal.ring_bytes`".
     """
     message, _, path = text.partition(" - at `$")
+    # msgspec writes `[...]` for a key of a table.
     key = re.sub(r"\[\.\.\.\]", "", path.rstrip("`")).lstrip(".")
-    words = KEYS.get(key)
+    words = KEYS.get(key)  # the allowed words of a setting, or its type
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", message)
     if isinstance(words, tuple):
         message = f"must be one of {', '.join(words)}"
     elif unknown:
-        fields = FIELDS.get(key, ())
+        fields = FIELDS.get(key, ())  # the keys of the section that the error names
         near = nearest(unknown[1], fields) or ("; there are " + ", ".join(fields) if fields else "")
         message = f"there is no such key: {unknown[1]}{near}"
     message = message.replace("`array`", "`list`").replace("`object`", "`table`")

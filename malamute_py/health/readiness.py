@@ -34,14 +34,14 @@ class Verdict:
 
 
 def live(facts: Facts) -> Verdict:
-    """Whether the broker's loop turns, as far as it can be seen from outside."""
+    """Judge whether the broker's loop turns, as far as is seen from outside: whether it answers."""
     if facts.silent_s < SILENT_S:
         return Verdict(True)
     return Verdict(False, [("broker", f"silent for {facts.silent_s:.0f} s: {facts.reason}")])
 
 
 def ready(facts: Facts) -> Verdict:
-    """Whether clients can link, publish, send and request now."""
+    """Judge whether clients can link, publish, send and request now."""
     broker = facts.broker
     if not broker:
         return Verdict(False, [("broker", facts.reason)])
@@ -91,11 +91,15 @@ def _disk(broker: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _warnings(broker: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what a person should look at although the broker is ready."""
+    """Yield (check, reason) for what a person should look at although the broker is ready.
+
+    broker: the answer to BROKER_INFO.
+    """
     checkpoint = broker.get("checkpoint", {})
     if checkpoint.get("lost"):
         reason = checkpoint.get("reason", "")
         yield "checkpoint", f"mail, services, cursors and groups are refused: {reason}"
+    # Other rings than main concern single streams; main makes the broker not ready.
     for name, refusal in broker.get("refusing", {}).items():
         if name != _MAIN and refusal["ms_ago"] < REFUSED_MS:
             yield "ring", f"ring {ring_title(broker, name)} refuses appends: {refusal['code']}"

@@ -33,6 +33,22 @@ UNREAD_BYTES: Final = 6 << 20
 their credit of 8 MiB back at once."""
 SHOWN_MAX: Final = 50
 
+# How bad a trouble is, the worst first: Trouble.weight begins with it.
+_NOT_READY: Final = 1e12
+"""The broker itself is not ready."""
+_WARNED: Final = 1e11
+"""The broker is ready, with a warning."""
+_UNSERVED: Final = 1e9
+"""Requests wait, and no worker is there."""
+_UNREAD: Final = 1e8
+"""Records or messages wait, and no reader is there; or a client reads nothing."""
+_BEHIND: Final = 1e7
+"""A group does not move, or there are dead letters."""
+_WAITS: Final = 1e6
+"""Something waits, or is in hand, for long; or a cursor that lags holds back a ring."""
+_CURSOR_LAGS: Final = 1e5
+_READS_SLOWLY: Final = 1e4
+
 
 class Trouble(NamedTuple):
     """One thing to look at."""
@@ -49,7 +65,10 @@ class Trouble(NamedTuple):
 
 
 def of_all(everything: Everything, links: Iterable[LinkFacts] = ()) -> list[Trouble]:
-    """Return what is slow or stuck, the worst first."""
+    """Return what is slow or stuck, the worst first, for the console's first page.
+
+    links: of clients; none: they are not looked at.
+    """
     now_ms = float(everything.facts.broker.get("now_ms", 0))
     found = [
         *_of_the_broker(everything),
@@ -66,35 +85,38 @@ def _of_the_broker(everything: Everything) -> Iterator[Trouble]:
     """Yield why the broker is not ready, and its warnings, as troubles."""
     verdict = ready(everything.facts)
     for check, reason in verdict.reasons:
-        yield Trouble(1e12, STUCK, "broker", (check,), reason)
+        yield Trouble(_NOT_READY, STUCK, "broker", (check,), reason)
     for check, reason in verdict.warnings:
-        yield Trouble(1e11, SLOW, "broker", (check,), reason)
+        yield Trouble(_WARNED, SLOW, "broker", (check,), reason)
 
 
 def of_service(facts: ServiceFacts, now_ms: float) -> Iterator[Trouble]:
-    """Troubles of a service queue; the worst is that it has no worker."""
+    """Troubles of a service queue; the worst is that it has no worker.
+
+    The first value of a trouble is its weight: how bad it is, and added how long or how many.
+    """
     name, age_s = (facts.name,), seconds_since(facts.oldest_ms, now_ms)
     if facts.waiting and not facts.offers:
         words = (
             f"{many(facts.waiting, 'request')} waiting for {span(age_s)}, and no worker is there"
         )
-        yield Trouble(1e9 + age_s, STUCK, "service", name, words)
+        yield Trouble(_UNSERVED + age_s, STUCK, "service", name, words)
     elif facts.waiting and not facts.credit and age_s > WAITING_S:
         words = f"{many(facts.waiting, 'request')} waiting for {span(age_s)}: all workers are busy"
-        yield Trouble(1e6 + age_s, SLOW, "service", name, words)
+        yield Trouble(_WAITS + age_s, SLOW, "service", name, words)
     for worker in facts.workers:
         held_s = seconds_since(worker.since_ms, now_ms)
         if worker.held and held_s > HELD_S:
             words = (
                 f"{worker.holder} has had {many(worker.held, 'request')} in hand for {span(held_s)}"
             )
-            yield Trouble(1e6 + held_s, SLOW, "service", name, words)
+            yield Trouble(_WAITS + held_s, SLOW, "service", name, words)
     if facts.dead:
-        yield Trouble(1e7 + facts.dead, SLOW, "service", name, many(facts.dead, "dead letter"))
+        yield Trouble(_BEHIND + facts.dead, SLOW, "service", name, many(facts.dead, "dead letter"))
 
 
 def of_mailbox(facts: MailboxFacts, now_ms: float) -> Iterator[Trouble]:
-    """Troubles of a mailbox."""
+    """Troubles of a mailbox: its oldest message waits for long."""
     age_s = seconds_since(facts.oldest_ms, now_ms)
     waiting = facts.messages - facts.delayed
     if waiting > 0 and age_s > WAITING_S:
@@ -102,52 +124,55 @@ def of_mailbox(facts: MailboxFacts, now_ms: float) -> Iterator[Trouble]:
         kind = SLOW if facts.readers else STUCK
         words = f"{many(waiting, 'message')}, the oldest for {span(age_s)}: {reader}"
         yield Trouble(
-            (1e6 if facts.readers else 1e8) + age_s, kind, "mailbox", (facts.name,), words
+            (_WAITS if facts.readers else _UNREAD) + age_s, kind, "mailbox", (facts.name,), words
         )
 
 
 def of_group(facts: GroupFacts, now_ms: float) -> Iterator[Trouble]:
-    """Troubles of a group; the worst is that it lags and has no members."""
+    """Troubles of a group for the console: it lags, has dead letters, or a member holds records.
+
+    The first value of a trouble is its weight: how bad it is, and added how long or how many.
+    """
     name = (facts.stream, facts.group)
     unmoved_s = seconds_since(facts.moved_ms, now_ms)
     if facts.lag and not facts.members:
         words = f"{many(facts.lag, 'record')} behind, and it has no members"
-        yield Trouble(1e8 + facts.lag, STUCK, "group", name, words)
+        yield Trouble(_UNREAD + facts.lag, STUCK, "group", name, words)
     elif facts.lag and unmoved_s > UNMOVED_S:
         words = f"{many(facts.lag, 'record')} behind, and has not moved for {span(unmoved_s)}"
-        yield Trouble(1e7 + unmoved_s, SLOW, "group", name, words)
+        yield Trouble(_BEHIND + unmoved_s, SLOW, "group", name, words)
     if facts.dead:
-        yield Trouble(1e7 + facts.dead, SLOW, "group", name, many(facts.dead, "dead letter"))
+        yield Trouble(_BEHIND + facts.dead, SLOW, "group", name, many(facts.dead, "dead letter"))
     for member in facts.members:
         held_s = seconds_since(member.oldest_ms, now_ms)
         if member.held and held_s > HELD_S:
             who = member.identity or f"link {member.link}"
             words = f"{who} has had {many(member.held, 'record')} in hand for {span(held_s)}"
-            yield Trouble(1e6 + held_s, SLOW, "group", name, words)
+            yield Trouble(_WAITS + held_s, SLOW, "group", name, words)
 
 
 def of_cursor(facts: CursorFacts, now_ms: float) -> Iterator[Trouble]:
-    """Troubles of a cursor."""
+    """Troubles of a cursor: it lags and does not move."""
     unmoved_s = seconds_since(facts.moved_ms, now_ms)
     if facts.lag and unmoved_s > UNMOVED_S:
         words = f"{many(facts.lag, 'record')} behind, and has not moved for {span(unmoved_s)}"
         if facts.pinned_bytes:
             words += f"; it holds back {size(facts.pinned_bytes)}"
-        weight = 1e6 if facts.pinned_bytes else 1e5
+        weight = _WAITS if facts.pinned_bytes else _CURSOR_LAGS
         yield Trouble(weight + unmoved_s, SLOW, "cursor", (facts.stream, facts.cursor), words)
 
 
 def of_link(facts: LinkFacts) -> Iterator[Trouble]:
-    """Troubles of a client's link."""
+    """Troubles of a client's link: it does not read, or slowly."""
     unread = int(facts.more.get("unread_bytes", 0))
     name = (str(facts.link),)
     who = facts.identity or "anonymous"
     if facts.more.get("blocked"):
         words = f"{who} does not read: {size(unread)} delivered and not consumed"
-        yield Trouble(1e8 + unread, STUCK, "client", name, words)
+        yield Trouble(_UNREAD + unread, STUCK, "client", name, words)
     elif unread > UNREAD_BYTES:
         words = f"{who} reads slowly: {size(unread)} delivered and not consumed"
-        yield Trouble(1e4 + unread / 1e9, SLOW, "client", name, words)
+        yield Trouble(_READS_SLOWLY + unread / 1e9, SLOW, "client", name, words)
 
 
 def seconds_since(at_ms: float, now_ms: float) -> float:

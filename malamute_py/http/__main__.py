@@ -27,6 +27,7 @@ def _until_input_ends(loop: asyncio.AbstractEventLoop, stop: Callable[[], None])
     """Call `stop` once the standard input ends: the broker that started this process is gone."""
 
     def readable() -> None:
+        """Take what the input has; nothing: it has ended."""
         if not os.read(0, 4_096):
             loop.remove_reader(0)
             stop()
@@ -35,12 +36,15 @@ def _until_input_ends(loop: asyncio.AbstractEventLoop, stop: Callable[[], None])
 
 
 def main() -> int:
-    """Serve; returns the exit code."""
-    # Unbuffered: what comes after the line is for the event loop to see.
+    """Serve as the first line of standard input says, until the broker closes it.
+
+    Returns the exit code: 1 for a wrong configuration, whose fault the broker logs.
+    """
+    # Unbuffered: the end of the input, after this line, is for the event loop to see.
     with open(0, "rb", buffering=0, closefd=False) as told:
         start = msgspec.json.decode(told.readline(), type=Start)
     with contextlib.suppress(OSError):
-        os.nice(NICENESS)
+        os.nice(NICENESS)  # the broker goes first where processors are short
     try:
         serve(
             start.http,

@@ -43,9 +43,10 @@ _HEADERS: Final = [
 
 
 def application(source: Source, token: str, console: Console | None = None) -> ASGIApp:
-    """The whole HTTP side as an ASGI application.
+    """Return the whole HTTP side as an ASGI application: checks, metrics, health, console.
 
-    token: empty: none is asked for. console: None: there are no pages for people.
+    source: asks the broker. token: what /metrics asks for; empty: nothing. console: the pages for
+    people; None: there are none.
     """
 
     async def show_metrics(request: Request) -> Response:
@@ -87,7 +88,7 @@ def application(source: Source, token: str, console: Console | None = None) -> A
 
 
 def _told(name: str, verdict: readiness.Verdict, request: Request) -> Response:
-    """Answer with a verdict: 200 if it holds, else 503. The token shows the reasons."""
+    """Answer with a verdict: 200 if it holds, else 503. Requests with the token get the reasons."""
     value: dict[str, Any] = {name: verdict.holds}
     if request.scope[AUTHORIZED]:
         for key, entries in (("reasons", verdict.reasons), ("warnings", verdict.warnings)):
@@ -105,14 +106,17 @@ class Checked:
         self._console = console
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Answer one request: refuse what no page takes, else hand it to the pages.
+
+        The pages learn by scope[AUTHORIZED] whether the request may see what the token protects.
+        """
 
         async def send_with_headers(message: MutableMapping[str, Any]) -> None:
             """Add the security headers to an answer's head, where the page has not set them."""
             if message["type"] == "http.response.start":
                 given = message.get("headers", ())
                 kept = {name for name, _ in given}
-                added = (each for each in _HEADERS if each[0] not in kept)
+                added = ((name, value) for name, value in _HEADERS if name not in kept)
                 message = {**message, "headers": [*given, *added]}
             await send(message)
 
@@ -125,7 +129,10 @@ class Checked:
         await self._pages({**scope, AUTHORIZED: authorized}, receive, send_with_headers)
 
     def _refusal(self, scope: Scope) -> tuple[HTTPStatus, str] | None:
-        """Return status and reason to refuse a request before any page; None: it may go on."""
+        """Return status and reason to refuse a request before any page sees it; None: it may go on.
+
+        Checked: the sizes of path, headers and body, and the Host that the request names.
+        """
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         path = scope["path"]
         of_console = self._console is not None and (
@@ -168,7 +175,7 @@ class Checked:
 
 
 def _is_of_this_machine(host: bytes) -> bool:
-    """Whether a Host header is an address or `localhost`: no name that a stranger can give."""
+    """Whether a Host header is an address or `localhost`, and no name of a site on the internet."""
     text = host.decode("latin-1").strip().lower()
     text = text[1:].partition("]")[0] if text.startswith("[") else text.partition(":")[0]
     if text in ("", "localhost"):

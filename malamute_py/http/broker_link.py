@@ -22,7 +22,10 @@ _PAUSE_S: Final = 5.0
 
 
 async def keep_linked(source: Source, endpoints: Sequence[str], credential: Credential) -> None:
-    """Give the source a client, and another when that is over; until it is cancelled."""
+    """Link to the broker, give the source the client, and link anew when the session is over.
+
+    Runs as a task of the HTTP side until it is cancelled.
+    """
     while True:
         over = asyncio.Event()
 
@@ -37,6 +40,7 @@ async def keep_linked(source: Source, endpoints: Sequence[str], credential: Cred
 
         try:
             async with connect(
+                # timeout_ms: for as long as it takes; meanwhile the pages say why.
                 tuple(endpoints), timeout_ms=None, credential=credential, on_link=on_link,
                 software="malamute http", retry_max_ms=_RETRY_MAX_MS,
             ) as client:  # fmt: skip

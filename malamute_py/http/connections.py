@@ -35,16 +35,16 @@ class Bounds:
         return len(self._addresses)
 
     def add(self, connection: BoundedProtocol, address: str) -> None:
-        """Add a connection; another is ended if there are too many."""
+        """Add a connection; if there are too many, the oldest of the busiest address is ended."""
         self._addresses[connection] = address
         if len(self._addresses) > self._connections_max:
-            most = Counter(self._addresses.values()).most_common(1)[0][0]
-            oldest = next(each for each, whose in self._addresses.items() if whose == most)
+            ((busiest, _),) = Counter(self._addresses.values()).most_common(1)
+            oldest = next(each for each, whose in self._addresses.items() if whose == busiest)
             self.discard(oldest)
             oldest.end()
 
     def lengthen(self, peer: tuple[str, int], seconds: float) -> None:
-        """Have a peer's connection last so many seconds from now on."""
+        """Have a peer's connection last so many seconds from now on: it sends an event stream."""
         for connection in self._addresses:
             if connection.peer == peer:
                 connection.end_after(seconds)

@@ -38,7 +38,7 @@ Figures = dict[str, float]
 
 
 def render(everything: Everything, labels: Labels) -> bytes:
-    """The page of metrics, as Prometheus reads it."""
+    """Return the page of metrics, as Prometheus reads it."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(everything, labels))
     return generate_latest(registry)
@@ -54,7 +54,10 @@ class _Collector(Collector):
 
 
 def families(everything: Everything, labels: Labels) -> Iterator[Family]:
-    """All families, in the order of the table."""
+    """Yield all families of metrics for one answer to Prometheus, in the order of table.py.
+
+    Where the broker does not answer, there is only `up`, which is 0.
+    """
     broker = everything.facts.broker
     yield _single(table.UP, float(bool(broker)))
     if not broker:
@@ -83,7 +86,10 @@ def families(everything: Everything, labels: Labels) -> Iterator[Family]:
 
 
 def _of_the_process(everything: Everything) -> Iterator[Family]:
-    """Yield metrics of the broker as a whole: version, start, damage, bounds, and their use."""
+    """Yield metrics of the broker as a whole: version, start, damage, bounds, and their use.
+
+    UNLISTED: how many things of a kind the listings did not show, as a listing has LISTED_MAX.
+    """
     broker = everything.facts.broker
     yield _family(table.BUILD, [((str(broker.get("software", "")),), 1.0)])
     yield _single(table.STARTED, (broker.get("now_ms", 0) - broker.get("uptime_ms", 0)) / 1_000)
@@ -95,7 +101,7 @@ def _of_the_process(everything: Everything) -> Iterator[Family]:
         "services": len(everything.services), "cursors": len(everything.cursors),
         "groups": len(everything.groups),
     }  # fmt: skip
-    # Temporary mailboxes are in no list.
+    # How many there are; temporary mailboxes are in no list.
     there = {**gauges, "mailboxes": gauges.get("mailboxes", 0) - gauges.get(
         "temporary_mailboxes", 0)}  # fmt: skip
     yield _family(
@@ -115,6 +121,7 @@ def _of_the_process(everything: Everything) -> Iterator[Family]:
 
 
 def _plain(rows: Mapping[str, Metric], facts: Mapping[str, Any]) -> Iterator[Family]:
+    """Yield the metrics without labels of a table, as far as the broker tells their figures."""
     for name, metric in rows.items():
         if name in facts:
             yield _single(metric, facts[name] * metric.factor)
@@ -123,13 +130,15 @@ def _plain(rows: Mapping[str, Metric], facts: Mapping[str, Any]) -> Iterator[Fam
 def _rings(broker: Mapping[str, Any], labels: Labels) -> Iterator[Family]:
     """Yield metrics of the rings: what is used, and whether they take appends.
 
-    The labels of a ring are its name and its setting `full`: overwrite or refuse.
+    broker: the answer to BROKER_INFO, where the shell tells of rings under "disk", the core under
+    "rings", and "refusing" has the rings that refuse appends now. The labels of a ring are its name
+    and its setting `full`: overwrite or refuse.
     """
     disk, core = broker.get("disk", {}), broker.get("rings", {})
     refusing = broker.get("refusing", {})
     things: dict[Any, Figures] = {}
     for name, facts in disk.items():
-        used = facts["end_lsn"] - facts["start_lsn"]
+        used = facts["end_lsn"] - facts["start_lsn"]  # LSNs are counted in bytes
         things[name, facts.get("full", "")] = {
             **{key: facts[key] for key in table.RING if key in facts},
             "used": used,
@@ -143,7 +152,11 @@ def _rings(broker: Mapping[str, Any], labels: Labels) -> Iterator[Family]:
 
 
 def _counted(broker: Mapping[str, Any]) -> Iterator[Family]:
-    """Yield counters of the core and the shell, refusals by code, and events by name."""
+    """Yield counters of the core and the shell, refusals by code, and events by name.
+
+    broker: the answer to BROKER_INFO: "counters" are the core's, "shell" the shell's. Those that
+    table.py does not list are taken by their names, which say what they count.
+    """
     counters, shell = broker.get("counters", {}), broker.get("shell", {})
     # A counter that has counted nothing is 0: a rate needs a point to begin from.
     yield from (_single(metric, counters.get(name, 0)) for name, metric in table.COUNTERS.items())
@@ -162,6 +175,7 @@ def _counted(broker: Mapping[str, Any]) -> Iterator[Family]:
                 if name.startswith(prefix) and name.endswith(suffix) and name not in table.SHELL
             ],
         )
+    # Every other counter of the shell counts an event of the log.
     yield _family(
         table.EVENTS,
         [
@@ -176,7 +190,10 @@ def _counted(broker: Mapping[str, Any]) -> Iterator[Family]:
 
 
 def _streams(everything: Everything) -> dict[Any, Figures]:
-    """Return the figures of each stream, by its labels."""
+    """Return the figures of each stream, by its labels.
+
+    Only the streams with a label of their own are asked for details (stream_details).
+    """
     things: dict[Any, Figures] = {}
     for each in everything.streams:
         figures = things[(each.name,)] = {
@@ -191,7 +208,11 @@ def _streams(everything: Everything) -> dict[Any, Figures]:
 
 
 def _mailbox_classes(everything: Everything, now_ms: float) -> dict[Any, Figures]:
-    """Return figures of mailboxes, summed by the first part of their names."""
+    """Return figures of mailboxes by class: the first part of their names, up to a dot.
+
+    Mailboxes may be thousands, each with a series in Prometheus. They are summed; `oldest` is the
+    age of the oldest message of all.
+    """
     things: defaultdict[Any, Figures] = defaultdict(lambda: dict.fromkeys(table.MAILBOX, 0.0))
     for each in everything.mailboxes:
         figures = things[(each.name.partition(".")[0],)]
@@ -229,7 +250,7 @@ def _cursors(everything: Everything, now_ms: float) -> dict[Any, Figures]:
 
 
 def _groups(everything: Everything, now_ms: float) -> dict[Any, Figures]:
-    """Return the figures of each group, by its labels."""
+    """Return the figures of each group, by its labels; `oldest`, `moved`: ages in seconds."""
     return {
         (each.stream, each.group): {
             "lag": each.lag, "members": len(each.members),
@@ -244,7 +265,10 @@ def _groups(everything: Everything, now_ms: float) -> dict[Any, Figures]:
 
 
 def _namespaces(everything: Everything, labels: Labels) -> Iterator[Family]:
-    """Use, bounds and refusals by namespace; there is no bound of those without a label."""
+    """Yield metrics of the namespaces: what went in, quotas, what of them is used, and refusals.
+
+    Namespaces beyond labels_max are added up under the label OTHER, except for quotas.
+    """
     facts = {(each.namespace,): each for each in everything.namespaces}
     named = labels.of("namespace", facts)
     things = {
@@ -253,6 +277,7 @@ def _namespaces(everything: Everything, labels: Labels) -> Iterator[Family]:
     }
     yield from _labelled(table.NAMESPACE, things, named)
     rest = [each for key, each in facts.items() if key not in named]
+    # These have a second label: the resource, such as streams or bytes.
     for metric, amounts in (
         (table.NAMESPACE_LIMIT, lambda each: each.quotas),
         (table.NAMESPACE_LIMIT_USED, _used),
@@ -264,7 +289,7 @@ def _namespaces(everything: Everything, labels: Labels) -> Iterator[Family]:
             if key in named
             for resource, amount in amounts(each).items()
         ]
-        # Bounds added up would bound no namespace.
+        # The sum of several quotas would be the quota of no namespace.
         if metric is not table.NAMESPACE_LIMIT:
             totals: defaultdict[str, int] = defaultdict(int)
             for each in rest:
@@ -275,7 +300,8 @@ def _namespaces(everything: Everything, labels: Labels) -> Iterator[Family]:
 
 
 def _used(namespace: NamespaceFacts) -> dict[str, int]:
-    """How much is held of each resource that is held or bounded."""
+    """Return how much a namespace holds of each resource that it holds or that has a quota."""
+    # Of a rate, such as records per second, nothing is held.
     bounded = dict.fromkeys(namespace.quotas.keys() - RATES, 0)
     return {**bounded, **namespace.held}
 
@@ -286,10 +312,12 @@ def _used(namespace: NamespaceFacts) -> dict[str, int]:
 def _labelled(
     rows: Mapping[str, Metric], things: Mapping[Any, Figures], named: frozenset[Any]
 ) -> Iterator[Family]:
-    """Yield one family of metrics for each row of a table in table.py.
+    """Yield one family of metrics, with a sample for each thing, for each row of a table.
 
-    rows: the metric by the name of its figure. things: figures by their labels. named: labels that
-    are shown; all other things are added up under OTHER, and of a time the oldest is taken.
+    rows: a table of table.py, the metric by the name of its figure. things: the figures of each
+    stream, cursor or the like, by the values of its labels. named: label values that may be shown,
+    since Prometheus keeps a series for each; all other things become one sample with the label
+    OTHER: their sum, or the greatest of ages.
     """
     rest = [figures for labels, figures in things.items() if labels not in named]
     for name, metric in rows.items():
@@ -298,6 +326,7 @@ def _labelled(
             for labels, figures in things.items()
             if labels in named and name in figures
         ]
+        # _OF_A_NAMED_STREAM: figures that are known of the named streams only.
         if rest and name not in _OF_A_NAMED_STREAM:
             values = [figures[name] for figures in rest if name in figures]
             total = max(values) if name in _OLDEST else sum(values)
@@ -320,6 +349,7 @@ def _family(metric: Metric, samples: Iterable[tuple[tuple[str, ...], float]]) ->
 
 def _histogram(metric: Metric, facts: Mapping[str, Any]) -> Family:
     """Return a histogram of durations from the broker's facts: bounds, counts and sum."""
+    # Prometheus wants for each bound the count of all that is not above it.
     bounds = [*map(str, facts["bounds_s"]), "+Inf"]
     buckets = list(zip(bounds, map(float, accumulate(facts["counts"])), strict=True))
     return HistogramMetricFamily(

@@ -75,7 +75,10 @@ class Serving:
     def __init__(
         self, http: HttpSection, endpoints: Sequence[str], credential: Credential = None
     ) -> None:
-        """Bind the address. Raises ConfigError."""
+        """Bind the address; run() serves. Raises ConfigError.
+
+        endpoints, credential: of the broker, for the HTTP side's own link.
+        """
         check_http(http)
         self._token = read_token(http.token_file)
         self._http = http
@@ -88,7 +91,11 @@ class Serving:
         self._stopping = False
 
     def _open_console(self) -> Console | None:
-        """Make the console, with its sessions and logins; None: the configuration has none."""
+        """Make the console, with its sessions and logins; None: the configuration has none.
+
+        By `http.console`, a login without a name may be tried: from everywhere ("open"), or, over
+        tcp, from this machine ("local").
+        """
         if not serves_console(self._http):
             return None
         sessions = Sessions(
@@ -114,13 +121,17 @@ class Serving:
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     async def run(self, announce: Callable[[str], None] = lambda url: None) -> None:
-        """Serve until stop(), SIGTERM or SIGINT. announce: told the URL."""
-        # Each malformed request would be a line.
+        """Serve until stop(), SIGTERM or SIGINT.
+
+        announce: called with the URL once requests are taken.
+        """
+        # Each malformed request, and each lost link to the broker, would be a line.
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         logging.getLogger("malamute.client.link").setLevel(logging.ERROR)
         source = Source(self._http.labels_max)
         config = uvicorn.Config(
             application(source, self._token, self.console),
+            # Connections that keep to the bounds: their number, and the time that each has.
             http=self.bounds.protocol(),  # type: ignore[arg-type]  # called as a class is
             ws="none", lifespan="off", interface="asgi3", log_config=None, access_log=False,
             proxy_headers=False, server_header=False, backlog=BACKLOG,
@@ -131,11 +142,11 @@ class Serving:
         self._server = _Server(config, end_console, lambda: announce(self.url))
         self._server.should_exit = self._stopping  # stop() may have come first
         linking = asyncio.create_task(keep_linked(source, self._endpoints, self._credential))
-        # It ends by an error of our own only, and nothing can be told without it.
+        # keep_linked() ends by an error of our own only, and no page can tell anything without it.
         linking.add_done_callback(lambda task: self.stop())
         tasks = [linking]
         if self.console is not None:
-            tasks.append(asyncio.create_task(self.console.keep()))
+            tasks.append(asyncio.create_task(self.console.keep()))  # ends sessions in time
         try:
             await self._server.serve(sockets=[self._socket])
         finally:
@@ -152,7 +163,10 @@ class Serving:
 
 
 def _bound(bind: str) -> socket.socket:
-    """Return a listening socket at an address of the configuration. Raises ConfigError."""
+    """Return a listening socket at the address `http.bind` of the configuration.
+
+    Raises ConfigError: the address is none, is in use, or may not be bound.
+    """
     host, port, _ = parse_bind(bind)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -161,6 +175,7 @@ def _bound(bind: str) -> socket.socket:
     except OSError as error:
         raise ConfigError("http.bind", f"{bind}: {error.strerror}") from None
     try:
+        # The process that is started again may bind while connections of the last one fade out.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
         listening.listen(BACKLOG)
@@ -177,9 +192,10 @@ def serve(
     announce: Callable[[str], None] = lambda url: None,
     until: Callable[[asyncio.AbstractEventLoop, Callable[[], None]], Any] = lambda loop, stop: None,
 ) -> None:
-    """Serve in this thread until a signal comes. Raises ConfigError.
+    """Serve in this thread until a signal comes. Raises ConfigError for a wrong address.
 
-    until: given the loop and what stops the serving, to have it stopped by something else, too.
+    announce: called with the URL once requests are taken. until: called at the start with the event
+    loop and a function that stops the serving, for a caller that has another reason to stop it.
     """
 
     async def run() -> None:

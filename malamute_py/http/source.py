@@ -44,14 +44,18 @@ class Labels:
         self._named: dict[str, dict[Name, None]] = {}
 
     def of(self, kind: str, names: Iterable[Name]) -> frozenset[Name]:
-        """Return the names that have a label of their own: the first come, up to the limit."""
-        there = dict.fromkeys(names)
+        """Return the names that have a label of their own in the metrics, at most labels_max.
+
+        names: those of a kind that there are now. A name that had a label keeps it as long as there
+        is such a thing, so that its series in Prometheus goes on; others get one as they come.
+        """
+        there = dict.fromkeys(names)  # in order, each once
         kept = [name for name in self._named.get(kind, {}) if name in there]
         taken = dict.fromkeys(kept)
         for name in there:
             if len(taken) >= self._most:
                 break
-            if OTHER not in name:
+            if OTHER not in name:  # the label of all that have none
                 taken[name] = None
         self._named[kind] = taken
         return frozenset(taken)
@@ -71,7 +75,7 @@ class Shared(Generic[T]):
         self._asking: asyncio.Task[T] | None = None
 
     async def get(self) -> T:
-        """Return the kept answer, or wait for the next one."""
+        """Return the answer if it is fresh, or wait for the next one, which all callers share."""
         if self._answer is not None and self._clock() - self._at < self._keep_s:
             return self._answer
         if self._asking is None:
@@ -80,7 +84,7 @@ class Shared(Generic[T]):
         return await asyncio.shield(self._asking)
 
     def put(self, answer: T) -> T:
-        """Keep an answer that another question gave."""
+        """Keep an answer as if it had just been asked for, and return it."""
         self._answer, self._at = answer, self._clock()
         return answer
 
@@ -103,7 +107,10 @@ class Source:
         timeout_s: float = _TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """labels_max: labels of a kind of thing. keep_s: how long an answer is used."""
+        """labels_max: labels in the metrics for one kind of thing; 0: the source is for no metrics.
+
+        keep_s: how long an answer of the broker is used. timeout_s: how long one is waited for.
+        """
         self.labels = Labels(labels_max)
         self.client: Client | None = None
         """The client of the broker; None: there is no session."""
@@ -115,6 +122,7 @@ class Source:
         """Time of the question since which the broker has not answered; None: it answers."""
         self._answered_at: float | None = None
         """Time of its last answer."""
+        # One question at a time, whose answer all who ask within keep_s share.
         self._facts = Shared(self._ask_facts, keep_s, clock)
         self._everything = Shared(self._ask_everything, keep_s, clock)
 
@@ -127,7 +135,7 @@ class Source:
         return await self._everything.get()
 
     async def _ask_facts(self) -> Facts:
-        """Ask for BROKER_INFO; without an answer, return facts with the reason and no figures."""
+        """Ask for BROKER_INFO; where no answer comes, return facts with the reason alone."""
         asked_at = self._clock()
         client = self.client
         if client is None or not client.linked:
@@ -140,6 +148,7 @@ class Source:
         except MalamuteError as error:
             return self._fails(str(error), asked_at)
         self._silent_since, self._answered_at = None, self._clock()
+        # As BROKER_INFO has it, where the client's class has three facts by themselves.
         return Facts(
             {
                 "software": found.software, "epoch": found.epoch, "counters": found.counters,
@@ -161,8 +170,8 @@ class Source:
     async def _ask_everything(self) -> Everything:
         """Ask for all listings, and for details of the streams that have a label of their own.
 
-        A listing that the broker refuses counts as empty. Where it does not answer in time, the
-        answer has the facts only.
+        For metrics and the first page. A listing that the broker refuses counts as empty. Where the
+        broker does not answer in time, the answer has the facts only.
         """
         began = self._clock()
         facts = await self.facts()
@@ -183,7 +192,7 @@ class Source:
                 details = await asyncio.gather(
                     *(_allowed(_alone(client.stream_info(name))) for (name,) in sorted(named))
                 )
-        # put(): until the next answer, those who ask for the facts are told of the failure, too.
+        # put(): until the next question, those who ask for the facts alone are told of it, too.
         except TimeoutError:
             reason = f"the broker took over {self._timeout_s:g} s to answer"
             return Everything(self._facts.put(self._fails(reason, began)))
@@ -197,7 +206,7 @@ class Source:
 
 
 async def _allowed(listing: Awaitable[list[T]]) -> list[T]:
-    """A listing; empty where the broker refuses it, for want of permission or of the thing."""
+    """Return a listing; empty where the broker refuses it: no permission, or no such thing."""
     try:
         return await listing
     except BrokerRefused:

@@ -28,7 +28,11 @@ class Metric(NamedTuple):
 
 
 def _counters(path: str, rows: str) -> dict[str, Metric]:
-    """Lines of `source [-> name] | meaning`; the name is the source's, with `_total`."""
+    """Return counters by the key in the broker's facts, read from lines `source [-> name] | meaning`.
+
+    path: where in BROKER_INFO the sources are. A metric without a name has its source's, with
+    `_total`.
+    """
     found: dict[str, Metric] = {}
     for line in rows.strip().splitlines():
         left, _, meaning = line.partition(" | ")
@@ -41,14 +45,17 @@ def _counters(path: str, rows: str) -> dict[str, Metric]:
 
 
 def _gauges(path: str, rows: str, prefix: str = "") -> dict[str, Metric]:
-    """Lines of `source [-> name] | meaning`; the name is the source's."""
+    """Return gauges as _counters() does counters; a name that ends in `_total` is a counter's.
+
+    prefix: of the names.
+    """
     found: dict[str, Metric] = {}
     for line in rows.strip().splitlines():
         left, _, meaning = line.partition(" | ")
         source, _, name = left.partition(" -> ")
         full = PREFIX + prefix + (name or source)
         kind: Kind = "counter" if full.endswith("_total") else "gauge"
-        found[source] = Metric(full, kind, meaning, (), f"{path}.{source}".lstrip(".").lstrip("."))
+        found[source] = Metric(full, kind, meaning, (), f"{path}.{source}".lstrip("."))
     return found
 
 
@@ -294,6 +301,7 @@ failing | 1: the last step failed, and none has gone well since.
 
 
 def _labelled(labels: tuple[str, ...], prefix: str, rows: str) -> dict[str, Metric]:
+    """Return metrics that have a sample for each thing, with these labels; lines as _gauges()."""
     return {
         source: metric._replace(labels=labels, source="")
         for source, metric in _gauges("", rows, prefix).items()

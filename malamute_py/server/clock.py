@@ -28,10 +28,11 @@ class Clock:
         """(time returned last, the steady clock's time then); replaced as a whole."""
 
     def __call__(self) -> int:
-        """Return the time."""
+        """Return the time in milliseconds."""
         steady, now = self._steady_ns(), self._wall_ns()
         said, at = self._last
-        # Mostly the wall clock is ahead, and there is nothing to compute.
+        # As a rule the wall clock went on by at least half of what the steady clock did. Where it
+        # was set back, the time goes on by that half.
         gone = now - said
         if gone < 0 or gone + gone < steady - at:
             now = max(now, said + max(steady - at, 0) // 2)

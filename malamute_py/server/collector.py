@@ -41,8 +41,8 @@ class Collector:
         self._garbage = 0
 
     def begin(self) -> None:
-        """Take what there is as what stays, and look at young objects from now on."""
-        # The recovered state counts as permanent: a pass over a million rows takes 27 ms.
+        """Leave the objects of the start out of all looks, and look at young ones from now on."""
+        # The recovered state stays: a look at a million rows takes 27 ms.
         gc.collect()
         gc.freeze()
         gc.set_threshold(_YOUNG, _ONCE_MORE, _NEVER)
@@ -55,11 +55,16 @@ class Collector:
         }
 
     def look(self) -> None:
-        """Look at young objects, and every third time at those that were left before, too."""
+        """Look at young objects, and every third time at those that were left before, too.
+
+        The loop calls it after COMMANDS_A_LOOK commands.
+        """
+        # get_count()[1]: looks at young objects since the older ones were looked at.
         gc.collect(1 if gc.get_count()[1] > _ONCE_MORE else 0)
 
     def rest(self, now_ms: int) -> None:
-        """Look at all objects, if it is time; called when the loop rests."""
+        """Look at all objects, if it is time; called when no message has come for a while."""
+        # get_count()[2]: looks at the older objects since all were looked at.
         if now_ms < self._next_ms or gc.get_count()[2] < _LOOKS_LEAST:
             return
         began = self._clock_ns()

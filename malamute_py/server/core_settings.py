@@ -28,10 +28,15 @@ def core_settings(
     facts: Callable[[], dict[str, Any]],
     in_force: Callable[[], dict[str, Any]],
 ) -> BrokerSettings:
-    """Return the core's settings. reload, facts, in_force: as in BrokerSettings."""
+    """Return the core's settings, by a configuration that is complete (with the users file).
+
+    Called at a start and for each reload. reload, facts, in_force: what the core calls for
+    RELOAD_CONFIG and BROKER_INFO; see BrokerSettings.
+    """
     links, streams = config.links, config.streams
     mailboxes, services, groups = config.mailboxes, config.services, config.groups
     transactions = config.transactions
+    # Keys of these sections that have the name of a setting of the core.
     alike = {
         name: getattr(section, name)
         for section in (streams, config.memory, services, groups, transactions)

@@ -23,7 +23,10 @@ from malamute_py.sections import ConfigError
 
 
 def check_defaults(config: Config) -> None:
-    """Raise ConfigError when a table `default` of the configuration is wrong."""
+    """Raise ConfigError when a table `default` of the configuration is wrong.
+
+    Those of a namespace are checked as they count: over those of the broker.
+    """
     of_all = config.streams.default, config.mailboxes.default, config.services.default
     _check(("streams.default", "mailboxes.default", "services.default"), of_all, config)
     for name, own in config.namespaces.items():
@@ -35,7 +38,10 @@ def check_defaults(config: Config) -> None:
 
 
 def _check(keys: Sequence[str], tables: Sequence[dict[str, Any]], config: Config) -> None:
-    """Check settings of a stream, a mailbox and a service. Raises ConfigError with the key."""
+    """Check the tables `default` of a stream, a mailbox and a service, each under its key.
+
+    Raises ConfigError with the key of a table that the core would refuse as settings.
+    """
     bytes_max = config.streams.settings_bytes_max
     stream, mailbox, service = tables
     checks: list[Callable[[], object]] = [

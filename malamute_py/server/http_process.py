@@ -51,11 +51,11 @@ class HttpCredential(NamedTuple):
 def admit(
     config: Config, credential: HttpCredential | None = None
 ) -> tuple[Config, HttpCredential]:
-    """Return the configuration with the HTTP side as a user of its own, and its credential.
+    """Return the configuration with the HTTP side as one more user, and that user's credential.
 
-    credential: the one that it has; None: a new one is made.
-
-    Raises ConfigError: the name is taken, a package is missing, or no endpoint can be reached.
+    So its process links to the broker as any client does. Without http.bind nothing is added.
+    credential: the one of this run of the broker, for a reload; None: a new one is made. Raises
+    ConfigError: the name is taken, a package is missing, or no endpoint can be reached.
     """
     if not config.http.bind:
         return config, HttpCredential()
@@ -77,6 +77,7 @@ def admit(
         clients = {**authentication.clients, USER: credential.public_key}
         authentication = msgspec.structs.replace(authentication, clients=clients)
     permissions = config.permissions
+    # Without any permissions in the configuration everything is allowed.
     if permissions and USER not in permissions:
         permissions = {**permissions, USER: _GRANT}
     changed = msgspec.structs.replace(
@@ -99,9 +100,13 @@ def _new_credential(mechanism: str) -> HttpCredential:
 def first_line(
     http: HttpSection, listeners: Sequence[Listener], credential: HttpCredential, server_key: str
 ) -> bytes:
-    """Return the first line of the process's input; see malamute_py/http/settings.py."""
+    """Return the first line of the HTTP process's input: its settings, and how to link to us.
+
+    Its form: malamute_py/http/settings.py. server_key: the broker's public key of CURVE.
+    """
     reachable = [each for each in listeners if each.endpoint.transport != "inproc"]
-    reachable.sort(key=lambda each: not each.authenticated)  # listeners that ask for it first
+    # A listener that asks for a credential, if there is one, knows the process by its own.
+    reachable.sort(key=lambda each: not each.authenticated)
     listener = reachable[0]
     start: dict[str, Any] = {"http": http, "endpoint": _from_here(listener.name)}
     if listener.authenticated and credential.password:
@@ -116,7 +121,10 @@ def first_line(
 
 
 def _from_here(endpoint: str) -> str:
-    """An endpoint as this machine reaches it: a wildcard is no address to connect to."""
+    """Return an endpoint as a process of this machine connects to it.
+
+    A listener at 0.0.0.0 or [::] listens at all addresses, and is no address to connect to.
+    """
     scheme, _, rest = endpoint.partition("://")
     if scheme != "tcp":
         return endpoint
@@ -124,7 +132,7 @@ def _from_here(endpoint: str) -> str:
     try:
         address = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
-        return endpoint
+        return endpoint  # a name of a host or an interface
     if not address.is_unspecified:
         return endpoint
     return f"tcp://127.0.0.1:{port}" if address.version == 4 else f"tcp://[::1]:{port}"
@@ -136,7 +144,10 @@ class HttpProcess:
     def __init__(
         self, first: bytes, log: Log, count: Callable[[str], None], clock: Callable[[], int]
     ) -> None:
-        """first: see first_line(). clock: milliseconds."""
+        """first: the line of first_line(), for each process that is started. clock: milliseconds.
+
+        count: adds 1 to the counter of a name.
+        """
         self._first = first
         self._log = log
         self._count = count
@@ -147,14 +158,17 @@ class HttpProcess:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="malamute-http", daemon=True)
         self.url = ""
-        """Where it serves; empty while it does not."""
+        """URL at which the process serves; empty while it does not."""
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread, which starts the process."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End process and thread."""
+        """End process and thread when the broker ends: the end of its input is the process's sign.
+
+        A process that takes longer than _STOP_S is killed.
+        """
         self._stopping.set()
         with self._lock:
             child = self._child
@@ -169,7 +183,7 @@ class HttpProcess:
         self._thread.join()
 
     def _run(self) -> None:
-        """Run the process again and again, with longer pauses where it does not start."""
+        """Run the thread: a process again and again, with longer pauses where it does not start."""
         pause_s = _PAUSE_S
         while not self._stopping.is_set():
             try:
@@ -178,6 +192,7 @@ class HttpProcess:
                 code, last = -1, str(error)
             if self._stopping.is_set():
                 return
+            # With a URL, it had served.
             pause_s = _PAUSE_S if self.url else min(2 * pause_s, _PAUSE_MAX_S)
             self.url = ""
             self._count("http_ended_total")
@@ -185,11 +200,14 @@ class HttpProcess:
             self._stopping.wait(pause_s)
 
     def _serve(self) -> tuple[int, str]:
-        """Run one process to its end; returns its exit code and the last that it said."""
-        with self._lock:
+        """Run one process to its end; returns its exit code and the last line that it printed.
+
+        The first line that it prints is its URL; all others go to the log.
+        """
+        with self._lock:  # stop() sees either the child or that none is started any more
             if self._stopping.is_set():
                 return 0, ""
-            # What a terminal sends to its group is the broker's to answer.
+            # process_group: a signal that a terminal sends to its group is the broker's to answer.
             self._child = child = subprocess.Popen(
                 [sys.executable, "-P", "-m", "malamute_py.http"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

@@ -1,10 +1,11 @@
 """Messages of peers on their way in: taken up, decoded, and given to the core in turns.
 
-Owns what has arrived and was not done yet. The rules: a turn takes a bounded burst from each socket
-without waiting; a message of many commands, and each that comes after it, waits until the others of
-the turn are taken up, and is done in shares; what a cut connection left is dropped before it is
-looked at; a message that cannot be decoded costs its link. Source: ARCHITECTURE.md, "What a peer
-may cost".
+Owns what has arrived and was not done yet. A connection is noted once the guard has been told of
+it; a message whose connection is not noted yet is held, and one whose commands wait for a later
+share of a turn is queued. The rules: a turn takes a bounded burst from each socket without waiting;
+a message of many commands, and each that comes after it, waits until the others of the turn are
+taken up, and is done in shares; what a cut connection left is dropped before it is looked at; a
+message that cannot be decoded costs its link. Source: ARCHITECTURE.md, "What a peer may cost".
 """
 
 from __future__ import annotations
@@ -46,10 +47,14 @@ _POLLIN = int(zmq.POLLIN)
 
 
 def _whole(commands: Sequence[Command], most: int) -> int:
-    """Return how many commands a share of `most` takes: a step and its parts stay together."""
+    """Return how many of the commands make a share of `most`: a step and its parts stay together.
+
+    It may be more than `most` where the last one is a step.
+    """
     count = 0
     while count < most and count < len(commands):
         command = commands[count]
+        # An ATOMIC says how many of the commands behind it are its parts.
         count += 1 + command.count if type(command) is Atomic else 1
     return count
 
@@ -69,7 +74,10 @@ class Inbound:
         meter: Callable[[], int],
         report: Callable[[str, dict[str, Any]], None],
     ) -> None:
-        """meter: nanoseconds from any beginning. report: takes an event's name and facts."""
+        """Take parts of the loop. limits: of messages. counters: of the shell, by name.
+
+        meter: nanoseconds from any beginning. report: takes an event's name and facts.
+        """
         self._core = core
         self._guard = guard
         self._peers = peers
@@ -119,13 +127,19 @@ class Inbound:
         self._cut_off.clear()
 
     def validated(self, link: int) -> None:
-        """Let a link go on whose batch was validated."""
+        """Let a link's commands have their turns again, as its batch was validated."""
         peer = self._validating.pop(link, None)
         if peer is not None:
             self.queued[link] = peer
 
     def drain(self, listener: Listener, now_ms: int) -> bool:
-        """Take a burst of messages; True when the socket has nothing more."""
+        """Take up a burst of a listener's messages; True when the socket has nothing more.
+
+        For each message: its frames are received, its peer is found, its commands are decoded and
+        given to the core at once, or in shares later (queued) where they are many. The burst ends
+        by its messages, bytes, commands or time. The most frequent code of the broker: what would
+        be calls elsewhere stands here.
+        """
         if self.held and listener in self.held and not self._admit_held(listener, now_ms):
             return False
         receive = listener.socket.recv
@@ -134,8 +148,8 @@ class Inbound:
         core, limits, frames_max = self._core, self._limits, self._frames_max
         poll, again = zmq.zmq_poll, zmq.Again
         frame_bytes, share, meter = listener.frame_bytes, self._share_commands, self._meter
-        taken = worked = 0
-        count = dropped = 0
+        taken = worked = 0  # bytes taken up; commands that the core was given
+        count = dropped = 0  # messages
         until, large = self.until, False
         while count < self._burst_messages:
             # The time also bounds messages that are only put after others: to take up 256 of them,
@@ -155,7 +169,8 @@ class Inbound:
                 self._counters["bytes_in_total"] += taken
                 return True
             # The whole message has arrived: libzmq shows the first frame no earlier.
-            # One frame too many is kept, so that decoding refuses the message.
+            # The first frame is the peer's routing id. Of the others one too many is kept, so that
+            # decoding refuses the message.
             gone, keep = None, frames_max
             peer = routes.get(head.bytes)
             if peer is None:
@@ -171,6 +186,7 @@ class Inbound:
                 length = len(frame)
                 size += length + frame_bytes + (length > 254 and _LONG_BYTES)
                 parts += 1
+                # The first frame kept has the commands; small ones are copied: _KEEP_FRAME_FROM.
                 if len(frames) <= keep:
                     small = length < _KEEP_FRAME_FROM or not frames
                     frames.append(frame.bytes if small else frame)
@@ -179,6 +195,7 @@ class Inbound:
                 # no time from the messages of others.
                 large, until = True, meter() + self.take_ns
             if gone is not None:
+                # The link is lost: its connection's bytes are only counted as taken up.
                 gone.delivered(size, parts)
                 self._counters["messages_dropped_total"] += 1
                 dropped += 1
@@ -188,6 +205,7 @@ class Inbound:
             taken += size
             count += 1
             try:
+                # A new peer, or another one with the same routing id.
                 if peer is None or (peer.strict and not self._peers.is_same(peer, head)):
                     arrived = Arrived(frames, size, parts)
                     peer = self._admit(listener, head, arrived, peer, now_ms)
@@ -198,6 +216,7 @@ class Inbound:
                 if peer.connection is None and peer.fd >= 0:
                     self._peers.attach(peer, self._unsure())
                 if peer.queued is not None:
+                    # Commands of an earlier message of the peer wait: the order stays.
                     peer.queue(Arrived(frames, size, parts))
                     continue
                 if peer.connection is not None:
@@ -228,24 +247,27 @@ class Inbound:
         return False
 
     def catch_up(self, now_ms: int) -> None:
-        """Give shares in turn to peers whose commands wait, as many as the turn has room for.
+        """Do shares of the commands that wait, peer by peer, as many as the turn has room for.
 
-        A peer may send thousands of commands at once, and many peers may: the others' messages come
-        between the shares.
+        Peers may send thousands of commands at once: a turn does no more of them than half of a
+        burst, so that other peers' messages come in between.
         """
         queued = self.queued
         for _ in range(max(1, self._burst_commands // self._share_commands // 2)):
             if not queued:
                 return
-            number = next(iter(queued))
+            number = next(iter(queued))  # the peer that waits longest
             peer = queued.pop(number)
             if self._peers.get(number) is peer and self._take_share(peer, now_ms):
-                queued[number] = peer
+                queued[number] = peer  # some wait still: behind the other peers
             if self._meter() >= self.until:
                 return
 
     def _take_share(self, peer: Peer, now_ms: int) -> bool:
-        """Do a share of a peer's commands that wait; False: none waits for a turn any more."""
+        """Give the core a share of a peer's commands that wait; True: more wait for its next turn.
+
+        False: none waits, or all wait until a batch among them was validated (validated()).
+        """
         left = self._share_commands
         while left:
             if not peer.commands and not (peer.queued and self._next_message(peer, now_ms)):
@@ -253,11 +275,12 @@ class Inbound:
                 return False
             count = _whole(peer.commands, left)
             commands = peer.commands[:count]
-            # Commands own the frames behind them, each so many.
+            # The contents of commands are frames of the message, in order, so many for each.
             owned = sum(command.content_frames for command in commands)
             frames = peer.frames[:owned]
             if any(map(self._core.reads_first, frames)):
-                # A command with such a frame is done alone: the others do not wait for its reading.
+                # A content that takes long to read (a large header table, a typed batch) is read
+                # before the core receives its command, which is done alone.
                 count = _whole(peer.commands, 1)
                 commands = peer.commands[:count]
                 owned = sum(command.content_frames for command in commands)
@@ -274,7 +297,7 @@ class Inbound:
         return True
 
     def _next_message(self, peer: Peer, now_ms: int) -> bool:
-        """Take apart the next message that waits; False: it is malformed, and none follows."""
+        """Decode the peer's next message that waits; False: it is malformed, and its link ends."""
         arrived = peer.next_queued()
         try:
             messages = decode_message(arrived.frames, self._limits)
@@ -291,13 +314,16 @@ class Inbound:
     def _admit(
         self, listener: Listener, head: zmq.Frame, arrived: Arrived, old: Peer | None, now_ms: int
     ) -> Peer | None:
-        """Open a link for a peer that was not known by this routing id.
+        """Open a link for a peer that is not known by the routing id of its message.
 
-        Returns None when the peer was refused, and when its message is held for the next turn.
+        head: the message's first frame. old: the peer that had the routing id before, if one had.
+        Returns None when the peer is refused or the message is no client's, and when the message is
+        held for the next turn (`held`), as the guard has not noted its connection yet.
         """
+        # The message by which Numbering learns the next routing id that libzmq gives.
         numbering = listener.numbering
         if numbering is not None and numbering.answers(arrived.frames):
-            # Our own peer has no connection that could be noted.
+            # It is our own peer's, which has no connection that could be noted.
             if numbering.is_claimed(head.bytes):
                 self._note(listener, None, now_ms)
                 self._counters["claimed_ids_total"] += 1
@@ -305,7 +331,7 @@ class Inbound:
             return None
         connection = self._peers.connection(head)
         if connection is not None and connection.revoked:
-            return None
+            return None  # its user's credential counts no more
         if not self._note(listener, head, now_ms):
             self.held[listener] = head, arrived
             return None
@@ -318,6 +344,7 @@ class Inbound:
         peer = self._peers.add(listener, head)
         if self._peers.attach(peer, self._unsure()):
             if not peer.identity and peer.connection is not None:
+                # Without a credential, the address is what the core can tell of the link.
                 self._core.came_from(peer.number, peer.connection.address, now_ms)
             return peer
         self._counters["connections_refused_total"] += 1
@@ -326,9 +353,11 @@ class Inbound:
         return None
 
     def _admit_held(self, listener: Listener, now_ms: int) -> bool:
-        """Admit the peer of the message that is held; False: its connection is still to be noted.
+        """Admit the peer of the message that the last turn held back; False: it is held still.
 
-        The message of an admitted peer is done in a share of this turn.
+        Held is a message whose connection the guard has not noted yet: the message came before the
+        monitor's word of the connection. Once admitted, its commands are done in shares, as others
+        that wait: catch_up().
         """
         head, arrived = self.held.pop(listener)
         old = self._peers.routes(listener).get(head.bytes)
@@ -344,11 +373,12 @@ class Inbound:
         return listener not in self.held
 
     def _note(self, listener: Listener, head: zmq.Frame | None, now_ms: int) -> bool:
-        """Have the guard take up connections until it has that of a message, or some.
+        """Have the guard note new connections until it has noted the one of a message.
 
-        The monitor's EVENT_ACCEPTED was written before the connection's first message, maybe after
-        many others. The connection may also have ended since. head: None: take up some. Returns
-        False when the connection of the message may be among those that are still to be noted.
+        libzmq tells of each accepted connection by an event of the listener's monitor, before the
+        connection's first message comes, but maybe behind many other events. head: the message's
+        first frame; None: note some. False: the connection may be among those that are not noted
+        yet; True: it is noted, or has ended since.
         """
         monitor = listener.monitor
         if monitor is None:
@@ -362,13 +392,13 @@ class Inbound:
         return (head is not None and self._is_noted(listener, head)) or not has_events(monitor)
 
     def _is_noted(self, listener: Listener, head: zmq.Frame) -> bool:
-        """Whether the guard has noted the connection of a message, and that it was given its id."""
+        """Whether the guard has noted a message's connection, and enough others for its id."""
         numbering, accepted = listener.numbering, self._guard.connections.accepted
         is_given = numbering is None or numbering.is_given(head.bytes, accepted)
         return is_given and self._peers.is_known(head)
 
     def _is_numbered(self, numbering: Numbering, head: zmq.Frame) -> bool:
-        """Whether a message came by an id that its peer may have."""
+        """Whether a message came by an id that its peer may have; False: its connection is cut."""
         if numbering.is_given(head.bytes, self._guard.connections.accepted):
             return True
         self._counters["claimed_ids_total"] += 1
@@ -378,6 +408,7 @@ class Inbound:
         return False
 
     def _unsure(self) -> set[int]:
+        """Return descriptors of ended connections that never spoke: see Peers.attach()."""
         return {connection.fd for connection in self.ended if not connection.spoke}
 
     def _malformed(self, peer: Peer, error: RemoteProtocolError, now_ms: int) -> None:

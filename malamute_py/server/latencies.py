@@ -28,7 +28,7 @@ class Latencies:
         """Ring -> (where a write ends, when it was made, its bundles), in order."""
 
     def wrote(self, ring: str, end_lsn: int, bundles: int) -> None:
-        """A write of bundles went into a ring; the loop waits for the sync that covers it."""
+        """Note that bundles went into a ring; confirmed() tells when the sync has covered them."""
         writes = self._writes.get(ring)
         if writes is None:
             writes = self._writes[ring] = deque(maxlen=_WRITES_MAX)

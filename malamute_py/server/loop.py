@@ -95,12 +95,14 @@ class Loop:
         checkpoints: Checkpoints | None = None,
         collector: Collector | None = None,
     ) -> None:
-        """clock: milliseconds since 1970. Only the loop uses the objects given, but for results.
+        """Take the parts that the loop drives; no other thread uses them, except for `results`.
 
-        meter: nanoseconds from any beginning. worked: nanoseconds of a processor that this thread
-        has used. validate: has a batch validated, whose outcome comes with the results. reloaded:
-        called with a Reread and the time. checkpoints: None: nothing that is kept here outlives the
-        process. collector: None: the process decides itself when garbage is collected.
+        results: the queue in which other threads and processes leave what they have done. clock:
+        milliseconds since 1970. meter: nanoseconds from any beginning. worked: nanoseconds of a
+        processor that this thread has used. validate: has a typed batch checked by a thread, whose
+        outcome comes with the results. reloaded: called with a Reread (a configuration that was
+        read anew) and the time. checkpoints: None: no tables are written, as the journal is in
+        memory or the queues are lost. collector: None: Python itself decides when to collect.
         """
         self._collector = collector
         self._reloaded = reloaded
@@ -184,7 +186,11 @@ class Loop:
     # --- one pass ------------------------------------------------------------------
 
     def turn(self) -> None:
-        """Wait for something to happen and do all that follows from it, once."""
+        """Wait for something to happen and do all that follows from it, once.
+
+        In this order: messages are taken up, results of threads given to the core, connections
+        looked at, and the core's Ready is done (settle()); then what no peer waits for.
+        """
         timeout = 0 if self._busy else self._timeout(self._clock())
         ready = dict(self._poller.poll(timeout))
         # The watchdog sees the number of the turn: no message is taken up until it ends.
@@ -202,8 +208,9 @@ class Loop:
         inbound = self._inbound
         inbound.take_ns, inbound.until = self._take_ns, began + self._take_ns
         self._turn_until = began + self._turn_ns
-        drained = local_drained = True
+        drained = local_drained = True  # the sockets, or those of local peers, are read empty
         for listener in self._listeners:
+            # Its monitor tells which connections came and went, before their messages are taken up.
             if listener.monitor is not None and listener.monitor in ready:
                 inbound.ended += self._guard.drain(
                     listener.monitor, now_ms, EVENTS_A_TURN, authenticated=listener.authenticated
@@ -224,7 +231,7 @@ class Loop:
         if inbound.queued:
             inbound.catch_up(now_ms)
             drained = False
-        caused = self._meter()
+        caused = self._meter()  # what follows is caused by the messages: _pace()
         # After the messages: what was synced while they were taken up is confirmed in this turn.
         if self._results.fd in ready or self._results.waiting:
             self._take_results(now_ms)
@@ -272,19 +279,21 @@ class Loop:
             self._event("internal_error", "error", facts, now_ms)
 
     def _pace(self, caused: int, now_ms: int) -> None:
-        """Take up less in the next turn if messages caused much, and report a very long turn.
+        """Set the time for which the next turn takes up messages, and report a very long turn.
 
-        Work that messages cause (fan-out, hand-outs, appends) is done in their turn, and only then
-        are other messages taken up; how much it is shows when it is done. Messages that took long
-        to be taken up themselves do not count: a message of 1,000 frames would have the messages of
-        others wait, one of each turn.
+        Called at the end of each turn. The work that messages cause (fan-out, hand-outs, appends)
+        is known only when it is done, and until then no other messages are taken up: so a turn with
+        much of it has the next one take up fewer. The time that taking up itself took does not
+        count: a message of 1,000 frames would have the others wait, one of each turn.
 
         caused: when the turn had taken up its messages, as the meter tells it.
         """
+        # The work took more than its part of a turn: half the time next; else an eighth more.
         if self._meter() - caused > self._turn_ns - self._take_most_ns:
             self._take_ns = max(self._take_ns // 2, self._take_most_ns // _TAKE_LEAST)
         elif self._take_ns < self._take_most_ns:
             self._take_ns = min(self._take_ns + self._take_ns // 8, self._take_most_ns)
+        # Processor time: a turn in which the thread had no processor is not a long one.
         worked_ns = self._worked()
         if worked_ns > self._notable_ns:
             self._note_long(now_ms, (worked_ns - self._worked_ns) // 1_000)
@@ -312,10 +321,10 @@ class Loop:
         return max(0, min(at_ms - now_ms, _POLL_MS_MAX))
 
     def _after_drain(self, now_ms: int, drained: bool, local_drained: bool) -> None:
-        """Take up that connections ended, and have the guard judge the others if it is due.
+        """Tell the core of connections that ended, and have the guard look at others if it is due.
 
-        drained: nothing that has arrived is left unread; False: under a load that never ends this
-        is done once a second.
+        After all messages were taken up, so that the core has the last ones of a link before its
+        loss. drained: False: they were not; under a load that never ends it is done once a second.
         """
         self._drained_ms = now_ms
         if drained:
@@ -333,7 +342,7 @@ class Loop:
         else:
             for connection in ended:
                 self._lost(connection, now_ms)
-        while self._graces:
+        while self._graces:  # connections whose link has ended: _goodbye()
             due_ms, connection = self._graces[0]
             if due_ms > now_ms:
                 break
@@ -355,12 +364,13 @@ class Loop:
         return True
 
     def _watch(self, now_ms: int, drained: bool, local_drained: bool) -> list[Connection]:
-        """Have the guard look at connections; returns those that ended.
+        """Have the guard look at connections; returns those that ended, as it cut them, say.
 
         drained: the sockets have been read until they had nothing more. local_drained: those of
         local peers have.
         """
         ended = self._guard.check(now_ms, drained=drained, local_drained=local_drained)
+        # Local peers that may fill the memory are sent a PING: the silent ones are cut then.
         doubted, self._guard.local.doubted = self._guard.local.doubted, []
         for connection in doubted:
             self._peers.ask(connection.links)
@@ -386,10 +396,10 @@ class Loop:
         self._core.link_lost(peer.number, now_ms)
 
     def _unreached(self, peer: Peer, now_ms: int) -> bool:
-        """Tell the core that a peer takes no messages any more; False: that is to come.
+        """Tell the core that libzmq has no such peer any more; False: the core is told later.
 
-        Where the guard knows the connection, it sees the end, and the core is told after the last
-        messages, among which may be a goodbye.
+        Later where the guard has the connection: the guard will be told of its end, and the core
+        then learns of it after the peer's last messages, among which may be a goodbye.
         """
         connection = peer.connection
         if connection is not None and (
@@ -401,7 +411,10 @@ class Loop:
         return True
 
     def _take_results(self, now_ms: int) -> None:
-        """Give the results of threads and processes to the parts that asked for them."""
+        """Give what threads and processes have done since the last turn to who asked for it.
+
+        Raises ServerFailed when a thread has ended by a bug: the daemon then stops.
+        """
         core = self._core
         for result in self._results.take():
             kind = type(result)
@@ -445,9 +458,13 @@ class Loop:
     # --- what the core wants ---------------------------------------------------------
 
     def settle(self, now_ms: int) -> None:
-        """Do what the core wants until it wants nothing more, then have appended bytes synced."""
+        """Do what the core's Ready asks for until it asks for nothing, then have appends synced.
+
+        What the core is told of it (that a batch was appended, say) may make it want more at once.
+        A turn whose time is over leaves the rest to the next one.
+        """
         core, rings = self._core, self._rings
-        # Whether a peer waits for a ring to be synced; when the broker ends, one waits for each.
+        # Tells whether a peer waits for a ring's sync; at the broker's end one waits for each.
         hurries = _always if self._finishing else core.hurries
         for step in range(_STEPS_MAX):
             if step == 1 and core.has_work:
@@ -547,10 +564,10 @@ class Loop:
     # --- out -----------------------------------------------------------------------
 
     def _send(self, send: Send, now_ms: int) -> None:
-        """Send one message to a peer, or hold it if the socket takes no more now."""
+        """Send one message of a Ready to its peer, or hold it if the socket takes no more now."""
         peer = self._peers.get(send.link)
         if peer is None:
-            return
+            return  # its link ended meanwhile
         try:
             frames = encode_message(send.commands, send.frames)
         except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
@@ -560,6 +577,7 @@ class Loop:
             return
         counters = self._counters
         try:
+            # Behind held messages, so that the order stays.
             if peer.pending or not peer.put(frames):
                 self._hold(peer, frames, now_ms)
             counters["messages_out_total"] += 1
@@ -573,24 +591,27 @@ class Loop:
             self._goodbye(peer, peer.connection, last.code, now_ms)
 
     def _hold(self, peer: Peer, frames: list[Any], now_ms: int) -> None:
-        """Keep a message that could not be sent; a peer that reads too little is cut."""
+        """Keep a message that the peer's socket did not take, for _retry(), and tell the core.
+
+        A peer for which more than links.pending_bytes_max are kept is cut.
+        """
         if not peer.pending:
-            self._core.blocked(peer.number)
+            self._core.blocked(peer.number)  # the core gives it nothing more, until writable()
             self._waiting[peer.number] = peer
         peer.hold(frames, now_ms)
         if peer.pending_bytes > self._pending_bytes_max:
             self._counters["overflowed_total"] += 1
             self._gone(peer, now_ms)
-            self._told_of_loss = True
+            self._told_of_loss = True  # settle() then asks the core once more
             if peer.connection is not None:
                 self._cut(peer.connection, "it does not read its messages")
             self._close(peer.number)
 
     def _retry(self, now_ms: int) -> None:
-        """Send held messages of peers whose time to try again has come."""
+        """Send messages that are held for peers, where the time to try again has come."""
         for number, peer in list(self._waiting.items()):
             if self._peers.get(number) is not peer:
-                del self._waiting[number]
+                del self._waiting[number]  # the link has ended
             elif peer.retry_at_ms <= now_ms:
                 try:
                     if peer.flush(now_ms):
@@ -626,13 +647,14 @@ class Loop:
     # --- the end -------------------------------------------------------------------
 
     def finish(self, drain_ms: int) -> int:
-        """Confirm what was taken, say goodbye, and wait until that has left; at most drain_ms.
+        """End the loop in order: confirm what was taken, say goodbye, and wait until that has left.
 
-        Returns how many links did not take all of it in that time.
+        drain_ms: for which it waits at most. Returns how many links did not take all of it by then.
         """
         until_ms = self._clock() + drain_ms
         self._finishing = True
         self._turn_until = sys.maxsize
+        # All of it counts as one turn, in which no messages are taken up any more.
         self._turns += 1
         self._watchdog.turn = self._turns
         for listener in self._listeners:
@@ -642,7 +664,7 @@ class Loop:
             self._wait()
         self._wait()  # The last answer may be on its way.
         now_ms = self._clock()
-        self._core.drain(now_ms)
+        self._core.drain(now_ms)  # a BYE for each link
         self.settle(now_ms)
         while self._waiting and self._clock() < until_ms:
             self._retry(self._clock())

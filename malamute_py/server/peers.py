@@ -76,14 +76,19 @@ class Peer:
         self, number: int, listener: Listener, routing_id: bytes, fd: int, identity: str,
         connection: Connection | None,
     ) -> None:  # fmt: skip
-        """fd: descriptor by which libzmq says the messages come; -1 on inproc."""
+        """number: of the link. identity: of the peer's credential; empty: it has none.
+
+        fd: descriptor of the connection by which, as libzmq says, the messages come; -1 on inproc.
+        connection: what the guard knows of it; None: that is found later, by Peers.attach().
+        """
         self.number = number
         self.listener = listener
         self.routing_id = routing_id
         self.fd = fd
         self.identity = identity
         self.connection = connection
-        # Past a layer of pyzmq for other kinds of sockets, which costs as much again.
+        # The send() of pyzmq's base class: the one over it is for other kinds of sockets, and costs
+        # as much again.
         self.send = super(zmq.Socket, listener.socket).send
         # Ids of five bytes that begin with 0 are libzmq's own numbering and not given again. Others
         # are the peer's choice, and on a new connection the next one may choose them.
@@ -108,9 +113,9 @@ class Peer:
         self.retry_ms = _RETRY_MIN_MS
 
     def put(self, frames: Frames) -> bool:
-        """Send one message; False when the socket takes no more for this peer now.
+        """Send one message; False: the socket takes no more for this peer now.
 
-        Raises Unreachable. Large frames are handed over, not copied.
+        Raises Unreachable: the peer is gone.
         """
         send = self.send
         try:
@@ -127,12 +132,12 @@ class Peer:
             send(
                 frame,
                 _NOBLOCK if index == last else _MORE,
-                len(frame) < _COPY_BELOW,
+                len(frame) < _COPY_BELOW,  # copy: a large frame is lent to libzmq instead
             )
         return True
 
     def queue(self, arrived: Arrived) -> None:
-        """Keep a message until the commands of those before it had their turn."""
+        """Keep a message until the commands of those before it had their turn: catch_up()."""
         assert self.queued is not None
         self.queued.append(arrived)
         self.queued_bytes += arrived.bytes
@@ -154,7 +159,7 @@ class Peer:
             self.connection.frames += parts
 
     def hold(self, frames: Frames, now_ms: int) -> None:
-        """Keep a message that could not be sent."""
+        """Keep a message that could not be sent, behind the others; flush() tries again."""
         if not self.pending:
             self.retry_ms = _RETRY_MIN_MS
             self.retry_at_ms = now_ms + self.retry_ms
@@ -184,13 +189,14 @@ class Peers:
     """All links by number and by the way they came."""
 
     def __init__(self, connections: Connections) -> None:
-        """connections: those of the descriptors by which messages come."""
+        """connections: the guard's connections, which a peer's descriptor leads to."""
         self._connections = connections
         self._next = 1
+        """Number of the next link."""
         self._by_number: dict[int, Peer] = {}
         self._by_route: dict[Listener, dict[bytes, Peer]] = {}
         self._dropped: deque[deque[Arrived]] = deque()
-        """Messages that are freed in steps."""
+        """Messages of lost links that waited for their turn, freed in shares: see free()."""
         self._remains = Remains()
         """Frames, commands and messages that were to be sent; freed before more of `_dropped`."""
         self.freeing = False
@@ -212,7 +218,10 @@ class Peers:
         return list(self._by_number)
 
     def is_same(self, peer: Peer, head: zmq.Frame) -> bool:
-        """Whether a message that came by the peer's routing id came from that very peer."""
+        """Whether a message that came by the peer's routing id came from that very peer.
+
+        Asked for peers that are `strict`: another connection may use the id, too.
+        """
         if peer.fd != _descriptor(head) or peer.identity != _identity(peer.listener, head):
             return False
         own = peer.connection
@@ -247,10 +256,11 @@ class Peers:
         return peer
 
     def attach(self, peer: Peer, unsure: Container[int]) -> bool:
-        """Find the connection of a link that has none yet; False: its user has too many.
+        """Find the connection of a link that has none yet; False: its user has too many of them.
 
-        unsure: descriptors whose last connection has ended before any message of it was taken up: a
-        message may be from it or from the next one. The link then gets its connection later.
+        True also where the connection cannot be told yet: the caller asks again at the link's next
+        message. unsure: descriptors whose last connection has ended before any message of it was
+        taken up: a message may be from it or from the next connection with the same descriptor.
         """
         if peer.fd >= 0 and peer.fd not in unsure:
             peer.connection = self._connections.get(peer.fd)
@@ -268,11 +278,15 @@ class Peers:
                     peer.put(_QUESTION)
 
     def remove(self, number: int) -> Peer | None:
-        """Forget a link; messages that were held for it are dropped."""
+        """Forget a link that ended, with its messages in both directions that wait.
+
+        Returns its peer; None: there is no such link.
+        """
         peer = self._by_number.pop(number, None)
         if peer is None:
             return None
         routes = self._by_route[peer.listener]
+        # A new peer may have come by the same routing id.
         if routes.get(peer.routing_id) is peer:
             del routes[peer.routing_id]
         self.drop_queued(peer)
@@ -286,9 +300,11 @@ class Peers:
         return peer
 
     def drop_queued(self, peer: Peer) -> None:
-        """Drop a link's messages that wait; the guard no longer counts them as unread.
+        """Drop what waits of a peer for its turn, and have its next message taken up at once.
 
-        They are freed in steps: there may be as many as a connection may leave unread.
+        Called when nothing waits any more, when a message was malformed, and when the link ends.
+        The guard no longer counts the messages as unread. Their memory is freed in shares by
+        free(): there may be as many as a connection may leave unread.
         """
         if peer.queued:
             peer.delivered(peer.queued_bytes, peer.queued_parts)
@@ -301,7 +317,10 @@ class Peers:
         peer.commands, peer.frames = [], []
 
     def free(self) -> None:
-        """Free FREED_A_TURN of the dropped messages, frames and commands."""
+        """Free FREED_A_TURN of the dropped messages, frames and commands, in each turn of the loop.
+
+        To free all at once would hold the loop for long.
+        """
         most, dropped, remains = FREED_A_TURN, self._dropped, self._remains
         while most > 0 and (dropped or remains.parts):
             if not remains.parts:
@@ -314,6 +333,7 @@ class Peers:
 
 
 def _descriptor(head: zmq.Frame) -> int:
+    """Return the descriptor of the connection that a message came by, as libzmq says; -1: none."""
     try:
         return int(head.get(zmq.SRCFD))
     except zmq.ZMQError:
@@ -321,6 +341,7 @@ def _descriptor(head: zmq.Frame) -> int:
 
 
 def _identity(listener: Listener, head: zmq.Frame) -> str:
+    """Return the user that the authenticator told libzmq for a message's connection; "": none."""
     if not listener.authenticated:
         return ""
     return str(head.get("User-Id"))

@@ -114,16 +114,19 @@ class Reading(NamedTuple):
 
 
 def take_up(before: Reading, examined: Examined, complete: Callable[[Config], Config]) -> Reading:
-    """Return what is in force after a configuration was read anew.
+    """Return what is in force after a configuration was read anew, with each change and its fate.
 
-    complete: adds the users file, which it reads, and the broker's own users.
+    A setting that is wrong, by itself or beside others, stays as it was; so do all of SECURITY
+    together. before: in force until now. examined: what was read. complete: adds the users file,
+    which it reads, and the broker's own users.
     """
     changes = [Change(key or place, REFUSED, why) for place, key, why in examined.problems]
     if any(not problem.key for problem in examined.problems):
         return before._replace(changes=changes)  # The file as a whole cannot be read.
-    # Settings that are wrong by themselves stay as they were.
+    # Settings that are wrong by themselves stay as they were. `values` is what is to be applied.
     held = {_setting_of(change.key) for change in changes}
-    values: dict[str, Any] = {}  # what is to be applied, by key
+    values: dict[str, Any] = {}
+    # Each setting that differs: to be applied, refused beside a wrong one, or left for a restart.
     for key in KEYS:
         old, new = value_of(before.config, key), value_of(examined.config, key)
         if old == new or key in held:
@@ -148,7 +151,8 @@ def take_up(before: Reading, examined: Examined, complete: Callable[[Config], Co
                     changes.append(Change(key, REFUSED, _TOGETHER))
             changes.append(Change(error.key, REFUSED, error.why))
         if len(values) == taken:
-            break
+            break  # no value that was read is at fault
+    # What only the users file and the tables of credentials show.
     config = with_values(before.config, values)
     try:
         check_defaults(config)
@@ -162,7 +166,7 @@ def take_up(before: Reading, examined: Examined, complete: Callable[[Config], Co
     except ConfigError as error:
         faults = error.faults if isinstance(error, UsersFileWrong) else (error,)
         changes += [Change(fault.key, REFUSED, fault.why) for fault in faults]
-        held = {*SECURITY}
+        held = {*SECURITY}  # none of these is applied
         if ".default" in error.key:
             # A default of all, or their bound, may be what does not fit a namespace's own.
             held |= {
@@ -181,7 +185,7 @@ def take_up(before: Reading, examined: Examined, complete: Callable[[Config], Co
 
 
 def _setting_of(key: str) -> str:
-    """Return the setting of which a dotted name is a part."""
+    """Return the setting of which a dotted name is a part, such as permissions."""
     parts = key.split(".")
     for length in range(len(parts), 0, -1):
         if ".".join(parts[:length]) in KEYS:
@@ -210,7 +214,11 @@ def with_values(config: Config, values: Mapping[str, Any]) -> Config:
 
 
 def _by_name(before: Config, after: Config) -> Iterator[Change]:
-    """Name the users, permissions and quotas that came, went or changed."""
+    """Yield a change for each user, permission, quota and namespace that came, went or changed.
+
+    Each is named alone, since the setting that it is in may have thousands; of a namespace, each
+    field.
+    """
     for key in _BY_NAME:
         old, new = value_of(before, key), value_of(after, key)
         for name in sorted({*old, *new}):
@@ -224,7 +232,7 @@ def _by_name(before: Config, after: Config) -> Iterator[Change]:
 
 
 def lost_credentials(before: Config, after: Config) -> frozenset[str]:
-    """Return the users that are gone, or whose credential is another one."""
+    """Return the users that are gone after a reload, or whose credential is another one."""
     mechanism = after.authentication.mechanism
     if mechanism == "none":
         return frozenset()
@@ -234,19 +242,25 @@ def lost_credentials(before: Config, after: Config) -> frozenset[str]:
 
 
 def narrowed(before: Config, after: Config, owner: str) -> bool:
-    """Whether an owner may do less by the configuration `after` than by `before`."""
-    former, templates = (
+    """Whether an owner may do less by the configuration `after` a reload than by the one `before`.
+
+    The reload then ends the owner's open links. Compared are templates of identities, the
+    namespace, and the permissions.
+    """
+    old_templates, new_templates = (
         config.authentication.identities.get(owner, []) for config in (before, after)
     )
-    if not set(former) <= set(templates):
+    if not set(old_templates) <= set(new_templates):
         return True
-    home, now = (Namespaces(config.namespaces).of(owner) for config in (before, after))
-    if now is not None and (
-        home is None
-        or not home.prefix.startswith(now.prefix)
-        or not set(home.users) <= set(now.users)
+    old_home, new_home = (Namespaces(config.namespaces).of(owner) for config in (before, after))
+    # A namespace confines its users to its prefix and to the mailboxes of its users.
+    if new_home is not None and (
+        old_home is None
+        or not old_home.prefix.startswith(new_home.prefix)
+        or not set(old_home.users) <= set(new_home.users)
     ):
         return True
+    # Without any permissions in the configuration everything is allowed.
     if not after.permissions:
         return False
     if not before.permissions:
@@ -259,10 +273,14 @@ def narrowed(before: Config, after: Config, owner: str) -> bool:
 
 
 def _covers(new: Grant, old: Grant) -> bool:
-    """Whether a grant allows at least what another does, as far as their lists tell."""
+    """Whether one grant allows all that another does, by comparing the patterns in their lists.
+
+    Patterns are compared as texts: False also where a new pattern selects what two old ones did.
+    """
     flags = ("admin", "manage_clients", "manage_users")
     return (
         all(set(getattr(old, verb)) <= set(getattr(new, verb)) for verb in _fields(NamedVerbs))
+        # Of denials the new ones have to be among the old ones.
         and all(set(getattr(new.deny, verb)) <= set(getattr(old.deny, verb))
                 for verb in _fields(Denied))
         and all(getattr(new, flag) or not getattr(old, flag) for flag in flags)

@@ -49,9 +49,10 @@ class Rereading:
         log: Log,
         stopping: Callable[[], bool],
     ) -> None:
-        """read: reads the configuration anew; None: only the users file is read anew.
+        """config: in force at the start. stopping: whether the broker is about to stop.
 
-        stopping: whether the broker is about to stop.
+        read: reads the configuration anew, file and variables; None: a program gave it, so that a
+        reload reads only the users file anew.
         """
         self.read = read
         self._log = log
@@ -72,13 +73,15 @@ class Rereading:
     # --- the start -----------------------------------------------------------------------
 
     def first(self) -> tuple[Config, HttpCredential]:
-        """Complete the configuration of a start; returns it, with the HTTP side's credential.
+        """Return the configuration that a start uses, and the HTTP side's credential.
 
-        Raises ConfigError.
+        It is the one that was given, with the users of the users file and the broker's own HTTP
+        user. Raises ConfigError.
         """
         config = self.reading.config
         complete, credential = admit(with_users(config))
         self._http_credential = credential
+        # Where each setting comes from, for BROKER_INFO: a program, or what read() finds anew.
         settings = of_program(config)
         if self.read is not None:
             settings = in_force(config, settings, self.read().settings)
@@ -93,7 +96,7 @@ class Rereading:
         results: ResultQueue,
         core_settings: Callable[[Config], BrokerSettings],
     ) -> None:
-        """Know the parts of a broker that are told of what is read anew.
+        """Note the parts of a broker that are told of what is read anew; called by its start.
 
         core_settings: makes the core's settings of a complete configuration.
         """
@@ -107,19 +110,22 @@ class Rereading:
     # --- reading anew --------------------------------------------------------------------
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Have the configuration read anew, once more if a reading is under way (SIGHUP)."""
-        # A reading that is under way may have read what has been changed since.
+        """Have the configuration read anew, at SIGHUP; once more if a reading is under way.
+
+        That reading may have passed over what has been changed since.
+        """
         self._again = self._busy.locked()
         self.request()
 
     def request(self, link: int = 0, request: int = 0) -> str:
-        """Have the configuration read anew by a thread; returns why it is not, or "".
+        """Have a thread read the configuration anew; returns why that is not done, or "".
 
-        link, request: of the RELOAD_CONFIG that asked; 0: a signal or the embedding program did.
+        The loop takes up what was read when the thread's result comes. link, request: of the
+        RELOAD_CONFIG that asked; 0: a signal or the embedding program did.
         """
         if self._stopping():
             return "the broker is about to stop"
-        if not self._busy.acquire(blocking=False):
+        if not self._busy.acquire(blocking=False):  # released when the loop has taken it up
             return "the configuration is being read anew already"
         reading = threading.Thread(
             target=self._read_anew, args=(link, request), name="malamute-reload", daemon=True
@@ -134,12 +140,16 @@ class Rereading:
         return ""
 
     def _read_anew(self, link: int, request: int) -> None:
-        """Read the configuration and its users; the loop takes it up."""
+        """Read the configuration and its users, in a thread of its own, and give it to the loop.
+
+        Nothing changes here: take_up() reckons what would be in force.
+        """
         before = self.reading
         try:
+            # Without a way to read it anew, the configuration is the same; its users file is not.
             examined = Examined(before.config, [], [], str) if self.read is None else self.read()
             reading = take_up(before, examined, self._complete)
-            # Here, for many users and patterns take longer than a turn of the loop has.
+            # Doubts are logged here: with many users they take longer than a turn of the loop has.
             if reading.complete != before.complete:
                 for doubt in credential_doubts(reading.complete):
                     self._log.warning("nobody_may_connect", key=doubt.key, reason=doubt.why)
@@ -157,7 +167,10 @@ class Rereading:
         return admit(with_users(config), self._http_credential)[0]
 
     def taken_up(self, reread: Reread, now_ms: int) -> None:
-        """Take up a configuration that was read anew (the loop's thread), and tell who asked."""
+        """Take up a configuration that was read anew, in the loop's thread, and log each change.
+
+        The core, the authenticator and open links are told; a link that asked gets its answer.
+        """
         if reread.failed:
             self._log.warning("reload_failed", link=reread.link, reason=reread.failed)
             return
@@ -174,11 +187,13 @@ class Rereading:
             verdicts: dict[tuple[str, str], tuple[str, str] | None] = {}
 
             def ending(credential: str, owner: str) -> tuple[str, str] | None:
-                """Return code and reason to end a link of a user; None: it goes on.
+                """Return code and reason to end a link after a reload; None: it goes on.
 
-                Ended are links of users that are gone, or that may do less than before.
+                The core asks for each link. Ended are links of users that are gone, or that may do
+                less than before. credential: the user, owner: whose permissions the link has.
                 """
                 who = credential, owner
+                # Users have many links, and to compare permissions takes time.
                 if who not in verdicts:
                     verdicts[who] = None
                     if credential in gone:
@@ -189,9 +204,9 @@ class Rereading:
 
             self._core.reconfigure(self._core_settings(after), ending)
             if gone:
-                self._loop.revoke(gone, now_ms)
+                self._loop.revoke(gone, now_ms)  # ends their connections, besides the links
         self._busy.release()
-        if self._again:
+        if self._again:  # SIGHUP came meanwhile
             self._again = False
             self.request()
         changes = reading.changes

@@ -32,7 +32,7 @@ class ResultQueue:
         self._closed = False
 
     def put(self, result: Any) -> None:
-        """Leave a result; from any thread."""
+        """Leave a result for the loop, and wake it; from any thread."""
         self._results.append(result)
         self.wake()
 

@@ -92,11 +92,12 @@ class Server:
         clock: Callable[[], int] | None = None,
         reread: Callable[[], Examined] | None = None,
     ) -> None:
-        """context: shared with clients in this process; None: one of its own.
+        """Note what the broker is made of; start() makes and starts it.
 
-        storage: instead of the data directory of the configuration. clock: milliseconds since 1970;
-        None: the system's, see clock.py. reread: reads the configuration anew; None: it stays as
-        it is, and only the users file is read anew.
+        context: shared with clients in this process; None: one of its own. storage: instead of the
+        data directory of the configuration. clock: milliseconds since 1970; None: the system's, see
+        clock.py. reread: reads the configuration anew for a reload; None: only the users file is
+        read anew.
         """
         config = config or Config()
         self.failure: BaseException | None = None
@@ -142,7 +143,7 @@ class Server:
         return self
 
     def stop(self) -> None:
-        """End in order; what was confirmed is on disk. Raises ServerFailed if it had failed."""
+        """Stop the broker that start() began, in order. Raises ServerFailed if it had failed."""
         self.request_stop()
         if self._thread is not None:
             self._thread.join()
@@ -153,9 +154,8 @@ class Server:
     def run(self) -> int:
         """Serve in this thread, the main one, until SIGTERM or SIGINT; returns the exit code.
 
-        SIGHUP has the configuration read anew; in a terminal it ends the broker as SIGTERM does.
-
-        Raises StartError, ConfigError.
+        For the command `malamute broker`, whose process is the broker's own. SIGHUP has the
+        configuration read anew. Raises StartError, ConfigError.
         """
         self._supervisor = Supervisor(os.environ)
         soft, hard = raise_open_files()
@@ -173,8 +173,9 @@ class Server:
         before = {number: signal.getsignal(number) for number in handlers}
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        # glibc gives a freed block back to the system from a size on that grows with the largest
-        # mapped block ever freed: pages of each batch were faulted in and cleared anew.
+        # glibc gives a freed block back to the system at once if it is larger than any freed before
+        # (within bounds), and each batch would have its pages faulted in and cleared anew. One
+        # block of this size, made and freed here, has smaller ones kept.
         bytes(_KEPT_BYTES)
         self._collector.begin()
         # A program that reads that the broker listens may end it at once: the handler is there by
@@ -194,6 +195,7 @@ class Server:
             self._results.wake()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Have the broker stop in order at a signal, and end the process at a second one."""
         if self._stopping:
             # Asked twice: do not wait for any client. Everything confirmed is on disk.
             os._exit(128 + number)
@@ -235,7 +237,7 @@ class Server:
         return {"core": {**self._core.counters, **facts.pop("gauges")}, **facts}
 
     def _facts(self) -> dict[str, Any]:
-        """Return the shell's part of BROKER_INFO."""
+        """Return the shell's part of the answer to BROKER_INFO; the core adds its own."""
         return {
             "endpoints": self.endpoints,
             "data": self._journal.storage.describe(),
@@ -271,7 +273,7 @@ class Server:
         return {} if free_bytes is None else {"disk_free_bytes": free_bytes}
 
     def _bounds(self) -> dict[str, int]:
-        """How much there may be of what a gauge of the same name counts."""
+        """Return the bound of what each gauge of the same name counts, for BROKER_INFO."""
         config = self.config
         return {
             "links": config.links.links_max,
@@ -302,9 +304,10 @@ class Server:
     # --- opening ---------------------------------------------------------------------
 
     def _check_counts(self, endpoints: list[Endpoint]) -> None:
-        """Refuse endpoints that other machines can reach where the kernel counts no bytes.
+        """Refuse public endpoints on a kernel that does not count a connection's received bytes.
 
-        Raises StartError.
+        Without the count the guard cannot see how much memory a peer fills. Raises StartError for
+        an endpoint that other machines can reach; else the log has a warning.
         """
         if not any(endpoint.transport == "tcp" for endpoint in endpoints) or counts_bytes():
             return
@@ -322,7 +325,11 @@ class Server:
         )
 
     def _open(self) -> None:
-        """Open and start every part, in order; a part that fails closes those before it."""
+        """Open and start every part, in order; a part that fails closes those before it.
+
+        Raises StartError, ConfigError.
+        """
+        # What the configuration alone tells.
         config, credential = self.rereading.first()
         endpoints = [parse_endpoint(text) for text in config.listen]
         check_public(endpoints, config)
@@ -343,6 +350,7 @@ class Server:
                 parts.callback(context.term)
             self._results = ResultQueue()
             parts.callback(self._results.close)
+            # The journal and the core, with what is stored.
             self._journal = open_journal(config, self._storage)
             parts.callback(self._close_journal)
             directory, batch_bytes_max = self._directory, config.limits.batch_bytes_max
@@ -359,7 +367,8 @@ class Server:
             except QueuesLost as error:
                 queues = None
                 self._core = self._make_core(config, self._without_queues(facts, error))
-            # Streams of which damage left nothing give no offset a second time.
+            # The core knows from ring main which offsets streams gave; where damage left nothing of
+            # a stream, its ring does not know, and would give them a second time.
             for name, offsets in self._core.unseen.items():
                 self._journal.rings[name].go_on(offsets)
             self._checkpoints = checkpoints = None
@@ -370,8 +379,8 @@ class Server:
                 parts.callback(checkpoints.stop)
                 bodies = StoredBodies(directory / DATABASE)
                 parts.callback(bodies.close)
-            # Mail and requests that the log still has, of lost queues, stay as long as there is
-            # room for streams beside them.
+            # Where the queues were lost, the log keeps their mail and requests for a repair, until
+            # a ring without room needs theirs.
             lost = self._let_go if self._queues_lost else None
             self._rings = Rings(
                 self._journal,
@@ -385,6 +394,8 @@ class Server:
                 damaged=self._found.damaged,
                 rests=self._found.rests,
             )
+            # The sockets, and what watches over them. They listen from here on; what comes waits
+            # for the loop.
             self._guard = Guard(
                 config,
                 self._room_for(config, endpoints),
@@ -405,6 +416,7 @@ class Server:
                 listener = Listener(context, endpoint, config, self._authenticator)
                 self._listeners.append(listener)
                 parts.callback(listener.close, config.loop.drain_ms)
+            # The threads, and the loop over all of it.
             parts.callback(self._rings.stop_threads)
             self._rings.start()
             validator = Validator(self._results, config.limits.of_messages())
@@ -445,14 +457,17 @@ class Server:
     def _start_http(
         self, config: Config, credential: HttpCredential, parts: contextlib.ExitStack
     ) -> None:
-        """Have the HTTP side started; it waits for the loop to turn."""
+        """Start the HTTP side's process; its link to the broker waits for the loop to turn."""
         first = first_line(config.http, self._listeners, credential, self.public_key)
         self._http = HttpProcess(first, self.log, self._count, self._clock)
         self._http.start()
         parts.callback(self._http.stop)
 
     def _announce(self) -> None:
-        """Log that the broker listens, and tell systemd that it is ready."""
+        """Log that the broker listens, and tell systemd that it is ready: the end of a start.
+
+        form: whether the installed package is compiled or plain Python.
+        """
         self.log.info(
             "listening",
             endpoints=self.endpoints,
@@ -460,6 +475,7 @@ class Server:
             epoch=self._journal.epoch,
             version=version(),
             form=form(),
+            # Only with CURVE: clients need the key to connect.
             **({"server_key": self.public_key} if self.public_key else {}),
         )
         self._supervisor.tell(f"READY=1\nSTATUS=listens on {', '.join(self.endpoints)}")
@@ -483,7 +499,7 @@ class Server:
         return find_queues(self._directory, uuid, main, facts[MAIN], self.config.checkpoint)
 
     def _make_core(self, config: Config, state: RecoveredState) -> Broker:
-        """Make the core. Raises QueuesLost: while the log after the tables was read."""
+        """Make the core, which applies the log after the tables. Raises QueuesLost: it cannot."""
         return Broker(
             self._core_settings(config),
             uuid=self._journal.uuid,
@@ -493,7 +509,10 @@ class Server:
         )
 
     def _without_queues(self, facts: dict[str, RingFacts], lost: QueuesLost) -> RecoveredState:
-        """Serve streams, and nothing that the lost tables had."""
+        """Return the state of a core that serves streams alone, as the queues could not be read.
+
+        The log, BROKER_INFO and metrics tell it, and the core refuses commands of queues.
+        """
         self._queues_lost = str(lost)
         self.log.error("queues_lost", reason=str(lost), do=lost.remedy)
         self._found.note_damage(f"{DATABASE}: {lost}")
@@ -509,14 +528,17 @@ class Server:
         return True
 
     def _follow(self, directory: Path, found: QueuesFound) -> Checkpoints:
-        """Have the tables follow from now on; the core has read the log after them."""
-        if found.rebuilt:
+        """Log how the queues were recovered, and make what has their tables follow from now on.
+
+        Called at a start, when the core has applied the part of the log that the tables lack.
+        """
+        if found.rebuilt:  # why the tables were made anew from the log
             lost = (
                 "see queues_loss_accepted" if found.accepted else "nothing: the log had all of it"
             )
             self.log.warning("queues_rebuilt", reason=found.rebuilt, lost=lost)
             self._found.note_damage(f"{DATABASE} was made anew ({found.rebuilt}); lost: {lost}")
-        if found.accepted:
+        if found.accepted:  # what the operator has accepted as lost
             self.log.error("queues_loss_accepted", reason=found.accepted)
             self._found.note_damage(f"{DATABASE}: accepted: {found.accepted}")
         for damage in found.damages:
@@ -539,8 +561,11 @@ class Server:
         getattr(self.log, level)(name, **facts)
 
     def _room_for(self, config: Config, endpoints: list[Endpoint]) -> Room:
-        """Return the bounds of connections that leave the broker its own descriptors."""
-        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        """Return how many connections may be open so that descriptors are left for our own files.
+
+        The log has a warning where that is less than the configuration allows.
+        """
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)  # the limit of open files in force
         own = lowest_free() + _FILES_LATER + _FILES_LISTENER * len(endpoints)
         found = room(files, own, local=any(each.transport == "ipc" for each in endpoints))
         if found.connections < config.links.connections_max:
@@ -590,7 +615,7 @@ class Server:
             begun_s = time.monotonic()
             self.log.info("stopping", links=self._core.gauges["links"])
             self._supervisor.tell("STOPPING=1\nSTATUS=confirms what was taken, and ends")
-            # Links that could not be told of the end in time.
+            # Number of links that could not be told of the end in time.
             untold = loop.finish(self.config.loop.drain_ms)
         except BaseException as error:  # noqa: BLE001 - a bug: said aloud, and the daemon ends
             self.failure = error
@@ -607,9 +632,9 @@ class Server:
             self.log.info("stopped", took_ms=took_ms, untold_links=untold)
 
     def _close_journal(self) -> None:
-        """Close the rings; one that failed was reported when it did."""
+        """Close the rings, at the end of all."""
         try:
             self._journal.close()
         except JournalFailed as error:
-            # The error was logged when it happened; the next start deals with it.
+            # Its cause was logged when the ring failed; the next start deals with it.
             self.log.error("ring_not_closed", reason=str(error))

@@ -44,7 +44,7 @@ class Endpoint(msgspec.Struct, frozen=True):
 
     @property
     def is_public(self) -> bool:
-        """Whether another machine may reach it."""
+        """Whether another machine may reach the endpoint."""
         if self.transport != "tcp":
             return False
         if self.host in {"localhost", "lo"}:
@@ -56,7 +56,7 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 def parse_endpoint(text: str) -> Endpoint:
-    """Take an endpoint apart; raises ConfigError for one that the broker cannot listen on."""
+    """Read an endpoint of the setting `listen`; raises ConfigError for one that is none."""
     transport, separator, rest = text.partition("://")
     if not separator or transport not in {"tcp", "ipc", "inproc"} or not rest:
         raise ConfigError(
@@ -66,7 +66,7 @@ def parse_endpoint(text: str) -> Endpoint:
         )
     if transport != "tcp":
         return Endpoint(text, transport, rest)
-    host, separator, port = rest.rpartition(":")
+    host, separator, port = rest.rpartition(":")  # an address of IPv6 has colons, too
     if not separator or not host:
         raise ConfigError("listen", f"{text!r} has no port; write for instance {text}:9797")
     if port != "*" and not (port.isascii() and port.isdigit() and int(port) < 65536):
@@ -78,7 +78,10 @@ def parse_endpoint(text: str) -> Endpoint:
 
 
 def check_public(endpoints: list[Endpoint], config: Config) -> None:
-    """Raise ConfigError when a public endpoint would be open to all without these words."""
+    """Raise ConfigError when other machines can reach an endpoint and nothing is asked of them.
+
+    PUBLIC_WORDS, the value of a setting, are the operator's word that it is meant so.
+    """
     if config.authentication.mechanism != "none":
         return
     public = [endpoint.text for endpoint in endpoints if endpoint.is_public]
@@ -111,13 +114,16 @@ class Listener:
         config: Config,
         authenticator: Authenticator | None,
     ) -> None:
-        """Bind; raises StartError when the address cannot be had.
+        """Set up and bind the socket; raises StartError when the address cannot be had.
 
-        seed_libzmq() and Numbering keep peers from guessing the routing ids that libzmq gives.
+        authenticator: None: the broker asks for no credentials. Routing ids that a peer could guess
+        would let it abort the broker (numbering.py): seed_libzmq() has them begin anywhere, and a
+        Numbering watches them.
         """
         self.endpoint = endpoint
         self.authenticated = authenticator is not None and _is_guarded(endpoint, config)
         encrypted = self.authenticated and config.authentication.mechanism == "curve"
+        # Bytes per frame are what the guard compares with those that the kernel counted.
         self.frame_bytes = _CURVE_FRAME_BYTES if encrypted else _FRAME_BYTES
         """Bytes that a frame takes on the wire beyond its body."""
         seed_libzmq()
@@ -127,6 +133,7 @@ class Listener:
         try:
             self._set_options(config)
             if self.authenticated and authenticator is not None:
+                # libzmq asks the authenticator about each connection, and lets none in unasked.
                 self.socket.zap_domain = ZAP_DOMAIN
                 self.socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
                 authenticator.protect(self.socket)
@@ -141,7 +148,7 @@ class Listener:
                     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
                     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
                 )
-                self.monitor.setsockopt(zmq.RCVHWM, 0)
+                self.monitor.setsockopt(zmq.RCVHWM, 0)  # no event is dropped
                 self.numbering = Numbering(context, self.socket)
             self._bind()
             if endpoint.transport == "ipc" and not self.authenticated:
@@ -159,7 +166,7 @@ class Listener:
     def _set_options(self, config: Config) -> None:
         """Set the bounds, waits and checks of the socket before it is bound."""
         links, limits = config.links, config.limits
-        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)  # the limit of open files in force
         options = {
             # This bounds one frame; the guard bounds what endless MORE frames add up to.
             zmq.MAXMSGSIZE: max(limits.batch_bytes_max, limits.command_frame_bytes_max),
@@ -170,13 +177,16 @@ class Listener:
             # counts bytes instead.
             zmq.HEARTBEAT_IVL: 0,
             zmq.RCVHWM: 0,
+            # Closing waits for no peer: the loop has waited before, as long as it may.
             zmq.LINGER: 0,
             zmq.BACKLOG: backlog(links.backlog, files),
             zmq.SNDHWM: links.send_messages_max,
+            # A message to a peer that is gone, or whose queue is full, is an error and not dropped.
             zmq.ROUTER_MANDATORY: 1,
             # With ROUTER_HANDOVER, a peer that claims another's id would be sent what is the
             # other's.
             zmq.ROUTER_HANDOVER: 0,
+            # Messages are queued for completed connections only.
             zmq.IMMEDIATE: 1,
             # For a machine that vanished: the protocol's heartbeat ends its link, this its
             # connection.
@@ -193,6 +203,7 @@ class Listener:
         """Bind the socket. Raises StartError, with what to do about it."""
         endpoint = self.endpoint
         if endpoint.transport == "ipc":
+            # Files that a killed broker left, one of them renamed while it kept local peers out.
             _clear_stale_socket_file(endpoint, endpoint.host)
             _clear_stale_socket_file(endpoint, endpoint.host + ASIDE)
         host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
@@ -214,19 +225,20 @@ class Listener:
 
 
 def _is_guarded(endpoint: Endpoint, config: Config) -> bool:
+    """Whether an endpoint asks for credentials, where the broker has a mechanism for them."""
     if endpoint.transport == "inproc":
         return False  # The peer is in the same process, and libzmq makes no handshake there.
     return not (endpoint.transport == "ipc" and config.authentication.ipc_without)
 
 
 def _clear_stale_socket_file(endpoint: Endpoint, path: str) -> None:
-    """Remove the socket file of a dead broker; raises StartError when one answers there.
+    """Remove the socket file that a dead broker left; raises StartError when a process answers.
 
-    path: the file's name, or the one that it has while local peers are kept out. libzmq binds over
-    any socket file, a live broker's included, and takes its clients away.
+    libzmq itself would bind over any socket file, a live broker's included, and take its clients
+    away. path: the file's name, or the one that it has while local peers are kept out.
     """
     if path.startswith(("@", "*")):
-        return
+        return  # an abstract name, or one that libzmq makes up: there is no file
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -259,14 +271,18 @@ def _clear_stale_socket_file(endpoint: Endpoint, path: str) -> None:
 
 
 def _check_socket_file(endpoint: Endpoint, config: Config) -> None:
-    """Raise StartError when other users could connect, or could put a file in its place."""
+    """Raise StartError when other users could connect, or could put a socket in its place.
+
+    Called for an ipc endpoint without authentication, once it is bound: file modes alone say who
+    may connect, unless the operator said that all may (PUBLIC_WORDS).
+    """
     path = endpoint.host
     if path.startswith("@") or path == "*":
         return
     if config.listen_public_without_authentication == PUBLIC_WORDS:
         return
     mode = stat.S_IMODE(os.stat(path).st_mode)
-    if mode & 0o002:
+    if mode & 0o002:  # every user may write it, and so connect
         raise StartError(
             f"the socket file has mode {mode:04o}: every user of this machine can connect, and "
             "nothing is asked of them",
@@ -275,6 +291,7 @@ def _check_socket_file(endpoint: Endpoint, config: Config) -> None:
         )
     directory = os.path.dirname(path) or "."
     around = stat.S_IMODE(os.stat(directory).st_mode)
+    # With the sticky bit, only its owner may replace a file.
     if around & 0o002 and not around & stat.S_ISVTX:
         raise StartError(
             f"the directory of the socket file has mode {around:04o}: every user of this machine "
@@ -285,7 +302,7 @@ def _check_socket_file(endpoint: Endpoint, config: Config) -> None:
 
 
 def _bind_error(endpoint: Endpoint, error: zmq.ZMQError) -> StartError:
-    """Return the StartError for an address that could not be bound."""
+    """Return the StartError for an address that could not be bound: what to do about it."""
     elsewhere = "listen elsewhere: malamute broker --listen ENDPOINT (port 0 takes a free one)"
     if error.errno == errno.EADDRINUSE:
         return StartError(

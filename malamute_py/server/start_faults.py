@@ -21,7 +21,7 @@ from malamute_py.server.sockets import check_public, parse_endpoint
 
 
 def start_doubts(config: Config) -> Iterator[ConfigError]:
-    """Find what a start with this configuration would take, and warn of."""
+    """Yield what a start with this configuration would take, but warn of."""
     try:
         complete, faults = examine_users(config)
     except ConfigError:
@@ -30,16 +30,16 @@ def start_doubts(config: Config) -> Iterator[ConfigError]:
         yield from credential_doubts(complete)
     yield from doubts(complete)
     for doubt in permission_doubts(complete.permissions):
-        # What the configuration itself does not have stands in the users file.
-        here = doubt.key.split(".", 1)[1].startswith(
-            tuple(f"{each}." for each in config.permissions)
-        )
+        # The place of the doubt: permissions that the configuration itself does not have stand in
+        # the users file. A doubt's key is permissions.IDENTITY.VERB.
+        _, _, key = doubt.key.partition(".")
+        here = key.startswith(tuple(f"{identity}." for identity in config.permissions))
         place = "" if here else config.authentication.users_file
         yield ConfigError(doubt.key, doubt.why, place)
 
 
 def start_faults(config: Config) -> Iterator[ConfigError]:
-    """Find what a start with this configuration would refuse."""
+    """Yield what a start with this configuration would refuse, for a check without a start."""
     checks: list[Callable[[], object]] = [
         partial(parse_endpoint, endpoint) for endpoint in config.listen
     ]
@@ -51,7 +51,7 @@ def start_faults(config: Config) -> Iterator[ConfigError]:
     try:
         complete, faults = examine_users(config)
     except ConfigError as error:
-        yield error  # Nothing is known of the users.
+        yield error  # Without the users file, the checks of users would find faults that are none.
     else:
         yield from faults
         checks.append(lambda: check_credentials(complete.authentication))
@@ -64,7 +64,7 @@ def start_faults(config: Config) -> Iterator[ConfigError]:
 
 
 def _public(config: Config) -> None:
-    """Raise ConfigError if a good endpoint of the configuration is open to all unasked."""
+    """Raise ConfigError if a valid endpoint is public, and no credential is asked for."""
     endpoints = []
     for text in config.listen:
         try:
@@ -75,6 +75,7 @@ def _public(config: Config) -> None:
 
 
 def _token(config: Config) -> None:
+    """Raise ConfigError if the HTTP side's token cannot be read, or is no secret."""
     path = config.http.token_file
     if config.http.bind and path and not Path(path).expanduser().is_file():
         raise ConfigError("http.token_file", f"{path} is no file; write a token into one")

@@ -34,10 +34,11 @@ _AHEAD_MS: Final = 1_000
 
 
 def open_journal(config: Config, storage: Storage | None) -> Journal:
-    """Open the data directory. Raises StartError, with what to do about it.
+    """Open the data directory at a start. Raises StartError, which says what to do about it.
 
-    storage: instead of the data directory of the configuration.
+    storage: of a test, instead of the data directory of the configuration.
     """
+    # No data directory: everything is kept in memory.
     directory, mapped = config.data_directory, config.journal.mapped_reads
     where = directory or "memory"
     elsewhere = "or choose another: malamute broker --data DIRECTORY"
@@ -63,7 +64,7 @@ class StoredRings:
     def __init__(
         self, journal: Journal, config: JournalSection, batch_bytes_max: int, log: Log
     ) -> None:
-        """batch_bytes_max: of a published batch."""
+        """journal: the data directory, open. batch_bytes_max: of a published batch."""
         self.damage: list[str] = []
         """Data that was missing or damaged at the start."""
         self.damaged: dict[str, int] = {}
@@ -76,9 +77,10 @@ class StoredRings:
         self._log = log
 
     def recover(self, now_ms: int, *, held: bool) -> dict[str, RingFacts]:
-        """Open the rings that are there, ring main first, and report what was found.
+        """Open the rings that are there, ring main first, and log what was found of each.
 
-        held: nothing of ring main is overwritten before the checkpoint's tables have it.
+        held: nothing of ring main is overwritten before the checkpoint's tables have it. Returns
+        what the core has to know of each ring. Raises StartError.
         """
         where = self._journal.storage.describe()
         exposed = self._journal.exposure
@@ -102,16 +104,18 @@ class StoredRings:
             )  # fmt: skip
         for unknown in self._journal.unknown:
             self._log.warning("file_left_alone", file=unknown.file, reason=unknown.reason)
+        # Ring main tells which other rings streams have, and how they were asked for.
         try:
             asked = {"full": self._config.full}
             facts = {MAIN: self._recover_ring(MAIN, asked, held=held)}
             if not facts[MAIN].end_lsn:
-                # At the start a full disk is a reason not to go on; and the first publish need not
-                # wait. A whole segment in one call.
+                # A new ring: its first segment is prepared now, in one call, since a full disk is a
+                # reason not to start, and the first publish need not wait.
                 while self._journal.rings[MAIN].prepare_step(budget_bytes=1 << 62):
                     pass
             names = self._journal.names()
             wanted, removed = rings_asked(facts[MAIN])
+            # Rings whose streams are gone, of which files are left: housekeeping removes them.
             rests = {*removal_rests(self._journal.storage), *removed.intersection(names)}
             self.rests = sorted(rests.difference(wanted))
             for name in self.rests:
@@ -135,6 +139,7 @@ class StoredRings:
             raise StartError(str(error), where, "see the section [journal]") from error
         except OSError as error:
             raise _explained(error, where, "") from error
+        # Records whose times lie in the future: the clock was wrong, then or now.
         for name in facts:
             ahead_ms = self._journal.rings[name].last_append_time_ms - now_ms
             if ahead_ms > _AHEAD_MS:
@@ -144,14 +149,15 @@ class StoredRings:
         return facts
 
     def _recover_ring(self, name: str, asked: dict[str, Any], *, held: bool = False) -> RingFacts:
-        """Open one ring and report what was found. Raises JournalError.
+        """Open one ring at a start, and log what was found in it. Raises JournalError.
 
-        asked: the ring's own settings. held: nothing of it is overwritten before the checkpoint's
-        tables have it.
-        Raises JournalCorrupt where ring main has lost the table of streams.
+        asked: the ring's own settings; those that it does not have are the configuration's. held:
+        nothing of it is overwritten before the checkpoint's tables have it (ring main). Raises
+        JournalCorrupt where ring main has lost the table of streams.
         """
         settings = ring_settings(self._config, asked, self._batch_bytes_max)
         ring, recovery = self._journal.ring(name, settings, held=held)
+        # In bytes, as LSNs are.
         self.damaged[name] = sum(each.to_lsn - each.from_lsn for each in recovery.damages)
         self._report(name, recovery)
         if recovery.unreadable_state and name == MAIN:
@@ -163,7 +169,7 @@ class StoredRings:
         return ring_facts(name, ring, recovery)
 
     def _report(self, name: str, recovery: Recovery) -> None:
-        """Log what the recovery of a ring found, and show damage in BROKER_INFO."""
+        """Log what the recovery of a ring found, and note what is damage for BROKER_INFO."""
         for damage in recovery.damages:
             self._log.error("journal_damaged", ring=name, **damage._asdict())
             self.note_damage(
@@ -187,15 +193,15 @@ class StoredRings:
             self._log.info("recovered", ring=name, end_lsn=recovery.end_lsn, clean=recovery.clean)
 
     def note_damage(self, text: str) -> None:
-        """Show damage in BROKER_INFO, while the broker runs."""
+        """Keep a sentence about damage, which BROKER_INFO shows as long as the broker runs."""
         if len(self.damage) < _DAMAGE_SHOWN:
             self.damage.append(text)
 
 
 def _explained(error: OSError, where: str, elsewhere: str) -> StartError:
-    """Return the StartError for an error of the system, with what to do about it.
+    """Return the StartError for an error of the system, with what the operator can do about it.
 
-    where: the directory. elsewhere: how to choose another.
+    where: the data directory. elsewhere: how to choose another, as the end of a sentence.
     """
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return StartError(

@@ -38,7 +38,7 @@ class Validator:
         self._started = False
 
     def put(self, check: BatchCheck) -> None:
-        """Have a batch validated; from the loop."""
+        """Have a batch validated by the thread, which the first one starts; from the loop."""
         if not self._started:
             try:
                 self._worker.start()
@@ -57,12 +57,13 @@ class Validator:
 
 
 def validate(check: BatchCheck, limits: Limits) -> BatchChecked:
-    """Validate a batch in full."""
+    """Check each value of a typed batch against its schema; called in the validating thread."""
+    # Imported here: pyarrow is an extra, which a broker without typed streams does not need.
     from malamute_protocol.arrow import aligned, check_typed
 
     try:
-        content = aligned(Content(check.content))
-        content.bodies(limits)
+        content = aligned(Content(check.content))  # as pyarrow wants its buffers in memory
+        content.bodies(limits)  # raises BatchError where the lengths do not fit
         check_typed(content, _schema_of(check.schema))
     except BatchError as error:
         return BatchChecked(check.token, error.code, error.reason)
@@ -73,6 +74,7 @@ def validate(check: BatchCheck, limits: Limits) -> BatchChecked:
 
 @lru_cache(_SCHEMAS_MAX)
 def _schema_of(message: bytes) -> Any:
+    """Return the schema in a message of Arrow's; kept, as batch after batch has the same one."""
     from malamute_protocol.arrow import parse_schema
 
     return parse_schema(message)

@@ -42,7 +42,10 @@ class Action(NamedTuple):
 
 
 async def copy(session: Session, form: Form) -> str:
-    """Begin to copy a range of a stream into another one."""
+    """Begin to copy a range of a stream into another one, beside the pages.
+
+    The form gives both ends of the range as a person writes them: an offset, a time or a word.
+    """
     stream, to = of(form, "name"), of(form, "to").strip()
     check_range(stream, to)
     if session.copy is not None and session.copy.running:
@@ -51,6 +54,7 @@ async def copy(session: Session, form: Form) -> str:
     await _check_target(session.client, to)
     begin, end = of(form, "from").strip() or "earliest", of(form, "until").strip() or "latest"
     now_ms = await session.broker_ms()
+    # The range ends at the tail of now: what is published meanwhile is not copied.
     start, stop = start_point(begin, now_ms), facts.tail
     if end != "latest":
         stop = min(stop, await session.client.find_offset(stream, start_point(end, now_ms)))
@@ -68,15 +72,16 @@ async def copy(session: Session, form: Form) -> str:
     made = Copy(stream, of(form, "pattern"), to)
     made.start(session.client, start, stop)
     session.copy = made
-    session.closings.add(made.cancel)
+    session.closings.add(made.cancel)  # the copy ends with the session
     made.then(lambda: session.closings.discard(made.cancel))
     return f"Copying {stream} into {to}; this page tells how far it is."
 
 
 async def _check_target(client: Client, to: str) -> None:
-    """Raise NotUnderstood where the person may not write a stream, or make one that is not there.
+    """Raise NotUnderstood where the person may not write to a stream, or not make a missing one.
 
-    Who may write a stream and not read it is not told whether it is there; the copy finds out.
+    A person who may write a stream and not read it is not told whether it is there: then the copy
+    itself finds out.
     """
     needed = "write"
     try:
@@ -130,22 +135,24 @@ def _fields(text: str) -> dict[str, str] | None:
 
 
 async def create_stream(session: Session, form: Form) -> str:
-    """Make a stream with the settings of the form; one that is there stays as it is."""
+    """Make a stream with the settings of the form. Raises NotUnderstood where there is one."""
     name = of(form, "name")
     wanted = {key: _setting(key, of(form, key)) for key in ("ring_bytes", *EDITABLE) if key in form}
     try:
         await session.client.stream_info(name)
     except BrokerRefused as error:
+        # A person who may not read the stream may still make one: the broker decides below.
         if error.code not in ("unknown_stream", "forbidden"):
             raise
     else:
         raise NotUnderstood(f"there is a stream {visible(name)} already: nothing was changed")
+    # A field that was left empty has the broker's default.
     await session.client.create_stream(name, {key: each for key, each in wanted.items() if each})
     return f"Stream {name} made."
 
 
 async def edit_stream(session: Session, form: Form) -> str:
-    """Change settings of a stream: those of the form that differ from what they are."""
+    """Change settings of a stream: those fields of the form that differ from what is in force."""
     name = of(form, "name")
     before = (await session.client.stream_info(name)).settings
     wanted: dict[str, int | str] = {
@@ -159,19 +166,19 @@ async def edit_stream(session: Session, form: Form) -> str:
 
 
 def _setting(key: str, text: str) -> int | str:
-    """Read a setting as it is typed. Raises NotUnderstood."""
+    """Return the value of a stream's setting as a person types it. Raises NotUnderstood."""
     wanted = text.strip()
     if key in ("level", "description"):
         return wanted
     try:
-        value = in_unit_of(key, wanted or "0")
+        value = in_unit_of(key, wanted or "0")  # such as 5MiB or 10m; None: a mere number
     except ValueError as error:
         raise NotUnderstood(f"{key}: {visible(str(error)[:200])}") from None
     return whole_number(wanted or "0", 0, _NUMBER_MAX, key) if value is None else value
 
 
 async def trim(session: Session, form: Form) -> str:
-    """Remove the records of a stream before a place."""
+    """Remove the records of a stream before a place: an offset, a time, or a word for one."""
     name = of(form, "name")
     start = start_point(of(form, "before"), await session.broker_ms())
     facts = await session.client.stream_info(name)
@@ -180,6 +187,7 @@ async def trim(session: Session, form: Form) -> str:
         offset = await session.client.find_offset(name, start)
     if offset > facts.tail:
         raise NotUnderstood(f"{name} ends at {facts.tail}: nothing was removed")
+    # With uuid and epoch: a stream that was made anew meanwhile is not trimmed.
     await session.client.trim(name, Position(facts.uuid, facts.epoch, offset))
     gone = max(0, offset - facts.first)
     return f"{many(gone, 'record')} of {name} before offset {offset} removed for good."
@@ -221,7 +229,7 @@ async def requeue_group(session: Session, form: Form) -> str:
 
 
 def _marked(form: Form) -> list[int]:
-    """Numbers of the dead letters that a form marks; none: it means all. Raises NotUnderstood."""
+    """Return the numbers of the dead letters that a form marks; []: all. Raises NotUnderstood."""
     if of(form, "which") == "all":
         return []
     numbers = [whole_number(each, 0, _NUMBER_MAX, "A number") for each in form.get("number", ())]

@@ -33,6 +33,10 @@ class Copy:
     """One copy, under way or ended."""
 
     def __init__(self, stream: str, pattern: str, to: str) -> None:
+        """Note what to copy: the records of `stream` that a pattern selects, into the stream `to`.
+
+        start() begins. The page of the stream shows the facts below.
+        """
         self.stream = stream
         self.pattern = pattern
         self.to = to
@@ -53,22 +57,25 @@ class Copy:
         return self._task is not None and not self._task.done()
 
     def start(self, client: Client, start: StartPoint, end: int) -> None:
-        """Begin. end: the offset before which it ends."""
+        """Begin to copy, as a task. client: the person's link. end: offset before which it ends."""
         self.end = end
         self._task = asyncio.get_running_loop().create_task(self._run(client, start))
 
     def cancel(self) -> None:
-        """End it where it is."""
+        """End the copy where it is."""
         if self._task is not None:
             self._task.cancel()
 
     def then(self, call: Callable[[], None]) -> None:
-        """Have a call made when it ends."""
+        """Have a call made when the copy ends; after start()."""
         assert self._task is not None
         self._task.add_done_callback(lambda task: call())
 
     async def _run(self, client: Client, start: StartPoint) -> None:
-        """Copy the range, batch by batch, and keep count for the page."""
+        """Copy the range, batch by batch, and keep count for the page; run as a task.
+
+        An error, or the cancelling, becomes `fault`: what was copied stays.
+        """
         publisher = client.publisher(self.to, keep=False, timeout_ms=_WAIT_MS)
         try:
             async with client.subscribe(
@@ -82,6 +89,7 @@ class Copy:
                     self.next = position.next if position is not None else self.next
                     self.copied, self.confirmed = publisher.published, publisher.confirmed
             await publisher.wait()
+            # The records behind the last selected one were passed over: the range is done.
             self.next = self.end
         except MalamuteError as error:
             self.fault = str(error)
@@ -91,17 +99,22 @@ class Copy:
             self.copied, self.confirmed = publisher.published, publisher.confirmed
 
     def _note(self, notice: Any) -> None:
+        """Keep a notice to the reader, such as of a gap, as a sentence for the page."""
         text = notice_text(notice)
         if text and len(self.said) < _NOTICES_MAX:
             self.said.append(text)
 
 
 async def _publish(publisher: BulkPublisher, batch: Batch) -> None:
-    """Publish copies of a batch's records with all their columns. Raises NotUnderstood."""
+    """Publish copies of a batch's records: subjects with further keys, bodies, other columns.
+
+    Raises NotUnderstood for a batch that cannot be copied in part.
+    """
     records: list[Record] = list(batch.records())
     subjects = [copies.keys(record) for record in records]
-    columns = copies.columns(records)
+    columns = copies.columns(records)  # fields, properties and the like, each for all records
     if batch.content.head.body_kind == _ARROW:
+        # The bodies of an Arrow batch are one piece. indices: the rows that were selected.
         if batch.indices is not None:
             raise NotUnderstood(
                 "a pattern selects some rows of an Arrow batch, which is copied whole or not at "

@@ -71,22 +71,28 @@ class EventStreams:
         most: int = STREAMS_MAX,
         lasting_s: float = LASTING_S,
     ) -> None:
-        """lengthen: has a connection last so many seconds from now on."""
+        """lengthen: has a connection last so many seconds from now on, beyond its usual bound.
+
+        most: event streams that may be open at one time. lasting_s: after which each is ended.
+        """
         self.open = 0
         self._lengthen = lengthen
         self._most = most
         self._lasting_s = lasting_s
 
     def answer(self, session: Session, events: Events) -> EventAnswer | None:
-        """Return the answer that sends the events; None: too many are open."""
+        """Return the answer that sends the events; None: too many event streams are open."""
         if self.open >= self._most or session.streams >= SESSION_STREAMS_MAX:
             return None
         return EventAnswer(self, session, events)
 
     async def send(self, answer: EventAnswer, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send an answer until the browser goes, the session ends or the time is over."""
+        """Send an event stream until the browser goes, the session ends or its time is over.
+
+        scope, receive, send: of ASGI.
+        """
         session = answer.session
-        # The server would end the connection at the time that other answers have.
+        # The server bounds how long a connection may last, for other answers far more closely.
         self._lengthen(scope, self._lasting_s + _LAST_S)
         sending = asyncio.ensure_future(answer.send(send))
         leaving = asyncio.ensure_future(_left(receive))
@@ -94,8 +100,8 @@ class EventStreams:
         def end() -> None:
             sending.cancel()
 
-        session.closings.add(end)
-        # Without a pause since the bounds were looked at: no other answer came between.
+        session.closings.add(end)  # called when the session ends
+        # No other answer came in between since answer() looked at the bounds: nothing was awaited.
         self.open += 1
         session.streams += 1
         try:
@@ -106,12 +112,12 @@ class EventStreams:
             self.open -= 1
             session.streams -= 1
             session.closings.discard(end)
-            left = leaving.done()
+            left = leaving.done()  # the browser has gone
             sending.cancel()
             leaving.cancel()
             await asyncio.gather(sending, leaving, return_exceptions=True)
         if not sending.cancelled():
-            sending.result()
+            sending.result()  # raises the error that ended it, if one did
         elif not left:
             # The session ended or its time was over: the browser is told that the answer is whole.
             with contextlib.suppress(TimeoutError):
@@ -151,14 +157,18 @@ async def _left(receive: Receive) -> None:
 
 
 async def rates(source: Source, every_s: float = 1.0) -> Events:
-    """Each second what the broker counted since the second before."""
+    """Yield the events of the first page's curves: each second, rates of records, bytes and mail.
+
+    A rate is the growth of the broker's counters since the second before. While the broker does not
+    answer, an event `gone` tells why.
+    """
     before: dict[str, int] | None = None
     before_s = 0.0
     while True:
         facts = await source.facts()
         broker = facts.broker
         if not broker:
-            before = None
+            before = None  # it may count from 0 again when it is back
             yield event("gone", facts.reason)
         else:
             now_s = broker.get("now_ms", 0) / 1_000
@@ -167,6 +177,7 @@ async def rates(source: Source, every_s: float = 1.0) -> Events:
                 name: sum(counters.get(each, 0) for each in sources)
                 for name, sources in _RATES.items()
             }
+            # The same time as before: the source gave the same answer once more.
             if before is not None and now_s > before_s:
                 spent_s = now_s - before_s
                 found: dict[str, float] = {
@@ -184,10 +195,13 @@ async def rates(source: Source, every_s: float = 1.0) -> Events:
 
 
 async def tail(session: Session, stream: str, pattern: str) -> Events:
-    """Records as they come, with what was passed over where more come than a person can read."""
+    """Yield the events of a stream's tail on its page: records as they come.
+
+    Where more come than a person can read, only their count is told of some.
+    """
     reached = -1
     try:
-        while True:
+        while True:  # it ends where it fell behind, and begins at the tail anew
             async for each, place in _following(session, stream, pattern, reached):
                 reached = place
                 yield each
@@ -198,9 +212,11 @@ async def tail(session: Session, stream: str, pattern: str) -> Events:
 async def _following(
     session: Session, stream: str, pattern: str, reached: int
 ) -> AsyncGenerator[tuple[bytes, int], None]:
-    """Follow the tail until more came than is taken; yields events and the offset after each.
+    """Subscribe at a stream's tail and yield events with its records, until it falls behind.
 
-    reached: offset up to which the browser was told before this tail began; -1: of nothing.
+    Each event comes with the offset behind it. When the generator ends, the caller begins anew at
+    the tail of then. reached: offset up to which the browser was told by the tail before this one;
+    -1: there was none.
     """
     said: list[str] = []
     reading = session.client.subscribe(
@@ -213,6 +229,7 @@ async def _following(
         yield event("begun", {"offset": begun, "skipped": skipped}), begun
         place = begun
         while True:
+            # What has come since the last event: the newest ROWS_MAX are shown, the others counted.
             newest: deque[Record] = deque(maxlen=ROWS_MAX)
             came = 0
             with contextlib.suppress(Timeout):
@@ -234,7 +251,7 @@ async def _following(
                 over = came - len(rows)
                 yield event("records", {"rows": rows, "skipped": over, "said": told}), place
             else:
-                yield _COMMENT, place
+                yield _COMMENT, place  # a browser that is gone is noticed by it
             await asyncio.sleep(TICK_S)
             if came >= ROWS_MAX and not reading.live:
-                return
+                return  # it fell behind: the broker reads the log for it

@@ -18,7 +18,7 @@ Form = dict[str, list[str]]
 
 
 async def form_of(request: Request) -> Form | None:
-    """Return the fields of a request's form; None: it has none."""
+    """Return the fields of the form in a request's body; None: the body is not a form."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
         return None
@@ -27,7 +27,7 @@ async def form_of(request: Request) -> Form | None:
             (await request.body()).decode("ascii"), keep_blank_values=True,
             max_num_fields=_FIELDS_MAX, errors="strict",
         )  # fmt: skip
-    except (ValueError, ClientDisconnect):
+    except (ValueError, ClientDisconnect):  # too many fields, bytes that are no text, no whole body
         return None
     found: Form = {}
     for name, value in pairs:

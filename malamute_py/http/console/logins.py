@@ -48,14 +48,20 @@ class Attempts:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._wrong: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        """Address and name -> (wrong attempts, time until which the next one waits)."""
 
     def wait_s(self, who: str) -> float:
         """Return how long an address still waits for a name; 0: it may try."""
-        return max(0.0, self._wrong.get(who, (0, 0.0))[1] - self._clock())
+        _, until_s = self._wrong.get(who, (0, 0.0))
+        return max(0.0, until_s - self._clock())
 
     def wrong(self, who: str) -> None:
-        """Count a wrong attempt."""
-        times = self._wrong.pop(who, (0, 0.0))[0] + 1
+        """Count a wrong attempt of an address for a name; from the fourth on it has to wait.
+
+        Of too many, the one that was wrong longest ago is forgotten.
+        """
+        before, _ = self._wrong.pop(who, (0, 0.0))
+        times = before + 1
         pause = 0.0
         if times > WRONG_FREE:
             pause = min(PAUSE_MAX_S, PAUSE_S * 2 ** min(times - WRONG_FREE - 1, 10))
@@ -80,9 +86,9 @@ class Logins:
         name_optional: bool,
         attempts: Attempts | None = None,
     ) -> None:
-        """own: the HTTP side's credential, of which the broker's public key is taken.
+        """endpoints: of the broker. own: the HTTP side's credential, which has the broker's key.
 
-        name_optional: whether a login without a name may be tried.
+        name_optional: whether a login without a name may be tried. attempts: of a test.
         """
         self._sessions = sessions
         self._endpoints = tuple(endpoints)
@@ -96,7 +102,11 @@ class Logins:
         """Attempts under way, by address."""
 
     async def log_in(self, user: str, password: str, address: str) -> Session:
-        """Return a new session. Raises LoginRefused."""
+        """Log in with what a person typed into the form, and return the new session.
+
+        address: of the browser, by which attempts are counted. Raises LoginRefused with the
+        sentence for the form.
+        """
         if max(len(user.encode()), len(password.encode())) > NAME_BYTES_MAX:
             raise LoginRefused(f"A name and a password have at most {NAME_BYTES_MAX} bytes.")
         who = f"{address} {user}"
@@ -110,7 +120,7 @@ class Logins:
             raise LoginRefused("Too many others are logging in: try again in a moment.")
         credential = self._credential(user, password)
         if self.by_key:
-            user = ""  # the key alone says who it is
+            user = ""  # the key alone says who it is: the broker tells the name once it is linked
         self._under_way[address] += 1
         try:
             session = await self._open_session(user, credential)
@@ -120,14 +130,15 @@ class Logins:
             raise LoginRefused(f"The broker does not know this {known}.") from None
         finally:
             self._under_way[address] -= 1
-            self._under_way += Counter()  # drops addresses that count none
+            self._under_way += Counter()  # an addition drops the addresses that count 0
         self._attempts.right(who)
         return session
 
     def _credential(self, user: str, password: str) -> Credential:
-        """Return the credential for a login, by what the broker asks for. Raises LoginRefused.
+        """Return the credential for a login, of the kind that the broker asks for.
 
-        With CURVE the password is the secret key.
+        With CURVE the password is the secret key, and the name is not needed. None: no credential.
+        Raises LoginRefused.
         """
         if self._server_key:
             try:
@@ -144,13 +155,15 @@ class Logins:
     async def _open_session(self, user: str, credential: Credential) -> Session:
         """Link to the broker with a credential, and begin a session that ends with the link.
 
-        Raises LoginRefused, or what the broker refused the link with, for the caller to count.
+        user: as typed; empty: the broker tells it. Raises LoginRefused; BrokerRefused or
+        SettingError where the credential is wrong, which the caller counts as a wrong attempt.
         """
-        # Empty until the link is there: its events come before there is a session to end.
+        # The session, once there is one: the link's events begin to come before.
         begun: list[Session] = []
         reason = ""
 
         def on_link(event: LinkEvent) -> None:
+            """Keep why there is no link; end the session when the link has ended for good."""
             nonlocal reason
             if isinstance(event, Unlinked):
                 reason = f": {event.reason}"
@@ -164,7 +177,7 @@ class Logins:
                 software=SOFTWARE, retry_max_ms=_RETRY_MAX_MS, call_timeout_ms=_CALL_MS,
             )  # fmt: skip
         except (BrokerRefused, SettingError):
-            raise  # the caller counts it
+            raise
         except Timeout:
             raise LoginRefused(f"The broker did not take the link{reason}.") from None
         except MalamuteError as error:

@@ -1,7 +1,7 @@
 """Values of the pages: each asks the broker over the person's own link.
 
-Owns one function for each page. The rules: a page is a bounded part of a list; what is slow or
-stuck comes first; a page changes nothing.
+Owns one function for each page, which returns the values for its template. The rules: a page is a
+bounded part of a list; what is slow or stuck comes first; a page changes nothing.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ T = TypeVar("T")
 
 
 async def overview(session: Session, query: Query) -> Values:
-    """Things that are slow or stuck, what there is, and the rings."""
+    """Return the values of the first page: what is slow or stuck, counts, namespaces, rings."""
     everything = await session.source.everything()
     broker = everything.facts.broker
-    # A broker that did not answer just now would keep the page waiting once more.
+    # No facts: the broker did not answer just now, and asking again would keep the page waiting.
     found = troubles.of_all(everything, await _links(session.client) if broker else [])
     return {
         "facts": broker,
-        # A user of a namespace is told nothing of the broker as a whole.
+        # "namespace" is in the answer to a user of one, who is told nothing of the whole broker.
         "namespaces": await session.client.list_namespaces(limit=LISTED_MAX)
         if "namespace" in broker
         else [],
@@ -85,10 +85,11 @@ async def streams(session: Session, query: Query) -> Values:
 
 
 async def stream(session: Session, query: Query) -> Values:
-    """One stream: facts, settings, its ring, and a look at its records.
+    """Return the values of a stream's page: facts, its ring, and on request some of its records.
 
-    The person asks for the look by `place` (a key of "places" below); a page that refreshes itself
-    (`poll`) does not look again.
+    The person asks for these records (a look) by `place`, a key of "places" below. A page that
+    refreshes itself (`poll`) does not read them again. "withheld": changes for which the person
+    lacks the permission, which the page shows as not to be had.
     """
     name = query.get("name", "")
     facts = await session.client.stream_info(name)
@@ -127,7 +128,7 @@ async def stream(session: Session, query: Query) -> Values:
 
 
 async def mailboxes(session: Session, query: Query) -> Values:
-    """The list of mailboxes."""
+    """Return the values of the list of mailboxes; those in trouble come first."""
     found = await session.client.list_mailboxes(query.get("prefix", ""), limit=LISTED_MAX + 1)
     now_ms = await session.broker_ms()
     rows = ((each, list(troubles.of_mailbox(each, now_ms))) for each in found)
@@ -135,7 +136,7 @@ async def mailboxes(session: Session, query: Query) -> Values:
 
 
 async def mailbox(session: Session, query: Query) -> Values:
-    """One mailbox, and a look at its messages."""
+    """Return the values of a mailbox's page: its facts, its troubles, and some of its messages."""
     name = query.get("name", "")
     facts = await session.client.mailbox_info(name)
     after = _after(query)
@@ -153,7 +154,7 @@ async def mailbox(session: Session, query: Query) -> Values:
 
 
 async def services(session: Session, query: Query) -> Values:
-    """The list of service queues."""
+    """Return the values of the list of service queues; those in trouble come first."""
     found = await session.client.list_services(query.get("prefix", ""), limit=LISTED_MAX + 1)
     now_ms = await session.broker_ms()
     rows = ((each, list(troubles.of_service(each, now_ms))) for each in found)
@@ -161,7 +162,11 @@ async def services(session: Session, query: Query) -> Values:
 
 
 async def service(session: Session, query: Query) -> Values:
-    """One service queue: requests, workers with what they hold, and dead letters."""
+    """Return the values of a service's page: requests, workers and what they hold, dead letters.
+
+    "unseen": why the requests are not shown. "requests_following": where the next part of them
+    begins; None: this is the last one.
+    """
     facts = await session.client.service_info(query.get("name", ""))
     requests, unseen = await _requests(session.client, facts, query)
     return {
@@ -186,9 +191,9 @@ async def groups(session: Session, query: Query) -> Values:
 
 
 async def group(session: Session, query: Query) -> Values:
-    """One group: how far it is, what each member holds, and its dead letters."""
+    """Return the values of a group's page: its progress, its members, its dead letters."""
     facts = await session.client.group_info(query.get("stream", ""), query.get("name", ""))
-    # Members that hold nothing come last.
+    # The member that holds a record longest comes first; those that hold none (0) come last.
     members = sorted(facts.members, key=lambda each: (each.oldest_ms or 1 << 62, each.identity))
     return {
         "facts": facts,
@@ -224,7 +229,7 @@ async def cursor(session: Session, query: Query) -> Values:
 
 
 async def clients(session: Session, query: Query) -> Values:
-    """The list of links, those first that read slowly."""
+    """Return the values of the list of links; those that read slowly come first."""
     found = await session.client.list_links(LISTED_MAX + 1)
     begin = query.get("prefix", "")
     fitting = [each for each in found if each.identity.startswith(begin)]
@@ -233,7 +238,10 @@ async def clients(session: Session, query: Query) -> Values:
 
 
 async def users(session: Session, query: Query) -> Values:
-    """Users with the permissions in force, and who may do something."""
+    """Return the values of the list of users with their permissions in force.
+
+    With `verb` and `name` in the query: which of them may do that.
+    """
     verb, name = query.get("verb", ""), query.get("name", "").strip()
     found = await session.client.list_users(verb, name)
     begin = query.get("prefix", "")
@@ -246,9 +254,10 @@ async def users(session: Session, query: Query) -> Values:
 
 
 async def settings(session: Session, query: Query) -> Values:
-    """Settings in force with their origin, and what the broker tells any client of its bounds.
+    """Return the values of the page of settings in force, with their origins, bounds and rings.
 
-    Without a prefix and `all`, the page shows those that are changed or not at their default.
+    Without `prefix` and `all` in the query, it shows the settings that the last reload changed or
+    refused, and those that are not at their default.
     """
     facts = await session.source.facts()
     broker = facts.broker
@@ -257,10 +266,11 @@ async def settings(session: Session, query: Query) -> Values:
         told = await session.client.settings_in_force()
     except BrokerRefused as error:
         untold = str(error)
+    # Each setting, and what the last reload did with it.
     rows = [(setting, told.change_of(setting.key)) for setting in told.settings]
     begin, changed_only = query.get("prefix", ""), query.get("all") != "yes"
     withheld = await _withheld(session, query, {"reload": ("manage_users", "the broker")})
-    if "namespace" in broker:
+    if "namespace" in broker:  # the person's user belongs to one
         withheld["reload"] = "it is for users of no namespace"
     return {
         "withheld": withheld,
@@ -277,6 +287,7 @@ async def settings(session: Session, query: Query) -> Values:
         "welcome": session.client.welcome,
         "bounds": _bounds(broker),
         "rings": rings(broker),
+        # Refusals by their code, the most frequent first.
         "refused": sorted(
             (
                 (name.removeprefix("refused_"), value)
@@ -294,11 +305,11 @@ async def settings(session: Session, query: Query) -> Values:
 async def _withheld(
     session: Session, query: Query, needed: Mapping[str, tuple[str, str]]
 ) -> dict[str, str]:
-    """Return why the page does not offer some actions: the person may not do them.
+    """Return the actions that a page must not offer, each with the permission that is missing.
 
-    needed: by action, the permission and the name that it takes. A page that refreshes itself is
-    not asked for its forms, which are no part of what it refreshes.
+    needed: for each action of the page, the permission and the name that it takes.
     """
+    # A page that refreshes itself does not refresh its forms.
     if query.get("poll"):
         return {}
     asked = sorted(set(needed.values()))
@@ -308,7 +319,7 @@ async def _withheld(
         return {}  # The broker is an older one and does not tell: the action itself finds out.
     allowed = {each for each, may in zip(asked, answers, strict=True) if may}
     return {
-        action: f"it takes the permission {verb}{name and f' on {name}'}"
+        action: f"it takes the permission {verb}" + (f" on {name}" if name else "")
         for action, (verb, name) in needed.items()
         if (verb, name) not in allowed
     }
@@ -321,7 +332,7 @@ def _after(query: Query) -> int:
 
 
 async def _messages(client: Client, mailbox: str, after: int) -> tuple[list[PeekedMail], str]:
-    """Some messages of a mailbox, and why there are none where the broker refuses the look."""
+    """Return some messages of a mailbox, and why there are none where the broker refuses it."""
     try:
         found = await client.peek(mailbox, after=after, limit=ROWS_MAX, body_bytes=TEXT_BYTES_MAX)
     except BrokerRefused as error:
@@ -332,7 +343,11 @@ async def _messages(client: Client, mailbox: str, after: int) -> tuple[list[Peek
 async def _requests(
     client: Client, facts: ServiceFacts, query: Query
 ) -> tuple[list[PeekedRequest], str]:
-    """A page of the requests of a service, and why there are none where the broker refuses."""
+    """Return a part of the requests of a service, for its page, and why there is none.
+
+    The reason is empty unless the broker refuses to show them. "from" of the query: number of the
+    last request of the part before.
+    """
     if not facts.waiting + facts.held + facts.delayed:
         return [], ""
     text = query.get("from", "")
@@ -344,7 +359,11 @@ async def _requests(
 
 
 async def _dead_letters(client: Client, facts: ServiceFacts | GroupFacts, query: Query) -> Values:
-    """A page of the dead letters of a service or group."""
+    """Return a part of the dead letters of a service or group, for its page.
+
+    "following": number after which the next part begins; None: this is the last one.
+    """
+    # The mailboxes in which letters lie; an older broker does not tell: the one of the settings.
     places = list(facts.dead_in) or [facts.dead_letters]
     letters: list[PeekedMail] = []
     faults: list[str] = []
@@ -360,7 +379,7 @@ async def _dead_letters(client: Client, facts: ServiceFacts | GroupFacts, query:
 
 
 async def _links(client: Client) -> list[LinkFacts]:
-    """The links of clients; none where the person may not see them."""
+    """Return the links of clients; none where the person may not see them."""
     try:
         return await client.list_links(LISTED_MAX)
     except BrokerRefused:
@@ -368,14 +387,15 @@ async def _links(client: Client) -> list[LinkFacts]:
 
 
 def rings(broker: Mapping[str, Any]) -> list[Values]:
-    """Each ring with what is used of it; those that failed come first, then those that refuse.
+    """Return each ring with what is used of it, for a page: the failed first, then the refusing.
 
-    "full" is the setting: what the ring does when it has no room, overwrite or refuse.
+    broker: the answer to BROKER_INFO: "disk" is what the shell tells of rings, "rings" what the
+    core does. "full" is the setting: what a ring does when it has no room, overwrite or refuse.
     """
     refusing, core = broker.get("refusing", {}), broker.get("rings", {})
     found = []
     for name, facts in broker.get("disk", {}).items():
-        used = facts["end_lsn"] - facts["start_lsn"]
+        used = facts["end_lsn"] - facts["start_lsn"]  # LSNs are counted in bytes
         capacity = facts.get("ring_bytes", 0)
         found.append(
             {
@@ -390,7 +410,10 @@ def rings(broker: Mapping[str, Any]) -> list[Values]:
 
 
 def _bounds(broker: Mapping[str, Any]) -> list[tuple[str, int, int]]:
-    """Name, use and bound of what has a bound, the nearest to its bound first."""
+    """Return (name, use, bound) of all that has a bound, the nearest to its bound first.
+
+    broker: the answer to BROKER_INFO.
+    """
     gauges, bounds = broker.get("gauges", {}), broker.get("bounds", {})
     used = {**gauges, "rings": len(broker.get("disk", {}))}
     used |= {name: broker[name] for name in ("connections", "unread_bytes") if name in broker}
@@ -406,18 +429,19 @@ def _bounds(broker: Mapping[str, Any]) -> list[tuple[str, int, int]]:
 def _listed(
     query: Query, entries: Iterable[tuple[T, list[Trouble]]], count: int, **more: Any
 ) -> Values:
-    """Return one page of a list: what is in trouble comes first.
+    """Return the values of one page of a list, which begins with what is in trouble.
 
-    count: of all entries that were found, of which LISTED_MAX are listed.
+    entries: each thing with its troubles. count: of all things that were found, of which LISTED_MAX
+    are listed. more: further values of the page.
     """
-    rows = list(entries)[:LISTED_MAX]
+    rows = list(entries)[:LISTED_MAX]  # one more was asked for, to know whether there are more
 
     def worst_first(row: tuple[T, list[Trouble]]) -> float:
         _, found = row
         return -max((trouble.weight for trouble in found), default=0.0)
 
     rows.sort(key=worst_first)
-    pages = max(1, -(-len(rows) // ROWS_MAX))
+    pages = max(1, -(-len(rows) // ROWS_MAX))  # rounded up
     number = min(pages, whole_number(query.get("page", "") or "1", 1, LISTED_MAX, "The page"))
     return {
         "rows": rows[(number - 1) * ROWS_MAX : number * ROWS_MAX],

@@ -59,13 +59,18 @@ class Look:
 
 
 def row(record: Record, body_bytes: int = TEXT_BYTES_MAX) -> dict[str, Any]:
-    """Return one record as a page shows it: every value is text that can be seen, or a number."""
-    body = blobs(record)
-    typed = (row_of(record) or {}) if body is None else {}
+    """Return one record as a page shows it: every value is visible text, cut short, or a number.
+
+    body_bytes: of the body that are shown at most. "row": the columns of a record of a typed
+    stream, which has no body in bytes.
+    """
+    body = blobs(record)  # None: a row of an Arrow table
+    typed = (row_of(record) or {}) if body is None else {}  # {}: pyarrow is not installed
     return {
         "offset": record.offset,
         "time": time_text(record.append_time_ms),
         "subject": _short(record.subject),
+        # The first key is the subject.
         "keys": [_short(key) for key in record.keys[1 : _FIELDS_MAX + 1]],
         "fields": {
             _short(name): _short(value)
@@ -99,10 +104,11 @@ def _short(text: str) -> str:
 async def look(
     client: Client, stream: str, pattern: str, place: str, limit: int, now_ms: int
 ) -> Look:
-    """Return some records of a stream.
+    """Return some records of a stream for its page, within LOOK_S seconds.
 
-    place: `newest`, `subjects` (the latest of each), or a start point in words.
-    Raises NotUnderstood, PatternError, BrokerRefused.
+    pattern: which records; empty: all. place: NEWEST (the last ones), SUBJECTS (the latest of each
+    subject), or a start point as a person writes it. Raises NotUnderstood, PatternError,
+    BrokerRefused.
     """
     found = Look()
     rows: deque[dict[str, Any]] = deque(maxlen=limit)
@@ -122,14 +128,20 @@ async def look(
 async def _newest(
     client: Client, stream: str, pattern: str, limit: int, rows: deque[dict[str, Any]], found: Look
 ) -> None:
-    """Read back in ever larger steps until there are enough; `rows` has those of whole steps."""
+    """Put the last `limit` records that a pattern selects into `rows`, the oldest first.
+
+    The broker reads forwards only. So ranges of offsets are read from the tail back, each larger
+    than the one behind it, until enough was found. A look that is ended by its time keeps what
+    whole ranges gave.
+    """
     facts = await client.stream_info(stream)
     end, span = facts.tail, limit
     while len(rows) < limit and end > facts.first:
         begin = max(facts.first, end - span)
+        # Keeps the last ones of the range, as many as are still wanted.
         older: deque[dict[str, Any]] = deque(maxlen=limit - len(rows))
         await _read(client, stream, pattern, older, found, 0, start=begin, end=end)
-        rows.extendleft(reversed(older))
+        rows.extendleft(reversed(older))  # before those of newer ranges, in their order
         end, span = begin, span * _STEP
 
 
@@ -142,12 +154,12 @@ async def _read(
     limit: int,
     **between: Any,
 ) -> None:
-    """Read what is between two places of a stream into `rows`.
+    """Read what a pattern selects between two places of a stream into `rows`, as a page shows it.
 
-    limit: records after which reading ends; 0: no limit. between: `start`, and `until` or `end`, as
-    of subscribe().
+    found: gets sentences about gaps. limit: records after which reading ends; 0: no limit. between:
+    `start`, and `until` or `end`, as of subscribe().
     """
-    # Without a limit, enough is under way that the reading does not wait for each reply.
+    # Credit without a limit: for so many records that the reading seldom waits for new credit.
     credit = limit or 4 * RECORDS_MAX
     async with client.subscribe(
         stream, pattern or "#", credit_records=credit, credit_bytes=_CREDIT_BYTES,

@@ -46,6 +46,7 @@ class Static:
     """The files for browsers, read once."""
 
     def __init__(self) -> None:
+        """Read all static files into memory; their hashes become part of their addresses."""
         paths = [path for path in (_HERE / "static").rglob("*") if path.suffix in _KINDS]
         self._files = {path.name: (path.read_bytes(), _KINDS[path.suffix]) for path in paths}
         self._hashes = {
@@ -57,7 +58,7 @@ class Static:
         return f"{ROOT}/static/{name}?v={self._hashes[name]}"
 
     async def show(self, request: Request) -> Response:
-        """Answer with a file."""
+        """Answer with a static file, to be kept by the browser where its address has the hash."""
         found = self._files.get(request.path_params["name"])
         if found is None:
             return Response("there is no such file\n", HTTPStatus.NOT_FOUND)
@@ -84,11 +85,12 @@ class Templates:
     """The pages' templates."""
 
     def __init__(self, static: Static) -> None:
+        """Make the environment that renders every page of the console; static: its other files."""
         self._environment = Environment(
             loader=FileSystemLoader(_HERE / "templates"),
             autoescape=True,
-            undefined=StrictUndefined,
-            finalize=_finalized,
+            undefined=StrictUndefined,  # a value that the page does not have is an error
+            finalize=_finalized,  # each text: control characters become visible
             trim_blocks=True,
             lstrip_blocks=True,
         )

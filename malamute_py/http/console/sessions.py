@@ -33,11 +33,11 @@ class Session:
     """One person's session."""
 
     def __init__(self, user: str, client: Client, now: float) -> None:
-        """user: the name that was given; empty: none."""
+        """user: the name by which the person logged in; empty: none. client: the session's link."""
         self.id = secrets.token_urlsafe(_ID_BYTES)
         self.user = user
         self.client = client
-        self.source = Source(0)
+        self.source = Source(labels_max=0)  # for pages: no metrics are made of it
         """The facts of the overview, asked over the person's own link, once a second at most."""
         self.source.client = client
         self.source.unlinked = "there is no link to the broker"
@@ -86,7 +86,11 @@ class Sessions:
         most_of_user: int = USER_SESSIONS_MAX,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """most, most_of_user: sessions there may be, in all and of one user."""
+        """idle_s, lasting_s: after so long a session ends, without an action and in any case.
+
+        most, most_of_user: sessions there may be, in all and of one user.
+        """
+        # Signs cookies and login forms; a new one for each process.
         self._key = secrets.token_bytes(_ID_BYTES)
         self._idle_s = idle_s
         self._lasting_s = lasting_s
@@ -99,13 +103,16 @@ class Sessions:
         return len(self._sessions)
 
     def begin(self, user: str, client: Client) -> Session:
-        """Begin a session; the one that was idle longest ends where there are too many."""
+        """Begin a session. Where there are too many, the one that was idle longest ends.
+
+        That is one of the same user where this user has too many, else of the user with most.
+        """
         self.sweep()
         if sum(each.user == user for each in self._sessions.values()) >= self._most_of_user:
             self._end_idlest(user)
         elif len(self._sessions) >= self._most:
-            most = Counter(each.user for each in self._sessions.values()).most_common(1)[0][0]
-            self._end_idlest(most)
+            ((busiest, _),) = Counter(each.user for each in self._sessions.values()).most_common(1)
+            self._end_idlest(busiest)
         session = Session(user, client, self._clock())
         self._sessions[session.id] = session
         return session

@@ -82,7 +82,10 @@ class Console:
         *,
         hosts_of_this_machine: bool = True,
     ) -> None:
-        """hosts_of_this_machine: whether a request has to name this machine as its host."""
+        """hosts_of_this_machine: whether a request's Host has to name this machine.
+
+        It has to where a person may log in without a name, so that no other site's page gets in.
+        """
         self.sessions = sessions
         self.hosts_of_this_machine = hosts_of_this_machine
         self._logins = logins
@@ -91,7 +94,7 @@ class Console:
         self._templates = Templates(self._static)
 
     def routes(self) -> list[BaseRoute]:
-        """Return the addresses of the console."""
+        """Return the addresses of the console, each with the handler of its requests."""
         found = [
             Route("/", self._to_the_overview),
             Route(f"{ROOT}/", self._to_the_overview),
@@ -129,9 +132,11 @@ class Console:
     def _login_page(
         self, request: Request, fault: str, status: HTTPStatus = HTTPStatus.OK
     ) -> Response:
-        """Return the page to log in on, with a nonce in a cookie that its form has to match.
+        """Return the page to log in on, with a cookie that its form has to match.
 
-        fault: the sentence to show about the last attempt; empty: none.
+        While there is no session, the cookie's nonce and the form's signature of it show that the
+        form is from this page, and not from another site. fault: the sentence about the last
+        attempt; empty: there was none.
         """
         nonce = secrets.token_urlsafe(24)
         values = {
@@ -147,7 +152,7 @@ class Console:
         return answer
 
     async def _log_in(self, request: Request) -> Response:
-        """Take the login form: begin a session and show the wanted page, or show the fault."""
+        """Take the login form: begin a session and show the page that was wanted, or the fault."""
         form = await form_of(request)
         nonce = request.cookies.get(_LOGIN_COOKIE, "")
         if (
@@ -165,6 +170,7 @@ class Console:
             )
         except LoginRefused as error:
             return self._login_page(request, str(error), HTTPStatus.UNAUTHORIZED)
+        # Of the same browser, whose cookie is about to be another one.
         former = self._session(request)
         if former is not None:
             self.sessions.end(former)
@@ -185,25 +191,26 @@ class Console:
     def _showing(
         self, template: str, page: pages.Page, *, absent: bool = False
     ) -> Callable[[Request], Awaitable[Response]]:
-        """Return the handler that shows a page within a session, or sends the person to log in.
+        """Return the request handler of a page: it shows the page, or sends the person to log in.
 
-        absent: whether the page says that there is none at its address.
+        page: returns the values for the template. absent: whether the page is the one that says
+        that there is none at its address.
         """
 
         async def show(request: Request) -> Response:
             """Show the page; a refresh by the page itself does not count as the person's doing."""
             session = self._session(request)
-            refreshing = "poll" in request.query_params
+            refreshing = "poll" in request.query_params  # the page's script asks, not the person
             if session is None:
                 return _to_login(request, refreshing)
             if not refreshing:
-                self.sessions.touch(session)
+                self.sessions.touch(session)  # the idle time of the session begins anew
             query = dict(request.query_params)
             status, silent = HTTPStatus.NOT_FOUND if absent else HTTPStatus.OK, False
             try:
                 values = await page(session, query)
             except MalamuteError as error:
-                if session.over:
+                if session.over:  # the link has ended for good, for example as the user is gone
                     return _to_login(request, refreshing)
                 silent = isinstance(error, Timeout)
                 template_, status, values = "fault", _status(error), {"fault": str(error)}
@@ -238,13 +245,17 @@ class Console:
     def _streaming(
         self, make: Callable[[Session, Request], events.Events]
     ) -> Callable[[Request], Awaitable[ASGIApp]]:
-        """Return the handler that sends a page's events, which `make` gives, within a session."""
+        """Return the request handler of an event stream (live rates, or the tail of a stream).
+
+        make: makes the events for the session and the request.
+        """
 
         async def stream(request: Request) -> ASGIApp:
-            """Send the events, or an answer at which the browser asks no more."""
+            """Send the events; without a session, or with too many streams, refuse."""
             session = self._session(request)
             if session is None:
-                return Response(status_code=HTTPStatus.NO_CONTENT)  # a browser asks no more
+                # 204 tells a browser's EventSource not to connect again.
+                return Response(status_code=HTTPStatus.NO_CONTENT)
             answer = self._streams.answer(session, make(session, request))
             if answer is None:
                 return Response("too many event streams\n", HTTPStatus.SERVICE_UNAVAILABLE)
@@ -264,13 +275,13 @@ class Console:
         return answer
 
     def _doing(self, action: Action) -> Callable[[Request], Awaitable[Response]]:
-        """Return the handler that runs an action of a form, then shows the page before."""
+        """Return the request handler of one change: it redirects to the page that tells of it."""
 
         async def do(request: Request) -> Response:
-            """Run the action; the next page tells its outcome."""
+            """Run the action and keep its sentence, or the refusal, for the session's next page."""
             checked = await self._checked(request)
             if isinstance(checked, Response):
-                return checked
+                return checked  # no session, or a form that is not of this session
             session, form = checked
             try:
                 session.note(action.outcome, await action.run(session, form))
@@ -281,7 +292,10 @@ class Console:
         return do
 
     async def _checked(self, request: Request) -> tuple[Session, Form] | Response:
-        """Return the session and the form of a change, or the refusal of one without a session."""
+        """Return the session and the form of a change, or the answer that refuses it.
+
+        The form has to come from a page of this session: its token says so.
+        """
         session = self._session(request)
         if session is None:
             return _see(url("login"))
@@ -313,7 +327,10 @@ def _from_here(request: Request) -> bool:
 
 
 def _inside(path: str) -> str:
-    """Return an address of the console: what was given if it is one."""
+    """Return the path that was given if it is one of the console, else the console's first page.
+
+    So a login never leads to another site.
+    """
     inside = path == ROOT or path.startswith((f"{ROOT}/", f"{ROOT}?"))
     return path if inside and path.isascii() and path.isprintable() else ROOT
 
@@ -327,7 +344,8 @@ def _refreshed(request: Request) -> str:
 
 
 def _to_login(request: Request, refreshing: bool) -> Response:
-    if refreshing:
+    """Send the person to the login page, and from there back to the page that was asked for."""
+    if refreshing:  # the page's script, htmx, takes the browser there by this header
         return Response(status_code=HTTPStatus.NO_CONTENT, headers={"hx-redirect": url("login")})
     to = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     return _see(url("login", to=to if to != ROOT else ""))

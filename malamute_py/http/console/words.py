@@ -35,9 +35,10 @@ class Shown(str):
 
 
 def visible(text: str, kept: str = "") -> str:
-    """Return a text with every character that a page would not show as an escape.
+    r"""Return a text of a client's with escapes such as \u{202e} for what a page would not show.
 
-    kept: characters that stay as they are.
+    Such a character (control, direction) could make the text pose as another. kept: characters that
+    stay as they are.
     """
     if text.isprintable():
         return text
@@ -50,9 +51,10 @@ def visible(text: str, kept: str = "") -> str:
 
 
 def body_text(body: Any, most: int = TEXT_BYTES_MAX, whole: int = 0) -> Shown:
-    """Return a body as text: UTF-8 where it is, else hexadecimal; cut after `most` bytes.
+    """Return a body for a page: as text where it is UTF-8, else in hexadecimal; cut short.
 
-    whole: bytes of the body of which this is the beginning; 0: it is all of it.
+    body: bytes, a list of them, or any other value of a typed row. most: bytes that are shown.
+    whole: bytes of the body of which `body` is only the beginning; 0: it is all of it.
     """
     if isinstance(body, list):
         return Shown(" | ".join(body_text(each, most // 4) for each in body[:_PARTS_MAX]))
@@ -63,7 +65,7 @@ def body_text(body: Any, most: int = TEXT_BYTES_MAX, whole: int = 0) -> Shown:
     try:
         text = visible(head.decode(), kept="\n\t")
     except UnicodeDecodeError as error:
-        # The cut may lie within a character, of four bytes at most.
+        # Text all the same, where the cut lies within its last character of at most four bytes.
         if hidden and error.start >= len(head) - 4:
             text = visible(head[: error.start].decode(), kept="\n\t")
         else:
@@ -85,9 +87,10 @@ def time_text(at_ms: float | None) -> str:
 
 
 def start_point(text: str, now_ms: int) -> StartPoint:
-    """Return the place that a text names: earliest, latest, an offset or a time.
+    """Return the place in a stream that a person's text names.
 
-    now_ms: the broker's clock; 0: it is not known. Raises NotUnderstood.
+    Such as `earliest`, `latest`, 4711 (an offset), 2026-01-31T10:00 or now-10m. now_ms: the
+    broker's clock; 0: it is not known. Raises NotUnderstood.
     """
     wanted = text.strip()
     if wanted in ("earliest", "latest"):
@@ -95,7 +98,7 @@ def start_point(text: str, now_ms: int) -> StartPoint:
     # Thirty digits are beyond any offset, and int() refuses thousands of them.
     if wanted.isascii() and wanted.isdigit() and int(wanted[:30]) < _OFFSET_MAX:
         return int(wanted)
-    ago = _AGO.fullmatch(wanted)
+    ago = _AGO.fullmatch(wanted)  # now, or now-10m with the number and the unit as groups
     if ago is not None and not now_ms:
         raise NotUnderstood(
             "the broker does not tell its time just now: try again, or write a time such as "
@@ -106,6 +109,7 @@ def start_point(text: str, now_ms: int) -> StartPoint:
         return AtTime(max(0, now_ms - back_ms))
     try:
         at = datetime.fromisoformat(wanted)
+        # A time without a zone is one of UTC.
         at = at if at.tzinfo else at.replace(tzinfo=UTC)
         return AtTime(max(0, round(at.timestamp() * 1_000)))
     except (ValueError, OverflowError):

@@ -6,7 +6,8 @@ it or not; an attempt for a name that no user has takes no place of those for us
 needs no hash, its turn costs the others nothing. A pause is for a name at an address, whether a
 user has the name or not: neither the user at another address nor the address's other users wait for
 it, and the pauses tell no names of users. All tables have a bound. No clock and no threads: time is
-an argument. Source: ARCHITECTURE.md, "What a peer may cost".
+an argument. A stranger is an attempt for a name that no user has. Source: ARCHITECTURE.md, "What a
+peer may cost".
 """
 
 from __future__ import annotations
@@ -53,12 +54,16 @@ class Pauses:
         return len(self._wrong)
 
     def holds(self, place: Origin, now_ms: int) -> bool:
-        """Whether a password is denied without being hashed."""
+        """Whether a pause holds for a name at an address: its passwords are denied unhashed."""
         wrong = self._wrong.get(place)
         return wrong is not None and now_ms < wrong.until_ms
 
     def failed(self, place: Origin, now_ms: int) -> int:
-        """Count a wrong password; returns the pause that begins, in milliseconds, or 0."""
+        """Count a wrong password for a name at an address; returns the pause that begins, or 0 ms.
+
+        Of too many names, the one whose last wrong password is longest ago is forgotten.
+        """
+        # Taken out and put in again: the dictionary is in the order of last wrong passwords.
         wrong = self._wrong.pop(place, None)
         if wrong is None or now_ms - wrong.at_ms > _FORGOTTEN_MS:
             wrong = _Wrong()
@@ -86,8 +91,9 @@ class _Waiting(Generic[Job]):
 
     def __init__(self) -> None:
         self.names: OrderedDict[str, deque[tuple[int, Job]]] = OrderedDict()
+        """Name -> (number, attempt) of each; the first name has the address's next turn."""
         self.known = 0
-        """Attempts for users."""
+        """How many of them are for users."""
 
 
 class Turns(Generic[Job]):
@@ -96,9 +102,10 @@ class Turns(Generic[Job]):
     def __init__(
         self, *, all_max: int, address_max: int, place_max: int, strangers_max: int
     ) -> None:
-        """Bounds of the attempts that wait: in all, of one address, for one name at one address.
+        """Note how many attempts may wait.
 
-        The first two are of attempts for users; strangers_max: of those for names that no user has.
+        all_max, address_max: for users, in all and of one address. place_max: for one name at one
+        address. strangers_max: for names that no user has.
         """
         self._bounds = all_max, address_max, place_max
         self._strangers_max = strangers_max
@@ -109,16 +116,18 @@ class Turns(Generic[Job]):
         self._serial = 0
         """Number of the newest attempt."""
         self._strangers: OrderedDict[int, Origin] = OrderedDict()
-        """Place of each attempt for a name that no user has, the oldest first."""
+        """Number of each attempt for a name that no user has -> its address and name, the oldest
+        first."""
 
     def __len__(self) -> int:
         return self._known + len(self._strangers)
 
     def put(self, place: Origin, job: Job, *, known: bool) -> Job | None:
-        """Have an attempt wait; returns one that must not wait any longer, this one or another.
+        """Have an attempt wait for its turn; returns one that does not wait (any longer), or None.
 
-        known: whether a user has the name. When all places for users are taken, the address with
-        the most attempts loses its last one; of the others the oldest gives way.
+        That is this one where its name or its address has too many already. Else, where too many
+        wait in all: of attempts for users the last one of the address that has most of them; of
+        attempts for names that no user has, the oldest. known: whether a user has the name.
         """
         all_max, address_max, place_max = self._bounds
         waiting = self._addresses.setdefault(place.address, _Waiting())
@@ -135,7 +144,8 @@ class Turns(Generic[Job]):
         if self._known <= all_max:
             return None
         largest = max(self._addresses.values(), key=attrgetter("known"))
-        # All attempts for one name are for a user, or none is: the first one tells.
+        # Its user with the most attempts loses the last one. All attempts for one name are for a
+        # user, or none is: the first one tells.
         longest: deque[tuple[int, Job]] = deque()
         for attempts in largest.names.values():
             if not attempts:
@@ -149,27 +159,30 @@ class Turns(Generic[Job]):
         return dropped
 
     def give_up(self) -> Job | None:
-        """Take out the oldest attempt for a name that no user has, whatever its turn; None: none.
+        """Take out the oldest attempt for a name that no user has, whatever its turn.
 
-        It gives way where too many such names wait, and is answered without a hash.
+        put() calls it where too many of them wait; the caller answers the attempt without a hash.
+        None: no such attempt waits.
         """
         if not self._strangers:
             return None
         _, place = self._strangers.popitem(last=False)
         names = self._addresses[place.address].names
-        job = names[place.name].popleft()[1]
+        # The oldest of all is the first in the queue of its own name.
+        _, job = names[place.name].popleft()
         if not names[place.name]:
             del names[place.name]
         return job
 
     def take(self, is_free: Callable[[Job], bool]) -> tuple[list[Job], Job | None]:
-        """Take the next attempt that needs a hash, and those whose turns came before it.
+        """Take the attempts whose turns come next, up to the first that needs a hash.
 
-        is_free: whether an attempt for a name that no user has needs none. Returns the attempts
-        that need no hash, and the one that does; None: no other attempt waits.
+        is_free: whether an attempt for a name that no user has needs no hash. Returns the attempts
+        before the one that needs a hash, and this one; None: no such attempt waits.
         """
         free: list[Job] = []
         while self._addresses:
+            # The first address has its turn, and in it the first name; both go to the end then.
             address, waiting = self._addresses.popitem(last=False)
             names = waiting.names
             while names:
@@ -182,7 +195,7 @@ class Turns(Generic[Job]):
                 stranger = self._strangers.pop(serial, None) is not None
                 if stranger and is_free(job):
                     free.append(job)
-                    continue
+                    continue  # it costs nothing, so that the address still has its turn
                 if not stranger:
                     waiting.known -= 1
                     self._known -= 1
@@ -209,20 +222,24 @@ class Answers(Generic[Job]):
         return len(self._due)
 
     def put(self, place: Origin, job: Job, now_ms: int, hash_ms: int) -> Job | None:
-        """Have an answer wait: as long as a hash takes, and longer after others of its name.
+        """Have the answer to an attempt that was not hashed wait for as long as a hash takes.
 
-        Returns the one that is due first where there are too many, else None.
+        So its time does not tell that no user has the name; answers for one name follow each other
+        as if all threads hashed for it. Returns the answer that is due first where there are too
+        many, else None.
         """
+        # Several threads that hash for one name would end one after the other.
         after = self._last.pop(place, now_ms) + max(1, hash_ms // self._hashers)
         due = self._last[place] = max(now_ms + hash_ms, after)
         self._count += 1
         heapq.heappush(self._due, (due, self._count, job))
+        # Times that are over delay no other answer.
         while self._last and next(iter(self._last.values())) <= now_ms:
             self._last.popitem(last=False)
         return self._pop() if len(self._due) > self._most else None
 
     def take(self, now_ms: int) -> Job | None:
-        """Take an answer whose time has come."""
+        """Take an answer whose time has come; None: there is none."""
         if not self._due:
             return None
         due_ms, _, _ = self._due[0]

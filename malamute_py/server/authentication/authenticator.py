@@ -74,9 +74,10 @@ class Authenticator:
         paused: Callable[[str, str, int], None],
         erred: Callable[[Exception], None],
     ) -> None:
-        """denied: called with (mechanism, address, why) for each connection that was turned away.
+        """Read the tables of credentials, bind the handler's socket, and start the threads.
 
-        why: "credential", "paused" (wrong too often) or "busy" (too many wait). paused: called with
+        denied: called with (mechanism, address, why) for each connection that was turned away; why:
+        "credential", "paused" (wrong too often) or "busy" (too many wait). paused: called with
         (user, address, milliseconds) when a pause begins. erred: called with an error that no code
         foresaw, for which one attempt was denied. Raises ConfigError for a bad table, StartError
         when the context has a handler already.
@@ -96,7 +97,7 @@ class Authenticator:
         else:
             self._secret = read_server_key(settings.server_key_file)
             self._clients = client_keys(settings)
-        seed_libzmq()
+        seed_libzmq()  # before each ROUTER socket: see numbering.py
         # Answers go in another order than questions come, which a REP socket cannot do.
         self._socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -121,11 +122,12 @@ class Authenticator:
         self._hashing = 0
         """Attempts that the threads have and that were not judged."""
         self._took_s = 0.05
-        """How long the last hash took."""
+        """Seconds that the last hash took."""
         self._work: queue.SimpleQueue[_Attempt | None] = queue.SimpleQueue()
         self._done: deque[tuple[_Attempt, bool]] = deque()
         """Attempts that were hashed, and whether the password is right."""
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        """Wakes the handler's thread, as a hash is done or the broker ends."""
         self._stopping = False
         hashers = settings.hash_threads if settings.mechanism == "plain" else 0
         self._unhashed: Answers[_Attempt] = Answers(max(1, hashers), _STRANGERS_MAX)
@@ -151,14 +153,14 @@ class Authenticator:
         return zmq.curve_public(self._secret) if self._secret else b""
 
     def renew(self, settings: Authentication) -> None:
-        """Let other users in from now on; the mechanism stays. Raises ConfigError: none changed."""
+        """Take other users from a reload; the mechanism stays. Raises ConfigError: none changed."""
         if self._settings.mechanism == "plain":
             self._plain = PlainTable(plain_users(settings), before=self._plain)
         else:
             self._clients = client_keys(settings)
 
     def protect(self, socket: zmq.Socket[bytes]) -> None:
-        """Make the socket demand the mechanism; called before the socket is bound."""
+        """Have a listener's socket demand the mechanism; called before the socket is bound."""
         if self._settings.mechanism == "plain":
             socket.setsockopt(zmq.PLAIN_SERVER, 1)
         else:
@@ -168,7 +170,7 @@ class Authenticator:
     def close(self) -> None:
         """Stop answering; new connections are denied from here on."""
         self._stopping = True
-        for _ in self._threads[:-1]:
+        for _ in self._threads[:-1]:  # those that hash; the last one is the handler's
             self._work.put(None)
         os.eventfd_write(self._wake, 1)
         for thread in self._threads:
@@ -180,7 +182,10 @@ class Authenticator:
     # --- the handler's thread ----------------------------------------------------------
 
     def _run(self) -> None:
-        """Answer questions until it is stopped; passwords are hashed by other threads."""
+        """Run the handler's thread: answer questions until it is stopped.
+
+        Other threads hash the passwords, and write to `_wake` when one is done.
+        """
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._wake, zmq.POLLIN)
@@ -190,25 +195,31 @@ class Authenticator:
                 os.eventfd_read(self._wake)
                 while self._done:
                     self._hashing -= 1
-                    self._judged(*self._done.popleft())
+                    attempt, fits = self._done.popleft()
+                    self._judged(attempt, fits)
             if self._socket in ready:
                 frames = self._socket.recv_multipart()
                 try:
                     self._question(frames)
                 except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
                     self._erred(error)
-                    # Frames of a question: session, delimiter, version, number.
-                    self._answer((frames[0], b"", frames[3]), b"500", "an error of the broker's")
-            while (attempt := self._unhashed.take(_monotonic_ms())) is not None:
-                self._answer_stranger(attempt)
+                    session, delimiter, _version, number, *_ = frames
+                    reply = session, delimiter, number
+                    self._answer(reply, b"500", "an error of the broker's")
+            # Attempts for names that no user has, whose answers are due as if they had been hashed.
+            while (unhashed := self._unhashed.take(_monotonic_ms())) is not None:
+                self._answer_stranger(unhashed)
             self._take_turns()
 
     def _take_turns(self) -> None:
-        """Hand attempts to the threads that hash, and give those their answers that need none."""
+        """Hand the attempts whose turns come to the threads that hash, while one of them is free.
+
+        Attempts before them that need no hash have their answers put off for as long as one takes.
+        """
         # All threads hash but one, which answers libzmq.
         while self._hashing < len(self._threads) - 1:
             now_ms = self._clock()
-            # A pause of an address for names that no user has spares all of them the hash.
+            # No hash is needed while the address has a pause for names that no user has.
             free, attempt = self._turns.take(
                 lambda attempt, now_ms=now_ms: self._pauses.holds(attempt.by_user, now_ms)  # type: ignore[misc]
             )
@@ -216,7 +227,7 @@ class Authenticator:
                 early = self._unhashed.put(
                     unhashed.by_digest, unhashed, _monotonic_ms(), int(self._took_s * 1_000)
                 )
-                if early is not None:
+                if early is not None:  # too many answers wait: the first one comes early
                     self._answer_stranger(early)
             if attempt is None:
                 return
@@ -239,44 +250,48 @@ class Authenticator:
             self._judged(attempt, fits=False)
 
     def _hash(self) -> None:
-        """Run one of the threads that hash passwords and do nothing else."""
+        """Run one of the threads that hash passwords; the handler's thread judges the outcome."""
         while (attempt := self._work.get()) is not None:
             fits = False
-            if not self._stopping:
+            if not self._stopping:  # else the rest is passed through unhashed
                 began_s = time.monotonic()
                 try:
                     fits = attempt.table.fits(attempt.by_user.name, attempt.password)
                 except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
                     self._erred(error)
+                # For answers that are to look as if a password had been hashed.
                 self._took_s = time.monotonic() - began_s
             self._done.append((attempt, fits))
             os.eventfd_write(self._wake, 1)
 
     def _question(self, frames: list[bytes]) -> None:
-        """Answer a question of libzmq's, or queue its password to be hashed.
+        """Answer libzmq's question about a new connection, or queue its password to be hashed.
 
-        An attempt with a password is known by the name that a user has, or by "" for all other
-        names of its address together, and besides by a digest of the name, which tells these apart.
+        An attempt with a password is filed under two names: the user's, which is "" for all names
+        that no user has, and a digest of the name given, which tells those names apart.
         """
         session, delimiter, *request = frames
         if len(request) < 6 or request[0] != b"1.0":
-            number = (request + [b""] * 2)[1]
+            _, number, *_ = (*request, b"", b"")  # the version, then the request's number, if any
             self._answer((session, delimiter, number), b"500", "bad request")
             return
+        # The frames of ZAP: version, number, domain, address, identity, mechanism, credentials.
         _, number, domain, address, _, mechanism, *given = request
         where = address.decode("ascii", "replace")
         reply = session, delimiter, number
         identity = ""
         if domain == ZAP_DOMAIN:
             if mechanism == b"PLAIN" and len(given) == 2:
-                by_user = Origin(where, self._plain.name(given[0]))
-                digest = hashlib.blake2b(given[0], digest_size=16).hexdigest()
-                # No user's name begins with a NUL.
+                name, password = given
+                by_user = Origin(where, self._plain.name(name))
+                # A digest has a bound, as a name has not. No user's name begins with a NUL.
+                digest = hashlib.blake2b(name, digest_size=16).hexdigest()
                 by_digest = Origin(where, f"\0{digest}")
-                self._try(_Attempt(by_user, by_digest, given[1], self._plain, reply))
+                self._try(_Attempt(by_user, by_digest, password, self._plain, reply))
                 return
             if mechanism == b"CURVE" and len(given) == 1 and len(given[0]) == 32:
-                identity = self._clients.get(zmq.utils.z85.encode(given[0]), "")
+                (public_key,) = given
+                identity = self._clients.get(zmq.utils.z85.encode(public_key), "")
         if identity:
             self._answer(reply, _OK, "OK", identity)
         else:
@@ -284,7 +299,7 @@ class Authenticator:
             self._answer(reply, _DENIED, "not one of ours")
 
     def _try(self, attempt: _Attempt) -> None:
-        """Answer attempts that need no hash, and have the others wait for one."""
+        """Answer an attempt with a password that needs no hash, and have any other wait for one."""
         user, now_ms = attempt.by_user.name, self._clock()
         if user and self._plain.is_remembered(user, attempt.password, now_ms):
             self._answer(attempt.reply, _OK, "OK", user)
@@ -292,6 +307,7 @@ class Authenticator:
             self._pause(attempt)
         else:
             turn = attempt.by_user if user else attempt.by_digest
+            # An attempt that does not wait (any longer), as too many do: this one or another.
             surplus = self._turns.put(turn, attempt, known=bool(user))
             if surplus is attempt or (surplus is not None and surplus.by_user.name):
                 self._denied("PLAIN", surplus.by_user.address, "busy")
@@ -300,13 +316,14 @@ class Authenticator:
                 self._answer_stranger(surplus)
 
     def _pause(self, attempt: _Attempt) -> None:
+        """Deny an attempt for a name that has a pause."""
         self._denied("PLAIN", attempt.by_user.address, "paused")
         # ZAP's 300, so that the peer tries again: it may be the user, with the right password,
         # beside an attacker who guesses.
         self._answer(attempt.reply, _LATER, "wrong too often, wait")
 
     def _judged(self, attempt: _Attempt, fits: bool) -> None:
-        """Answer an attempt, and count the failures."""
+        """Answer an attempt by whether its password fits, and count a wrong one for the pauses."""
         by_user, now_ms = attempt.by_user, self._clock()
         if attempt.table is not self._plain:
             self._answer(attempt.reply, _LATER, "the users were read anew, try again")
@@ -318,8 +335,8 @@ class Authenticator:
             return
         pause_ms = self._pauses.failed(attempt.by_digest, now_ms)
         if not by_user.name:
-            # While this pause holds, no such name of the address is hashed; each of them alone is
-            # paused as a user's name is.
+            # No user has the name: the wrong attempts for all such names of the address are counted
+            # together, too. While the pause for these holds, none of them is hashed.
             pause_ms = self._pauses.failed(by_user, now_ms)
         if pause_ms:
             self._paused(by_user.name, by_user.address, pause_ms)
@@ -327,7 +344,9 @@ class Authenticator:
         self._answer(attempt.reply, _DENIED, "not one of ours")
 
     def _answer(self, reply: tuple[bytes, ...], code: bytes, text: str, identity: str = "") -> None:
+        """Send libzmq an answer of ZAP. identity: of the peer, where it is let in."""
         session, delimiter, number = reply
+        # Version, number of the request, status, its text, user, metadata.
         frames = [session, delimiter, b"1.0", number, code, text.encode(), identity.encode(), b""]
         self._socket.send_multipart(frames)
 

@@ -18,7 +18,10 @@ class Carriers:
     """The owner of each identity (the core's `carrier`), and the templates that a user may use."""
 
     def __init__(self, users: Iterable[str], templates: Mapping[str, Sequence[str]]) -> None:
-        """users: those that can authenticate; none: there is no authentication."""
+        """users: those that can authenticate; none: there is no authentication.
+
+        templates: user -> the templates that authentication.identities gives it.
+        """
         self._users = frozenset(users)
         self._templates = templates
 
@@ -29,6 +32,7 @@ class Carriers:
         for user, templates in self._templates.items():
             if any(replica_number(template, identity) >= 0 for template in templates):
                 return user
+        # Each user has `<user>-{n}`. replica_number(): n, or -1 where the template does not fit.
         user = identity.rpartition("-")[0]
         own = user in self._users and replica_number(f"{user}-{REPLICA}", identity) >= 0
         return user if own else ""

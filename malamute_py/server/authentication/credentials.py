@@ -39,6 +39,7 @@ def hash_password(password: str, *, salt: bytes | None = None) -> str:
 
 
 def _scrypt(password: bytes, salt: bytes, log2_n: int, r: int, p: int) -> bytes:
+    """Hash a password; about 50 ms with the parameters of hash_password()."""
     return hashlib.scrypt(
         password, salt=salt, n=1 << log2_n, r=r, p=p, maxmem=_SCRYPT_MEMORY, dklen=32
     )
@@ -54,7 +55,9 @@ class _Hash:
     __slots__ = ("_digest", "_parameters", "_salt")
 
     def __init__(self, key: str, text: str) -> None:
+        """Read what hash_password() returned. Raises ConfigError for the setting `key`."""
         try:
+            # The parameters of scrypt (RFC 7914): cost, block size, parallelization.
             kind, log2_n, r, p, salt, digest = text.split(":")
             self._parameters = (int(log2_n), int(r), int(p))
             self._salt = base64.b64decode(salt, validate=True)
@@ -91,9 +94,10 @@ class PlainTable:
         where: str = "authentication.users",
         before: PlainTable | None = None,
     ) -> None:
-        """users: name -> what hash_password() returned. Raises ConfigError.
+        """users: name -> what hash_password() returned. Raises ConfigError for a wrong hash.
 
-        before: a table whose users are known again where their passwords are the same.
+        where: the setting that has them. before: the table in force before a reload; a user whose
+        hash is the same keeps the remembered password.
         """
         self._texts = dict(users)
         self._users = {name: _Hash(f"{where}.{name}", text) for name, text in users.items()}
@@ -101,11 +105,12 @@ class PlainTable:
         # were right lately are remembered, as a digest under a key that is in this memory only.
         self._key = secrets.token_bytes(32)
         self._right: dict[str, tuple[bytes, int]] = {}
-        # The password of a name that no user has is compared with this hash, and takes as long.
+        """Name -> digest of the right password, and until when it is remembered."""
+        # The password for a name that no user has is compared with this hash, and takes as long.
         if before is None:
-            self._nobody = _Hash("", hash_password(secrets.token_hex(8)))
+            self._decoy = _Hash("", hash_password(secrets.token_hex(8)))
             return
-        self._nobody, self._key = before._nobody, before._key
+        self._decoy, self._key = before._decoy, before._key
         self._right = {
             name: right
             for name, right in before._right.copy().items()  # other threads add to it
@@ -118,7 +123,7 @@ class PlainTable:
         return name if name in self._users else ""
 
     def is_remembered(self, name: str, password: bytes, now_ms: int) -> bool:
-        """Whether this password was right for the user a while ago; takes no time."""
+        """Whether this password was right for the user within the last hour; needs no hash."""
         mark, until_ms = self._right.get(name, (b"", 0))
         return now_ms < until_ms and hmac.compare_digest(mark, self._mark(name, password))
 
@@ -130,7 +135,7 @@ class PlainTable:
         """Whether this is the user's password; takes the time of a hash, user or no user."""
         known = self._users.get(name)
         # An unknown name takes as long as a wrong password, so that names cannot be probed.
-        return (known or self._nobody).fits(password) and known is not None
+        return (known or self._decoy).fits(password) and known is not None
 
     def _mark(self, name: str, password: bytes) -> bytes:
         user = name.encode()
@@ -140,9 +145,11 @@ class PlainTable:
 def read_guarded(path: str, key: str, refused: int, advice: str) -> bytes:
     """Read a file with secrets; raises ConfigError when others could read or write it.
 
-    refused: bits of the mode that must not be set. The file is opened first and its mode asked of
-    the descriptor, so that both are the same file; a FIFO does not hang the start.
+    key: the setting that names the file. refused: bits of the mode that must not be set. advice:
+    the command, without the path, that mends the mode. The file is opened first and its mode asked
+    of the descriptor, so that the file that is read is the one that was checked.
     """
+    # O_NONBLOCK: to open a FIFO without a writer does not hang the start.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     # Opened without a buffer first, as a buffered file cannot be made of a directory.
     with contextlib.ExitStack() as opened:
@@ -153,7 +160,7 @@ def read_guarded(path: str, key: str, refused: int, advice: str) -> bytes:
         exposing = open_to_others(facts, refused)
         if exposing:
             mode = stat.S_IMODE(facts.st_mode)
-            does = "write" if exposing & 0o022 else "read"
+            does = "write" if exposing & 0o022 else "read"  # 0o022: write, of the group or others
             raise ConfigError(
                 key, f"{path} has mode {mode:04o}: others can {does} it; type: {advice} {path}"
             )
@@ -168,10 +175,13 @@ def read_guarded(path: str, key: str, refused: int, advice: str) -> bytes:
 
 
 def read_users_file(path: str) -> dict[str, str]:
-    """Read lines of `name hash`; empty lines and lines that begin with # are skipped."""
+    """Return name -> password hash from a users file of lines `name hash`, the older form.
+
+    Empty lines and lines that begin with # are skipped. Raises ConfigError.
+    """
     key = USERS_FILE
     try:
-        # The group may read it, and nobody else may.
+        # 0o027: the group may read it, and nothing else; others may do nothing.
         lines = read_guarded(path, key, 0o027, "chmod 640").decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(key, f"{path} cannot be read: {error}") from None
@@ -212,7 +222,10 @@ def carriers_of(settings: Authentication) -> Carriers:
 
 
 def read_server_key(path: str) -> bytes:
-    """Read the broker's secret CURVE key in Z85; made, for its owner only, if there is none."""
+    """Return the broker's secret CURVE key in Z85; the first start makes its file.
+
+    Raises ConfigError.
+    """
     try:
         if path:
             with contextlib.suppress(FileExistsError):
@@ -226,7 +239,8 @@ def write_secret_key(path: str) -> None:
     """Make a CURVE key pair; its secret key goes to a new file, for its owner only."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as file:
-        file.write(zmq.curve_keypair()[1] + b"\n")
+        _, secret = zmq.curve_keypair()
+        file.write(secret + b"\n")
         file.flush()
         os.fsync(file.fileno())
 
@@ -240,7 +254,7 @@ def secret_key_of(path: str, key: str = _SERVER_KEY) -> bytes:
 
 
 def client_keys(settings: Authentication) -> dict[bytes, str]:
-    """Return public key -> name of all clients of CURVE. Raises ConfigError."""
+    """Return the names of all clients of CURVE, by their public keys. Raises ConfigError."""
     found: dict[bytes, str] = {}
     for name, text in settings.clients.items():
         public = checked_key(f"authentication.clients.{name}", text)
@@ -254,7 +268,10 @@ def client_keys(settings: Authentication) -> dict[bytes, str]:
 
 
 def check_credentials(settings: Authentication) -> None:
-    """Check users and keys as a start does, and make no key. Raises ConfigError."""
+    """Check users and keys as a start does, but make no key. Raises ConfigError.
+
+    Called for a check of the configuration, and by a reload before it takes anything up.
+    """
     if settings.mechanism == "plain":
         PlainTable(plain_users(settings))
     elif settings.mechanism == "curve":

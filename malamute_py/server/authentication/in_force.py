@@ -39,9 +39,10 @@ class UsersInForce:
         return [self._told(user, verb, name) for user in sorted(known)]
 
     def _told(self, user: str, verb: str, name: str) -> dict[str, Any]:
-        """Facts of one user: credential, grant (`own`: not that of all users), namespace.
+        """Return what LIST_USERS tells of one user: kind of credential, grant, namespace.
 
-        verb: whether the user may do that to `name` is told, too; empty: it is not asked.
+        `own`: whether the grant is the user's own, and not the one of all users. verb: whether the
+        user may do that to `name` is told, too; empty: it is not asked.
         """
         authentication = self._authentication
         password, key = user in authentication.users, user in authentication.clients

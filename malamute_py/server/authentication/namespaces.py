@@ -44,16 +44,18 @@ class Namespaces:
 
 
 def _namespace(name: str, section: NamespaceSection) -> Namespace:
-    """Return a namespace of the configuration; without users it has those of its prefix.
+    """Return a namespace of the configuration, as the core knows it.
 
-    A quota that there is not is left out: faults_of_users() finds it.
+    A section that lists no users has all those whose names begin with its prefix. A quota with an
+    unknown name is left out here: faults_of_users() reports it.
     """
     prefix = section.prefix_of(name)
+    quotas = {quota: most for quota, most in section.quotas.items() if quota in QUOTAS}
     return Namespace(
         name=name,
         prefix=prefix,
         users=tuple(section.users) or (f"{prefix}*",),
-        quota=Quota(**{name: most for name, most in section.quotas.items() if name in QUOTAS}),
+        quota=Quota(**quotas),
         default_stream=section.default_stream,
         default_mailbox=section.default_mailbox,
         default_service=section.default_service,
@@ -61,9 +63,10 @@ def _namespace(name: str, section: NamespaceSection) -> Namespace:
 
 
 def check_namespaces(config: Config) -> None:
-    """Raise ConfigError for a user in two namespaces, or under a prefix that is not the user's.
+    """Raise ConfigError for a user in two namespaces, or with a name under another one's prefix.
 
-    config: with all users.
+    Also where a namespace would take in the broker's own HTTP side. config: with the users of the
+    users file.
     """
     if not config.namespaces:
         return
@@ -86,6 +89,7 @@ def check_namespaces(config: Config) -> None:
                 f"namespaces.{home[1].name}.users",
                 f"user {user} belongs to {home[0].name} already: one namespace a user",
             )
+        # The names that the user may have as a client: mailboxes have these names.
         for name in (user, *authentication.identities.get(user, ())):
             for other in _under(name, namespaces.all):
                 if other not in home:
@@ -97,11 +101,11 @@ def check_namespaces(config: Config) -> None:
 
 
 def doubts(config: Config) -> Iterator[ConfigError]:
-    """Yield what is likely not meant of the namespaces, though it may be: each is a warning.
+    """Yield a warning for each likely mistake in the namespaces; the configuration stays valid.
 
-    A namespace that no user belongs to, whose name or patterns may be misspelt; a user in none, and
-    with a name like those of one, who may reach the whole broker. config: with all users; without
-    any nothing is known.
+    A namespace to which no user belongs: its name or its patterns may be misspelt. A user in no
+    namespace whose name resembles those of one: such a user may reach the whole broker.
+    config: with the users of the users file; nothing is said where there are no users at all.
     """
     users = sorted({*config.authentication.users, *config.authentication.clients} - {HTTP_USER})
     if not users or not config.namespaces:
@@ -116,6 +120,7 @@ def doubts(config: Config) -> Iterator[ConfigError]:
             )
     homeless = (user for user in users if namespaces.of(user) is None)
     patterns = sum(len(namespace.users) for namespace in namespaces.all)
+    # Each user is compared with each pattern: further users are not looked at.
     compared = islice(homeless, 1 + _COMPARED_MAX // patterns)
     doubted = ((user, near) for user in compared if (near := like_a_member(user, namespaces)))
     for user, (name, pattern) in islice(doubted, _DOUBTED_MAX):
@@ -140,16 +145,22 @@ def like_a_member(user: str, namespaces: Namespaces) -> tuple[str, str] | None:
 
 
 def _is_like(user: str, pattern: str) -> bool:
-    """Whether a name begins nearly as a pattern does, which is a beginning and a star."""
-    head = pattern.removesuffix("*")
+    """Whether a user's name resembles those that a pattern such as `acme.*` selects.
+
+    For a user that no pattern selects, and whose name may be misspelt. Other kinds of patterns
+    resemble nothing.
+    """
+    head = pattern.removesuffix("*")  # acme.
     if head == pattern or not head or "*" in head or head[-1].isalnum():
         return False
-    word, end = head[:-1], head[-1]
+    word, end = head[:-1], head[-1]  # acme, and the dot
+    # As many parts of the name, between its dots, as the pattern has before its star.
     parts = head.count(end)
     own = end.join(user.split(end)[:parts])
     if own.casefold() == word.casefold():
         return True  # Such as ACME.eve, or acme alone.
     if user.count(end) >= parts:
+        # Such as acne.eve.
         alike = difflib.SequenceMatcher(None, own, word)
         return alike.real_quick_ratio() >= _LIKE and alike.ratio() >= _LIKE
     rest = user[len(word) :]  # Such as acme-eve.

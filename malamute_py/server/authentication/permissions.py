@@ -80,6 +80,7 @@ class _Rule:
     __slots__ = ("admin", "allowed", "denied", "flags", "some", "subjects")
 
     def __init__(self, grant: Grant) -> None:
+        """Compile the lists of names of a grant, so that a question is one match."""
         self.allowed = _compiled_lists(grant, NamedVerbs)
         self.denied = _compiled_lists(grant.deny, Denied)
         self.flags = frozenset(flag for flag in FLAGS if getattr(grant, flag))
@@ -92,7 +93,10 @@ class _Rule:
         """Actions that are allowed on some name."""
 
     def allows(self, action: str, name: str) -> bool:
-        """Whether the action is allowed on the name: a denial goes before everything."""
+        """Whether the action is allowed on the name: a denial goes before everything.
+
+        The tables at the top of this file say which verbs of a grant allow and forbid an action.
+        """
         if self.denies(DENIED_BY.get(action, action), name):
             return False
         if action in self.flags or (self.admin and action in OF_ADMINISTRATORS):
@@ -120,9 +124,10 @@ class Permissions:
         self, grants: Mapping[str, Grant], carriers: Carriers | None = None,
         namespaces: Namespaces | None = None,
     ) -> None:  # fmt: skip
-        """grants: by identity; `*` is for every identity without an entry of its own.
+        """grants: what each identity may do; `*` is for every identity without an entry of its own.
 
-        carriers: knows the templates of the credentials; None: there is no authentication.
+        carriers: knows the owner of an identity that a template gave; None: there is no
+        authentication.
         """
         self._carriers = carriers or Carriers((), {})
         self._namespaces = namespaces or Namespaces({})
@@ -132,10 +137,11 @@ class Permissions:
         self._memo: dict[tuple[str, str, str], bool] = {}
 
     def __call__(self, identity: str, action: str, name: str) -> bool:
-        """Whether the action is allowed.
+        """Whether an action is allowed; the core asks for each command of a client.
 
-        identity: the credential's; empty: none. name: of the stream, mailbox or service; of the
-        actions `identity` and `template`, the name that a client asks to have.
+        identity: the credential's; empty: none. action: a verb such as `read`. name: of the stream,
+        mailbox or service; for the actions `identity` and `template`, the name that a client asks
+        to have itself.
         """
         if action == "identity":
             # Without permissions a credential has its own name, and a client without a credential
@@ -149,29 +155,30 @@ class Permissions:
         answer = self._memo.get(key)
         if answer is None:
             if len(name) > NAME_BYTES_MAX or len(identity) > NAME_BYTES_MAX:
-                return False
+                return False  # such a text is no name, and is not kept
             if len(self._memo) >= MEMO_MAX:
                 self._memo.clear()
             answer = self._memo[key] = self._decide(*key)
         return answer
 
     def subjects(self, identity: str, stream: str) -> Callable[[str], bool] | None:
-        """Return the test of subjects under which an identity may publish to a stream; None: no.
+        """Return the test of subjects under which an identity may publish to a stream; None: none.
 
-        Asked only where the identity may not `write` the stream.
+        Asked only where the identity may not `write` the stream under every subject.
         """
         rule = self._rule(identity)
         if rule is None or len(stream) > NAME_BYTES_MAX or rule.denies("write", stream):
             return None
         if not self._reaches(identity, "write", stream):
             return None
+        # Of each entry of the grant's write_subjects that fits the stream, its subjects.
         found = [subjects for streams, subjects in rule.subjects if streams.fullmatch(stream)]
         return (lambda subject: any(each.fullmatch(subject) for each in found)) if found else None
 
     def allows_some(self, identity: str, action: str) -> bool:
-        """Whether an action is allowed on any name at all."""
+        """Whether an action is allowed on some name at least, as a client asks of itself: may()."""
         if action not in GIVEN_BY:
-            return self(identity, action, "broker")
+            return self(identity, action, "broker")  # an action on no name: any will do
         rule = self._rule(identity)
         return not self._rules or (rule is not None and action in rule.some)
 
@@ -179,26 +186,34 @@ class Permissions:
         return self._rules.get(identity) or self._rules.get("*")
 
     def _reaches(self, identity: str, action: str, name: str) -> bool:
-        """Whether an action on a name stays within the namespace of an identity, if it has one."""
+        """Whether an action on a name stays within the namespace of an identity.
+
+        True for an identity without a namespace. Whether the lists allow the action is decided
+        elsewhere.
+        """
         namespace = self._namespaces.of(identity)
         if namespace is None or action in FLAGS:
-            # The core tells and ends only the namespace's own links, users and transactions.
+            # FLAGS are no actions on names. The core shows and ends for a user of a namespace only
+            # the namespace's own links, users and transactions.
             return True
         if action == "admin":
-            return False  # It is asked about the broker as a whole.
+            return False  # admin is about the broker as a whole
         if name.startswith(namespace.prefix):
             return True
+        # Besides, the mailboxes that bear the names of users of the namespace.
         if action not in _ON_MAILBOXES:
             return False
-        user = self._carriers(name)
+        user = self._carriers(name)  # the owner of the identity `name`; "": there is none
         return user != "" and self._namespaces.of(user) is namespace
 
     def _decide(self, identity: str, action: str, name: str) -> bool:
         """Whether an identity may do something to a name, by its namespace and its rule.
 
-        A broker without rules allows everything within the namespace.
+        __call__() remembers the answer. A broker without rules allows everything within the
+        namespace.
         """
         if action == "list_namespaces":
+            # The HTTP side needs the list for the metrics.
             return identity == HTTP_USER or self._decide(identity, "manage_users", name)
         if not self._reaches(identity, action, name):
             return False

@@ -69,11 +69,12 @@ class _Reading:
     """The reading of one users file: what is right in it, and each fault of the rest."""
 
     def __init__(self, text: str, path: str) -> None:
-        """Raises ConfigError: the text is no TOML."""
+        """path: of the file, for messages. Raises ConfigError: the text is no TOML."""
         self._path = path
         try:
             self._table = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
+            # tomllib tells the line in its text only.
             line = re.search(r"\(at line (\d+)", str(error))
             place = f"{path}:{line[1]}" if line else path
             raise ConfigError("", f"not valid TOML: {error}", place) from None
@@ -88,36 +89,40 @@ class _Reading:
         return lines_of(self._text)
 
     def users(self) -> Users:
-        """Read each value by itself; one that is wrong is left out."""
+        """Return what the file says without the values that are wrong, which become `faults`."""
         for name in self._table:
             if name not in Users.__struct_fields__:
                 self.note((name,), f"a users file has {', '.join(Users.__struct_fields__)}")
         users = self._users()
-        told = {
+        # Permissions and quotas in the places that they have in a configuration, whose checks they
+        # pass here.
+        as_config = {
             "permissions": self._table.get("permissions", {}),
             "quotas": {"identities": self._table.get("quotas", {})},
         }
         try:
-            # All values at once, as a rule; value by value only where one is wrong.
-            config = typed(told)
+            # All values at once, as a rule; value by value, which takes ten times as long, only
+            # where one is wrong.
+            config = typed(as_config)
             for fault in faults_of_users(config):
                 raise fault
         except ConfigError:
-            config = typed(self._sound())
+            config = typed(self._without_faults())
         return Users(users=users, permissions=config.permissions, quotas=config.quotas.identities)
 
-    def _sound(self) -> dict[str, Any]:
+    def _without_faults(self) -> dict[str, Any]:
         """Return the permissions and quotas that are right, found value by value.
 
-        That takes ten times as long as to read all at once.
+        Each value that is wrong becomes a fault with its line.
         """
         permissions: dict[str, Any] = {}
         for name, grant in self._tables("permissions"):
             permissions[name] = {}
             for verb, value in grant.items():
+                # `deny` is a table of verbs in the grant: each of its values is taken by itself.
                 inner = value if verb == "deny" and isinstance(value, Mapping) else {}
                 values: dict[tuple[str, ...], Any] = {
-                    (verb, word): one for word, one in inner.items()
+                    (verb, denied): one for denied, one in inner.items()
                 }
                 for keys, one in (values or {(verb,): value}).items():
                     self._take(permissions, (name, *keys), one, ("permissions",))
@@ -140,7 +145,7 @@ class _Reading:
         return ConfigError(".".join(keys), why, place)
 
     def _tables(self, kind: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Yield the name and the table of each entry of a kind."""
+        """Yield name and table of each entry of `users`, `permissions` or `quotas`; note others."""
         entries = self._table.get(kind, {})
         if not isinstance(entries, Mapping):
             self.note((kind,), f"is a table; write [{kind}.NAME]")
@@ -154,10 +159,12 @@ class _Reading:
     def _take(
         self, found: dict[str, Any], keys: tuple[str, ...], value: Any, section: tuple[str, ...]
     ) -> None:
-        """Put a value of permissions or quotas among those found, or note its fault.
+        """Put one value of permissions or quotas into `found` if it is right, else note its fault.
 
-        section: names that lead to the same table of the configuration.
+        keys: names that lead to it in the file's table. section: names that lead to this table in
+        a configuration: ("permissions",) or ("quotas", "identities").
         """
+        # A configuration of this value alone, so that its error is about no other.
         alone: dict[str, Any] = {}
         put(alone, (*section, *keys), value)
         try:
@@ -169,9 +176,9 @@ class _Reading:
             put(found, keys, value)
 
     def _users(self) -> dict[str, User]:
-        """Read the users, each field by itself."""
+        """Return the users, read field by field: one that is wrong is left out, and noted."""
         found: dict[str, User] = {}
-        holders: dict[str, str] = {}
+        holders: dict[str, str] = {}  # public key -> the first user with it
         for name, table in self._tables("users"):
             fault = name_fault(name)
             if fault:
@@ -180,6 +187,7 @@ class _Reading:
             fields: dict[str, Any] = {}
             for field, value in table.items():
                 try:
+                    # A user of this field alone, so that its fault is about no other.
                     user = msgspec.convert({field: value}, User)
                     if user.password:
                         check_hash("", user.password)
@@ -214,8 +222,9 @@ def read_users(path: str) -> Users:
 
 
 def _text_of(path: str) -> str:
-    """Read a users file's text. Raises ConfigError."""
+    """Return a users file's text. Raises ConfigError, also where others could read or write it."""
     try:
+        # 0o027: the group may read it, and nothing else; others may do nothing.
         return read_guarded(path, USERS_FILE, 0o027, "chmod 600").decode("utf-8")
     except FileNotFoundError:
         raise ConfigError(
@@ -239,9 +248,10 @@ def with_users(config: Config) -> Config:
 
 
 def examine_users(config: Config) -> tuple[Config, list[ConfigError]]:
-    """Return the configuration with what is right in its users file, and every fault of the rest.
+    """Return the configuration with what is right in its users file, and each fault of the file.
 
-    Raises ConfigError: the file cannot be read, is empty, or is no TOML.
+    For a check that tells all faults at once, and for a start. Raises ConfigError: the file cannot
+    be read, is empty, or is no TOML.
     """
     path = config.authentication.users_file
     if path.endswith(SUFFIX):
@@ -250,17 +260,19 @@ def examine_users(config: Config) -> tuple[Config, list[ConfigError]]:
         reading = _Reading(text, path)
         merged = _with_tables(config, reading)
         faults = reading.faults
-        # Those of the configuration alone are found where it is checked.
+        # Faults that the configuration has without the file are found elsewhere.
         own = {(fault.key, fault.why) for fault in faults_of_users(config)}
         for fault in faults_of_users(merged):
-            # Of the users file the templates alone are unchecked yet: _Reading checked the rest.
+            # _Reading has checked the file by itself; only its templates of identities are compared
+            # with the users of the configuration.
             user = fault.key.removeprefix("authentication.identities.")
             if (fault.key, fault.why) not in own and user != fault.key:
                 faults.append(reading.fault(("users", user, "identities"), fault.why))
     elif path and config.authentication.mechanism == "plain":
-        merged, faults = _with_lines(config), []
+        merged, faults = _with_lines(config), []  # an older form: lines `name hash`
     else:
         return config, []
+    # What is returned has the file's users in it, so that the file is not asked for again.
     authentication = msgspec.structs.replace(merged.authentication, users_file="")
     return msgspec.structs.replace(merged, authentication=authentication), faults
 
@@ -268,19 +280,24 @@ def examine_users(config: Config) -> tuple[Config, list[ConfigError]]:
 def credential_doubts(config: Config) -> Iterator[ConfigError]:
     """Yield a warning where a credential is asked for and no user has one.
 
-    config: with all users.
+    config: with the users of the users file; the broker's own HTTP side does not count.
     """
     authentication = config.authentication
+    if authentication.mechanism == "none":
+        return
     users, kind = {
         "plain": (authentication.users, "password"),
         "curve": (authentication.clients, "public key"),
-    }.get(authentication.mechanism, ({HTTP_USER: "", "any": ""}, ""))
+    }[authentication.mechanism]
     if not users.keys() - {HTTP_USER}:
         yield ConfigError(USERS_FILE, f"nobody may connect: no user has a {kind}")
 
 
 def _with_tables(config: Config, reading: _Reading) -> Config:
-    """Return the configuration with what a users file has; a name in both is a fault of it."""
+    """Return the configuration with what a users file has; a name in both is a fault of the file.
+
+    With such a file an identity without permissions of its own may do nothing.
+    """
     file, authentication = reading.users(), config.authentication
 
     def joined(
@@ -295,7 +312,8 @@ def _with_tables(config: Config, reading: _Reading) -> Config:
                 reading.note((kind, name, *inner), "stands in the configuration as well")
         return {**more, **own}
 
-    # For the faults alone: what is joined of users is taken apart by what each user has.
+    # For the faults alone. A user of the file then goes, by what it has, into the configuration's
+    # tables of passwords, keys and templates.
     joined("users", {**authentication.users, **authentication.clients}, file.users)
     passwords = {name: user.password for name, user in file.users.items() if user.password}
     keys = {name: user.public_key for name, user in file.users.items() if user.public_key}
@@ -309,7 +327,7 @@ def _with_tables(config: Config, reading: _Reading) -> Config:
             identities=joined("users", authentication.identities, templates, "identities"),
         ),
         permissions={
-            _ANYBODY: Grant(),
+            _ANYBODY: Grant(),  # whoever is not named may do nothing
             **joined("permissions", config.permissions, file.permissions),
         },
         quotas=msgspec.structs.replace(
@@ -319,6 +337,7 @@ def _with_tables(config: Config, reading: _Reading) -> Config:
 
 
 def _with_lines(config: Config) -> Config:
+    """Return the configuration with the users of a file of lines `name hash`."""
     authentication = msgspec.structs.replace(
         config.authentication, users=plain_users(config.authentication)
     )

@@ -1,11 +1,12 @@
 """The checkpoint as the loop sees it: what there is to follow, when, and how full the ring is.
 
 Owns the parts of ring main that the tables do not have yet, the hold on the ring, the water marks,
-and when the process (process.py) makes an advance. The rules: nothing here waits; the tables follow
-only where the ring is synced; the ring is held from the first part that they lack; a process that
-died is started again, later each time, and one that has work and makes no progress (it was stopped,
-or waits for what never comes) is killed, which counts as a death; an orderly stop lets the tables
-catch up, within a bound. Source: docs/design.md (Queues and the checkpoint).
+and when the process (process.py) makes an advance: brings the tables up to the synced end of the
+log. The rules: nothing here waits; the tables follow only where the ring is synced; the ring is
+held from the first part that they lack; a process that died is started again, later each time, and
+one that has work and makes no progress (it was stopped, or waits for what never comes) is killed,
+which counts as a death; an orderly stop lets the tables catch up, within a bound. Source:
+docs/design.md (Queues and the checkpoint).
 """
 
 from __future__ import annotations
@@ -67,11 +68,12 @@ class Parts:
 
     def __init__(self) -> None:
         self._parts: deque[list[int]] = deque()
-        """[from, to), ascending."""
+        """LSNs [from, to) of each part, ascending."""
         self.bytes = 0
+        """Bytes of all parts."""
 
     def add(self, lsn: int, end_lsn: int) -> None:
-        """Add the bounds of a bundle that concerns the queues; bundles come in order."""
+        """Add the bounds of a bundle with changes of queues, which the tables lack; in order."""
         parts = self._parts
         last_end = parts[-1][1] if parts else 0
         # A part near the last one, or one too many, makes the last one longer.
@@ -88,7 +90,7 @@ class Parts:
         return [(first, min(stop, lsn)) for first, stop in self._parts if first < lsn]
 
     def drop(self, lsn: int) -> None:
-        """Drop the parts before a position, which the tables have."""
+        """Drop the parts before a position, up to which the tables have the log by now."""
         parts = self._parts
         while parts and parts[0][1] <= lsn:
             first, stop = parts.popleft()
@@ -118,16 +120,22 @@ class Checkpoints:
         report: Report,
         press: Callable[[bool], None],
     ) -> None:
-        """parts: what the log had after the tables at the start. lsn: position of the tables.
+        """directory: the data directory. ring: main. lsn: up to which the tables have the log.
 
-        report: takes events. press: told when new mail and requests have to wait, or may go on.
+        parts: what the log has beyond that at the start. results: where the process's answers come.
+        report: takes events. press: called with True when new mail and requests have to wait, and
+        with False when they may go on.
         """
         self.parts = parts
         self.lsn = lsn
         self.pressed = False
+        """The ring is so full that new mail and requests have to wait."""
         self.failures = 0
+        """Advances that failed."""
         self.restarts = 0
+        """Processes that took the place of one that had died."""
         self.took_ms = 0
+        """How long the last advance took."""
         self._ring = ring
         self._capacity = max(ring.capacity_bytes, 1)
         self._config = config
@@ -148,6 +156,7 @@ class Checkpoints:
         self._idle_looks = 0
         """Looks in a row that saw no progress."""
         self.hangs = 0
+        """Processes that were killed as they made no progress."""
         self._clock_ms: int | None = None
         """The wall clock at the last look; `_now_ms` adds up its steps forward alone."""
         self._now_ms = 0
@@ -169,26 +178,27 @@ class Checkpoints:
     # --- the loop ----------------------------------------------------------------------
 
     def synced(self, lsn: int) -> None:
-        """Note that ring main is synced up to this position."""
+        """Note that ring main is synced up to this position: the tables may follow so far."""
         self._visible = max(lsn, self._visible)
         self._hold()
 
     def tick(self, now_ms: int) -> None:
-        """Look what is to be done, after time has passed or something was appended or synced.
+        """Look what is to be done for the tables; the loop calls it at the end of each turn.
 
-        An advance under way is watched. Otherwise one is asked for where the parts that the tables
-        lack are many or old, or the ring is so full that it is forced.
+        An advance (the process brings the tables up to date) that is under way is watched.
+        Otherwise one is asked for where the parts of the log that the tables lack are large or old,
+        or fill so much of the ring that the advance is forced.
         """
-        now_ms = self._advance(now_ms)
+        now_ms = self._steady_ms(now_ms)
         config, parts = self._config, self.parts
-        percent = 0.0
+        percent = 0.0  # of ring main: the parts that the tables lack
         if parts.bytes or self.pressed:
             percent = 100 * self._use()
             if percent >= config.pressure_percent or self.pressed:
                 self._weigh(percent)
             if parts.bytes and self._since_ms is None:
                 self._since_ms = now_ms
-        if self._asked:
+        if self._asked:  # an advance is under way
             if not self._slow and now_ms - self._asked_ms >= _SLOW_MS:
                 self._slow = True
                 self._report(
@@ -198,9 +208,9 @@ class Checkpoints:
             if self._config.stall_ms and now_ms >= self._look_ms:
                 self._watch(now_ms)
             return
-        if now_ms < self._not_before_ms:
+        if now_ms < self._not_before_ms:  # the last advance failed
             return
-        if not parts.bytes:
+        if not parts.bytes:  # the tables lack nothing
             self._idle(now_ms)
             return
         forced = percent >= config.force_percent
@@ -211,6 +221,7 @@ class Checkpoints:
         )
         if not due:
             return
+        # Only what is synced: the tables never have what a power loss can take from the log.
         ranges = parts.upto(self._visible)
         if not ranges:
             return
@@ -223,7 +234,10 @@ class Checkpoints:
         self._ask(ranges)
 
     def _watch(self, now_ms: int) -> None:
-        """Kill the process when it has made no progress for stall_ms although it has work."""
+        """Kill the process when it has made no progress for stall_ms although it has work.
+
+        Called by each turn of the loop whose time for a look has come: _LOOKS in stall_ms.
+        """
         stall_ms = self._config.stall_ms
         self._look_ms = now_ms + max(stall_ms // _LOOKS, 1)
         progress = self._process.progress()
@@ -240,15 +254,15 @@ class Checkpoints:
             )  # fmt: skip
             self._process.kill()
 
-    def _advance(self, clock_ms: int) -> int:
-        """Advance a time that never goes back, whatever the clock does."""
+    def _steady_ms(self, clock_ms: int) -> int:
+        """Return a time that never goes back: it adds up the forward steps of the clock."""
         if self._clock_ms is not None and clock_ms > self._clock_ms:
             self._now_ms += clock_ms - self._clock_ms
         self._clock_ms = clock_ms
         return self._now_ms
 
     def _use(self) -> float:
-        """Return the share of the ring that waits for the tables; 1: as much as it takes.
+        """Return the share of the ring's room that is held back for the tables; 1: all of it.
 
         Bytes that only wait to be synced are left out, as they have a bound of their own.
         """
@@ -258,7 +272,7 @@ class Checkpoints:
         return (self._ring.end_lsn - first) / self._capacity
 
     def relieve(self) -> bool:
-        """Sync a ring that found no room, here and now, so that the hold may move; True: it moved.
+        """Sync ring main, as an append finds no room, so that its hold may move; True: it moved.
 
         A ring does this by itself where nothing is held: what was never synced is not overwritten.
         Raises JournalFailed.
@@ -268,9 +282,10 @@ class Checkpoints:
         return self._held > before
 
     def _idle(self, now_ms: int) -> None:
-        """Have the position alone written now and then, while nothing concerns the queues.
+        """Have the tables' position alone written now and then, while the log has nothing for them.
 
-        The hold has moved on without it; the next start reads the log from the position.
+        The next start reads the log from this position on: without the write, it would read all
+        that was published to streams meanwhile.
         """
         if self._done_ms is None:
             self._done_ms = now_ms
@@ -278,17 +293,20 @@ class Checkpoints:
             self._visible - self.lsn >= self._config.log_bytes
             and now_ms - self._done_ms >= self._config.idle_ms
         ):
-            self._ask([])
+            self._ask([])  # no parts
 
     def _ask(self, ranges: list[tuple[int, int]]) -> None:
-        """Have the process follow these parts of the log, as far as the ring is synced."""
+        """Have the process bring the tables up to the synced position by these parts of the log."""
         self._asked, self._asked_ms, self._slow = True, self._now_ms, False
         self._progress, self._idle_looks, self._look_ms = None, 0, self._now_ms
         self._process.ask(Follow(self._visible, ranges))
 
     def take(self, answer: Checkpointed | CheckpointFailed, now_ms: int) -> None:
-        """Take up how far the tables are now, or why the process failed; events tell of both."""
-        now_ms = self._advance(now_ms)
+        """Take up how far the tables have come, or why the process failed; the log tells of both.
+
+        The loop hands over the process's answer to an advance.
+        """
+        now_ms = self._steady_ms(now_ms)
         self._asked = False
         if answer.said:
             self._report("checkpoint_process_said", "warning", {"text": answer.said})
@@ -316,7 +334,8 @@ class Checkpoints:
         self._since_ms = None
         self._hold()
         if done.mail_next and self._ring.settings.full == "refuse":
-            # Nothing else would ever give back the room of the bodies in such a ring.
+            # The tables have these bodies. A ring that overwrites nothing would never have their
+            # room back otherwise.
             self._ring.remove_before(MAIL_STREAM, offset=done.mail_next)
         self._report("checkpoint_done", level, {
             "lsn": done.lsn, "changes": done.changes, "rows": done.rows, "bodies": done.bodies,
@@ -329,13 +348,17 @@ class Checkpoints:
             })  # fmt: skip
 
     def _hold(self) -> None:
-        """Hold the ring from the first part that the tables lack."""
+        """Have the ring overwrite nothing from the first part on that the tables lack."""
         first = self.parts.first
         self._held = self._visible if first is None else min(first, self._visible)
         self._ring.hold(self._held)
 
     def _weigh(self, percent: float) -> None:
-        """Begin or end the pressure by how full the ring is of changes not yet stored."""
+        """Begin or end the pressure, in which new mail and requests wait until ring main has room.
+
+        percent: of the ring's room that may not be overwritten, as the tables do not have all of it
+        yet. The pressure ends well below where it begins, so that it does not come and go.
+        """
         if not self.pressed and percent >= self._config.pressure_percent:
             self.pressed = True
             self._press(True)
@@ -351,10 +374,16 @@ class Checkpoints:
     # --- facts -------------------------------------------------------------------------
 
     def facts(self) -> dict[str, Any]:
-        """Return facts for BROKER_INFO and metrics; from any thread."""
+        """Return facts for BROKER_INFO and metrics; from any thread.
+
+        `lag_bytes`: of the log that the tables lack. `ring_use`: the share of ring main that is
+        held back for the tables. `hangs_total`: processes that were killed since they got no
+        further.
+        """
         return {
             "lsn": self.lsn,
             "lag_bytes": self.parts.bytes,
+            # Of the last advance; of the one under way.
             "seconds": self.took_ms / 1000,
             "step_seconds": (self._now_ms - self._asked_ms) / 1000 if self._asked else 0.0,
             "failures_total": self.failures,
@@ -373,10 +402,10 @@ class Checkpoints:
     # --- the end -----------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Let the tables catch up and end the process, within stop_ms; the loop has ended.
+        """Let the tables catch up and end the process, within stop_ms; called at the broker's end.
 
-        What the tables lack after the last answer of the process is followed here, in this thread,
-        for the time that is left.
+        What the tables lack after the process's last answer is brought to them here, in this
+        thread, in the time that is left, so that the next start has less to read.
         """
         deadline = time.monotonic() + self._config.stop_ms / 1000
         visible = self._ring.synced_lsn

@@ -66,6 +66,10 @@ class CheckpointProcess:
     """The process, and the thread that speaks to it."""
 
     def __init__(self, directory: Path, config: CheckpointSection, results: ResultQueue) -> None:
+        """directory: the data directory. results: where the loop gets answers.
+
+        The first ask() starts thread and process.
+        """
         self._directory = directory
         self._config = config
         self._results = results
@@ -73,11 +77,11 @@ class CheckpointProcess:
         self._thread: threading.Thread | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._deaths = 0
-        """Processes that have died, over all."""
+        """Processes that have died so far."""
         self._replaces = False
         """Whether the next process takes the place of one that died."""
         self._errors = -1
-        """The file to which the process's standard error goes."""
+        """Descriptor of the file to which the process's standard error goes; -1: there is none."""
         self._words = ""
         """Text that the process wrote to its standard error and the loop has not taken yet."""
         self._answer: Checkpointed | CheckpointFailed | None = None
@@ -90,21 +94,23 @@ class CheckpointProcess:
         return 0 if child is None else child.pid
 
     def progress(self) -> tuple[int, ...] | None:
-        """Return a measure of what the process has done so far, to be compared; from the loop.
+        """Return what the kernel counted of the process's work; equal twice: it made no progress.
 
-        None: there is no process, or it waits for the disk, for which another would wait as long.
+        Called by the loop. None: there is no process, or it waits for the disk, for which another
+        process would wait as long.
         """
         pid = self.pid
         if not pid:
             return None
         try:
-            # The name, in parentheses, may have spaces. Source: proc_pid_stat(5), proc_pid_io(5).
+            # Behind the name, which is in parentheses and may have spaces. Source:
+            # proc_pid_stat(5), proc_pid_io(5).
             state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             io = Path(f"/proc/{pid}/io").read_text().split()
         except OSError:
             return None
         user, system = fields[10:12]  # ticks of the processor in user and system mode
-        waits_for_disk, counts = state == "D", io[1::2]  # after each name its count
+        waits_for_disk, counts = state == "D", io[1::2]  # io: names and counts in turn
         return None if waits_for_disk else (pid, int(user), int(system), *map(int, counts))
 
     def kill(self) -> None:
@@ -114,7 +120,7 @@ class CheckpointProcess:
             child.kill()
 
     def ask(self, job: Follow) -> None:
-        """Ask the process to follow; from the loop."""
+        """Have the process make an advance of the tables; the result comes to the loop's queue."""
         if self._thread is None:
             # The process starts only now: a broker that has nothing to follow has neither thread
             # nor process.
@@ -138,7 +144,8 @@ class CheckpointProcess:
         self._jobs.put(None)
         thread.join(max(deadline - time.monotonic(), 0.0))
         while thread.is_alive():
-            # Several times: the thread may be starting a process just now.
+            # It waits for an answer of the process, which is killed; several times, as the thread
+            # may be starting a process just now.
             child = self._child
             if child is not None:
                 child.kill()
@@ -183,8 +190,11 @@ class CheckpointProcess:
                 self._words += data.decode("utf-8", "replace")
 
     def _do(self, job: Follow) -> Checkpointed | CheckpointFailed:
-        """Have the process do one job, starting it first if there is none."""
-        restarted = 0
+        """Have the process make one advance of the tables; start a process first if there is none.
+
+        Runs in the thread, which waits for the answer.
+        """
+        restarted = 0  # for the result: processes that had died, if this is the first job since
         try:
             if self._child is None:
                 fault = self._start()
@@ -210,13 +220,16 @@ class CheckpointProcess:
         return self._died("")
 
     def _start(self) -> CheckpointFailed | None:
-        """Start the process; return why it could not, or None."""
+        """Start the process and wait for its first answer; return why it failed, or None."""
+        # The operator's word that changes which the log has lost may be missing in the tables.
         options = ["--accept-lost"] if self._config.lost_changes == "accept" else []
         # A file and not a pipe, which would fill up and stop the process.
         self._errors = os.memfd_create("malamute-checkpoint")
         fcntl.fcntl(self._errors, fcntl.F_SETFL, os.O_APPEND)
         self._child = child = subprocess.Popen(
             [
+                # -P: the current directory brings in no modules. The process ends with the broker,
+                # whose number it is given.
                 sys.executable, "-P", "-m", "malamute_py.store.follow",
                 str(self._directory), str(os.getpid()), *options,
             ],
@@ -235,22 +248,25 @@ class CheckpointProcess:
         return self._died("")
 
     def _died(self, reason: str) -> CheckpointFailed:
-        """Clean up after a process that has ended; return what it said last."""
+        """Clean up after a process that has died, or could not be started; return the failure.
+
+        reason: empty: the last line that the process wrote is the reason.
+        """
         child = self._child
         if child is None:
             self._close()
             return CheckpointFailed("died", f"no process could be started: {reason}")
-        child.kill()
+        child.kill()  # its output has ended, and it may still run
         code = child.wait()
         self._close()
         self._deaths += 1
-        self._replaces = True
+        self._replaces = True  # the next process is reported as a restart
         reason = reason or self._words.strip().rpartition("\n")[2]
         what = f"the process that writes the tables ended ({code})"
         return CheckpointFailed("died", f"{what}: {reason}" if reason else what)
 
     def _end(self) -> None:
-        """End the process: by the end of its input, else by signals."""
+        """End the process by closing its input; kill it when it takes longer than _END_S."""
         child = self._child
         if child is None:
             return
@@ -287,10 +303,10 @@ def environment() -> dict[str, str]:
     if protocol:
         homes.append(str(Path(protocol).resolve().parents[1]))
     known = os.environ.get("PYTHONPATH", "")
-    paths = list(dict.fromkeys([*homes, *([known] if known else [])]))
+    paths = list(dict.fromkeys([*homes, *([known] if known else [])]))  # each once, in order
     return {
-        # The process multiplies no matrices: the threads that OpenBLAS starts would spin beside a
-        # busy broker.
+        # numpy's OpenBLAS starts threads for matrices, which would spin beside a busy broker; the
+        # process multiplies none. A value that the operator has set goes before.
         "OPENBLAS_NUM_THREADS": "1",
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),

@@ -4,8 +4,8 @@ Owns the translation of a ring's recovery into the core's RingFacts, the first l
 streams, which say how each stream's own ring has to be opened, and the order in which the queues
 come back: the tables of the checkpoint, then the log from there. The rule: nothing is guessed.
 Tables that are missing, damaged or of another log are built again where the log is complete;
-otherwise the start stops with an error that names what is missing. Source: broker/ready.py,
-RecoveredState; docs/design.md (Journal; Queues and the checkpoint).
+otherwise an error names what is missing, and the broker serves streams alone. Source:
+broker/ready.py, RecoveredState; docs/design.md (Journal; Queues and the checkpoint).
 """
 
 from __future__ import annotations
@@ -55,7 +55,11 @@ class QueuesLost(Exception):
 
 
 def ring_facts(name: str, ring: Ring, recovery: Recovery) -> RingFacts:
-    """Return what the core has to know of a ring."""
+    """Return what the core has to know of a ring that a start has opened: its part of the state.
+
+    recovery: what the journal found in the ring.
+    """
+    # Records of the change log, each with its offset; only ring main has some.
     changes: list[tuple[int, bytes]] = []
     for control in recovery.controls:
         if control.kind == CHANGE and control.stream == CHANGE_STREAM:
@@ -97,9 +101,11 @@ def ring_facts(name: str, ring: Ring, recovery: Recovery) -> RingFacts:
 
 
 def rings_asked(main: RingFacts) -> tuple[dict[str, dict[str, Any]], set[str]]:
-    """List the rings that streams have to themselves, with the settings that each was asked for.
+    """Return the rings that streams have to themselves, and those of streams that are gone.
 
-    Second: the rings of streams that the log has removed since its last snapshot.
+    A start opens the former, each by the settings that its stream asks for; of the latter, which
+    the log has removed since its last snapshot, files may be left. main: what was found in ring
+    main, whose snapshot and changes tell the streams.
     """
     tables, position = Tables(), 0
     removed: set[str] = set()
@@ -107,7 +113,7 @@ def rings_asked(main: RingFacts) -> tuple[dict[str, dict[str, Any]], set[str]]:
         snapshot = decode_snapshot(main.snapshot)
         tables, position = snapshot.tables, snapshot.change_next
     for offset, record in main.changes:
-        if offset >= position:
+        if offset >= position:  # the snapshot has those before it
             change = decode_change(record)
             if isinstance(change, StreamRemoved) and change.number in tables.streams:
                 row = tables.streams[change.number]
@@ -153,22 +159,26 @@ class QueuesFound(NamedTuple):
 def find_queues(
     directory: Path, uuid: bytes, ring: Ring, facts: RingFacts, config: CheckpointSection
 ) -> QueuesFound:
-    """Open the tables, or make new ones, and find where the log goes on from them.
+    """Open the checkpoint's tables at a start, or make new ones, and find where the log goes on.
 
-    Tables that are missing or damaged are made anew from a log that has everything; what the
-    operator accepts is durable when this returns. uuid: of the data directory. ring: main, held.
-    Raises QueuesLost, StartError; and so does reading the changes.
+    Tables that are missing or damaged are made anew where the log still has every change, or where
+    the operator accepts the loss (checkpoint.lost_changes), which is durable when this returns.
+    uuid: of the data directory. ring: main; nothing of it is overwritten meanwhile. facts: of ring
+    main. Raises StartError; QueuesLost: the broker can serve streams alone. Reading the changes
+    raises them, too.
     """
     where = str(directory / DATABASE)
     mail = facts.streams.get(MAIL_STREAM)
     log = LogFacts(
         uuid, ring.uuid, ring.start_lsn, ring.end_lsn, mail is not None and mail.next > 0
     )
-    known = facts.streams[CHANGE_STREAM].next  # changes before it are in the log, or were
+    # Offset of the next change: all changes before it are in the log, or were.
+    known = facts.streams[CHANGE_STREAM].next
     accepts = config.lost_changes == "accept"
     rebuilt = accepted = ""
     try:
         with lock(directory, _LOCK_WAIT_S):
+            # The tables as they are, if they are sound and go with this log.
             try:
                 connection, new = open_store(directory, log, accept_lost=accepts)
                 try:
@@ -178,6 +188,7 @@ def find_queues(
                 finally:
                     connection.close()
             except (StoreError, sqlite3.Error, NotAFile) as error:
+                # They are not: new ones, from the whole log.
                 rebuilt, new = str(error), True
                 if accepts:
                     accepted = rebuilt
@@ -203,7 +214,9 @@ def find_queues(
         # Damage took the newest changes out of the log; their offsets count as given all the same.
         facts.streams[CHANGE_STREAM] = StreamFacts(0, position.change_next)
     if accepted:
+        # No number or offset that a lost change may have given is given again.
         _go_beyond(queues, facts)
+    # The changes that the tables do not have yet: the core applies them, the process stores them.
     parts = Parts()
     changes = Changes(ring.follow, position.change_next, relevant=parts.add)
     rest = _rest(changes, max(position.lsn, ring.start_lsn), ring.end_lsn, facts)
@@ -211,7 +224,7 @@ def find_queues(
 
 
 def _go_beyond(queues: Queues, facts: RingFacts) -> None:
-    """Have no message numbered as one that the tables have: the log may lack these."""
+    """Have new messages numbered beyond those in the tables, which the log may have lost."""
     mail = facts.streams.get(MAIL_STREAM, StreamFacts(0, 0))
     beyond = mail.next
     for (_, base), message in queues.messages.items():
@@ -224,11 +237,15 @@ def _go_beyond(queues: Queues, facts: RingFacts) -> None:
 def _rest(
     changes: Changes, lsn: int, end_lsn: int, facts: RingFacts
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield the changes after the tables. Raises QueuesLost: some are missing."""
+    """Yield the changes of the log that the tables lack. Raises QueuesLost: some are missing.
+
+    lsn: up to which the tables have the log.
+    """
     try:
         yield from changes.read([(lsn, end_lsn)])
-        # The log may have gone round since the tables were written, if nothing in it concerned
-        # them: then its offsets go on where they are.
+        # Each change has an offset: the last one tells whether all came up to the log's next one.
+        # The log may have overwritten what the tables have, and the rest of it may concern no
+        # queues: then no change is read, which is right.
         due = facts.streams[CHANGE_STREAM].next
         if 0 <= changes.next < due:  # below 0: no change was read
             raise ChangesLost(

@@ -26,7 +26,10 @@ class Connection:
     def __init__(
         self, fd: int, inode: int, is_tcp: bool, address: str, now_ms: int, rss: int
     ) -> None:
-        """address: of the peer, as far as the kernel tells. rss: resident memory."""
+        """Begin with a connection that was just accepted: nothing of it was read.
+
+        is_tcp: False: over ipc. address: of the peer, as the kernel tells it. rss: resident memory.
+        """
         self.fd = fd
         self.inode = inode
         self.is_tcp = is_tcp
@@ -87,13 +90,19 @@ class Connection:
         return f"user {self.user}" if self.user else self.address
 
     def arrived(self) -> int | None:
-        """Return the bytes that came in; over ipc, the unread ones and `base`. None: it is gone."""
+        """Return the bytes that came in, as the kernel counts them; None: the connection is gone.
+
+        Over ipc it counts only those that libzmq has not read: these and `base` are returned.
+        """
         if self.is_tcp:
             return received(self.fd, self.inode)
         unread = waiting(self.fd, self.inode)
         return None if unread is None else self.base + unread
 
     def unread_now(self) -> int:
-        """Return the bytes that no message taken up explains; 0: it is gone. From any thread."""
+        """Return the bytes that no message taken up explains; 0: the connection is gone.
+
+        For the watchdog's thread, between two looks of the guard.
+        """
         said = self.delivered - self.seen
         return max(0, (self.arrived() or 0) - self.base - said)

@@ -18,7 +18,10 @@ class Connections:
     """All connections that were accepted and have not ended; changed by the loop thread only."""
 
     def __init__(self, bounds: LinksSection, connections_max: int) -> None:
-        """connections_max: no more than the configured number, fewer if descriptors are few."""
+        """bounds: the section `links`, with the numbers of connections that are allowed.
+
+        connections_max: of all; fewer than in the configuration where descriptors are few.
+        """
         self._bounds = bounds
         self.most = connections_max
         """How many there may be at one time."""
@@ -85,11 +88,12 @@ class Connections:
             _less(self._by_user, connection.user)
 
     def spoke(self, connection: Connection, user: str) -> bool:
-        """Note a link's first message; False: the connection is one too many of its user.
+        """Note the first message of a link; False: its connection is one too many of its user.
 
-        user: the identity of its credential; empty: it has none.
+        user: the identity of the connection's credential; empty: it has none.
         """
         connection.spoke = True
+        # The connection's first link; further ones change nothing.
         if self._silent.pop(connection.fd, None) is not None:
             _less(self._silent_by_address, connection.address)
             connection.user = user
@@ -100,9 +104,10 @@ class Connections:
         return not connection.surplus
 
     def surplus(self, newest: Connection) -> tuple[Connection | None, str]:
-        """Return the surplus connection now that the newest one came, and why; "": none is.
+        """Return the connection to end now that one more came, and why; "": none has to end.
 
-        None, with a reason: too many say nothing, and each of them came a moment ago.
+        That is the newest where there are too many, and the one that is silent longest where too
+        many have not spoken yet. None with a reason: these came a moment ago, and none has to end.
         """
         bounds, address, now_ms = self._bounds, newest.address, newest.accepted_ms
         if len(self._by_fd) > self.most:
@@ -115,17 +120,19 @@ class Connections:
                 address, now_ms
             ), "too many connections of its address are silent"
         if len(self._silent) > bounds.greetings_max:
+            # The address that has most silent connections loses one, whoever came last.
             (most_of, _), *_ = self._silent_by_address.most_common(1)
             return self._oldest_silent(most_of, now_ms), "too many connections are silent"
         return None, ""
 
     def _oldest_silent(self, address: str, now_ms: int) -> Connection | None:
-        """The connection of an address that has been silent longest, unless it just came."""
+        """Return the connection of an address that has been silent longest; None: it just came."""
         oldest = next(each for each in self._silent.values() if each.address == address)
         return oldest if now_ms - oldest.accepted_ms >= self._bounds.greeting_ms else None
 
 
 def _less(counts: Counter[str], name: str) -> None:
+    """Count one less, and drop a name that counts none."""
     counts[name] -= 1
     if not counts[name]:
         del counts[name]

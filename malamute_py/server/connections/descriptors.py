@@ -43,7 +43,7 @@ def kept_files(files: int) -> int:
 
 
 def backlog(configured: int, files: int) -> int:
-    """Return how many connections may wait to be accepted, of so many that are configured.
+    """Return how many connections may wait in the kernel to be accepted, as configured or fewer.
 
     They take a descriptor in the end, however many connections there are already: libzmq accepts
     all that wait. files: the limit of open files.
@@ -63,7 +63,7 @@ class Room(NamedTuple):
 
 
 def room(files: int, own: int, *, local: bool) -> Room:
-    """Return the bounds for a process that may have so many descriptors.
+    """Return how many connections a process has room for that may have so many descriptors.
 
     own: descriptors that the process has without connections. local: whether local peers may
     connect: these come 26,000 times a second, 260 in a turn of 10 ms, so that half of all
@@ -72,12 +72,13 @@ def room(files: int, own: int, *, local: bool) -> Room:
     leave free numbers below others that are used, so that the lowest free one tells too little, and
     libzmq ended the process (seen with 700 descriptors).
     """
-    kept = kept_files(files)
+    kept = kept_files(files)  # left to the journal, and to what comes too much
+    # Descriptors are given from the lowest on: peers are kept out from this number on.
     shut_from = files - (files // 2 if local else kept // 4 * 3)
     shut_from = max(shut_from, own + 2 * _CONNECTIONS_MIN)
     most = shut_from - own - (0 if local else kept // 4)
     most = max(_CONNECTIONS_MIN, most)
-    return Room(most, shut_from if local else most, shut_from)
+    return Room(connections=most, surplus_from=shut_from if local else most, shut_from=shut_from)
 
 
 def raise_open_files() -> tuple[int, int]:
@@ -91,8 +92,9 @@ def raise_open_files() -> tuple[int, int]:
 
 
 def lowest_free() -> int:
-    """Return the lowest free descriptor; the greatest number there is, if none is free."""
+    """Return the lowest free descriptor: it tells how many are used. sys.maxsize: none is free."""
     try:
+        # The kernel gives the lowest one.
         found = os.eventfd(0, os.EFD_CLOEXEC)
     except OSError as error:
         if error.errno != errno.EMFILE:
@@ -123,10 +125,11 @@ class Borrowed:
 
 @contextlib.contextmanager
 def copied(fd: int, inode: int) -> Iterator[socket.socket]:
-    """Copy a connection's descriptor for a call that changes it; the copy is closed at the end.
+    """Yield a copy of a connection's descriptor, for a call that changes the connection.
 
-    The copy is never of another connection, where libzmq closes this one now and accepts the next
-    under the same number (seen: 14 in 400). Raises OSError when the connection is gone.
+    libzmq may close the connection at any time and accept the next one under the same number (seen:
+    14 in 400); what is done to the copy never meets that one. The copy is closed at the end. Raises
+    OSError when the connection is gone.
     """
     copy = os.dup(fd)
     try:
@@ -140,11 +143,11 @@ def copied(fd: int, inode: int) -> Iterator[socket.socket]:
 
 
 def whence(fd: int) -> tuple[int, bool, str]:
-    """Return a connection's inode, whether it is TCP, and its peer: address or local user.
+    """Return a connection's inode, whether it is TCP, and its peer: an address or a local user.
 
-    The three facts are one connection's: OSError where libzmq gave the number to another one
-    meanwhile. The descriptor is not copied for that, as there may be none left. Raises OSError,
-    too, when it is no connection.
+    Asked when the connection was accepted. Raises OSError where the descriptor is no connection,
+    and where libzmq gave it to another one between the questions: the inode, asked before and
+    after, tells. The descriptor is not copied for that, as there may be none left.
     """
     inode = os.fstat(fd).st_ino
     with Borrowed(fd) as borrowed:
@@ -156,7 +159,8 @@ def whence(fd: int) -> tuple[int, bool, str]:
     if domain != socket.AF_UNIX:
         with Borrowed(fd, domain) as borrowed:
             name = borrowed.getpeername()
-        # The name of a local socket is no tuple.
+        # The name of a local socket, which another connection may be by now, is no tuple. An
+        # address of IPv4 at a socket of IPv6 has the prefix.
         address = str(name[0]).removeprefix("::ffff:") if isinstance(name, tuple) else ""
     if not address or os.fstat(fd).st_ino != inode:
         raise ConnectionResetError(f"descriptor {fd} is another connection's")
@@ -221,9 +225,10 @@ def _counted(borrowed: socket.socket) -> int:
 
 
 def counts_bytes() -> bool:
-    """Whether the kernel counts what comes in on a TCP connection: all bounds rest on that.
+    """Whether the kernel counts what comes in on a TCP connection: the guard's bounds rest on that.
 
-    Linux before 4.1 does not, and sandboxes that imitate Linux may not: a byte is sent to see.
+    Asked at a start. Linux before 4.1 does not, and sandboxes that imitate Linux may not: a byte is
+    sent over a connection to ourselves, to see whether it is counted.
     """
     try:
         with (

@@ -1,12 +1,13 @@
 """The guard of connections below the protocol: it looks at them and cuts some.
 
 Owns the looks at the accepted file descriptors of the listeners: when, at which of them, and what
-follows from a verdict. The rules: a connection with unread bytes is looked at again soon, all of
-them when memory grows, and the others in their turn. A descriptor belongs to libzmq, so it is only
-asked, and shut down by a copy that is closed at once, and only while its inode is the accepted one.
-counts.py counts connections, unread.py judges unread bytes, left_behind.py counts what ended
-connections left, memory.py gives memory back. Source: ARCHITECTURE.md, "What a peer may cost";
-zmq_socket_monitor(3).
+follows from a verdict. A look asks how much came in on one connection, a check of the loop's has
+several; a share is all that counts for one user, or for one address without a user. The rules: a
+connection with unread bytes is looked at again soon, all of them when memory grows, and the others
+in their turn. A descriptor belongs to libzmq, so it is only asked, and shut down by a copy that is
+closed at once, and only while its inode is the accepted one. counts.py counts connections,
+unread.py judges unread bytes, left_behind.py counts what ended connections left, memory.py gives
+memory back. Source: ARCHITECTURE.md, "What a peer may cost"; zmq_socket_monitor(3).
 
 While the loop stands still, nothing of this is judged: watchdog.py holds floods back then.
 """
@@ -78,13 +79,14 @@ class Guard:
         count: Callable[[str], None],
         report: Callable[[str, dict[str, object]], None],
     ) -> None:
-        """bounds: those that leave the broker its descriptors; None: those of what is open now.
+        """bounds: numbers of connections that leave the broker descriptors for its own files.
 
-        count: adds to a counter by its name. report: takes an event's name and facts.
+        None: they are reckoned with the descriptors that are open now. count: adds 1 to the counter
+        of a name. report: takes an event's name and facts.
         """
         links, limits = config.links, config.limits
         if bounds is None:
-            files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)  # the limit of open files
             bounds = room(files, lowest_free(), local=False)
         self._count = count
         self._report = report
@@ -117,7 +119,7 @@ class Guard:
         next event of the same monitor. Events of other monitors may be taken in between."""
 
     def close(self) -> None:
-        """Forget everything."""
+        """Forget all connections, and give the files of local sockets their names: the end."""
         self.connections.clear()
         self.listening.close()
         self.memory.close()
@@ -145,11 +147,12 @@ class Guard:
     def drain(
         self, monitor: zmq.Socket[bytes], now_ms: int, most: int, *, authenticated: bool
     ) -> list[Connection]:
-        """Take up to `most` of the monitor's events; returns the connections that ended.
+        """Take note of connections that came, went or failed; returns those that ended.
 
-        authenticated: the monitor's listener asks for credentials. Where few descriptors are left,
-        no more peers are let in from here on, for connections that come are what takes them;
-        check() lets peers in again.
+        monitor: the socket by which libzmq tells events of a listener. most: events that are taken.
+        authenticated: the listener asks for credentials. Where few descriptors are left, no more
+        peers are let in from here on, for connections that come are what takes them; check() lets
+        peers in again.
         """
         if self._is_short():
             self.listening.set_full(True)
@@ -163,6 +166,7 @@ class Guard:
             if event == zmq.EVENT_ACCEPTED:
                 old = self.connections.get(value)
                 if old is not None:
+                    # The descriptor is given again, so that the connection that had it has ended.
                     self._forget(old)
                     ended.append(old)
                 self._accepted(value, now_ms, monitor)
@@ -198,10 +202,11 @@ class Guard:
     def _turned_away(self, failure: int, address: str) -> None:
         """Count and report a connection that ended before the authentication was asked about it.
 
-        failure: libzmq's event. address: "unknown" where the connection ended before it could be
-        asked for its address.
+        failure: libzmq's event for the failed handshake. address: "unknown" where the connection
+        ended before it could be asked for its address.
         """
         if failure == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+            # drain() notes such an event only where the peer has another mechanism than ours.
             why = "mechanism"
             self._count("denied_total")
             self._count(f"denied_{why}_total")
@@ -221,7 +226,11 @@ class Guard:
         return lowest_free() >= self._shut_from
 
     def _accepted(self, fd: int, now_ms: int, monitor: zmq.Socket[bytes] | None = None) -> None:
-        """Take up a connection; one of too many, or one of its address, is ended for it."""
+        """Take note of a connection that libzmq accepted, and end one if there are too many now.
+
+        That may be this one, or a silent one. One of an address that is to blame for memory that
+        ended connections filled is ended, too.
+        """
         self._count("accepted_total")
         self.connections.accepted += 1
         try:
@@ -240,7 +249,7 @@ class Guard:
             self._end(surplus, reason)
 
     def _forget(self, connection: Connection) -> None:
-        """Count a connection that ended no more; what it left unread is remembered."""
+        """Take a connection that ended out of the counts; what it left unread is remembered."""
         self.connections.remove(connection)
         if not connection.is_tcp:
             self.local.ended(connection)
@@ -251,7 +260,7 @@ class Guard:
     def is_calm(self, now_ms: int) -> bool:
         """Whether the next check may wait: the last one is recent, and memory has not grown since.
 
-        Memory shows a message under way that grows; over tcp the kernel keeps the rest.
+        What a suspect sends meanwhile would show in memory, as far as libzmq has read it.
         """
         memory = self.memory
         if self._alarmed or memory.has_filled or not self.left_behind.is_empty:
@@ -261,23 +270,27 @@ class Guard:
         return memory.resident() - self._rss_at_check < _CALM_BYTES
 
     def check(self, now_ms: int, *, drained: bool, local_drained: bool = True) -> list[Connection]:
-        """Look at the connections and shut down offenders; returns those that ended.
+        """Look at the connections that are due and cut offenders; returns those that ended.
 
-        An error that no code foresaw costs the connection that was looked at: it ends, with the
-        error. drained: the sockets have been read until they had nothing more. local_drained: those
-        of local peers have.
+        The loop calls it each `loop.guard_ms`, and sooner while something is suspect. An error that
+        no code foresaw costs the connection that was looked at: it ends, with the error. drained:
+        the sockets have been read until they had nothing more. local_drained: those of local peers
+        have.
         """
         self._now_ms = now_ms
         self._rss_at_check = self.memory.measure()
         self.left_behind.begin(now_ms, drained)
         self.local.begin(waits=not local_drained)
+        # First each connection by itself, then all that have unread bytes together.
         ended = self._look(self._due(now_ms), now_ms, drained)
         if drained:
-            self.left_behind.clear()
+            self.left_behind.clear()  # the loop has taken up what ended connections left
         for connection, verdict in self.unread.too_much(self._suspected()):
             ended.append(connection)
             self._end(connection, verdict)
         self.unread.sum_up(self._suspected())
+        # Of local connections the kernel counts no bytes: while messages of theirs wait, the growth
+        # of memory tells who sends too much.
         if not local_drained:
             flood = self.local.flood(self.connections.local(), self.unread.total)
             if flood is not None:
@@ -286,17 +299,25 @@ class Guard:
                 self._end(connection, verdict)
         if self.listening.is_full and not self._is_short():
             self.listening.set_full(False)
+        # A cut peer could connect again at once: the kernel drops requests of addresses to blame.
         self.listening.keep_out(self.left_behind.to_blame(), everybody=self.left_behind.fills_all())
-        # What has grown by less is not worth a thread; with nothing unread, it may be honest.
+        # The C library keeps freed memory. It is given back where it grew by more than this: less
+        # is not worth the thread that does it.
         if self._suspects or not drained:
             self.memory.give_back(self._share_bytes_max // 4, now_ms)
         else:
+            # With nothing unread, the rest is taken as what honest clients fill.
             self.memory.settle(_KEPT_BYTES, now_ms)
         return ended
 
     def _due(self, now_ms: int) -> list[int]:
-        """Return the descriptors that are to be looked at now."""
+        """Return the descriptors of the connections to be looked at in this check.
+
+        Those are the suspects of the last check, and some others in their turn: more of them, until
+        all had their look, after memory has grown (an alarm).
+        """
         fds, rss = self._suspects, self.memory.rss
+        # Growth is counted from the least since the last alarm.
         self._rss_at_all = min(self._rss_at_all, rss)
         grown = rss - self._rss_at_all
         # During an alarm no other begins, so that the last connections have their look, too.
@@ -311,14 +332,17 @@ class Guard:
             if not self._turn:
                 self._turn = self.connections.descriptors()
             some = _SOME_OF_ALL if self._alarmed else _SOME
-            fds = list(dict.fromkeys([*fds, *self._turn[:some]]))
+            fds = list(dict.fromkeys([*fds, *self._turn[:some]]))  # each once
             del self._turn[:some]
             self._alarmed = self._alarmed and bool(self._turn)
             self._some_at_ms = now_ms + _SOME_EACH_MS
         return fds
 
     def _look(self, fds: list[int], now_ms: int, drained: bool) -> list[Connection]:
-        """Look at each of these connections by itself; returns those that ended."""
+        """Look at each of these connections by itself; returns those that ended.
+
+        Connections with unread bytes become the suspects of the next check.
+        """
         self._suspects = []
         ended: list[Connection] = []
         for fd in fds:
@@ -344,7 +368,7 @@ class Guard:
     # --- the end of a connection -----------------------------------------------------
 
     def cut(self, connection: Connection, reason: str) -> None:
-        """End a connection for a reason of another part of the shell."""
+        """End a connection for a reason of another part of the shell; sent bytes still leave."""
         if self.connections.get(connection.fd) is connection:
             self._forget(connection)
             self._shut_down(connection, reason, abort=False)
@@ -355,12 +379,15 @@ class Guard:
             self._end(connection, reason)
 
     def _end(self, connection: Connection, reason: str) -> None:
-        """End a connection at once for a reason, and count it no more."""
+        """End a connection at once, by a reset, for the guard's own reason."""
         self._forget(connection)
         self._shut_down(connection, reason, abort=True)
 
     def _shut_down(self, connection: Connection, reason: str, *, abort: bool) -> None:
-        """Cut a connection by its descriptor, and report it."""
+        """Cut a connection by a copy of its descriptor, and report it.
+
+        abort: whether the peer's kernel is told at once, by a reset, and not after what was sent.
+        """
         try:
             with copied(connection.fd, connection.inode) as own:
                 if abort:
@@ -369,8 +396,7 @@ class Guard:
                     own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 own.shutdown(socket.SHUT_RDWR)
         except OSError:
-            # The peer closed it first, or there is no descriptor left: then the next look tries
-            # again.
+            # The peer closed it first, or there is no descriptor left for the copy.
             return
         self.memory.was_cut()
         self._count("cut_total")

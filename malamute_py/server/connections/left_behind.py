@@ -1,13 +1,13 @@
 """Bytes that ended connections have left in libzmq's queues, and the addresses to blame for them.
 
-Owns the ended connections whose bytes still fill memory. libzmq keeps what it has read of a
-connection until it is taken up, also when the connection has gone: no look sees it, and a peer that
-connects again and again would have no bound. The rules: what is left counts for its share until the
-loop has taken it up, or has taken up nothing of it for a second, and memory was given back since
-(its free buffers lie between others, and new ones fill other pages); an address is to blame when
-memory has grown by more than a share and its connections ended most often; when ended connections
-of all addresses left too much for the whole broker, no peer may connect. Source: ARCHITECTURE.md,
-"What a peer may cost".
+Owns the ended connections whose bytes still fill memory, by share (a user, or an address). libzmq
+keeps what it has read of a connection until it is taken up, also when the connection has gone: no
+look sees it, and a peer that connects again and again would have no bound. The rules: what is left
+counts for its share until the loop has taken it up, or has taken up nothing of it for a second, and
+memory was given back since (its free buffers lie between others, and new ones fill other pages); an
+address is to blame when memory has grown by more than a share and its connections ended most often;
+when ended connections of all addresses left too much for the whole broker, no peer may connect.
+Source: ARCHITECTURE.md, "What a peer may cost".
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LeftBehind:
     """Ended connections since the sockets were empty; used by the loop thread only."""
 
     def __init__(self, memory: Memory, share_bytes_max: int, bytes_max: int) -> None:
-        """share_bytes_max: unread bytes of one user or address. bytes_max: of all together."""
+        """share_bytes_max: bound of the unread bytes of one user or address; bytes_max: of all."""
         self._memory = memory
         self._share_bytes_max = share_bytes_max
         self._bytes_max = bytes_max
@@ -57,7 +57,7 @@ class LeftBehind:
         self._now_ms, self._drained = now_ms, drained
 
     def add(self, ended: Connection) -> None:
-        """Note that a connection ended."""
+        """Note that a connection ended, and what it has left in libzmq's queues if that is much."""
         self._ended_by_address[ended.address] += 1
         if ended.memory > SMALL_BYTES and not self._drained:
             ended.taken_ms = self._now_ms
@@ -70,7 +70,7 @@ class LeftBehind:
         self._connections.clear()
 
     def to_blame(self) -> set[str]:
-        """Return the addresses whose connections ended most often, if memory has grown."""
+        """Return the addresses whose connections ended most often, if memory grew by a share."""
         ended = self._ended_by_address
         if not ended or self._memory.grown() <= self._share_bytes_max:
             return set()
@@ -92,9 +92,10 @@ class LeftBehind:
         return left > self._bytes_max // 4 * 3 or grown > self._bytes_max
 
     def by_share(self) -> tuple[Counter[str], Counter[str]]:
-        """Return the memory that ended connections still fill in libzmq's queues, by share.
+        """Return the memory that ended connections fill in libzmq's queues, and how many they are.
 
-        The second value: how many they are, by share.
+        Both by share (the user or address that bytes count for). Called in each check of the guard
+        while there are some, it also forgets connections of which nothing is left.
         """
         kept: list[Connection] = []
         shares: Counter[str] = Counter()
@@ -106,11 +107,12 @@ class LeftBehind:
                 gone.unread, gone.seen, gone.taken_ms = rest, gone.delivered, self._now_ms
             elif self._now_ms - gone.taken_ms >= _LEFT_MS:
                 gone.unread = 0
+            # Taken up or not, it fills memory until the C library gave that back to the system.
             if gone.unread or not self._memory.given_back_since(gone.taken_ms):
                 kept.append(gone)
                 shares[gone.share] += gone.memory
                 counts[gone.share] += 1
-        if len(kept) > _LEFT_MAX:
+        if len(kept) > _LEFT_MAX:  # each check looks at all of them
             kept = heapq.nlargest(_LEFT_MAX, kept, key=lambda gone: gone.memory)
         self._connections = kept
         return shares, counts

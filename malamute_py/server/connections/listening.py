@@ -32,25 +32,26 @@ class ListeningSockets:
     def __init__(
         self, count: Callable[[str], None], report: Callable[[str, dict[str, object]], None]
     ) -> None:
-        """count: adds to a counter by its name. report: takes an event's name and facts."""
+        """count: adds 1 to the counter of a name. report: takes an event's name and facts."""
         self._count = count
         self._report = report
         self._fds: list[int] = []
+        """Descriptors of libzmq's sockets that listen over tcp."""
         self.ports: frozenset[int] = frozenset()
-        """Ports on which they listen over tcp."""
+        """Their ports."""
         self._paths: list[str] = []
-        """Files of the sockets of local peers."""
+        """Files of the sockets that listen for local peers."""
         self._local_away = False
-        """True: these peers are kept out, for what connections of a local user left."""
+        """True: local peers are kept out, for what connections of a local user left in memory."""
         self._turned_away: set[str] = set()
         """Addresses whose connection requests the kernel drops."""
         self.is_full = False
-        """True: all peers are kept out, as few descriptors are left."""
+        """True: all new peers are kept out, as few descriptors are left."""
         self._is_shut = False
-        """True: everybody is kept out, for what ended connections left."""
+        """True: all new peers are kept out, for what ended connections left in memory."""
 
     def add(self, fd: int) -> None:
-        """Note a socket that libzmq listens with."""
+        """Note a socket that libzmq listens with, of which a monitor told."""
         path = local_path(fd)
         if path:
             self._paths.append(path)
@@ -65,10 +66,12 @@ class ListeningSockets:
         self._hide(False)
 
     def keep_out(self, blamed: set[str], *, everybody: bool = False) -> None:
-        """Have the kernel keep out these IP addresses, or everybody, and no others any more.
+        """Keep out new peers of the blamed addresses, or all new peers; let all others in again.
 
-        Where a local user is among the blamed, all local peers are kept out.
+        Called in each check of the guard; it changes something only where the blamed are others
+        than before. Where a local user is among them, all local peers are kept out.
         """
+        # Nothing to do, as a rule.
         if not (blamed or everybody or self._turned_away or self._is_shut or self._local_away):
             return
         # Of the blamed, only IP addresses have a dot or a colon; the others are local users.
@@ -92,10 +95,10 @@ class ListeningSockets:
         self.open()
 
     def set_full(self, is_full: bool) -> None:
-        """Note whether few descriptors are left; while they are, all new peers are kept out.
+        """Keep out all new peers while few descriptors are left, and let them in again.
 
-        open() tells the kernel. libzmq ends the process where it finds no
-        descriptor for a local connection, and the journal needs some.
+        libzmq ends the process where it finds no descriptor for a local connection, and the journal
+        needs some.
         """
         if is_full != self.is_full:
             if is_full:
@@ -104,17 +107,17 @@ class ListeningSockets:
             self.open()
 
     def open(self) -> None:
-        """Have the sockets take all peers but those that are turned away, or shut them."""
+        """Tell the kernel who may connect from now on: all peers but those that are kept out."""
         if self._is_shut or self.is_full:
             self.shut()
             return
-        self._hide(self._local_away)
+        self._hide(self._local_away)  # of local sockets the file is renamed
         for fd in list(self._fds):
             try:
                 with Borrowed(fd) as listening:
                     turn_away(listening, self._turned_away)
             except OSError as error:
-                # Its connections are cut when they were accepted, as far as the loop is in time.
+                # No filter: the guard cuts the blamed peers' connections once they were accepted.
                 self._fds.remove(fd)
                 self._report("filter_refused", {"error": str(error)})
 
@@ -126,7 +129,10 @@ class ListeningSockets:
         self._hide(True)
 
     def _hide(self, hidden: bool) -> None:
-        """Give the files of local sockets another name, or their own again. From any thread."""
+        """Rename the files of local sockets, so that no peer finds them, or give them back.
+
+        From any thread.
+        """
         for path in self._paths:
             aside = path + ASIDE
             # Nothing is put over a file that has the name by now.

@@ -6,8 +6,9 @@ tell. While messages of local peers wait, memory grows by them: the connection o
 taken up meanwhile is cut (measured: without it, two peers with tiny messages took 2.7 GiB in 6 s).
 And while nothing waits, only the beginning of a message can fill memory, and no whole message comes
 of its connection: a peer that says nothing while memory grows is asked for a PONG, and is cut when
-none comes. The rule: growth that other connections explain counts for none of these; a peer that
-is cut by mistake (it stood still for so long, say) connects again and loses nothing. Source:
+none comes. A stretch is the checks in a row in which local messages wait; a share is what counts
+for one local user. The rule: growth that other connections explain counts for none of these; a peer
+that is cut by mistake (it stood still for so long, say) connects again and loses nothing. Source:
 ARCHITECTURE.md, "What a peer may cost".
 """
 
@@ -29,11 +30,11 @@ class LocalConnections:
     """Judges connections over ipc; used by the loop thread only."""
 
     def __init__(self, memory: Memory, share_bytes_max: int) -> None:
-        """share_bytes_max: unread bytes of one user or address."""
+        """share_bytes_max: bound of the unread bytes of one user or address."""
         self._memory = memory
         self._share_bytes_max = share_bytes_max
         self._stretch = 1
-        """Number of the stretch of checks since local messages were all taken up."""
+        """Number of the stretch: the checks of the guard since local messages were all taken up."""
         self._rss = memory.rss
         """Resident memory at the last check before this stretch, or when the last one was cut."""
         self._cuts = 0
@@ -42,8 +43,9 @@ class LocalConnections:
         """Connections whose peers are to be asked for a sign of life; the loop does it."""
 
     def begin(self, *, waits: bool) -> None:
-        """Begin a check. waits: whether messages of local peers wait to be taken up."""
+        """Begin a check of the guard. waits: whether local peers' messages wait to be taken up."""
         if not waits:
+            # The next stretch begins here, as far as messages wait at the next check.
             self._stretch += 1
             self._cuts = 0
             self._rss = self._memory.rss
@@ -53,14 +55,16 @@ class LocalConnections:
     def judge(
         self, connection: Connection, said: bool, explained: int, now_ms: int, drained: bool
     ) -> str | None:
-        """Return why a connection has to end, for the beginning of a message; None: it may stay.
+        """Return why a connection has to end, for a message that it began; None: it may stay.
 
-        said: whether a whole message of it was taken up since the last look. explained: memory of
-        all unread bytes that were counted. drained: nothing waits to be taken up.
+        For the guard's look at a connection over ipc. said: whether a whole message of it was taken
+        up since the last look. explained: memory of the unread bytes of all connections that were
+        counted, which so is not this one's. drained: nothing waits to be taken up.
         """
         # The first look since messages of local peers wait: flood() counts its frames from here.
         if connection.stretch != self._stretch:
             connection.stretch, connection.stretch_frames = self._stretch, connection.frames
+        # Growth counts from its last whole message on, or from the least memory since.
         rss = self._memory.rss
         if said or rss < connection.heard_rss:
             connection.heard_rss, connection.asked_ms = rss, 0
@@ -69,7 +73,7 @@ class LocalConnections:
             return None
         if not connection.asked_ms:
             connection.asked_ms = now_ms
-            self.doubted.append(connection)
+            self.doubted.append(connection)  # the loop sends a PING
         elif now_ms - connection.asked_ms >= ANSWER_MS:
             return f"memory grew by {grown} bytes, and its peer, which was asked, says nothing"
         return None
@@ -87,13 +91,15 @@ class LocalConnections:
     def flood(self, local: Iterable[Connection], explained: int) -> tuple[Connection, str] | None:
         """Return the connection to cut for local messages that wait, and why; None: there is none.
 
-        Called where some wait. The first is cut for a share of growth, the next for half as much,
-        and so on: together they come to two shares.
+        Called while messages of local peers wait (a stretch). The kernel does not tell whose they
+        are: the connection is cut of which most were taken up meanwhile. The first is cut when
+        memory has grown by the bound of a share, the next at half as much, and so on, so that
+        together they come to two shares. explained: memory of unread bytes that were counted.
         """
         grown = self._memory.rss - self._rss - explained
         if grown <= max(self._share_bytes_max >> self._cuts, _LEAST_BYTES):
             return None
-        # Frames taken up of each since messages wait.
+        # Frames of each connection that were taken up since messages wait.
         taken = {
             each: each.frames - each.stretch_frames
             for each in local

@@ -37,7 +37,7 @@ class Memory:
     def __init__(
         self, count: Callable[[str], None], report: Callable[[str, dict[str, object]], None]
     ) -> None:
-        """count: adds to a counter by its name. report: takes an event's name and facts."""
+        """count: adds 1 to the counter of a name. report: takes an event's name and facts."""
         self._count = count
         self._report = report
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
@@ -49,7 +49,7 @@ class Memory:
         """True: since memory was given back, unread bytes have filled it, or were left in the
         queues."""
         self._trimmed_ms = 0
-        """Time at which giving memory back was tried last."""
+        """Time at which giving memory back (a trim) was tried last."""
         self._trim_each_ms = _TRIM_EACH_MS
         self._rss_at_trim = 0
         """Resident memory at that time."""
@@ -85,22 +85,21 @@ class Memory:
         self._trim_each_ms = _TRIM_EACH_MS
 
     def give_back(self, grown: int, now_ms: int) -> bool:
-        """Return what unread bytes took to the system, if memory has grown by more than this.
+        """Return what unread bytes took to the system, if memory has grown by more than `grown`.
 
         Called while something is unread: see settle(). glibc would keep it for the next ones. To
         return hundreds of MiB takes 20 to 40 ms, so a thread does it. The loop goes on meanwhile,
         but where it allocates memory it waits for the arena that malloc_trim() has locked: 6 to 33
-        ms. Returns True when nothing is to be given back any more: bytes that the loop still held
-        when a thread began are freed after it.
+        ms. False: it has to be called again, as bytes that the loop still held when a thread began
+        are freed after it.
         """
         self._trimmed_empty = False
         return self._give_back(grown, now_ms, self._trim_each_ms)
 
     def _give_back(self, grown: int, now_ms: int, each_ms: int) -> bool:
-        """Begin to give memory back unless it was tried less than each_ms ago.
+        """Have a thread give memory back, unless that was tried less than each_ms ago.
 
-        grown: growth of memory that is not worth a try.
-        Returns True when nothing is to be given back any more.
+        grown: growth of memory that is not worth a try. True: nothing is to be given back any more.
         """
         if not self.has_filled or self.grown() <= grown:
             return True
@@ -126,17 +125,19 @@ class Memory:
     def settle(self, grown: int, now_ms: int) -> None:
         """Give memory back while nothing is unread, and take the rest as what honest clients fill.
 
-        The memory is given back once at least, however often that was tried before: the loop has
-        dropped all messages of cut connections only now. grown: growth that is not worth a thread.
+        Called in each check of the guard that found nothing unread. The memory is given back once
+        at least, however often that was tried before: only now has the loop dropped all messages of
+        cut connections. grown: growth that is not worth a thread.
         """
         each_ms = self._trim_each_ms if self._trimmed_empty else _TRIM_EACH_MS
         before_ms = self._trimmed_ms
-        given = self._give_back(grown, now_ms, each_ms)
-        if self._trimmed_ms != before_ms:
+        is_done = self._give_back(grown, now_ms, each_ms)
+        if self._trimmed_ms != before_ms:  # it was tried just now
             self._trimmed_empty = True
         # Tried again and again, the last time with nothing unread: what is left is honestly filled.
         in_vain = self._trim_each_ms > _TRIM_LAST_MS and self._trimmed_empty
-        if given or (in_vain and not self._is_trimming):
+        if is_done or (in_vain and not self._is_trimming):
+            # From here on growth is counted anew.
             self.has_filled = False
             self._trim_each_ms = _TRIM_EACH_MS
             self.before = self.rss

@@ -48,18 +48,24 @@ class Numbering:
     """The numbers of one ROUTER socket; used by the thread that has the socket."""
 
     def __init__(self, context: zmq.Context[Any], socket: zmq.Socket[bytes]) -> None:
-        """socket: not yet bound, so that it gets only what is sent here."""
+        """Learn the first number that libzmq gives at a ROUTER socket, by a peer of our own.
+
+        socket: not yet bound for clients, so that it gets only what is sent here.
+        """
         self._context = context
         self._socket = socket
+        # The send() of pyzmq's base class, which costs half as much: as in peers.py.
         self._send = super(zmq.Socket, socket).send
         self._token = secrets.token_bytes(16)
         self._name = f"inproc://malamute-{secrets.token_hex(16)}"
         self._asked: zmq.Socket[bytes] | None = None
+        """Our own peer, from ask() until its message comes."""
         self._at_ms = 0
+        """Time before which no number is asked for."""
         self._taken: list[int] = []
         """Numbers ahead of the last answer to which a message could be sent."""
         self._own = 0
-        """Numbers that our own peers took."""
+        """How many numbers our own peers took."""
         socket.bind(self._name)
         self.ask(0)
         # The first frame is the id that libzmq gave to our own peer, the second one its token.
@@ -68,7 +74,11 @@ class Numbering:
         self._end_question()
 
     def ask(self, now_ms: int) -> None:
-        """Have a message come that tells the next number, if none was asked for lately."""
+        """Connect a peer of our own, whose message will come by the next number, as all peers' do.
+
+        The loop calls it when connections came in; the message is recognized by answers() and given
+        to is_claimed(). Nothing is done while an answer is awaited or one was asked for lately.
+        """
         if self._asked is None and now_ms >= self._at_ms:
             self._at_ms = now_ms + _EACH_MS
             try:
@@ -78,49 +88,67 @@ class Numbering:
                     raise
                 # No descriptor is left, so that no peer comes in, either.
                 return
-            self._own += 1
+            self._own += 1  # our own peer takes a number, too: is_given() counts these
             self._asked = asked
             self._asked.setsockopt(zmq.LINGER, 0)
             self._asked.connect(self._name)
+            # No client knows the token, so that no client's message can pass for this one.
             self._asked.send(self._token)
 
     def answers(self, frames: list[Any]) -> bool:
-        """Whether a message is the answer to ask()."""
+        """Whether a message that the socket received is the one that ask() had sent."""
         return self._asked is not None and len(frames) == 1 and frames[0] == self._token
 
     def is_claimed(self, routing_id: bytes) -> bool:
-        """Take the answer; returns whether a number that libzmq will give is taken already."""
+        """Take the message that ask() had sent, and look at the numbers ahead of its own.
+
+        Returns whether a peer claimed a number that libzmq has still to give; the caller then cuts
+        every connection that has said nothing yet.
+        """
         self._end_question()
         number = _number(routing_id)
+        # Found taken the last time, and still ahead of the next number: not given by libzmq since.
+        # The mask: numbers begin again at 0 after 2^32.
         claimed = any((each - number) & 0xFFFFFFFF <= _AHEAD for each in self._taken)
+        # The first ones may have been given to honest peers since the message was sent.
         first = number + _LEFT_OUT
         self._taken = [each for each in range(first, first + _AHEAD) if self._is_taken(each)]
         if self._taken:
+            # A second answer, asked for at once, decides.
             self._at_ms = 0
             self.ask(0)
         return claimed
 
     def is_given(self, routing_id: bytes, accepted: int) -> bool:
-        """Whether libzmq may have given this id; accepted: connections that have come so far."""
+        """Whether a message's routing id is plausible; False: a peer made it up, and is cut.
+
+        accepted: connections that have come so far.
+        """
         if routing_id[0] != 0:
             return True  # The peer brought the id, and it cannot be one of libzmq's own.
-        distance = (_number(routing_id) - self._first) & 0xFFFFFFFF
+        # libzmq has given one number to each connection and to each peer of our own.
+        distance = (_number(routing_id) - self._first) & 0xFFFFFFFF  # 2^32 is followed by 0
         return len(routing_id) == 5 and distance <= accepted + self._own
 
     def _is_taken(self, number: int) -> bool:
-        """Whether a peer has the routing id that libzmq would give as this number."""
+        """Whether a peer has the routing id that libzmq would give as this number.
+
+        Sending the first frame tells: it fails with EHOSTUNREACH where no peer has the id.
+        """
         try:
             self._send(b"\0" + (number & 0xFFFFFFFF).to_bytes(4, "big"), _MORE)
         except zmq.Again:
-            return True
+            return True  # there is such a peer, whose queue is full
         except zmq.ZMQError as error:
             if error.errno == zmq.EHOSTUNREACH:
                 return False
             raise
+        # The message that was begun has to be completed.
         self._send(_HARMLESS, _NOBLOCK)
         return True
 
     def _end_question(self) -> None:
+        """Close our own peer, if there is one: its message has come, or is not wanted."""
         if self._asked is not None:
             self._asked.close(0)
             self._asked = None
@@ -131,4 +159,5 @@ class Numbering:
 
 
 def _number(routing_id: bytes) -> int:
+    """Return the number in a routing id that libzmq gave: behind the byte 0."""
     return int.from_bytes(routing_id[1:], "big")

@@ -36,17 +36,19 @@ _TAKE, _DROP = (_RETURN, 0, 0, 0xFFFFFFFF), (_RETURN, 0, 0, 0)
 
 
 def program(addresses: Iterable[str]) -> bytes:
-    """Make a filter that drops connection requests from these addresses and nothing else.
+    """Make a filter for a listening socket: it drops connection requests from these addresses only.
 
-    Instructions of classic BPF: the two numbers after a test say how many instructions to pass over
-    where it holds, and where it does not.
+    A filter is a list of instructions of classic BPF, which the kernel runs for each packet, each
+    (code, jump if true, jump if false, number). The jumps of a test (_IF_...) say how many
+    instructions to pass over; an address is compared in words of 4 bytes.
     """
     found = [ipaddress.ip_address(address) for address in addresses]
-    four = [(_LOAD_WORD, 0, 0, _NETWORK + _SOURCE_AT)]
-    six = []
+    four = [(_LOAD_WORD, 0, 0, _NETWORK + _SOURCE_AT)]  # for packets of IPv4
+    six = []  # for packets of IPv6
     for address in found:
         words = struct.unpack(f">{len(address.packed) // 4}I", address.packed)
         if len(words) == 1:
+            # Another address: pass over the _DROP.
             four += [(_IF_EQUAL, 0, 1, words[0]), _DROP]
             continue
         # A word that differs leads behind the _DROP of this address: two instructions for each of
@@ -60,19 +62,20 @@ def program(addresses: Iterable[str]) -> bytes:
     four.append(_TAKE)
     six.append(_TAKE)
     head = [
+        # A packet without the flag SYN is no connection request, and is taken.
         (_LOAD_BYTE, 0, 0, _FLAGS_AT), (_IF_SET, 1, 0, _SYN), _TAKE,
-        # The version of IP decides where the source address stands.
+        # The version of IP, in the upper half of its first byte, decides where the source address
+        # stands; one that is not 4 leads behind the instructions for IPv4.
         (_LOAD_BYTE, 0, 0, _NETWORK), (_SHIFT_RIGHT, 0, 0, 4), (_IF_EQUAL, 0, len(four), 4),
     ]  # fmt: skip
     return b"".join(_INSTRUCTION.pack(*each) for each in (*head, *four, *six))
 
 
 def shut(listening: socket.socket) -> None:
-    """Have the kernel drop all connection requests; turn_away() lets requests in again.
+    """Have the kernel drop all connection requests to a socket; turn_away() lets them in again.
 
-    The watchdog does so while a turn of the loop lasts too long and memory grows.
-    An accepted connection has its listening socket's filter, so only requests may be dropped here.
-    Raises OSError where the kernel has no such filters.
+    Connections that were accepted have the filter of their listening socket, so that only packets
+    with the flag SYN may be dropped here. Raises OSError where the kernel has no such filters.
     """
     no_request = [(_LOAD_BYTE, 0, 0, _FLAGS_AT), (_IF_SET, 0, 1, _SYN), _DROP, _TAKE]
     _attach(listening, b"".join(_INSTRUCTION.pack(*each) for each in no_request))
@@ -94,9 +97,10 @@ def let_go(held: socket.socket) -> None:
 
 
 def turn_away(listening: socket.socket, addresses: Iterable[str]) -> None:
-    """Have the kernel drop connection requests from these addresses; all others come in again.
+    """Have the kernel drop connection requests to a socket from these addresses, and no others.
 
-    Raises OSError where the kernel has no such filters.
+    Takes the place of the filter that the socket had. Raises OSError where the kernel has no such
+    filters.
     """
     named = sorted(addresses)[:ADDRESSES_MAX]
     if named:
@@ -108,6 +112,7 @@ def turn_away(listening: socket.socket, addresses: Iterable[str]) -> None:
 
 
 def _attach(to: socket.socket, code: bytes) -> None:
+    """Give a socket a filter, in place of the one that it has; the kernel copies the code."""
     kept = ctypes.create_string_buffer(code, len(code))
     described = _PROGRAM.pack(len(code) // _INSTRUCTION.size, ctypes.addressof(kept))
     to.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, described)

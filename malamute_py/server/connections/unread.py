@@ -53,7 +53,11 @@ class UnreadBytes:
         self, bounds: LimitsSection, hello_ms: int, memory: Memory, left: LeftBehind,
         local: LocalConnections,
     ) -> None:  # fmt: skip
-        """hello_ms: how long a connection may say nothing."""
+        """bounds: the section `limits`. hello_ms: how long a connection may send no message.
+
+        memory, left, local: parts of the same guard: growth of memory, what ended connections left,
+        and the judgement of connections over ipc.
+        """
         self._bounds = bounds
         self._hello_ms = hello_ms
         self._memory = memory
@@ -63,32 +67,41 @@ class UnreadBytes:
         """Memory of all unread bytes at the last check."""
 
     def sum_up(self, suspects: Iterable[Connection]) -> None:
-        """Note the memory of all unread bytes, at the end of a check."""
+        """Note the memory of all unread bytes, for the next looks; at the end of a check."""
         self.total = sum(each.memory for each in suspects)
+        # Once they are taken up, this memory is to be given back.
         if self.total > self._bounds.unread_share_bytes_max // 4:
             self._memory.has_filled = True
 
     def judge(self, connection: Connection, now_ms: int, drained: bool) -> str | None:
-        """Return why a connection has to end; "": it is gone; None: it may stay."""
+        """Return why a connection has to end for its own bytes; "": it is gone; None: it may stay.
+
+        The guard's look at one connection; too_much() judges all together. drained: the sockets
+        have been read until they had nothing more.
+        """
         bounds = self._bounds
+        # First the bytes that came in (`arrived`), and those of them that whole messages explain
+        # (`base`): the others are unread.
         arrived = connection.arrived()
         if arrived is None:
             return ""
-        said = connection.delivered - connection.seen
+        said = connection.delivered - connection.seen  # bytes of messages since the last look
         if said:
-            # Bytes that the delivered messages cannot explain are unread.
+            # Over ipc the kernel counts only what is unread.
             base = min(arrived, connection.base + said) if connection.is_tcp else 0
             if drained and arrived - base <= SMALL_BYTES:
                 # These are ZMTP's own commands; the next message may have begun with them.
                 base = arrived
             connection.base = base
             connection.seen = connection.delivered
+            # How large the frames are tells how much memory unread ones take.
             frames = connection.frames - connection.sampled_frames
             if frames >= _SAMPLE_FRAMES:
                 connection.frame_bytes = (connection.delivered - connection.sampled) / frames
                 connection.sampled = connection.delivered
                 connection.sampled_frames = connection.frames
             if drained:
+                # What is unread now is another message than at the looks before.
                 connection.looks = 0
                 connection.rss = self._memory.rss
         elif connection.seen == 0 and now_ms - connection.accepted_ms > self._hello_ms:
@@ -98,6 +111,7 @@ class UnreadBytes:
             if silent is not None:
                 return silent
         unread = arrived - connection.base
+        # So little is of no concern; a few such looks in a row forget what was noted before.
         if unread <= (SMALL_BYTES if connection.is_tcp else 0):
             connection.unread = connection.memory = connection.rise = 0
             connection.quiet += 1
@@ -105,6 +119,7 @@ class UnreadBytes:
                 connection.looks = 0
                 connection.rss = self._memory.rss
             return None
+        # There is something unread: how much memory it takes, by its frames or by the growth.
         connection.quiet = 0
         connection.looks += 1
         before = connection.memory
@@ -117,36 +132,41 @@ class UnreadBytes:
             return None  # The next look judges, when the loop has read once more.
         # Tiny frames fill many times their bytes: the memory that they take counts.
         is_tiny = 0 < connection.frame_bytes <= _TINY_BYTES
-        waits = connection.memory if is_tiny else unread
-        if connection.is_tcp and waits > bounds.partial_message_bytes_max:
+        counted = connection.memory if is_tiny else unread
+        if connection.is_tcp and counted > bounds.partial_message_bytes_max:
             return f"{unread} unread bytes of a message without end or of too many"
         if not drained:
             return None
+        # Nothing waits to be taken up: all that is unread is the beginning of one message.
         greeting_bytes_max = bounds.command_frame_bytes_max + SMALL_BYTES
         if connection.is_tcp and not connection.seen and unread > greeting_bytes_max:
             return f"{unread} bytes before its first message"
-        # The bytes of other connections explain part of the growth.
+        # Unread bytes of other connections explain part of the growth. The rest, beyond what frames
+        # of this message may cost, is what a message of many tiny frames fills.
         growth -= max(0, self.total - before)
-        factor = _AMPLIFICATION * unread if connection.is_tcp else 0
-        if growth > bounds.amplified_bytes_max + factor:
+        cost_of_frames = _AMPLIFICATION * unread if connection.is_tcp else 0
+        if growth > bounds.amplified_bytes_max + cost_of_frames:
             return f"memory grew by {growth} bytes during a message of {unread} bytes so far"
         return None
 
     def too_much(self, suspects: Iterable[Connection]) -> list[tuple[Connection, str]]:
         """Choose whom to cut so that all together, and each user or address, keep to their bounds.
 
-        The largest connection of the share that has most goes first: a peer with one large message
-        is not cut for what another sends by many connections.
+        A share is all that counts for one user, or for one address without a user. The largest
+        connection of the largest share goes first: a peer with one large message is not cut for
+        what another sends by many connections. Returns each connection to cut, with the reason.
         """
         bounds = self._bounds
+        # The guard judges at the second look in a row, when the loop has read once more.
         live = [each for each in suspects if each.looks >= 2]
         most = sum(each.memory + each.rise for each in live)
         least = min(bounds.unread_share_bytes_max, bounds.unread_bytes_max)
         if self._left.is_empty and most <= least:
             return []
         growth = max(0, self._memory.grown())
-        # Each connection may have caused all of the growth, but together they have caused it only
-        # once.
+        # `memory` is what small frames may fill beyond their bytes, up to all of the growth. But
+        # together the connections have caused the growth only once: each counts for this part of
+        # what it may have filled beyond its bytes.
         raw = sum(each.unread for each in live)
         above = sum(each.memory for each in live) - raw
         part = min(1.0, max(0, growth - raw) / above) if above > 0 else 1.0
@@ -169,6 +189,7 @@ class UnreadBytes:
             sums[share] += _counted(
                 left[share], growth, bounds.unread_share_bytes_max, ended[share]
             )
+        # Cut the largest connection of the largest share until every bound is kept.
         chosen: list[tuple[Connection, str]] = []
         while sums:
             share = max(sums, key=sums.__getitem__)
@@ -197,7 +218,8 @@ def _counted(left: int, growth: int, bound: int, ended: int) -> int:
     ones have left. It is a quarter after one connection ended, and half as much with each other:
     who connects again and again comes to half a bound more, and no further.
     """
-    return min(left, growth, bound - (bound // 4 >> max(0, ended - 1)))
+    kept_back = bound // 4 >> max(0, ended - 1)  # a quarter, an eighth, and so on
+    return min(left, growth, bound - kept_back)
 
 
 def _memory_of(connection: Connection, growth: int) -> int:
@@ -208,6 +230,7 @@ def _memory_of(connection: Connection, growth: int) -> int:
     unread, size = connection.unread, connection.frame_bytes
     if not 0 < size < _SMALL_FRAME_BYTES:
         return unread
+    # A tiny frame needs a little beside its bytes; another small one may keep a whole buffer.
     needed = _FRAME_MEMORY_BYTES if size <= _TINY_BYTES else _SMALL_FRAME_BYTES
     factor = 1 + needed / size
     return max(unread, min(int(unread * factor), growth))

@@ -37,11 +37,12 @@ class Watchdog:
         self.turn = 0
         """The number of the turn under way; 0: the loop waits for messages. The loop sets it."""
         self.holds = False
-        """True: something is held back, or is about to be."""
+        """True: something is held back, or is about to be: the loop calls release() after its
+        turn."""
         self._guard = guard
         self._grown_bytes = grown_bytes
         self._held: dict[int, int] = {}
-        """Inodes of the connections that are held back, and their descriptors."""
+        """Connections that are held back: inode -> descriptor."""
         self._lock = threading.Lock()
         self.error: Exception | None = None
         """The unforeseen error of a look; the loop reports it and takes it away."""
@@ -55,14 +56,14 @@ class Watchdog:
         self._thread = thread
 
     def stop(self) -> None:
-        """Look no more; connections that are held back are let go by the next release()."""
+        """End the thread; connections that are held back are let go by the next release()."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def _run(self) -> None:
-        """Look at each turn that lasts from one look to the next, until it is stopped."""
+        """Run the thread: each _LOOK_S it looks whether the same turn is still under way."""
         seen = 0
         while not self._stopping.wait(_LOOK_S):
             turn, before = self.turn, seen
@@ -74,13 +75,17 @@ class Watchdog:
                     self.error, self.holds = error, True
 
     def look(self, turn: int) -> None:
-        """Hold back what fills the memory, if this turn still stands and memory has grown."""
+        """Have the kernel drop what fills the memory, if this turn still lasts and memory grew.
+
+        Called by the watchdog's thread for a turn that lasts longer than _LOOK_S. The loop lets go
+        of all of it when the turn ends: release().
+        """
         guard = self._guard
         if guard.memory.growth() <= self._grown_bytes:
             return
         with self._lock:
-            # Said before the turn is compared: either a loop that goes on now sees it, or this look
-            # sees the new turn.
+            # `holds` is set before the turn is compared, and the loop ends a turn before it looks
+            # at `holds`: so either the loop sees it and releases, or this look sees the new turn.
             held, self.holds = self.holds, True
             if self.turn != turn:
                 self.holds = held
@@ -92,6 +97,7 @@ class Watchdog:
                 known.add(connection.inode)
                 if connection.is_tcp and connection.unread_now() > _HELD_FROM_BYTES:
                     self._hold(connection.fd, connection.inode)
+            # Connections that were accepted during the turn: the guard does not know them yet.
             for fd, inode in _accepted_at(guard.listening.ports):
                 if inode not in known:
                     self._hold(fd, inode)

@@ -55,7 +55,7 @@ class Worker(Generic[Job]):
     """A thread that does jobs of one kind, one after another, in the order in which they came."""
 
     def __init__(self, name: str, do: Callable[[Job], object | None], results: ResultQueue) -> None:
-        """do: does a job and returns its result for the loop, or None."""
+        """name: of the thread. do: does a job in it, and returns a result for the loop, or None."""
         self._name = name
         self._do = do
         self._results = results
@@ -108,9 +108,10 @@ class SyncThread:
         explain: Callable[[Exception], tuple[str, str]],
         took: Callable[[str, int], None] = lambda name, took_ns: None,
     ) -> None:  # fmt: skip
-        """failures: errors of the journal; explain: (code, reason) of one.
+        """failures: errors that are told to the loop; any other one is a bug, and ends the broker.
 
-        took: told how many nanoseconds a sync of a ring took; called by the thread.
+        explain: returns code and reason of a failure. took: called in the thread with the ring and
+        the nanoseconds that its sync took.
         """
         self._failures = failures
         self._explain = explain
@@ -127,9 +128,10 @@ class SyncThread:
             self._worker.put((name, ring))
 
     def _sync(self, job: tuple[str, Syncable]) -> object:
-        """Sync a ring; returns Synced, or SyncFailed with the reason."""
+        """Sync a ring, in the sync thread; returns Synced, or SyncFailed with the reason."""
         name, ring = job
-        # Before the sync begins: an append from here on has to ask again.
+        # _asked: rings whose sync is asked for and has not begun. An append from here on may come
+        # too late for this sync, and asks for another one.
         self._asked.discard(name)
         began = time.perf_counter_ns()
         try:
@@ -146,7 +148,10 @@ class Housekeeper:
     def __init__(
         self, step: Callable[[], bool], results: ResultQueue, *, idle_s: float, pause_s: float
     ) -> None:
-        """step: does a little; True when there is more to do."""
+        """step: does a piece of work; True: there is more. pause_s, idle_s: between two pieces.
+
+        idle_s: where the last piece left nothing to do.
+        """
         self._step = step
         self._results = results
         self._idle_s = idle_s
@@ -170,7 +175,10 @@ class Housekeeper:
             self._thread.join()
 
     def _run(self) -> None:
-        """Run the thread: pieces of work with short pauses, and long ones when there is none."""
+        """Run the thread: a piece of housekeeping, then a pause, which is long when none was left.
+
+        nudge() ends a pause early; stop() puts True, which ends the thread.
+        """
         try:
             while True:
                 pause_s = self._pause_s if self._step() else self._idle_s

@@ -1,8 +1,10 @@
 """Questions to a ring's index, answered in the reader thread.
 
-Owns the way from the core's questions to the ring's methods. The rule: an answer is what
-the contract in broker/ready.py says of the kind, in plain data. Source: broker/ready.py,
-IndexQuery.
+Owns the way from the core's questions to the ring's methods. A read brings runs: stored batches in
+one piece of memory, with a span for each: where it lies, its size, its first offset, its records.
+Copies are newest records of a stream with keys that were appended again, in a hidden stream of the
+ring; a copy's place is its offset there. The rule: an answer is what the contract in
+broker/ready.py says of the kind, in plain data. Source: broker/ready.py, IndexQuery.
 """
 
 from __future__ import annotations
@@ -45,7 +47,11 @@ def answer_query(ring: Ring, query: IndexQuery) -> Any:
 
 
 def by_key(search: Search) -> Candidates | None:
-    """Turn a search over the matcher's view of an index into one over the journal's."""
+    """Turn the core's search, over the matcher's view of an index, into one over the journal's.
+
+    Such a search finds the index entries (stored batches) that may have what a pattern selects, so
+    that a read passes over the others. None: there is no search, and every batch is read.
+    """
     if search is None:
         return None
 
@@ -57,7 +63,7 @@ def by_key(search: Search) -> Candidates | None:
 
 
 def _find_time(ring: Ring, stream: int, arguments: dict[str, Any]) -> int | None:
-    """Return the first offset appended at a time; None: every record is older."""
+    """Return the first offset that was appended at a time or later; None: every record is older."""
     end = ring.next_offset(stream)
     found = ring.closest_offset(stream, arguments["time_ms"], inclusive=arguments["inclusive"])
     return None if found >= end else found
@@ -72,19 +78,22 @@ def _find_client_time(ring: Ring, stream: int, arguments: dict[str, Any]) -> int
 
 
 def _last_per_subject(ring: Ring, stream: int, arguments: dict[str, Any]) -> Any:
-    """Offsets of the latest matching record of each subject (its first key), ascending.
+    """Return the offset of the latest record that matches of each subject, in ascending order.
 
-    One more than the limit, where there are more, tells so.
+    For subscriptions that begin with the last record of each subject. One more than the limit is
+    returned where there are more, so that the core sees it.
     """
     pattern, first, end = arguments["pattern"], arguments["from"], arguments["end"]
     matches = compile_pattern(pattern).matches
     latest: dict[str, int] = {}
     if asks_subjects_only(pattern):
+        # The index has the last record of each subject: no record is read. The subject is the
+        # first key of a header.
         for keys, offset in ring.last_per_subject(stream, by_key(arguments["candidates"]), end):
             if offset >= first and offset > latest.get(keys[0], -1) and matches(keys, ()):
                 latest[keys[0]] = offset
     else:
-        # The index knows the latest record of a subject, not the latest with given fields.
+        # The index does not know the latest record with given fields: the records are read.
         position = first
         while position < end:
             found = ring.read(stream, position, end, _READ_BYTES, by_key(arguments["candidates"]))
@@ -104,13 +113,18 @@ def _note_latest(
     content: Content, base: int, first: int, end: int,
     matches: Callable[..., bool], latest: dict[str, int],
 ) -> None:  # fmt: skip
-    """Note each matching subject's newest offset in one batch."""
+    """Put the newest offset of each subject that matches, of one batch, into `latest`.
+
+    base: the batch's first offset. first, end: offsets that count.
+    """
+    # The batch's headers, each once, and for each row the number of its header (its code).
     headers, codes = content.headers()
-    low, high = max(first - base, 0), min(end - base, len(content))
+    low, high = max(first - base, 0), min(end - base, len(content))  # rows that count
     if high <= low:
         return
+    # The last row of each header that is used.
     if codes is None:
-        last_rows = {0: high - 1}
+        last_rows = {0: high - 1}  # all rows have the only header
     else:
         # unique() tells where a code comes first: backwards, that is its last row.
         used, from_end = np.unique(codes[low:high][::-1], return_index=True)
@@ -126,14 +140,16 @@ def _note_latest(
 
 
 def _plan(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Plan a bounded read: where it ends, its splits, and what it holds.
+    """Plan a bounded read, for a client that shares it among several readers (Spark).
 
-    The arguments are those of StreamAdmin._plan in broker/streams. `young` in the answer: the first
-    offset that the stream's age and pins allow. `begin`: see Plan. `unbroken`: of a selection of
-    everything, parts of which a read brings every record.
+    The arguments are those of StreamAdmin._plan in broker/streams. The answer: `to`: where the read
+    ends; `splits`: its parts, of about equal size; `records`, `bytes`: an estimate of what it
+    brings; `young`: the first offset that the stream's age and pins allow; `begin`: see Plan;
+    `unbroken`: of a selection of everything, ranges of which a read brings every record.
     """
     first, end, most = arguments["from"], arguments["end"], arguments["records_max"]
     young = 0
+    # Records before this time have expired, except for those that a cursor's pin keeps.
     if arguments["oldest_ms"]:
         young = ring.closest_offset(stream, arguments["oldest_ms"], inclusive=True)
         young = min(young, arguments["pinned"])
@@ -142,10 +158,11 @@ def _plan(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str, Any]:
     purges = [(pattern, before) for pattern, before in arguments["purges"] if before > first]
     select_all = arguments["pattern"] == ["all"] and arguments["client_time"] is None
     everything = select_all and not purges
-    purged = max((before for _, before in purges), default=0)
-    selected = None
+    purged = max((before for _, before in purges), default=0)  # from here on nothing was purged
+    selected = None  # records that the pattern selects, where they were counted
     if most > 0 and not everything:
-        # The index cannot count what is selected: the records are read, and the plan ends there.
+        # The index cannot count what is selected: the records are read, and the plan ends where
+        # `records_max` of them were found.
         end, selected = _end_of_selected(ring, stream, first, arguments)
         most = 0
     plan: Plan = ring.plan(
@@ -174,7 +191,7 @@ def _longest(parts: Sequence[tuple[int, int]], most: int) -> list[list[int]]:
 
 
 def _left_by(pattern: bytes) -> Candidates:
-    """Find the entries of an index of which a purge may leave something."""
+    """Return a search for the index entries of which a purge by a pattern may leave something."""
     left = ["not", msgspec.msgpack.decode(pattern)]
     found = by_key(partial(may_match, left))
     assert found is not None
@@ -184,14 +201,14 @@ def _left_by(pattern: bytes) -> Candidates:
 def _end_of_selected(
     ring: Ring, stream: int, first: int, arguments: dict[str, Any]
 ) -> tuple[int, int]:
-    """(offset, records selected before it): where a read has brought `records_max` records.
+    """Return the offset before which a pattern selects `records_max` records, and how many it does.
 
-    Ends earlier once _COUNTED_BYTES were looked through, so that one question holds the reader
-    thread for no longer than a few reads do.
+    For a plan of a read of so many records. It ends earlier, with fewer, once _COUNTED_BYTES were
+    looked through, so that one question holds the reader thread no longer than a few reads do.
     """
     pattern, window = arguments["pattern"], arguments["client_time"]
     matches = compile_pattern(pattern).matches
-    search = by_key(arguments["candidates"])
+    search = by_key(arguments["candidates"])  # passes over stored batches without such a header
     purges = Purges(arguments["purges"])
     position, end, most = first, arguments["end"], arguments["records_max"]
     found, budget = 0, _COUNTED_BYTES
@@ -205,11 +222,11 @@ def _end_of_selected(
                 offsets = _selected_offsets(content, base, matches, window, purges)
                 offsets = offsets[(offsets >= position) & (offsets < end)]
                 if found + len(offsets) >= most:
-                    return int(offsets[most - found - 1]) + 1, most
+                    return int(offsets[most - found - 1]) + 1, most  # just behind the last wanted
                 found += len(offsets)
             budget -= len(view)
         if history.next <= position:
-            break
+            break  # the read came no further: nothing is stored there
         position = history.next
     return min(position, end), found
 
@@ -218,7 +235,12 @@ def _selected_offsets(
     content: Content, base: int, matches: Callable[..., bool], window: tuple[int, int] | None,
     purges: Purges,
 ) -> np.ndarray[Any, np.dtype[np.int64]]:  # fmt: skip
-    """Offsets of a batch that are wanted by header and client time, and were not purged."""
+    """Return the offsets of a batch's records that a pattern selects and that were not purged.
+
+    matches: tests a header. window: the client times that are wanted, too; None: all.
+    """
+    # A batch has each header once, and for each record the number of its header (its code); no
+    # codes: all records have the only header.
     headers, codes = content.headers()
     chosen = np.fromiter((matches(*header) for header in headers), np.bool_, len(headers))
     mask = np.broadcast_to(chosen[0], len(content)) if codes is None else chosen[codes]
@@ -244,16 +266,23 @@ def copies_at(ring: Ring, places: Sequence[int]) -> Iterator[Any]:
         if batch is None:
             yield None
             continue
+        # A place is an offset of the hidden stream, whose bodies are copies.
         view = memoryview(batch)
         bodies = Content(view[STAMP_BYTES:]).bodies()
         row = place - Stamp.unpack(batch, verify=False).base_offset
         copy = bytes(bodies.blob[int(bodies.offsets[row]) : int(bodies.offsets[row + 1])])
-        yield unpack_copy(copy)[0]
+        stored, _ = unpack_copy(copy)  # a batch, and which of its rows count
+        yield stored
 
 
 def _copies(ring: Ring, stream: int, arguments: dict[str, Any]) -> list[tuple[bytes, list[int]]]:
-    """Copies of the records asked for, each with their offsets."""
+    """Return copies of newest records, as _copy() makes them, each with the offsets in it.
+
+    Asked for when the segment that has the records is to be overwritten. offsets: of records in
+    their own batches. places: where records that were copied before lie now -> their offsets.
+    """
     offsets, places = arguments["offsets"], arguments["places"]
+    # By the base of each batch: the batch, and the offsets that are wanted of it.
     wanted: dict[int, tuple[bytes, list[int]]] = {}
     for offset, batch in zip(offsets, ring.read_batches(stream, offsets), strict=True):
         if batch is not None:
@@ -266,9 +295,10 @@ def _copies(ring: Ring, stream: int, arguments: dict[str, Any]) -> list[tuple[by
 
 
 def _copy(batch: bytes, offsets: list[int]) -> bytes:
-    """Return a copy of newest records as it is stored: a batch, and which of its rows count.
+    """Return a copy of some records of a batch in the form in which a ring keeps it.
 
-    Few rows of a large batch are extracted, where that is possible.
+    For newest records whose segment is given up. The copy is a batch with the rows of it that
+    count; none: all of them. Rows of a large batch are extracted, where its form allows it.
     """
     stamp, content = Stamp.unpack(batch, verify=False), Content(memoryview(batch)[STAMP_BYTES:])
     if content.head.count == len(offsets):
@@ -285,15 +315,17 @@ def _offsets(base: int, content: Content) -> np.ndarray[Any, np.dtype[np.int64]]
 
 
 def _moved_keys(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The newest record of each subject among some copies, in the order of the copies.
+    """Return the newest record of each subject among some copies, in the order of the copies.
 
-    A row of the answer: what _keys_of_copy() yields, and the offset of the copy itself.
+    The core asks at a start, to know where newest records lie. A row of the answer: what
+    _keys_of_copy() yields, and the offset of the copy itself in its hidden stream.
     """
     rows: dict[str, tuple[str, int, int, int | None, int]] = {}
     found = ring.read(MOVED_STREAM, arguments["from"], arguments["end"], arguments["bytes"])
     for run in found.runs:
         view = memoryview(run.data)
         for at, size, base, count in run.spans:
+            # Each body of a batch of the hidden stream is one copy.
             bodies = Content(view[at + STAMP_BYTES : at + size]).bodies()
             bounds = bodies.offsets.tolist()
             for row in range(count):
@@ -301,9 +333,11 @@ def _moved_keys(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str,
                 for key in _keys_of_copy(copy):
                     subject, offset, *_ = key
                     known = rows.get(subject)
-                    if known is None or known[1] <= offset:
+                    _, known_offset, *_ = known or (subject, -1)
+                    if known_offset <= offset:
                         rows.pop(subject, None)
                         rows[subject] = (*key, base + row)
+    # By the copies' own offsets, the last of each row.
     return {"rows": sorted(rows.values(), key=itemgetter(4)), "next": found.next}
 
 
@@ -318,22 +352,26 @@ def _keys_of_copy(copy: bytes) -> Iterator[tuple[str, int, int, int | None]]:
 
 
 def _keys(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The newest record of each subject among some batches."""
+    """Return the newest record of each subject among some batches, as columns.
+
+    The core asks at a start, again from `next` on until all batches were read.
+    """
     found = ring.read(stream, arguments["from"], arguments["end"], arguments["bytes"])
     return {"newest": newest_columns(_batches_of(found)), "next": found.next}
 
 
 def _batches_of(found: History) -> Iterator[tuple[Content, int, int, int]]:
-    """(content, bytes with the stamp, base offset, append time) of each batch that was read."""
+    """Yield (content, bytes with the stamp, base offset, append time) of each batch of a read."""
     for run in found.runs:
         view = memoryview(run.data)
+        # Where a batch lies in the run, its size and its first offset.
         for at, size, base, _ in run.spans:
             time_ms = append_time_of(bytes(view[at : at + STAMP_BYTES]))
             yield Content(view[at + STAMP_BYTES : at + size]), size, base, time_ms
 
 
 def _oldest_segments(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Facts about a ring's oldest segments, of which newest records are copied away."""
+    """Return facts about a ring's oldest segments, out of which the core copies newest records."""
     return {
         "segment_bytes": ring.settings.segment_bytes,
         "segments": ring.settings.ring_bytes // ring.settings.segment_bytes,

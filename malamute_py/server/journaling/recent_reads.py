@@ -39,12 +39,13 @@ class RecentReads:
         self._bytes = 0
 
     def find(self, ring: Ring, job: ReadRange) -> tuple[tuple[HistoryRun, ...], int] | None:
-        """Return runs from before or at the wanted offset, and how far they come; None: not read.
+        """Return what was read for another reader, if it serves this one; None: nothing does.
 
-        No later ring of the name is taken for this ring.
+        That is the stored runs, from the wanted offset or before it, and the offset behind them.
         """
         for read in self._reads:
             if (
+                # By uuid: a ring that was made anew may have the same name.
                 read.ring == ring.uuid
                 and read.stream == job.stream
                 and read.first <= job.from_offset < read.next <= job.end_offset
@@ -53,7 +54,7 @@ class RecentReads:
         return None
 
     def keep(self, ring: Ring, job: ReadRange, runs: tuple[HistoryRun, ...], next: int) -> None:
-        """Keep a read; the oldest ones make room for it."""
+        """Keep a read for readers that come to the same offsets; the oldest reads make room."""
         size = sum(len(run.data) for run in runs)
         if not size or size > RECENT_BYTES:
             return
@@ -63,7 +64,7 @@ class RecentReads:
             self._bytes -= self._reads.pop().bytes
 
     def forget(self, ring: Ring, stream: int) -> None:
-        """Drop the reads of a stream: one reader alone reads its history."""
+        """Drop the reads of a stream whose history only one reader reads now."""
         which = ring.uuid, stream
         if not any((read.ring, read.stream) == which for read in self._reads):
             return

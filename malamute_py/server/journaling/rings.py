@@ -41,13 +41,7 @@ from malamute_py.broker.ready import (
 )
 from malamute_py.config import JournalSection
 from malamute_py.journal import Appended as Written
-from malamute_py.journal import (
-    JournalError,
-    JournalFailed,
-    JournalFull,
-    Ring,
-    RingSettings,
-)
+from malamute_py.journal import JournalError, JournalFailed, JournalFull, Ring, RingSettings
 from malamute_py.journal.directory import RINGS, Journal, directory_name
 from malamute_py.journal.layout import RING_FILE
 from malamute_py.journal.mapping import populate_again
@@ -231,8 +225,9 @@ class Rings:
     def facts(self) -> dict[str, dict[str, Any]]:
         """Return the facts of each ring for BROKER_INFO and metrics, by its name.
 
-        `full`: what a full ring does by its settings (overwrite or refuse). `unprepared`: why no
-        new segment could be prepared; "": one could.
+        `full`: what a full ring does (overwrite or refuse). `unprepared`: why housekeeping could
+        prepare no next segment; "": it could. `prepared_in_append_total`: segments that an append
+        had to prepare itself, as housekeeping was too slow.
         """
         return {
             name: {
@@ -242,7 +237,6 @@ class Rings:
                 "disk_bytes": ring.bytes_on_disk(),
                 "ring_bytes": _whole_segments(ring.settings),
                 "full": ring.settings.full,
-                # Why there is no segment to go on in; empty: there is one.
                 "unprepared": self._complaints.get(name, ""),
                 "prepared_in_append_total": ring.prepared_in_append,
                 "damaged_bytes": self._damaged.get(name, 0),
@@ -254,9 +248,9 @@ class Rings:
     # --- what the loop calls -----------------------------------------------------------
 
     def open(self, name: str, settings: dict[str, Any]) -> None:
-        """Have a ring opened, or removed, by a thread; until then its appends are refused.
+        """Have a ring opened, or removed, by the opener's thread; meanwhile its appends wait.
 
-        settings: those of its stream, or `remove`: the stream is gone, and its ring is to go.
+        settings: as its stream asks for them; `remove` among them: the stream is gone.
         """
         if settings.get("remove"):
             self._dirty.pop(name, None)
@@ -282,12 +276,12 @@ class Rings:
         self._opener.put(Change(name, settings))
 
     def append(self, bundles: list[AppendBundle]) -> Iterator[Appended | AppendRefused]:
-        """Write the bundles; yields one answer each, in order.
+        """Write the bundles of one Ready; yields one answer each, in order.
 
-        The caller tells the core each answer as it comes: those of a write are given before the
-        next write is made, so that a snapshot asked for in it knows of them.
+        The loop tells the core each answer before the next write is made, so that a snapshot that
+        the journal asks for in that write has what was written before.
         """
-        refused: dict[str, AppendRefused] = {}
+        refused: dict[str, AppendRefused] = {}  # by ring, the first refusal
         at, count = 0, len(bundles)
         while at < count:
             name = bundles[at].ring
@@ -296,10 +290,10 @@ class Rings:
                 yield _refusal(bundles[at].token, earlier)
                 at += 1
                 continue
-            stop = _neighbours(bundles, at)
+            stop = _neighbours(bundles, at)  # where the bundles end that share one write
             written = self._write(name, bundles[at:stop])
             if len(written) == 1 and isinstance(written[0], AppendRefused) and stop - at > 1:
-                # Only one of the bundles may be at fault.
+                # Only one of the bundles may be at fault: the first one is tried alone.
                 stop = at + 1
                 written = self._write(name, bundles[at:stop])
             for answer in written:
@@ -309,17 +303,17 @@ class Rings:
             at = stop
 
     def _write(self, name: str, bundles: list[AppendBundle]) -> list[Appended | AppendRefused]:
-        """Make one write. Refused: one answer, for the first bundle."""
-        token = bundles[0].token
+        """Append bundles of one ring in one write; returns an answer for each, or one refusal."""
+        token = bundles[0].token  # a refusal answers the first bundle
         unready = self._unready.get(name)
         if unready is not None:
-            if unready.failed:
+            if unready.failed:  # the append that is refused has it tried once more
                 self._open(name, unready.settings)
             return [AppendRefused(token, *unready.refusal)]
         ring = self._rings.get(name)
         if ring is None:
             return [AppendRefused(token, "journal_failed", f"there is no ring {name}")]
-        if self._early_pins:
+        if self._early_pins:  # of the time while the ring was being opened
             for pin, (stream, offset) in self._early_pins.pop(name, {}).items():
                 self.pin(name, pin, stream, offset)
         batches = bundles[0].batches
@@ -336,17 +330,17 @@ class Rings:
             held = ring.held_lsn is not None and ring.settings.full == "overwrite"
             return [AppendRefused(token, "wait" if held else error.code, str(error), _RETRY_MS)]
         except JournalError as error:
-            retry_ms = 0 if isinstance(error, JournalFailed) else _RETRY_MS
+            retry_ms = 0 if isinstance(error, JournalFailed) else _RETRY_MS  # 0: not at all
             return [AppendRefused(token, error.code, str(error), retry_ms)]
         except OSError as error:
             return [AppendRefused(token, "disk_full", str(error), _RETRY_MS)]
-        self._dirty[name] = ring
+        self._dirty[name] = ring  # to be synced: sync()
         if name not in self._in_memory:
             self.latencies.wrote(name, done.end_lsn, len(bundles))
         if name == MAIN and self._noted is not None and _concerns_queues(bundles):
-            self._noted(done.lsn, done.end_lsn)
+            self._noted(done.lsn, done.end_lsn)  # the tables have to follow this part
         answers: list[Appended | AppendRefused] = []
-        first = 0
+        first = 0  # each bundle gets the stamps of its own batches
         for bundle in bundles:
             last = first + len(bundle.batches)
             answers.append(Appended(bundle.token, done.stamps[first:last], done.end_lsn))
@@ -416,12 +410,12 @@ class Rings:
         self._reader.put(True)
 
     def pin(self, ring: str, name: str, stream: int, offset: int | None) -> None:
-        """Hold a ring back from a stream's offset on; None: no longer."""
-        # Asked first: the opening thread enters a ring before it is no longer awaited.
-        awaited = ring in self._unready
+        """Have a ring keep a stream's records from an offset on, by a pin; None: no longer."""
+        # Looked up first: the opener puts a ring into _rings before it takes it out of _unready.
+        is_opening = ring in self._unready
         found = self._rings.get(ring)
         if found is None:
-            if awaited:
+            if is_opening:
                 self._early_pins.setdefault(ring, {})[name] = stream, offset
             return
         if self._early_pins:
@@ -441,10 +435,10 @@ class Rings:
     # --- the opening thread --------------------------------------------------------------
 
     def _open_or_remove(self, job: Change) -> object:
-        """Open a ring with its first segment prepared, or remove one.
+        """Open a ring with its first segment prepared, or close one whose stream is gone.
 
-        A thread of its own: preparing takes 100 ms for 64 MiB, which may hold up neither the
-        loop nor the segments of the other rings.
+        In the opener's thread: preparing takes 100 ms for 64 MiB, which may hold up neither the
+        loop nor the segments of the other rings. Returns an event for the loop, or None.
         """
         name, settings = job
         if settings.get("remove"):
@@ -452,7 +446,7 @@ class Rings:
             ring = self._rings.pop(name, None)
             if ring is not None:
                 ring.detach()  # readers keep what they hold, and the files may go
-            self._removals.append(name)
+            self._removals.append(name)  # housekeeping removes the files
             self._housekeeper.nudge()
             return None
         if self._stopping:
@@ -466,7 +460,7 @@ class Rings:
         except (JournalError, OSError, ValueError) as error:
             code = _code(error)
             refusal = (code, f"the ring {name} could not be opened: {error}", _RETRY_MS)
-            self._unready[name] = Unready(settings, refusal, failed=True)
+            self._unready[name] = Unready(settings, refusal, failed=True)  # appends are refused
             return RingEvent(name, "ring_not_opened", {"code": code, "reason": str(error)})
         self._unready.pop(name, None)
         return None
@@ -486,7 +480,7 @@ class Rings:
             return self._erred(job, error)
 
     def _erred(self, job: BodiesRead | ReadRange | IndexQuery, error: Exception) -> object:
-        """Tell the asking link that a read met what this code does not foresee in a batch."""
+        """Return the answer to a job at which the reader thread met an unforeseen error."""
         ring, stream, doing = MAIN, "mail", "bodies"
         if not isinstance(job, BodiesRead):
             ring, stream = job.ring, str(job.stream)
@@ -501,7 +495,7 @@ class Rings:
         return IndexAnswer(job.token, IndexFailure("internal", reason))
 
     def _read_bodies(self, job: BodiesRead) -> BodiesFound:
-        """Read bodies from the journal, and those that it no longer has from the tables."""
+        """Read bodies of mail and requests from ring main, and from the tables what it gave up."""
         ring, found, failed = self._rings.get(MAIN), {}, ""
         try:
             if ring is not None:
@@ -515,6 +509,7 @@ class Rings:
             stored, fault = self._bodies.read(missing)
             found |= stored
             failed = fault or failed
+        # A failed read of the ring does not matter where the tables had everything.
         return BodiesFound(job.token, found, failed if len(found) < len(job.numbers) else "")
 
     def _read(self, job: ReadRange | IndexQuery) -> object:
@@ -522,7 +517,7 @@ class Rings:
 
         A read that another reader has just made is answered from memory.
         """
-        # Asked first: the opening thread enters a ring before it is no longer awaited.
+        # Looked up first: the opener puts a ring into _rings before it takes it out of _unready.
         unready = self._unready.get(job.ring)
         ring = self._rings.get(job.ring)
         if isinstance(job, ReadRange):
@@ -532,9 +527,12 @@ class Rings:
                 return self._read_copies(ring, job)
             if job.shared and not job.oldest_ms:
                 recent = self._recent.find(ring, job)
-                # Mapped pages may have been paged out since they were read.
-                if recent is not None and all(populate_again(run.data) for run in recent[0]):
-                    return HistoryRead(job.token, *recent)
+                if recent is not None:
+                    runs, following = recent
+                    # The kernel may have dropped mapped pages since: they are read again here, so
+                    # that the loop never waits for the disk.
+                    if all(populate_again(run.data) for run in runs):
+                        return HistoryRead(job.token, runs, following)
             elif job.alone:  # no other reader would want what was kept
                 self._recent.forget(ring, job.stream)
             try:
@@ -565,16 +563,16 @@ class Rings:
             return IndexAnswer(job.token, IndexFailure("journal_failed", str(error)))
 
     def _read_copies(self, ring: Ring, job: ReadRange) -> object:
-        """Read records that a ring kept by copying them, until bytes_max is reached.
+        """Read copies of newest records at their places in the ring, up to bytes_max.
 
-        `next` of the answer: how many of the places were looked at.
+        `next` of the answer: how many of the places were looked at. The core asks for the rest.
         """
         runs: list[HistoryRun] = []
         size = looked = 0
         try:
             for place, copy in zip(job.places, copies_at(ring, job.places), strict=True):
                 looked += 1
-                if copy is not None:
+                if copy is not None:  # None: it is gone, as its segment was overwritten
                     stamp = Stamp.unpack(copy, verify=False)
                     span = (0, len(copy), stamp.base_offset, stamp.count)
                     runs.append(HistoryRun(copy, (span,), place))
@@ -603,14 +601,15 @@ class Rings:
                     facts = {"reason": str(error)}
                     self._results.put(RingEvent(name, "segment_not_prepared", facts))
             for event in ring.take_events():
-                moved = event.facts.get("first_offsets")
-                if moved:
-                    self._results.put(Trimmed(name, moved))
+                # Segments were given up: for each stream of them, its first offset from now on.
+                first_offsets = event.facts.get("first_offsets")
+                if first_offsets:
+                    self._results.put(Trimmed(name, first_offsets))
                 self._results.put(RingEvent(name, event.name, dict(event.facts)))
         return more
 
     def _remove(self) -> bool:
-        """Remove one file of a removed ring; True when there are more."""
+        """Remove one file of a ring whose stream is gone; True: call again without a long pause."""
         if not self._removals:
             return False
         name = self._removals[0]
@@ -622,21 +621,21 @@ class Rings:
         except (JournalError, OSError) as error:
             if self._is_new(name, error):
                 self._results.put(RingEvent(name, "ring_not_removed", {"reason": str(error)}))
-            self._removals.rotate(-1)
+            self._removals.rotate(-1)  # the next round tries another ring
             return False
 
     def _remove_file(self, name: str) -> bool:
-        """Remove a file of a removed ring, at last its directory; False: nothing is left.
+        """Remove one file of a ring whose stream is gone, at last its directory; False: none left.
 
         Raises JournalError, OSError.
         """
         rings, directory = self._journal.storage.child(RINGS), directory_name(name)
         if directory not in rings.children():
             return False
-        # First of all: from here on the ring is not missed by a start.
+        # First of all: from here on a start does not miss the ring.
         self._journal.forget(name)
         storage = rings.child(directory)
-        # The file that makes it a ring goes first: by that a start knows a removal half way.
+        # RING_FILE goes first: a start goes on to remove a directory without it.
         names = sorted(storage.names(), key=lambda name: name != RING_FILE)
         if names:
             storage.remove(names[0])
@@ -664,7 +663,7 @@ def _concerns_queues(bundles: list[AppendBundle]) -> bool:
 
 
 def _neighbours(bundles: list[AppendBundle], at: int) -> int:
-    """Return the end of the bundles that go into one write with the one at `at`."""
+    """Return where the bundles of one write end: the one at `at`, and the next ones of its ring."""
     name = bundles[at].ring
     batches = size = 0
     for stop in range(at, len(bundles)):
