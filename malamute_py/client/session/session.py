@@ -84,8 +84,9 @@ from malamute_py.client.session.events import (
     Warned,
     Watched,
 )
+from malamute_py.client.session.joined_groups import Memberships
 from malamute_py.client.session.mailboxes import MailboxView, OpenedMailboxes
-from malamute_py.client.session.memberships import Membership, Memberships
+from malamute_py.client.session.memberships import Membership
 from malamute_py.client.session.messages import OutgoingMessages
 from malamute_py.client.session.offering import Offering
 from malamute_py.client.session.offerings import Offerings
