@@ -41,6 +41,7 @@ from malamute_py.client.session.acknowledgements import (
     AckForm,
     Acks,
     Range,
+    merged,
     ranges_of_numbers,
 )
 from malamute_py.client.session.doubts import Doubts, size_of, without
@@ -210,7 +211,7 @@ class Membership(Standing):
             for offset in offsets:
                 self._of_earlier_links.pop(offset, None)
         if mine:
-            ranges = ranges_of_numbers(mine)
+            ranges = merged([(offset, offset + 1) for offset in mine])
             self._memberships.acks.add(self, form, ranges, token if whole else None)
         if token is not None and not (mine and whole):
             # False: it came too late for some. Of no records at all it is done.

@@ -34,7 +34,7 @@ class Warnings:
         self._gathered[kind] = count + 1, first
 
     def wake(self, now_ms: int) -> None:
-        """Write what is due."""
+        """Write what is due: a second after the first of them, and ten after the last lines."""
         if not self._gathered:
             return
         if self._due_ms is None:
@@ -44,7 +44,7 @@ class Warnings:
             self.flush()
 
     def flush(self) -> None:
-        """Write all at once."""
+        """Write all that is gathered, one line a kind, as events for the shell's log."""
         for kind, (count, first) in self._gathered.items():
             self._emit(Warned(f"{kind}: {first}" + (f" (and {count - 1} more)" * (count > 1))))
         self._gathered.clear()
