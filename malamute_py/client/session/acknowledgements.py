@@ -134,13 +134,15 @@ class Acks:
         self._trackers = trackers
         self._settle = settle
         self._gathered: Final[dict[tuple[int, AckForm], Ack]] = {}
-        """By the owner's id and the form."""
+        """What leaves with the next turn, by the owner's id and the form."""
         self._sent: dict[Ack, None] = {}
+        """What the broker has not answered."""
         self._put_off: Final[dict[Ack, int]] = {}
         """Acknowledgements that the broker refused with `wait`, and when each is sent again."""
         self.queues: Final = (self._gathered, self._put_off)
         """While all of them are empty, take() has nothing to do."""
         self._taken_ms = -1
+        """Time of the last take()."""
 
     @property
     def idle(self) -> bool:

@@ -178,7 +178,7 @@ class Bulk:
         """
         bodies = several("bodies", bodies)
         self._bodies: Sequence[Any] = bodies
-        self._lists = len(bodies) > 0 and isinstance(bodies[0], list | tuple)
+        self._lists = len(bodies) > 0 and isinstance(bodies[0], list | tuple)  # so are all, then
         self._batch_bytes = batch_bytes
         self._records_max = limits.batch_records_max
         self._start = 0
@@ -523,18 +523,19 @@ def make_plan(
     visibility: ReadVisibility,
     client_time: tuple[Time, Time] | None,
 ) -> Callable[[int], PlanRead]:
-    """Return a function that makes PLAN_READ, given the number of the request.
+    """Return a function that makes PLAN_READ, which divides a range of a stream for many readers.
 
+    The function is given the number of the request.
     Its arguments are checked now: the number is known only when the command is queued.
     Raises PatternError, or LocalProtocolError: an argument is wrong.
     """
     one_of("visibility", visibility, _VISIBILITIES)
-    selected, wire, times = make_pattern(pattern), start_on_wire(start), _times(client_time)
+    selected, first, times = make_pattern(pattern), start_on_wire(start), _times(client_time)
     return lambda number: PlanRead(
         number,
         stream,
         selected,
-        wire,
+        first,
         records_max,
         bytes_max,
         split_bytes,

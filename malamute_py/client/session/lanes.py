@@ -322,7 +322,7 @@ class Lanes(ABC, Generic[Kind]):
             lane.stopped = False
             lane.blocked_until_ms = -1
             if not lane.queue:
-                self._rest(lane)
+                self._note_empty(lane)
         self._blocked.clear()
 
     def disown(self, error: MalamuteError) -> None:
@@ -344,7 +344,7 @@ class Lanes(ABC, Generic[Kind]):
         lane.queue.extend(kept)
         self.window.queued_bytes -= sum(batch.bytes for batch in batches)
         if not kept:
-            self._rest(lane)
+            self._note_empty(lane)
 
     def fail_all(self, error: MalamuteError) -> None:
         """The session ends: everything unconfirmed fails, and so does every later call."""
@@ -363,7 +363,7 @@ class Lanes(ABC, Generic[Kind]):
             self._end(batch, error)
         lane.sent.clear()
         lane.queue.clear()
-        self._rest(lane)
+        self._note_empty(lane)
 
     # --- sending ---------------------------------------------------------------------------
 
@@ -381,7 +381,7 @@ class Lanes(ABC, Generic[Kind]):
         for lane in list(self._active):
             if lane.gate is not None and not lane.gate.active:
                 continue  # the broker would not understand replies before it knows their offer
-            if lane.blocked_until_ms >= 0 and not self._release(lane, now_ms):
+            if lane.blocked_until_ms >= 0 and not self._end_pause(lane, now_ms):
                 continue
             last_tracker = self._trackers.last
             if not self._drain(lane, now_ms, out):
@@ -392,7 +392,7 @@ class Lanes(ABC, Generic[Kind]):
                 return False
         return True
 
-    def _release(self, lane: Lane[Kind], now_ms: int) -> bool:
+    def _end_pause(self, lane: Lane[Kind], now_ms: int) -> bool:
         """End the pause of a lane in which a batch was refused; False: it is not over yet."""
         if lane.blocked_until_ms > now_ms:
             self._blocked[lane] = None
@@ -417,7 +417,7 @@ class Lanes(ABC, Generic[Kind]):
             self.window.queued_bytes -= batch.bytes
             if batch.content or self._encode(batch):  # what has left before keeps its bytes
                 self._leave(batch, out)
-        self._rest(lane)
+        self._note_empty(lane)
         return True
 
     def _holds(self, batch: Kind, now_ms: int, out: CommandSink) -> bool:
@@ -425,7 +425,7 @@ class Lanes(ABC, Generic[Kind]):
         lane = batch.lane
         return lane.stopped or bool(lane.sent and batch.one_by_one)
 
-    def _rest(self, lane: Lane[Kind]) -> None:
+    def _note_empty(self, lane: Lane[Kind]) -> None:
         """Note that nothing waits in a lane, and drop it if nothing is under way there either."""
         self._active.pop(lane, None)
         self._blocked.pop(lane, None)
@@ -488,7 +488,7 @@ class Lanes(ABC, Generic[Kind]):
         keep: the rows and the content stay, and no caller is told: the batch waits for replies, and
         may have to be sent again for them.
         """
-        if not self._came_back(batch):
+        if not self._take_answered(batch):
             return
         if keep:
             batch.state = OVER
@@ -496,13 +496,13 @@ class Lanes(ABC, Generic[Kind]):
             self._end(batch, confirm)
         lane = batch.lane
         if not lane.queue and not lane.lasting:
-            self._rest(lane)
+            self._note_empty(lane)
 
     @abstractmethod
     def refused(self, batch: Kind, error: BrokerRefused, now_ms: int) -> None:
         """Send a refused batch again later, or in parts, or fail it, by the code."""
 
-    def _came_back(self, batch: Kind) -> bool:
+    def _take_answered(self, batch: Kind) -> bool:
         """Take an answered batch out of those under way, so that the lane goes on.
 
         Returns False when the batch was settled without this answer: there is nothing to do.

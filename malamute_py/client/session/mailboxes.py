@@ -112,10 +112,10 @@ class MailboxView:
                 continue  # mostly: numbers that come are new
             # Of each range stays what lies before, and what lies after, the numbers that go.
             self._given = [
-                piece
+                (left_first, left_end)
                 for first, end in self._given
-                for piece in ((first, min(end, low)), (max(first, high), end))
-                if piece[0] < piece[1]
+                for left_first, left_end in ((first, min(end, low)), (max(first, high), end))
+                if left_first < left_end
             ]
 
     def done(self, number: int) -> None:
@@ -398,6 +398,7 @@ class OpenedMailbox(Opened):
         """Take in one delivery: replies go to their calls, the rest waits to be read."""
         batch = one_taken_in(command, frames, limits)
         count = batch.records if isinstance(batch, Unreadable) else len(batch)
+        # about: the requests of replies; origin: the records that dead letters were.
         if command.about and sum(replies for _, _, replies in command.about) != count:
             raise RemoteProtocolError(
                 "malformed", f"{count} replies about another number of requests"
@@ -431,16 +432,17 @@ class OpenedMailbox(Opened):
     def _pass_over(self, command: Mail, found: Unreadable) -> None:
         """Fail the callers whose replies cannot be read; other such mail stays where it is.
 
-        Messages that no reader can read are held by this one, and are named: what came with them
-        is delivered.
+        Messages that no reader can read are held by this client, unacknowledged, and named in the
+        log; the mail around them is delivered.
         """
         ranges = found.ranges
         if command.about and self._mailboxes.replies.route_unreadable(command, found.reason):
             self.reply_taken(ranges, command.last)
             return
+        first, _ = ranges[0]
         self._mailboxes.warnings.add(
             "messages that cannot be read, and stay where they are",
-            f"{found.records} from {ranges[0][0]} of {self.asked.mailbox or 'us'}: {found.reason}",
+            f"{found.records} from {first} of {self.asked.mailbox or 'us'}: {found.reason}",
         )
 
     def _without_known(self, batch: Batch) -> Batch | None:

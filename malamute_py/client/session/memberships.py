@@ -141,7 +141,9 @@ class Membership(Standing):
 
     def take(self) -> HeldBatch | Notice | None:
         """The next records, or a notice; None: none yet."""
-        self._unplanned |= not self.progressed  # a renewal is due again, as the program goes on
+        # The program goes on after a pause, so that a renewal is due again: the link was last told
+        # no time for one.
+        self._unplanned |= not self.progressed
         self.lost_lease = False
         self._asks |= self.note_progress()
         if self._doubts and not self._doubts.asked and self.active:
@@ -518,7 +520,7 @@ class Membership(Standing):
         delivered: the records that take the offsets are of a later one. `void_since` remembers it
         for records that the program still has.
         """
-        epoch = self._seen[0]
+        epoch, _ = self._seen
         if epoch:  # Otherwise nothing was delivered yet, and nothing is void.
             self._rewinds.append((epoch, command.to))
             self._seen = epoch, command.to
@@ -601,8 +603,10 @@ class Membership(Standing):
         return chosen(batch, rows) if rows else None
 
     def link_down(self) -> None:
-        """Drop what no caller took, and note what the reader has as of an earlier link."""
-        # Each is in hand no more below: on the next link only what comes again is.
+        """Drop what no caller took, and note what the reader has as of an earlier link.
+
+        On the next link a record is in hand again only when the broker has handed it out again.
+        """
         super().link_down()
         for item in self.queue:
             if isinstance(item, HeldBatch):
@@ -615,7 +619,7 @@ class Membership(Standing):
         self.renew_at_ms = 0
         for offset in sorted(self.in_hand | self._acked | self._lent):
             self._of_earlier_links[offset] = None
-        while len(self._of_earlier_links) > _AWAY_MAX:
+        while len(self._of_earlier_links) > _AWAY_MAX:  # a bound on memory
             oldest = next(iter(self._of_earlier_links))
             del self._of_earlier_links[oldest]
             self._acked.discard(oldest)

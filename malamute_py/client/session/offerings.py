@@ -102,14 +102,14 @@ class Offerings(Acknowledging):
         outbox.check(row)
         if offering.ended:
             raise offering.error or ConnectionLost("the worker is closed")
-        if request.broken:
+        if request.broken:  # an earlier reply came too late: so is this one
             self._told_late(row)
             return True
         if request.finished or (last and not offering.finish(request)):
             return False
         if last:
             self.finished(offering)  # there is room for a further request
-        if request.lost:
+        if request.lost:  # the broker would refuse it
             offering.too_late(request, _NOT_HELD, row if last else None, last)
             self._told_late(row)
             return True
@@ -117,7 +117,7 @@ class Offerings(Acknowledging):
         lane = self._lanes.get(place)
         if lane is None or outbox.fatal is not None:
             lane = outbox.lane(self._lanes, place)
-        lane.gate = offering
+        lane.gate = offering  # nothing leaves on a link before the offer is open there
         queue = lane.queue
         batch = queue[-1] if queue else None
         if (

@@ -233,6 +233,7 @@ class Outbox(Lanes[KeyedBatch]):
             priority = priority_of(priority)
         lane = self.mailboxes.get(mailbox) if type(mailbox) is str else None
         if lane is None or self.fatal is not None:
+            # It checks the name, and raises what ended the session.
             lane = self.lane(self.mailboxes, mailbox, "mailbox")
         queue = lane.queue
         last = queue[-1] if queue else None
@@ -387,7 +388,7 @@ class Outbox(Lanes[KeyedBatch]):
 
     def refused(self, batch: KeyedBatch, error: BrokerRefused, now_ms: int) -> None:
         """Send a refused batch again later, or in parts, or fail it, by the code."""
-        if not self._came_back(batch):
+        if not self._take_answered(batch):
             return
         # The broker looks for the key before it refuses: it has nothing of the batch.
         batch.doubtful = False
@@ -406,17 +407,17 @@ class Outbox(Lanes[KeyedBatch]):
         else:
             self._end(batch, error)
         if not lane.queue:
-            self._rest(lane)
+            self._note_empty(lane)
 
     def answered(self, batch: KeyedBatch) -> None:
         """Settle a batch of requests whose replies have come, or are not awaited any more."""
         lane = batch.lane
         if batch.state == QUEUED:
             self.withdraw(batch)
-        elif self._came_back(batch):
+        elif self._take_answered(batch):
             batch.state = OVER
             if not lane.queue:
-                self._rest(lane)
+                self._note_empty(lane)
         batch.rows = []
         batch.content = b""
 

@@ -126,6 +126,7 @@ class Publisher(Lanes[OutgoingRecords]):
         """
         lane = self.streams.get(stream) if type(stream) is str else None
         if lane is None or self.fatal is not None:
+            # It checks the name, and raises what ended the session.
             lane = self.lane(self.streams, stream, "stream")
         queue = lane.queue
         last = queue[-1] if queue else None
@@ -172,7 +173,7 @@ class Publisher(Lanes[OutgoingRecords]):
         size = len(content) + STAMP_BYTES
         fits = size <= limits.batch_bytes_max and count <= limits.batch_records_max
         if not fits:
-            self.check_content(content, count)
+            self.check_content(content, count)  # raises where no stream of the broker takes it
         batch = (OutgoingTable if typed else OutgoingContent)(lane, level)
         batch.content, batch.records = content, count
         batch.tokens = token
@@ -389,12 +390,12 @@ class Publisher(Lanes[OutgoingRecords]):
             self._left_ms = now_ms
         return roomy
 
-    def _release(self, lane: Lane[OutgoingRecords], now_ms: int) -> bool:
+    def _end_pause(self, lane: Lane[OutgoingRecords], now_ms: int) -> bool:
         """End the pause of a lane whose refused batches may be tried again; False: not yet.
 
         Not while batches that left behind the refused one are unanswered: their refusals come, too.
         """
-        if lane.sent or not super()._release(lane, now_ms):
+        if lane.sent or not super()._end_pause(lane, now_ms):
             return False
         if self.idempotent:
             # Only the broker knows what it expects after a refusal: ask again.
@@ -456,7 +457,7 @@ class Publisher(Lanes[OutgoingRecords]):
 
     def refused(self, batch: OutgoingRecords, error: BrokerRefused, now_ms: int) -> None:
         """Send a refused batch again later, or in parts, or fail it, by the code."""
-        if not self._came_back(batch):
+        if not self._take_answered(batch):
             return
         lane, code = batch.lane, error.code
         doubtful = batch.doubtful  # it was under way when a link ended: the broker may have it
@@ -485,7 +486,7 @@ class Publisher(Lanes[OutgoingRecords]):
             self._put_back(batch)
         else:
             self._end(batch, error)
-        # Even with no pause: what left behind the batch is refused, too, and _release() waits for
+        # Even with no pause: what left behind the batch is refused, too, and _end_pause() waits for
         # that before the lane goes on, in the order of the calls.
         self._block(lane, now_ms + pause_ms)
         self._active[lane] = None

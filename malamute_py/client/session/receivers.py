@@ -156,7 +156,7 @@ class Receivers:
         """
         opened = self.by_number.get(command.subscription)
         if opened is None:
-            return  # it crossed our UNSUBSCRIBE
+            return  # the command was on its way when the opened thing ended here
         kind = type(command)
         if kind is Ended:
             opened.end_with(command)

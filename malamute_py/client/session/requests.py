@@ -161,7 +161,7 @@ class OutgoingRequests(KeyedBatch):
         )  # fmt: skip
 
     def send(self, out: CommandSink, tracker: int) -> None:
-        """Hand over REQUEST."""
+        """Hand over REQUEST, with the content; its CONFIRM or REFUSED comes by the tracker."""
         out.put(
             Request(
                 self.lane.place,
@@ -469,8 +469,8 @@ class AwaitedReplies:
         self.tell_all(waiting, error)
         batch.thin = True
         if batch.state == QUEUED:
-            # The batch was under way when the link went, and will not be sent again. The broker may
-            # have it.
+            # The batch waits to be sent again, since the link went or it was refused, and will not
+            # be. The broker may have it.
             service, key = batch.lane.place, batch.key
             self._ask(lambda number: CancelRequest(number, service, key), _GIVEN_UP)
             self.await_no_more(batch, batch.left)
@@ -529,7 +529,7 @@ class AwaitedReplies:
             batch.tokens[row] = None
             batch.left -= 1
             self._answered(batch, 1)
-        elif not batch.until_ms:
+        elif not batch.until_ms:  # else timed_out() forgets it in time
             self._outbox.look_again(batch, _NOTICE_MS)
 
 

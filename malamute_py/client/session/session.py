@@ -533,13 +533,16 @@ class Session:
     # --- in --------------------------------------------------------------------------------
 
     def receive(self, frames: Sequence[Any], now_ms: int) -> None:
-        """Take one message of the broker; a malformed one ends the link, and raises nothing."""
+        """Take one message that the shell has read; a malformed one ends the link, raising nothing.
+
+        Without a link, or an attempt at one, it is of a former link, and dropped.
+        """
         self._now_ms = self._heard_ms = now_ms
         if not self._talking():
             return
         try:
             for command, contents in decode_message(frames):
-                self._link.received(command)
+                self._link.received(command)  # raises where the protocol does not allow it now
                 handler = self._handlers.get(type(command))
                 if handler is None:
                     raise RemoteProtocolError(
@@ -554,7 +557,8 @@ class Session:
 
     def _on_welcome(self, command: wire.Welcome, _: Sequence[Any]) -> None:
         """Take up a new link: its limits, and all that has to be opened or sent again."""
-        if not VERSIONS[0] <= command.version <= VERSIONS[1]:
+        oldest, newest = VERSIONS
+        if not oldest <= command.version <= newest:
             self.lost("version", f"the broker speaks {command.version}", self._now_ms, final=True)
             return
         self.state = LinkState.LINKED
@@ -581,7 +585,7 @@ class Session:
         former, self.identity = self.identity, identity
         self.mailboxes.own = self._own()
         if not former:
-            return
+            return  # it had none: a replica gets its first
         error = ConnectionLost(
             f"another client has the identity {former!r} now, and this one is {identity!r}: what "
             "was under way may have been done, and its answer goes to the other"

@@ -188,11 +188,13 @@ class Step:
         self.level = level_number(confirm)
         if self.level == Level.NONE:
             raise LocalProtocolError("bad_setting", "a step is confirmed: 'synced' or 'stored'")
-        self.key = key_of(key) if type(key) is not bytes or key else key
+        self.key = key_of(key) if type(key) is not bytes or key else key  # b"" needs no check
         self.parts: dict[Place, list[Any]] = {}
+        """Rows of each part by its place, in the order in which the parts leave."""
         self.size = 0
+        """Bytes of the contents, about."""
         self.count = 0
-        """Records and numbers."""
+        """Records, and numbers that are acknowledged."""
         self.merge_limited = False
         """Whether the step moves a cursor, or has a request with a name of the caller's or an
         encoded content: not every step may share a batch with it."""
@@ -208,6 +210,7 @@ class Step:
         """Holders and numbers that its caller has again, who is about to be told so."""
         self.state = OPEN
         self.token: Any = None
+        """Object at which the caller waits for the outcome; None: none does."""
         self.first = -1
         """Row of its first record in the first content of what it was merged into; -1: it
         has none there."""

@@ -506,7 +506,7 @@ class Steps(Lanes[OutgoingSteps]):
 
         The broker took nothing of them.
         """
-        if not self._came_back(batch):
+        if not self._take_answered(batch):
             return
         doubtful, batch.doubtful = batch.doubtful, False  # it was under way when a link ended
         former_lane = batch.lane
@@ -534,7 +534,7 @@ class Steps(Lanes[OutgoingSteps]):
             self._end(batch, error)
         for lane in {former_lane, batch.lane}:
             if not lane.queue:
-                self._rest(lane)
+                self._note_empty(lane)
 
     def _divide(self, batch: OutgoingSteps) -> list[Any]:
         """Replace a merged step that was not taken by two, under keys of their own."""

@@ -182,7 +182,7 @@ class TableRows:
                 )
         if client_time and client_time not in whole.column_names:
             raise LocalProtocolError("bad_batch", f"the table has no column {client_time!r}")
-        beside = {subject, client_time}
+        beside = {subject, client_time}  # columns that do not become columns of the bodies
         for name in whole.column_names:
             if name not in schema.names and name not in beside:
                 raise LocalProtocolError(
@@ -197,7 +197,7 @@ class TableRows:
             self._columns["subject"] = whole.column(subject)
         if client_time:
             self._columns["client_time"] = whole.column(client_time)
-        self._rows = conform(whole, schema)
+        self._rows = conform(whole, schema)  # cast to the newest version, without other columns
 
     def contents(
         self,
@@ -233,7 +233,7 @@ class TableRows:
         ]
         rows = rows.from_arrays(columns, schema=rows.schema)
         body = np.frombuffer(memoryview(rows.serialize()), np.uint8)
-        content = b""
+        content = b""  # stays empty where the rows are more than the broker takes in a batch
         try:
             content = encode_arrow(
                 body, count, schema_id=self._id, codec=self._codec, limits=limits,
@@ -250,7 +250,7 @@ class TableRows:
             yield from self._encoded(first + half, count - half, limits)
 
     def _headers(self, first: int, count: int) -> dict[str, Any]:
-        """Return what some rows have beside their columns, as options of the encoder."""
+        """Return subjects, client times and properties of some rows, as options of the encoder."""
         if self._given is not None:
             return self._given(first, count)
         import pyarrow as pa

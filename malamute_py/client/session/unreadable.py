@@ -114,6 +114,7 @@ def one_taken_in(command: Any, frames: Sequence[Any], limits: Limits) -> Batch |
     if batches or len(unreadable) != 1:
         count = len(batches) + len(unreadable)
         raise RemoteProtocolError("malformed", f"{name} with {count} batches where one is to be")
-    if unreadable[0].stamp.derived:
-        raise RemoteProtocolError("bad_batch", f"{name} with {unreadable[0].reason}")
-    return unreadable[0]
+    [found] = unreadable
+    if found.stamp.derived:
+        raise RemoteProtocolError("bad_batch", f"{name} with {found.reason}")
+    return found
