@@ -134,9 +134,9 @@ class Acks:
         self._trackers = trackers
         self._settle = settle
         self._gathered: Final[dict[tuple[int, AckForm], Ack]] = {}
-        """What leaves with the next turn, by the owner's id and the form."""
+        """Acknowledgements that leave with the next turn, by the owner's id and the form."""
         self._sent: dict[Ack, None] = {}
-        """What the broker has not answered."""
+        """Acknowledgements that the broker has not answered."""
         self._put_off: Final[dict[Ack, int]] = {}
         """Acknowledgements that the broker refused with `wait`, and when each is sent again."""
         self.queues: Final = (self._gathered, self._put_off)

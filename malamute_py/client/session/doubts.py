@@ -67,7 +67,7 @@ class Doubts:
         return [batch for batch in found if batch is not None]
 
     def clear(self) -> None:
-        """Drop all of them."""
+        """Drop all batches in doubt: the link has ended, or no caller reads the group any more."""
         self._batches.clear()
         self.asked = False
 

@@ -78,7 +78,7 @@ class OutgoingBatch(ABC):
 
     @property
     def count(self) -> int:
-        """Number of the rows."""
+        """Number of the rows that the batch has now."""
         return len(self.rows)
 
     def live_rows(self) -> list[Any]:
@@ -200,12 +200,13 @@ class Lanes(ABC, Generic[Kind]):
         self._active: Final[dict[Lane[Kind], None]] = {}
         """Lanes in which something waits."""
         self._blocked: Final[dict[Lane[Kind], None]] = {}
-        """Active lanes that wait for their time."""
+        """Active lanes whose pause has not ended, for next_wake()."""
         self.queues: Final = (self._active,)
         """While all of them are empty, take() has nothing to do."""
         self._sent = 0
         """Batches under way whose confirm is awaited."""
         self._serial = 0
+        """Serial of the batch that was queued last."""
         self._linked = False
         self.fatal: MalamuteError | None = None
         """Error that ended the session: every call raises it."""
@@ -230,6 +231,7 @@ class Lanes(ABC, Generic[Kind]):
         return bool(self._active)
 
     def _lanes(self) -> Iterator[Lane[Kind]]:
+        """Yield all lanes; those that are dropped meanwhile do no harm."""
         for home in self.homes:
             yield from list(home.values())
 

@@ -359,7 +359,7 @@ class OpenedMailbox(Opened):
     # --- commands to the broker --------------------------------------------------------------
 
     def open(self) -> OpenInbox:
-        """Return OPEN_INBOX for a new link."""
+        """Return OPEN_INBOX for a new link, with credit that counts from its beginning."""
         self._begin_credit()
         return OpenInbox(
             self.number,
@@ -621,7 +621,7 @@ class OpenedMailboxes(Acknowledging):
         return inbox.error or self._fatal or ConnectionLost("the inbox was closed")
 
     def routed(self) -> None:
-        """Note that replies went to their callers."""
+        """Note that replies went to callers in this turn, whose next requests may follow."""
         self._routed = True
 
     def told(self, token: Any, outcome: Any) -> None:

@@ -210,6 +210,7 @@ class Membership(Standing):
             self._acked.update(offset for offset in offsets if offset in self._of_earlier_links)
             self._acked.update(mine)
         else:
+            # Should the broker give them to us again, the reader sees them again.
             for offset in offsets:
                 self._of_earlier_links.pop(offset, None)
         if mine:
@@ -424,7 +425,7 @@ class Membership(Standing):
     # --- commands to the broker --------------------------------------------------------------
 
     def open(self) -> JoinGroup:
-        """Return JOIN_GROUP for a new link."""
+        """Return JOIN_GROUP for a new link, with what was seen of the stream, and new credit."""
         asked = self.asked
         self._begin_credit()
         seen_epoch, seen_next = self._seen
@@ -546,6 +547,7 @@ class Membership(Standing):
             self._acknowledge_unreadable(command, found)
         # A member that leaves takes no more: the broker gives its records to others.
         for batch in () if self.leaving else batches:
+            # Records that the reader has already took credit, too.
             self._received_records += len(batch)
             self._received_bytes += batch.stamp.size
             left = self._without_known(batch) if self._of_earlier_links else batch

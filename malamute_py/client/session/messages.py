@@ -76,7 +76,7 @@ class OutgoingMessages:
             self._cut()
 
     def finish(self) -> list[list[Any]]:
-        """All messages, which are then no longer here."""
+        """Take out all messages of the turn, in order, to be sent."""
         if self._commands:
             self._cut()
         messages, self._messages = self._messages, []

@@ -507,7 +507,7 @@ class Offering(Opened):
     # --- commands to the broker --------------------------------------------------------------
 
     def open(self) -> Offer:
-        """Return OFFER for a new link."""
+        """Return OFFER for a new link, with credit that counts from its beginning."""
         self._begin_credit()
         asked = self.asked
         return Offer(
@@ -597,9 +597,9 @@ class Offering(Opened):
     def _is_known(
         self, request: RequestBase, batch: Batch, row: int, delivered: HandoutBatch
     ) -> bool:
-        """Whether a request needs no new run: it is in hand, or was answered too late before.
+        """Whether a delivered request needs no new run: it is in hand, or was answered too late.
 
-        A late answer is sent once more.
+        One in hand takes note of the hand-out; a late answer is sent once more.
         """
         in_hand = self.in_hand.get(request.number)
         if in_hand is not None:

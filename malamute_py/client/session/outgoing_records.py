@@ -100,7 +100,7 @@ class OutgoingRecords(OutgoingBatch):
 
     @property
     def count(self) -> int:
-        """Number of the records."""
+        """Number of the records, in rows or in the content."""
         return len(self.rows) or self.records
 
     def empty_like(self) -> OutgoingRecords:

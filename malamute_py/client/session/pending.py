@@ -87,7 +87,7 @@ class PendingCommands:
 
     @property
     def waits(self) -> bool:
-        """Whether some commands are to leave now."""
+        """Whether some commands have not left on this link."""
         return bool(self._unsent)
 
     def take(self, out: CommandSink) -> None:
@@ -120,7 +120,7 @@ class PendingCommands:
         self._unsent.clear()
 
     def answered(self, number: int, value: Any) -> None:
-        """Take the RESULT of a command."""
+        """Take the RESULT of a command; one that its caller has given up is dropped."""
         asked = self.by_number.pop(number, None)
         if asked is not None:
             self._answer(asked, value)

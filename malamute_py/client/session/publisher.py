@@ -509,7 +509,7 @@ class Publisher(Lanes[OutgoingRecords]):
         """Latest time of the next take(), for a pause or a linger; None: no need."""
         wake = super().next_wake()
         if not self._linked:
-            return None
+            return None  # nothing leaves before there is a link
         taken_ms = self._taken_ms
         if self._active and self._producer_again_ms > taken_ms:
             wake = min(self._producer_again_ms, wake or self._producer_again_ms)

@@ -141,7 +141,7 @@ class Receivers:
         return True
 
     def take(self, out: CommandSink) -> None:
-        """Send CREDIT for what was consumed."""
+        """Send CREDIT where a consumer has taken enough, in each turn."""
         for opened in self._credit_due:
             if opened.active and opened.credit_due:
                 out.put(opened.credit(), None)

@@ -139,6 +139,7 @@ class OutgoingReplies(KeyedBatch):
                 pairs.append((token, told))
         if pairs:
             self.lane.owner.emit(Settled(pairs))
+        # Afterwards, so that all replies of a request in this batch are settled before its end.
         for row in self.rows:
             request = row.token.request
             request.replying -= 1

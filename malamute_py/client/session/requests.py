@@ -109,7 +109,7 @@ class OutgoingRequests(KeyedBatch):
         empty: the client's own.
         """
         super().__init__(lane, level)
-        self.one_by_one = False  # requests promise no order: a service's workers share them
+        self.one_by_one = False  # a batch leaves while the one before may still be refused
         self.awaited = awaited
         self.reply_to = reply_to
         self.timeout_ms = timeout_ms
@@ -229,7 +229,7 @@ class OutgoingRequests(KeyedBatch):
             self.awaited.failed(self, outcome)
 
     def given_up(self) -> None:
-        """Fail the callers whose time is over."""
+        """Fail the callers whose time is over; wake() of the outbox calls it."""
         if self.inbox is None:
             super().given_up()
             return

@@ -116,7 +116,7 @@ class Session:
             settings, random, self.trackers, self.window, self.emit, self._standing_now
         )
         self.attempts = Attempts(settings, random, now_ms)
-        self._arrived: dict[Watched, None] = {}
+        self._arrived: dict[Watched, None] = {}  # what take_events() tells as Arrived
         self.receivers = Receivers(self._arrived, settings.retry_min_ms)
         self.consumed = self.receivers.consumed
         """Note that something was taken from what was opened; True: send CREDIT soon."""
@@ -149,14 +149,14 @@ class Session:
         goes first the next time."""
         self.error: MalamuteError | None = None
         self._suspects = Suspects()
-        self._deadline_ms = now_ms
-        self._heard_ms = now_ms
-        self._sent_ms = now_ms
-        self._now_ms = now_ms
+        self._deadline_ms = now_ms  # of the attempt to link that is under way
+        self._heard_ms = now_ms  # when the broker was heard last
+        self._sent_ms = now_ms  # when something was sent last
+        self._now_ms = now_ms  # the newest time that a call has told
         self._clock_ahead_ms = 0
         """Lead of the broker's clock over the client's."""
         self._link = Link(Side.CLIENT)
-        self._transport: Connect | Disconnect | None = None
+        self._transport: Connect | Disconnect | None = None  # wish that the shell takes once
         self._commands: list[wire.Command] = []
         """To be sent before anything else, in order."""
         self._events: list[Event] = []
@@ -342,6 +342,7 @@ class Session:
         return len(self.pending.by_number) + sum(outgoing.unanswered for outgoing in self.outgoing)
 
     def _standing_now(self) -> str:
+        """Say as standing(), for senders, which have no time at hand."""
         return self.standing(self._now_ms)
 
     def standing(self, now_ms: int) -> str:

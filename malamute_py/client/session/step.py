@@ -564,7 +564,7 @@ class Step:
             raise LocalProtocolError("unexpected", "the step was committed or given up already")
 
     def give_up(self) -> None:
-        """Give the step up: nothing of it happens."""
+        """Give up a step that was not committed: nothing of it happens; holders get all back."""
         if self.state == OPEN:
             self.state = OVER
             self.regain()

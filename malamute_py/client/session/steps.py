@@ -102,9 +102,13 @@ class OutgoingSteps(OutgoingBatch):
         self.content: list[Command] = []
         """ATOMIC and its parts, once it is encoded."""
         self.contents: list[bytes] = []
+        """Contents of those parts that have one, in their order."""
         self.key = b""
+        """Name of the step, under which the broker takes it once."""
         self.places: set[Place] = set()
+        """Places of the parts of all steps."""
         self.moves: dict[Place, Move] = {}
+        """The newest move of each cursor: the next one must go on from there."""
         self.turns: dict[Place, Place] = {}
         """Place of plain rows -> form of the newest rows there, where they are not plain."""
         self.numbers = 0
@@ -419,6 +423,7 @@ class Steps(Lanes[OutgoingSteps]):
         """random: n -> n random bytes, for keys."""
         super().__init__(settings, trackers, window, emit)
         self.random = random
+        # Steps leave in the order of the calls, so that all have one lane, whatever they are of.
         main: dict[Any, Lane[OutgoingSteps]] = {}
         self._main: Lane[OutgoingSteps] = LastingLane(self, main, "")
         main[""] = self._main
@@ -455,7 +460,10 @@ class Steps(Lanes[OutgoingSteps]):
         self.window.queued_bytes += step.size
 
     def _check(self, step: Step) -> None:
-        """Raise LocalProtocolError unless a step is open and fits in one message and bundle."""
+        """Raise LocalProtocolError unless a step is open, and small enough to be taken as a whole.
+
+        Its parts leave in one message, and the broker's journal appends them in one write.
+        """
         if step.state != OPEN:
             step.check_open()
         if self.fatal is not None:

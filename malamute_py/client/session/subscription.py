@@ -387,6 +387,7 @@ class SubscriptionState(Opened):
             for batch in batches:
                 batch.schemas = self.schemas
         if gaps:
+            # Those after the last batch; then what was not selected up to the end of the cover.
             self._pass_over_unreadable(unreadable, len(batches), command, before, command.next)
             last = self.inbox[-1] if self.inbox else None
             if not isinstance(last, GapNotice) or last.to_offset < command.next:
@@ -433,7 +434,7 @@ class SubscriptionState(Opened):
     def gap(self, command: Gap) -> None:
         """Queue a notice of records that will not come.
 
-        Raises RemoteProtocolError: not contiguous.
+        Raises RemoteProtocolError: it does not begin where the last command ended.
         """
         last = self.inbox[-1] if self.inbox else None
         if isinstance(last, GapNotice) and self.next == last.to_offset == command.to:

@@ -65,7 +65,7 @@ def stream_settings(named: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_table(table: Any) -> Any:
-    """The argument as a pyarrow table. Raises LocalProtocolError: it is none of what can be."""
+    """A caller's table as one of pyarrow. Raises LocalProtocolError: it is none of _TYPES."""
     import pyarrow as pa
 
     if isinstance(table, pa.Table):

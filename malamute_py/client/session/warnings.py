@@ -26,7 +26,9 @@ class Warnings:
         self._gathered: dict[str, tuple[int, str]] = {}
         """By kind: how many, and the first of them."""
         self._due_ms: int | None = None
+        """When what is gathered is written; None: nothing is gathered, or wake() was not called."""
         self._quiet_until_ms = 0
+        """No line is written before this time, as the last ones were written not long ago."""
 
     def add(self, kind: str, what: str) -> None:
         """Count one more warning of a kind. what: the text for the first of them only."""
