@@ -5,11 +5,16 @@ rule: whatever gathered since the last turn leaves as one command a kind; what i
 a whole is said again in halves, so that one number that is no longer ours costs the others
 nothing; what is said of a delivery is not said of a later one of the same number. Source:
 SPEC.md, sections 4.4, 4.5 and 4.8.
+
+Words: a number is that of a message or request, or the offset of a group's record. A range is
+(first, end), without `end`. An owner is the inbox, offer or membership that holds the numbers. A
+form is what is said of them: done, again after a time, renewed, failed. A token is the object at
+which a caller waits for the outcome; None: no caller waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
@@ -129,13 +134,15 @@ class Acks:
         self._trackers = trackers
         self._settle = settle
         self._gathered: Final[dict[tuple[int, AckForm], Ack]] = {}
-        """By the owner's id and the form."""
+        """Acknowledgements that leave with the next turn, by the owner's id and the form."""
         self._sent: dict[Ack, None] = {}
+        """Acknowledgements that the broker has not answered."""
         self._put_off: Final[dict[Ack, int]] = {}
         """Acknowledgements that the broker refused with `wait`, and when each is sent again."""
         self.queues: Final = (self._gathered, self._put_off)
         """While all of them are empty, take() has nothing to do."""
         self._taken_ms = -1
+        """Time of the last take()."""
 
     @property
     def idle(self) -> bool:
@@ -163,9 +170,9 @@ class Acks:
             ack = self._gathered[id(owner), form] = Ack(self, owner, form)
         mine = ack.ranges
         for first, end in ranges:
-            begin, after = mine[-1] if mine else (0, -1)
-            if after == first:
-                mine[-1] = (begin, end)
+            last_first, last_end = mine[-1] if mine else (0, -1)
+            if last_end == first:  # neighbours, as of a reader that acknowledges one by one
+                mine[-1] = (last_first, end)
             else:
                 mine.append((first, end))
         if token is not None:
@@ -184,7 +191,7 @@ class Acks:
                 self._send(ack, out)
 
     def _send(self, ack: Ack, out: CommandSink) -> None:
-        """Send one gathered acknowledgement, in halves while it names too many ranges.
+        """Send one acknowledgement, in halves while it has more ranges than a command takes.
 
         One that ends requests of a worker leaves under a key of its own, if a caller waits for it.
         """
@@ -194,12 +201,13 @@ class Acks:
                 self._send(part, out)
             return
         if ack.form.silent:
+            # Without a tracker (0) the broker does not answer.
             out.put(ack.owner.ack_command(ack.form, ack.ranges, 0), None)
             return
         self._sent[ack] = None
         command = ack.owner.ack_command(ack.form, ack.ranges, self._trackers.give(ack))
         callers_wait = bool(ack.tokens)
-        ends_work = ack.form.state >= WorkState.COMPLETED
+        ends_work = ack.form.state >= WorkState.COMPLETED  # not received (1) or renewed (2)
         if callers_wait and ends_work and self._new_key is not None:
             # By its key the broker knows again an end that is sent once more after a reconnect.
             ack.key = ack.key or self._new_key()
@@ -207,9 +215,12 @@ class Acks:
         out.put(command, None)
 
     def confirmed(self, ack: Ack, confirm: Confirm) -> None:
-        """Take the news that the broker took an acknowledgement, and settle its callers."""
+        """Take the news that the broker took an acknowledgement, and settle its callers.
+
+        After a question (see `Ack.then`) the acknowledgement that it stood for leaves instead.
+        """
         if ack not in self._sent:
-            return
+            return  # its owner has ended, or its link: it was settled then
         del self._sent[ack]
         ack.owner.acked(ack.form, ack.ranges)
         if ack.form.state == WorkState.RENEWED:
@@ -219,7 +230,7 @@ class Acks:
             self.settle(ack, confirm)
         elif ack.ranges:
             ack.form, ack.then = ack.then, None
-            self._put_off[ack] = self._taken_ms
+            self._put_off[ack] = self._taken_ms  # due at once
 
     def refused(self, ack: Ack, error: BrokerRefused, now_ms: int) -> None:
         """Send a refused acknowledgement again later or in halves, or settle its callers.
@@ -227,11 +238,11 @@ class Acks:
         The code decides which. The broker did nothing of it.
         """
         if ack not in self._sent:
-            return
+            return  # its owner has ended, or its link: it was settled then
         del self._sent[ack]
         self._leave_out(ack)
         if not ack.ranges:
-            return
+            return  # all of it was delivered once more meanwhile
         if error.code in RETRYABLE:
             self._put_off[ack] = now_ms + (error.retry_ms or RETRY_MS)
         elif error.code == "unsupported" and not ack.without_level and ack.owner.takes_default():
@@ -249,14 +260,16 @@ class Acks:
             for part in self._halves(ack):
                 self._put_off[part] = now_ms
         else:
-            ack.owner.not_acked(ack.then or ack.form, ack.ranges[0][0], error)
+            # A single number that the broker refuses for good.
+            number, _ = ack.ranges[0]
+            ack.owner.not_acked(ack.then or ack.form, number, error)
             self.settle(ack, error)
 
     def came_again(self, owner: AckOwner, numbers: list[int]) -> None:
-        """Take note that the broker has delivered numbers once more, in ascending order.
+        """Take note that the broker has delivered numbers once more: their leases had ended.
 
-        An acknowledgement that is sent again, after a refusal, leaves them out: it was of the
-        delivery before, and came too late for that.
+        numbers: in ascending order. An acknowledgement that is sent again, after a refusal, leaves
+        them out: it was of the delivery before, and came too late for that.
         """
         for ack in self._sent:
             if ack.owner is owner and _overlap(ack.ranges, numbers):
@@ -270,7 +283,10 @@ class Acks:
                         del self._put_off[ack]
 
     def _leave_out(self, ack: Ack) -> None:
-        """Settle as too late what came again of an acknowledgement; the rest stays in it."""
+        """Take the numbers that were delivered once more (`again`) out of an acknowledgement.
+
+        Their callers and their owner are told that it came too late; the other numbers stay in it.
+        """
         if not ack.again:
             return
         again, ack.again = ack.again, set()
@@ -285,44 +301,41 @@ class Acks:
             if mine:
                 self._answer(token, _TOO_LATE)
         form = ack.then or ack.form
-        if form.state != WorkState.RENEWED:
+        if form.state != WorkState.RENEWED:  # a renewal is of no delivery: nothing was lost
             for first, end in late:
                 for number in range(first, end):
                     ack.owner.not_acked(form, number, _TOO_LATE)
 
     def _halves(self, ack: Ack) -> list[Ack]:
-        """Return two acknowledgements of half of the numbers each, with the callers of each."""
-        halves = split(ack.ranges)
-        parts = []
-        for ranges in halves:
-            part = Ack(self, ack.owner, ack.form)
-            part.ranges, part.then = ranges, ack.then
-            parts.append(part)
-        _, border = halves[0][-1]
+        """Return two acknowledgements of half of the numbers each, with the callers of each.
+
+        It is refused as a whole, or has too many ranges for one command.
+        """
+        below, above = Ack(self, ack.owner, ack.form), Ack(self, ack.owner, ack.form)
+        below.ranges, above.ranges = split(ack.ranges)
+        below.then = above.then = ack.then
+        _, border = below.ranges[-1]
         for token, ranges in ack.tokens:
             (first, _), (_, end) = ranges[0], ranges[-1]
-            if end <= border or first >= border:
-                parts[0 if first < border else 1].tokens.append((token, ranges))
+            if end <= border:
+                below.tokens.append((token, ranges))
+            elif first >= border:
+                above.tokens.append((token, ranges))
             else:
-                self._spread(parts, token, ranges, border)
-        return parts
-
-    def _spread(self, parts: list[Ack], token: Any, ranges: list[Range], border: int) -> None:
-        """Make a caller whose numbers lie in both halves wait for both answers."""
-        both = _Both(token)
-        below = [(first, min(end, border)) for first, end in ranges if first < border]
-        above = [(max(first, border), end) for first, end in ranges if end > border]
-        parts[0].tokens.append((both, below))
-        parts[1].tokens.append((both, above))
+                # Its numbers lie in both halves: it waits for both answers.
+                both = _Both(token)
+                below.tokens.append((both, [(a, min(b, border)) for a, b in ranges if a < border]))
+                above.tokens.append((both, [(max(a, border), b) for a, b in ranges if b > border]))
+        return [below, above]
 
     def link_down(self) -> None:
-        """Let each owner decide what becomes of its unconfirmed acknowledgements."""
+        """Let each owner decide whether its unconfirmed acknowledgements leave on the next link."""
         pending = [*self._sent, *self._put_off]
         self._sent.clear()
         self._put_off.clear()
         for ack in pending:
             if ack.owner.ack_lost(ack) and not ack.owner.ended:
-                self._put_off[ack] = 0
+                self._put_off[ack] = 0  # due as soon as its owner is open on the next link
         for place, ack in list(self._gathered.items()):
             if not ack.owner.ack_lost(ack):
                 del self._gathered[place]
@@ -361,16 +374,17 @@ class Acks:
             self._answer(token.token, token.outcome)
 
     def next_wake(self) -> int | None:
-        """Latest time of the next take(); None: no need."""
+        """Latest time of the next take(), for what was put off; None: no need."""
         at: int | None = None
         for ack, wake in self._put_off.items():
+            # Those that were due at the last take() have left then.
             if ack.owner.active and wake > self._taken_ms and (at is None or wake < at):
                 at = wake
         return at
 
 
 class _Both:
-    """Waits for the answers to two halves: the first error, else the last confirm."""
+    """Token of a caller that waits for two halves: its outcome is an error of either, if any."""
 
     __slots__ = ("_left", "outcome", "token")
 
@@ -380,7 +394,7 @@ class _Both:
         self._left = 2
 
     def settled(self, outcome: Any) -> bool:
-        """Take the answer of one half; returns whether the other has its answer, too."""
+        """Take the answer of one half; returns whether that was the second: `outcome` is final."""
         if not isinstance(self.outcome, MalamuteError):
             self.outcome = outcome
         self._left -= 1
@@ -388,56 +402,73 @@ class _Both:
 
 
 def _acks(book: dict[Any, Any]) -> list[tuple[Any, Ack]]:
-    """The places and acknowledgements of a book; in some the acknowledgement is the place."""
-    return [(place, place if type(place) is Ack else ack) for place, ack in book.items()]
+    """(key, acknowledgement) of all entries of a table, whose keys may be the acknowledgements.
+
+    The values beside such keys are times, or None.
+    """
+    return [(key, key if type(key) is Ack else value) for key, value in book.items()]
 
 
 def _count(ranges: list[Range]) -> int:
+    """Return how many numbers lie in ranges."""
     return sum(end - first for first, end in ranges)
 
 
 def _overlap(ranges: list[Range], numbers: list[int]) -> bool:
-    """Whether ranges and numbers, both ascending, may have numbers in common."""
-    return ranges[0][0] <= numbers[-1] and numbers[0] < ranges[-1][1]
+    """Whether ranges and numbers, both ascending, may have numbers in common, by their bounds."""
+    (first, _), (_, end) = ranges[0], ranges[-1]
+    return first <= numbers[-1] and numbers[0] < end
 
 
 def _parted(ranges: list[Range], numbers: set[int]) -> tuple[list[Range], list[Range]]:
-    """Divide ranges into those of some numbers and those of the others."""
-    parts: tuple[list[Range], list[Range]] = [], []
+    """Divide ranges into those of the numbers that are in a set, and those of all others."""
+    inside: list[Range] = []
+    outside: list[Range] = []
     for first, end in ranges:
         for number in range(first, end):
-            parts[number not in numbers].append((number, number + 1))
-    return merged(parts[0]), merged(parts[1])
+            (inside if number in numbers else outside).append((number, number + 1))
+    return merged(inside), merged(outside)
 
 
 def merged(ranges: list[Range]) -> list[Range]:
-    """Return the numbers as ascending ranges that do not touch."""
+    """Return the numbers of ranges in any order as ascending ranges that do not touch.
+
+    So a command has as few ranges as can be. The list that was given is sorted.
+    """
     if len(ranges) < 2:
         return ranges
     ranges.sort()
     found = [ranges[0]]
     for first, end in ranges[1:]:
-        last = found[-1]
-        if first <= last[1]:
-            if end > last[1]:
-                found[-1] = (last[0], end)
-        else:
+        last_first, last_end = found[-1]
+        if first > last_end:
             found.append((first, end))
+        elif end > last_end:  # it overlaps the last one, or follows on
+            found[-1] = (last_first, end)
     return found
 
 
+def ranges_of_numbers(numbers: Iterable[int]) -> list[Range]:
+    """Return numbers in any order as ascending ranges that do not touch."""
+    return merged([(number, number + 1) for number in numbers])
+
+
 def split(ranges: list[Range]) -> tuple[list[Range], list[Range]]:
-    """Divide ranges into two of half of the numbers each, the lower numbers first."""
-    left = _count(ranges) // 2
+    """Divide ascending ranges of two numbers or more into the lower and the upper half.
+
+    A range in which the middle lies is cut there.
+    """
+    missing = _count(ranges) // 2  # numbers that the lower half still lacks
     lower: list[Range] = []
     for place, (first, end) in enumerate(ranges):
         size = end - first
-        if size >= left:
-            lower.append((first, first + left))
-            upper = ([(first + left, end)] if size > left else []) + ranges[place + 1 :]
+        if size >= missing:
+            middle = first + missing
+            lower.append((first, middle))
+            upper = ([(middle, end)] if middle < end else []) + ranges[place + 1 :]
             return lower, upper
         lower.append((first, end))
-        left -= size
+        missing -= size
     raise AssertionError("ranges without numbers")
 
 
@@ -452,7 +483,7 @@ class Acknowledging:
         self._linked = False
 
     def told(self, token: Any, outcome: Any) -> None:
-        """Emit to a caller what became of its acknowledgement.
+        """Tell a caller, by an event, what became of its acknowledgement.
 
         token: what the caller waits at. outcome: a Confirm, of which the caller gets True; None, or
         a refusal `not_held`: it came too late, and the caller gets False; another error goes on as

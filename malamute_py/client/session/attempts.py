@@ -2,7 +2,7 @@
 
 Owns the pauses between attempts, the choice of the endpoint, and how both are put in words. The
 rule: a pause doubles with each attempt that fails, up to a bound, and its length is partly random.
-Source: SPEC.md, section 8.
+A link is one connection from HELLO to its end. Source: SPEC.md, section 8.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Final
 from malamute_py.client.settings import ClientSettings
 
 _JITTER: Final = 0.5
+"""Part of a pause that is random, so that clients of a restarted broker do not come all at once."""
 _SHORT_LIVED: Final = 3
 """Most doublings of the first pause where links open and do not last."""
 _PUT_OFF_MS: Final = 2_000
@@ -63,7 +64,7 @@ class Attempts:
         """Latest time at which a command that was put off is answered again, as a rule."""
 
     def next_endpoint(self) -> str:
-        """Return the endpoint to try now."""
+        """Return the endpoint to try now: the settings' endpoints in turn."""
         endpoint = self._settings.endpoints[self._attempt % len(self._settings.endpoints)]
         self._attempt += 1
         return endpoint
@@ -78,7 +79,7 @@ class Attempts:
         """
         self._down_reason = reason
         if was_linked:
-            self._attempt = 0
+            self._attempt = 0  # the first endpoint again
             self._down_since_ms = now_ms
             self._failed_since_link = 0
             lasted = now_ms - self.linked_ms >= _STEADY_MS
@@ -104,9 +105,12 @@ class Attempts:
         return None
 
     def succeeded(self, now_ms: int, unanswered: int) -> str | None:
-        """Note that a link was opened; returns a line for the log, if due."""
+        """Note that a link was opened; returns a line for the log, if it was missed before.
+
+        unanswered: number of commands without an answer, which are sent again, for that line.
+        """
         line = None
-        if self.links:
+        if self.links:  # not the first one: it is back
             seconds = (now_ms - self._down_since_ms) / 1000
             line = (
                 f"the link to the broker is back after {seconds:.1f} s and "
@@ -119,12 +123,15 @@ class Attempts:
         return line
 
     def put_off(self, reason: str, now_ms: int, retry_ms: int) -> None:
-        """Note that the broker put off a command."""
+        """Note that the broker put off a command (refused it for now), for standing() to tell."""
         self._put_off_reason = reason
         self._put_off_until_ms = now_ms + retry_ms + _PUT_OFF_MS
 
     def standing(self, state: LinkState, now_ms: int) -> str:
-        """In words: whether there is a link and the broker takes what is sent, else why not."""
+        """Say whether there is a link and the broker takes what is sent, else why not.
+
+        It is the end of the error of a caller whose time is over.
+        """
         if state is LinkState.LINKED:
             up = "the link to the broker is up"
             if now_ms > self._put_off_until_ms or not self._put_off_reason:

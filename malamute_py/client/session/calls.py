@@ -3,6 +3,11 @@
 Owns the reading of arguments into rows, batches and subscription requests, and of
 commands into confirmations. The rule: nothing here waits, and whatever a caller got
 wrong is raised before anything was queued.
+
+Words: a blob is the bytes of one body, or of one of a body's list. A row is one record, message or
+request that leaves; its packing is its codec, and whether its body is a list. A content is the
+encoded form of a batch. `bounds` of bodies: where each begins in their bytes, and where the last
+ends.
 """
 
 from __future__ import annotations
@@ -70,8 +75,11 @@ def make_row(
     token: Any,
     codec: str | None = None,
 ) -> OutgoingRow:
-    """One record as the publisher gathers it. Raises LocalProtocolError: an argument is wrong."""
-    if codec is None and type(body) is bytes:
+    """One record, message, request or reply of a caller, as it is gathered into batches.
+
+    token: object at which the caller waits. Raises LocalProtocolError: an argument is wrong.
+    """
+    if codec is None and type(body) is bytes:  # almost always: checked without a call
         size, packing = len(body), None
     else:
         body, size, packing = _packed(body, codec)
@@ -99,7 +107,7 @@ def make_row(
 
 
 def _packed(body: Any, codec: str | None) -> tuple[bytes | list[bytes], int, Packing | None]:
-    """A body as it is encoded, its bytes and its packing. Raises LocalProtocolError."""
+    """(body as it is encoded, count of its bytes, packing). Raises LocalProtocolError."""
     number = codec_of(codec)
     if isinstance(body, list | tuple):
         blobs = list(map(_blob, body))
@@ -109,7 +117,7 @@ def _packed(body: Any, codec: str | None) -> tuple[bytes | list[bytes], int, Pac
 
 
 def _blob(body: Any) -> bytes:
-    """Return one body as bytes. Raises LocalProtocolError."""
+    """Return one blob as bytes: text as UTF-8. Raises LocalProtocolError: it is neither."""
     if isinstance(body, str):
         try:
             return body.encode()
@@ -129,7 +137,7 @@ cannot be asked whether it is 0."""
 
 
 def request_terms(need_workers: bool, delay_ms: int, priority: int) -> Terms:
-    """Terms that few requests have. Raises LocalProtocolError."""
+    """Return terms that few requests have, checked. Raises LocalProtocolError: one is wrong."""
     return Terms(
         truth("need_workers", need_workers),
         duration("delay_ms", delay_ms),
@@ -165,24 +173,24 @@ class Bulk:
     ) -> None:
         """batch_bytes: bytes of bodies that a batch is filled to. limits: the broker's.
 
-        options: further ones of `encode`; a sequence of them has one value a record.
-
-        Raises LocalProtocolError: the columns differ in length.
+        subject: one for all records. subjects: one a record, instead. options: BulkOptions.
+        Raises LocalProtocolError: the columns differ in length, or an option is wrong.
         """
         bodies = several("bodies", bodies)
         self._bodies: Sequence[Any] = bodies
-        self._lists = len(bodies) > 0 and isinstance(bodies[0], list | tuple)
+        self._lists = len(bodies) > 0 and isinstance(bodies[0], list | tuple)  # so are all, then
         self._batch_bytes = batch_bytes
         self._records_max = limits.batch_records_max
         self._start = 0
+        """First of the records that `_bounds` is of."""
         self._bounds = np.zeros(1, np.int64)
-        """Beginning of each body from `start` on, and the end of the last one."""
+        """Bounds of the bodies from `_start` on."""
         self._whole: dict[str, Any] = {"limits": limits}
         """Options with one value for all records."""
         self._columns: dict[str, Any] = {}
         """Options with a value for each record."""
         self._halved = False
-        """Whether the cut that was made last does not fit into one batch."""
+        """Whether encode() found that the newest cut does not fit into one batch."""
         if subjects is not None:
             if subject is not None:
                 raise LocalProtocolError("bad_batch", "give subject or subjects, not both")
@@ -209,38 +217,40 @@ class Bulk:
             self._columns[name] = column_of(name, values, len(bodies))
 
     def cuts(self) -> Iterator[tuple[int, int]]:
-        """Yield (first, end) of the records of each batch, and of its halves after `encode` failed.
+        """Yield (first, end) of the records of each batch, one after the other.
 
-        Raises LocalProtocolError: a body has no length or is too large.
+        The caller encodes each by encode() before it asks for the next: a cut that was too large is
+        followed by its halves. Raises LocalProtocolError: a body is none.
         """
         bodies = self._bodies
         size_of: Callable[[Any], int] = _list_size if self._lists else len
         most = self._records_max
         for start in range(0, len(bodies), most):
-            # By slice: an iterator would walk through all that lies before it, each time.
+            # By slice: an islice would walk through all that lies before it, each time.
             part = bodies[start : start + most] if len(bodies) > most else bodies
             count = len(part)
             bounds = np.zeros(count + 1, np.int64)
             try:
+                # Running sums of the sizes are where the bodies end, and the next begin.
                 np.cumsum(np.fromiter(map(size_of, part), np.int64, count), out=bounds[1:])
             except TypeError as error:
                 wanted = "lists of bytes, all of them" if self._lists else "bytes"
                 raise LocalProtocolError("bad_batch", f"bodies are {wanted}: {error}") from error
             self._start, self._bounds = start, bounds
             for cut in _cuts(bounds, self._batch_bytes):
-                cuts = [cut]
-                while cuts:
-                    first, end = cuts.pop()
+                waiting = [cut]
+                while waiting:
+                    first, end = waiting.pop()
                     yield start + first, start + end
-                    if self._halved:
+                    if self._halved:  # set by encode(), which was called meanwhile
                         self._halved = False
-                        half = (first + end) // 2
-                        cuts += [(half, end), (first, half)]
+                        middle = (first + end) // 2
+                        waiting += [(middle, end), (first, middle)]  # the lower one is next
 
     def encode(
         self, first: int, end: int, producer: tuple[int, int, int]
     ) -> bytes | bytearray | None:
-        """The content of the cut that was made last; None: it is too large, and cut in halves next.
+        """Content of the newest cut, records [first, end); None: too large: cuts() halves it next.
 
         producer: its id and epoch, and the sequence of the first record; zeros: none.
         Bodies alone decide about the cuts: what else records have may be more than a batch holds.
@@ -278,12 +288,14 @@ def _cuts(bounds: np.ndarray[Any, Any], batch_bytes: int) -> Iterator[tuple[int,
     first = 0
     while first < len(bounds) - 1:
         full = int(bounds[first]) + batch_bytes
+        # The last bound that is not beyond `full`.
         end = max(int(bounds.searchsorted(full, "right")) - 1, first + 1)
         yield first, end
         first = end
 
 
 def _list_size(body: Any) -> int:
+    """Return the bytes of a body that is a list of blobs."""
     return sum(map(len, body))
 
 
@@ -295,7 +307,7 @@ def arrow_contents(
     batch_bytes: int,
     limits: Limits,
 ) -> Iterator[bytes]:
-    """Yield the contents of an Arrow table or record batch.
+    """Yield the contents in which an Arrow table or record batch leaves, a row a record.
 
     body: name of the column with the bodies. subject: name of a column, or one subject for all.
     properties: of each row. batch_bytes, limits: as of Bulk. Raises LocalProtocolError: a column is
@@ -320,11 +332,11 @@ def arrow_contents(
     no_near_column(subject, whole.column_names)
     used = whole.select([name for name in whole.column_names if name in (body, subject)])
     for column, subjects in _pieces(used, body, subject, batch_bytes, limits.batch_records_max):
-        # Arrow has the bytes of all values of a column in its third buffer.
-        bounds, blob = _bounds(column), column.buffers()[2]
-        cuts = list(_cuts(bounds, batch_bytes))[::-1]  # the first one last, for pop()
-        while cuts:
-            first, end = cuts.pop()
+        # Buffers of a column of bytes: which values are null, their bounds, the bytes of all.
+        bounds, [_, _, blob] = _bounds(column), column.buffers()
+        waiting = list(_cuts(bounds, batch_bytes))[::-1]  # the first one last, for pop()
+        while waiting:
+            first, end = waiting.pop()
             options: dict[str, Any] = {"subject": subject}
             if subjects is not None:
                 options = subject_options(subjects.slice(first, end - first), subject)
@@ -332,10 +344,11 @@ def arrow_contents(
             try:
                 content = encode_columns(bounds[first : end + 1], blob or b"", **options)
             except BatchTooLarge:
+                # What rows have beside their bodies is more than the cut has reckoned with.
                 if end - first == 1:
                     raise
-                half = (first + end) // 2
-                cuts += [(half, end), (first, half)]
+                middle = (first + end) // 2
+                waiting += [(middle, end), (first, middle)]
             else:
                 yield content
 
@@ -343,7 +356,7 @@ def arrow_contents(
 def _pieces(
     table: Any, body: str, subject: str, batch_bytes: int, rows_max: int
 ) -> Iterator[tuple[Any, Any]]:
-    """Yield (bodies, subjects or None) of rows that follow each other, as arrays.
+    """Yield (bodies, subjects or None) of rows that follow each other, as Arrow arrays.
 
     Each is a chunk of the table, or several small ones that fill one batch together: only these are
     copied. Raises LocalProtocolError: a column is of a wrong type, or has nulls.
@@ -358,19 +371,19 @@ def _pieces(
         if subjects is not None:
             _check_subjects(subjects.type, subject)
         bounds = _bounds(bodies)
-        more = int(bounds[-1]) - int(bounds[0])
-        if pieces and (size + more > batch_bytes or rows + len(bodies) > rows_max):
+        chunk_bytes = int(bounds[-1]) - int(bounds[0])
+        if pieces and (size + chunk_bytes > batch_bytes or rows + len(bodies) > rows_max):
             yield _together(pieces)
             pieces, size, rows = [], 0, 0
         pieces.append((bodies, subjects))
-        size += more
+        size += chunk_bytes
         rows += len(bodies)
     if pieces:
         yield _together(pieces)
 
 
 def _together(pieces: list[tuple[Any, Any]]) -> tuple[Any, Any]:
-    """Return (bodies, subjects or None) of some neighbours as one piece; one alone as it is."""
+    """Return neighbouring (bodies, subjects or None) joined to one; a single one as it is."""
     if len(pieces) == 1:
         return pieces[0]
     import pyarrow as pa
@@ -379,14 +392,18 @@ def _together(pieces: list[tuple[Any, Any]]) -> tuple[Any, Any]:
 
     subjects = [column for _, column in pieces if column is not None]
     if subjects and pa.types.is_dictionary(subjects[0].type):
-        # Each may have a dictionary of its own, and all of these no room in one.
+        # A dictionary column is codes and a table of values. Each may have a table of its own, and
+        # all values together more than the codes can count: so they become plain ones.
         subjects = [without_views(column).dictionary_decode() for column in subjects]
     joined = pa.concat_arrays(subjects) if subjects else None
     return pa.concat_arrays([bodies for bodies, _ in pieces]), joined
 
 
 def _body_column(column: Any, name: str) -> Any:
-    """Return a column of bodies as one of bytes or text. Raises LocalProtocolError."""
+    """Return a column of bodies as one that has bounds and bytes, so that _bounds() can read it.
+
+    name: of the column, for errors. Raises LocalProtocolError: it has nulls, or no bytes or text.
+    """
     import pyarrow as pa
 
     if column.null_count:
@@ -402,17 +419,24 @@ def _body_column(column: Any, name: str) -> Any:
 
 
 def _bounds(column: Any) -> np.ndarray[Any, Any]:
-    """Return where each body of a column begins in its blob, and where the last one ends."""
+    """Return where each body of a column begins in the column's bytes, and where the last ends.
+
+    They are read from Arrow's own buffer, not copied.
+    """
     import pyarrow as pa
 
-    offsets = column.buffers()[1]
-    assert offsets is not None, "a binary column without offsets"
-    width = 4 if column.type in (pa.binary(), pa.string()) else 8
-    return np.frombuffer(memoryview(offsets), f"<i{width}", len(column) + 1, width * column.offset)
+    _, bounds, _ = column.buffers()  # which values are null, bounds, the bytes of all
+    assert bounds is not None, "a binary column without bounds"
+    width = 4 if column.type in (pa.binary(), pa.string()) else 8  # the large types have 8 bytes
+    # A slice of a column begins at `offset` in the buffers of the whole.
+    return np.frombuffer(memoryview(bounds), f"<i{width}", len(column) + 1, width * column.offset)
 
 
 def _check_subjects(kind: Any, name: str) -> None:
-    """Raise LocalProtocolError for a column of a type that is no text."""
+    """Raise LocalProtocolError for a column of subjects of a type that is no text.
+
+    kind: its type, of which pyarrow writes `string`, `large_string` or `string_view`.
+    """
     import pyarrow as pa
 
     if pa.types.is_dictionary(kind):
@@ -422,16 +446,19 @@ def _check_subjects(kind: Any, name: str) -> None:
 
 
 def content_count(content: Any) -> int:
-    """Records in an encoded content. Raises LocalProtocolError: it is not one."""
+    """Records in a content that a caller has encoded, by its head.
+
+    Raises LocalProtocolError: it is not one.
+    """
+    count: int
     try:
-        head = HEAD.unpack_from(content)
+        _magic, _version, _head_bytes, _crc, content_bytes, count, *_ = HEAD.unpack_from(content)
     except Exception as error:
         raise LocalProtocolError("bad_batch", "not an encoded batch content") from error
-    if head[4] != len(content):
+    if content_bytes != len(content):
         raise LocalProtocolError(
-            "bad_batch", f"{len(content)} bytes where the content's head says {head[4]}"
+            "bad_batch", f"{len(content)} bytes where the content's head says {content_bytes}"
         )
-    count: int = head[5]
     if not count:
         raise LocalProtocolError("bad_batch", "a batch content without records")
     return count
@@ -451,7 +478,7 @@ def subscribe_options(
     credit_records: int,
     credit_bytes: int,
 ) -> SubscribeOptions:
-    """A subscription as asked for.
+    """A subscription as a caller asks for it, checked and in the form of the wire.
 
     Raises PatternError or LocalProtocolError for what the broker would refuse anyway.
     """
@@ -473,7 +500,7 @@ def subscribe_options(
 
 
 def _times(client_time: Any) -> tuple[int, int] | None:
-    """The two times of a range, or None. Raises LocalProtocolError."""
+    """The two times of a range of client times, or None. Raises LocalProtocolError."""
     if client_time is None:
         return None
     if isinstance(client_time, str | memoryview) or not isinstance(client_time, Sequence):
@@ -496,17 +523,19 @@ def make_plan(
     visibility: ReadVisibility,
     client_time: tuple[Time, Time] | None,
 ) -> Callable[[int], PlanRead]:
-    """Return the maker of PLAN_READ, which is given the number of the request.
+    """Return a function that makes PLAN_READ, which divides a range of a stream for many readers.
 
+    The function is given the number of the request.
+    Its arguments are checked now: the number is known only when the command is queued.
     Raises PatternError, or LocalProtocolError: an argument is wrong.
     """
     one_of("visibility", visibility, _VISIBILITIES)
-    selected, wire, times = make_pattern(pattern), start_on_wire(start), _times(client_time)
+    selected, first, times = make_pattern(pattern), start_on_wire(start), _times(client_time)
     return lambda number: PlanRead(
         number,
         stream,
         selected,
-        wire,
+        first,
         records_max,
         bytes_max,
         split_bytes,

@@ -3,7 +3,7 @@
 Owns the batches that no caller has taken when a lease of the member's records ends. The rules: the
 broker does not say which leases ended, so a renewal asks for each record, and a record goes on to
 the program only when the broker confirms that; a record that was delivered again takes the place
-of the one in doubt. Source: SPEC.md, section 4.8.
+of the one in doubt. Records are named by their offsets. Source: SPEC.md, section 4.8.
 """
 
 from __future__ import annotations
@@ -38,13 +38,16 @@ class Doubts:
         return size_of(self._batches)
 
     def add(self, batches: list[HeldBatch]) -> None:
-        """Keep batches until the broker has said whose their records are."""
+        """Keep batches whose leases may have ended until the broker has said whose they are.
+
+        What was asked before does not cover them: all are asked for again.
+        """
         if batches:
             self._batches += batches
             self.asked = False
 
     def ranges(self) -> list[Range]:
-        """Return the offsets of all records, as ranges."""
+        """Return the offsets of all records in doubt, as ranges for the renewal that asks."""
         return merged([each for batch in self._batches for each in ranges_of(batch)])
 
     def drop(self, offsets: Iterable[int]) -> None:
@@ -54,20 +57,23 @@ class Doubts:
         self._batches = [batch for batch in rest if batch is not None]
 
     def take(self, ranges: Iterable[Range]) -> list[HeldBatch]:
-        """Take the records that the broker has confirmed to be the member's."""
+        """Take out the records in these ranges, whose renewal the broker has confirmed.
+
+        They are the member's for certain, and go to its program.
+        """
         sure = {offset for first, end in ranges for offset in range(first, end)}
         found = [batch.part(sure, inside=True) for batch in self._batches]
         self.drop(sure)
         return [batch for batch in found if batch is not None]
 
     def clear(self) -> None:
-        """Drop all of them."""
+        """Drop all batches in doubt: the link has ended, or no caller reads the group any more."""
         self._batches.clear()
         self.asked = False
 
 
 def without(items: Iterable[Item], offsets: set[int]) -> deque[Item]:
-    """Return batches and notices without these records."""
+    """Return a member's queue without these records; its notices stay where they are."""
     left: deque[Item] = deque()
     for item in items:
         rest = item.part(offsets, inside=False) if isinstance(item, HeldBatch) else item

@@ -1,7 +1,8 @@
 """Events and wishes of a session, for its shell.
 
 Owns the types of the events and of the wishes about the socket. The rule: they are plain
-data, and a shell needs nothing else to know what became of what a caller asked for.
+data, and a shell needs nothing else to know what became of what a caller asked for. A token is the
+object at which a caller waits; the shell made it, and the event brings it back.
 """
 
 from __future__ import annotations

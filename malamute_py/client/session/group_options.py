@@ -16,9 +16,12 @@ from malamute_py.client.session.acknowledgements import AckForm
 from malamute_py.client.words import GroupKind, GroupVisibility
 
 DONE: Final = AckForm()
-AGAIN: Final = AckForm(0, 0)
+AGAIN: Final = AckForm(state=0, again_ms=0)
+"""Given back, to be handed out again at once."""
 RELEASED: Final = AckForm(int(WorkState.RELEASED))
+"""Given back, without counting as an attempt."""
 RENEWED: Final = AckForm(int(WorkState.RENEWED))
+"""Held on to: the lease begins anew."""
 KINDS: Final = ("shared", "exclusive", "keyed")
 VISIBILITIES: Final = {"live": 0, "durable": 1}
 CREDIT_RECORDS: Final = 8192
@@ -28,7 +31,7 @@ CREDIT_BYTES: Final = 8 << 20
 def group_visibility(name: GroupVisibility | None) -> int:
     """A visibility as JOIN_GROUP has it. Raises LocalProtocolError `bad_setting`."""
     if name is None:
-        return -1
+        return -1  # as the group has it
     one_of("visibility", name, tuple(VISIBILITIES))
     return VISIBILITIES[name]
 
@@ -59,7 +62,10 @@ class GroupOptions(msgspec.Struct, frozen=True):
     """Settings for a group that does not exist yet."""
 
     def check(self) -> GroupOptions:
-        """Raises LocalProtocolError `bad_setting` for what the broker would refuse anyway."""
+        """Return the options, checked before a membership is opened with them.
+
+        Raises LocalProtocolError `bad_setting` for what the broker would refuse anyway.
+        """
         name_of("stream", self.stream)
         name_of("group", self.group)
         one_of("kind", self.kind, KINDS)

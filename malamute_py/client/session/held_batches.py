@@ -1,7 +1,8 @@
 """Records of a group as a member has them: a batch of them, of which parts can be made.
 
-Owns the offsets by which a member knows its records. The rule: an offset that was rewound is given
-as a number that no record has, since another record may have the offset by now.
+Owns the offsets by which a member knows its records. The rule: an offset that was rewound (a power
+loss of the broker took its record away) is given as a number that no record has, since another
+record may have the offset by now.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from malamute_py.client.session.subscription import cut
 class Holding(Protocol):
     """A membership, as far as its batches need it."""
 
-    def void_since(self, uuid: bytes, epoch: int) -> float: ...  # noqa: D102
+    def void_since(self, uuid: bytes, epoch: int) -> float:
+        """Offset from which on records of a stream and an epoch were rewound; inf: none were."""
 
 
 class HeldBatch(Batch):
@@ -45,6 +47,7 @@ class HeldBatch(Batch):
         since = self.opened.void_since(self.uuid, self.stamp.epoch)
         if since == inf:
             return offsets
+        # No record has a negative offset.
         return [-1 - offset if offset >= since else offset for offset in offsets]
 
     def cut(self, first: int, end: int) -> HeldBatch:
@@ -52,7 +55,10 @@ class HeldBatch(Batch):
         return HeldBatch(cut(self, first, end), self.opened, self.uuid, self.attempts)
 
     def part(self, offsets: Container[int], *, inside: bool) -> HeldBatch | None:
-        """Return the records whose offsets are among these, or are not; None: there are none."""
+        """Return the records whose offsets are among these (inside), or are not (else).
+
+        None: there are none. `offsets` are those of the log, whether rewound or not.
+        """
         rows = [row for row in rows_of(self) if (self.offset_of(row) in offsets) is inside]
         if len(rows) == len(self):
             return self

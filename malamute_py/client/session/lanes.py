@@ -5,6 +5,11 @@ that gather into batches, the window's count of their bytes, what is under way, 
 both when the link goes. The rules: to one place batches leave in the order of the calls; one that
 was not answered is sent again with the same bytes; one that was refused was not taken at all, so it
 may be divided and encoded anew. Source: SPEC.md, section 8.
+
+Words: a row is one record, message, request, reply or step; its `token` is the object at which its
+caller waits, None when the caller has given it up. A batch is the rows that leave as one content. A
+lane has the batches of one place: a stream, a mailbox or a service. A sender (Publisher, Outbox,
+Steps) owns its lanes, and settles a batch by giving each caller the CONFIRM or an error.
 """
 
 from __future__ import annotations
@@ -73,11 +78,11 @@ class OutgoingBatch(ABC):
 
     @property
     def count(self) -> int:
-        """Number of the rows."""
+        """Number of the rows that the batch has now."""
         return len(self.rows)
 
     def live_rows(self) -> list[Any]:
-        """Return the rows that a caller waits for."""
+        """Return the rows whose callers still wait: the others need not be sent (again)."""
         return [row for row in self.rows if row.token is not None]
 
     @abstractmethod
@@ -122,12 +127,12 @@ class OutgoingBatch(ABC):
 
 
 def limits_of(welcome: Welcome) -> Limits:
-    """Return the limits of what a broker takes, as it told them."""
+    """Return the limits that a broker's WELCOME states, for checks before anything is sent."""
     return Limits(
         record_bytes_max=welcome.record_bytes_max,
         batch_bytes_max=welcome.batch_bytes_max,
         batch_records_max=welcome.batch_records_max,
-        # Parts leave in one message, beside ATOMIC.
+        # The parts of a step leave in one message with ATOMIC, which is one of its commands.
         step_parts_max=min(DEFAULT_LIMITS.step_parts_max, welcome.message_commands_max - 1),
     )
 
@@ -195,12 +200,13 @@ class Lanes(ABC, Generic[Kind]):
         self._active: Final[dict[Lane[Kind], None]] = {}
         """Lanes in which something waits."""
         self._blocked: Final[dict[Lane[Kind], None]] = {}
-        """Active lanes that wait for their time."""
+        """Active lanes whose pause has not ended, for next_wake()."""
         self.queues: Final = (self._active,)
         """While all of them are empty, take() has nothing to do."""
         self._sent = 0
         """Batches under way whose confirm is awaited."""
         self._serial = 0
+        """Serial of the batch that was queued last."""
         self._linked = False
         self.fatal: MalamuteError | None = None
         """Error that ended the session: every call raises it."""
@@ -225,19 +231,22 @@ class Lanes(ABC, Generic[Kind]):
         return bool(self._active)
 
     def _lanes(self) -> Iterator[Lane[Kind]]:
+        """Yield all lanes; those that are dropped meanwhile do no harm."""
         for home in self.homes:
             yield from list(home.values())
 
     def lane(self, home: dict[Any, Any], place: Hashable, name: str = "") -> Any:
         """The lane to a place, made when there is none. Raises what ended the session.
 
-        name: of the argument that names the place. Raises LocalProtocolError: it cannot be a name.
+        home: the sender's table of lanes to places of one kind. name: the argument that names the
+        place, for the error; empty: the place is the sender's own, and is not checked.
+        Raises LocalProtocolError: the place is no name.
         """
         if self.fatal is not None:
             raise self.fatal
         try:
             lane = home.get(place)
-        except TypeError:  # it cannot be a key, so it is no name
+        except TypeError:  # it cannot be a key of a dictionary: name_of() raises what is wrong
             lane = None
         if lane is None:
             if name:
@@ -273,7 +282,7 @@ class Lanes(ABC, Generic[Kind]):
         return size
 
     def begin(self, batch: Kind, row: OutgoingRow) -> None:
-        """Put an empty batch at the end of its lane, with its first row."""
+        """Put a new batch at the end of its lane, with its first row."""
         batch.rows.append(row)
         batch.packing = row.packing
         batch.bytes = row.size + ROW_BYTES
@@ -281,6 +290,7 @@ class Lanes(ABC, Generic[Kind]):
 
     def queue(self, batch: Kind) -> None:
         """Put a batch at the end of its lane."""
+        # By steps of _PARTS_MAX: its parts, if it is divided, get the serials in between.
         self._serial += _PARTS_MAX
         batch.serial = self._serial
         batch.lane.queue.append(batch)
@@ -302,22 +312,26 @@ class Lanes(ABC, Generic[Kind]):
         for lane in self._lanes():
             under_way = list(lane.sent)
             lane.sent.clear()
-            for batch in reversed(under_way):
+            for batch in reversed(under_way):  # the newest first, as each goes to the head
                 batch.doubtful = True
                 if batch.counted:
                     self._uncount(batch)
                 if batch.thin and not batch.live_rows():
-                    batch.state = OVER
+                    batch.state = OVER  # all of its callers have given up: it need not leave again
                     continue
                 self._put_back(batch)
+            # What the lane waited for was of the old link: an answer, or the end of a pause.
             lane.stopped = False
             lane.blocked_until_ms = -1
             if not lane.queue:
-                self._rest(lane)
+                self._note_empty(lane)
         self._blocked.clear()
 
     def disown(self, error: MalamuteError) -> None:
-        """Fail what the broker may have taken: another identity cannot send it again."""
+        """Fail what the broker may have taken, when a new link has another identity.
+
+        Sent again under that identity, the broker would not know it again, and take it twice.
+        """
         for lane in self._lanes():
             failing = [batch for batch in lane.queue if batch.doubtful]
             self._take_out(lane, failing)
@@ -325,14 +339,14 @@ class Lanes(ABC, Generic[Kind]):
                 self._end(batch, error)
 
     def _take_out(self, lane: Lane[Kind], batches: list[Kind]) -> None:
-        """Remove some batches of those that wait in a lane."""
+        """Remove these batches, which wait in a lane; their callers are the caller's concern."""
         left = set(lane.queue).difference(batches)
         kept = [batch for batch in lane.queue if batch in left]
         lane.queue.clear()
         lane.queue.extend(kept)
         self.window.queued_bytes -= sum(batch.bytes for batch in batches)
         if not kept:
-            self._rest(lane)
+            self._note_empty(lane)
 
     def fail_all(self, error: MalamuteError) -> None:
         """The session ends: everything unconfirmed fails, and so does every later call."""
@@ -351,7 +365,7 @@ class Lanes(ABC, Generic[Kind]):
             self._end(batch, error)
         lane.sent.clear()
         lane.queue.clear()
-        self._rest(lane)
+        self._note_empty(lane)
 
     # --- sending ---------------------------------------------------------------------------
 
@@ -359,25 +373,29 @@ class Lanes(ABC, Generic[Kind]):
         """Do what is due by time: nothing here but what take() does."""
 
     def take(self, now_ms: int, out: CommandSink) -> bool:
-        """Send what may leave now; False: the window holds something back."""
+        """Send what may leave now, lane by lane, in each turn of the session.
+
+        Returns False when the window holds something back: its bytes are used up, for all senders.
+        """
         self._taken_ms = now_ms
         if not self._linked:
             return True
         for lane in list(self._active):
             if lane.gate is not None and not lane.gate.active:
                 continue  # the broker would not understand replies before it knows their offer
-            if lane.blocked_until_ms >= 0 and not self._release(lane, now_ms):
+            if lane.blocked_until_ms >= 0 and not self._end_pause(lane, now_ms):
                 continue
-            before = self._trackers.last
+            last_tracker = self._trackers.last
             if not self._drain(lane, now_ms, out):
-                if self._trackers.last != before:
-                    # It had its turn: one that always has more must not starve the others.
+                if self._trackers.last != last_tracker:
+                    # Something of the lane was sent under a new tracker, so it had its turn: it
+                    # goes last, since one that always has more must not starve the others.
                     self._active[lane] = self._active.pop(lane)
                 return False
         return True
 
-    def _release(self, lane: Lane[Kind], now_ms: int) -> bool:
-        """End the hold of a lane in which a batch was refused, once its time has come."""
+    def _end_pause(self, lane: Lane[Kind], now_ms: int) -> bool:
+        """End the pause of a lane in which a batch was refused; False: it is not over yet."""
         if lane.blocked_until_ms > now_ms:
             self._blocked[lane] = None
             return False
@@ -386,7 +404,10 @@ class Lanes(ABC, Generic[Kind]):
         return True
 
     def _drain(self, lane: Lane[Kind], now_ms: int, out: CommandSink) -> bool:
-        """Send from one lane; returns False when the window holds all callers back."""
+        """Send the batches of one lane, as long as none must wait.
+
+        Returns False when the window has no room: then no other lane may send either.
+        """
         queue = lane.queue
         while queue:
             batch = queue[0]
@@ -396,9 +417,9 @@ class Lanes(ABC, Generic[Kind]):
                 return False
             queue.popleft()
             self.window.queued_bytes -= batch.bytes
-            if batch.content or self._encode(batch):
+            if batch.content or self._encode(batch):  # what has left before keeps its bytes
                 self._leave(batch, out)
-        self._rest(lane)
+        self._note_empty(lane)
         return True
 
     def _holds(self, batch: Kind, now_ms: int, out: CommandSink) -> bool:
@@ -406,7 +427,7 @@ class Lanes(ABC, Generic[Kind]):
         lane = batch.lane
         return lane.stopped or bool(lane.sent and batch.one_by_one)
 
-    def _rest(self, lane: Lane[Kind]) -> None:
+    def _note_empty(self, lane: Lane[Kind]) -> None:
         """Note that nothing waits in a lane, and drop it if nothing is under way there either."""
         self._active.pop(lane, None)
         self._blocked.pop(lane, None)
@@ -415,9 +436,10 @@ class Lanes(ABC, Generic[Kind]):
             del lane.home[lane.place]
 
     def _encode(self, batch: Kind) -> bool:
-        """Encode a batch; False: it does not leave (divided, failed, or without rows).
+        """Encode a batch that leaves for the first time; False: it does not leave.
 
-        A batch of several rows that cannot be encoded together is divided into halves.
+        It does not when all callers gave up, when the encoder refuses its only row, which then
+        fails, or when it refuses several together: their halves take the place of the batch.
         """
         if batch.thin:
             batch.rows = batch.live_rows()
@@ -445,7 +467,8 @@ class Lanes(ABC, Generic[Kind]):
         if level == NONE:
             self.window.passes(batch.bytes)
             if not batch.answered_otherwise:
-                # Nothing will tell what became of it: it is over as it leaves.
+                # Nothing will tell what became of it: it is over as it leaves, without a tracker
+                # (0), and its callers get a CONFIRM that names no offset (-1).
                 batch.send(out, 0)
                 self._end(batch, Confirm(0, level, 0, -1, 0))
                 return
@@ -462,8 +485,12 @@ class Lanes(ABC, Generic[Kind]):
     # --- answers ---------------------------------------------------------------------------
 
     def confirmed(self, batch: Kind, confirm: Confirm, *, keep: bool = False) -> None:
-        """Settle a batch that the broker took. keep: it may have to be sent again all the same."""
-        if not self._came_back(batch):
+        """Settle a batch that the broker took.
+
+        keep: the rows and the content stay, and no caller is told: the batch waits for replies, and
+        may have to be sent again for them.
+        """
+        if not self._take_answered(batch):
             return
         if keep:
             batch.state = OVER
@@ -471,14 +498,17 @@ class Lanes(ABC, Generic[Kind]):
             self._end(batch, confirm)
         lane = batch.lane
         if not lane.queue and not lane.lasting:
-            self._rest(lane)
+            self._note_empty(lane)
 
     @abstractmethod
     def refused(self, batch: Kind, error: BrokerRefused, now_ms: int) -> None:
         """Send a refused batch again later, or in parts, or fail it, by the code."""
 
-    def _came_back(self, batch: Kind) -> bool:
-        """Take an answered batch out of its lane; False: its answer is not awaited any more."""
+    def _take_answered(self, batch: Kind) -> bool:
+        """Take an answered batch out of those under way, so that the lane goes on.
+
+        Returns False when the batch was settled without this answer: there is nothing to do.
+        """
         if batch.state != SENT:
             return False
         lane = batch.lane
@@ -500,24 +530,28 @@ class Lanes(ABC, Generic[Kind]):
         self.window.queued_bytes += batch.bytes
         lane = batch.lane
         queue = lane.queue
-        place = 0
-        while place < len(queue) and queue[place].serial < batch.serial:
-            place += 1
-        queue.insert(place, batch)
+        earlier = 0  # batches of the queue whose calls came before
+        while earlier < len(queue) and queue[earlier].serial < batch.serial:
+            earlier += 1
+        queue.insert(earlier, batch)
         self._active[lane] = None
 
     def _block(self, lane: Lane[Kind], until_ms: int) -> None:
-        """Send nothing from a lane before a time."""
+        """Send nothing from a lane before a time: the broker refused a batch of it for now."""
         lane.blocked_until_ms = max(lane.blocked_until_ms, until_ms)
 
     def _divide(self, batch: Kind) -> list[Any]:
-        """Replace a batch that was not taken by its halves."""
+        """Replace a batch by its halves, which leave in its place; returns them.
+
+        The batch was refused, or could not be encoded: the broker has nothing of it. One half, or
+        none, is left where callers have given up rows.
+        """
         rows = batch.live_rows() if batch.thin else batch.rows
         half = max(1, (len(rows) + 1) // 2)
         parts: list[Any] = []
         for first in range(0, len(rows), half):
             part = batch.part(rows[first : first + half])
-            part.serial += first
+            part.serial += first  # after the first half, and before the next batch of the lane
             parts.append(part)
         batch.replaced(parts)
         batch.state = OVER
@@ -529,16 +563,17 @@ class Lanes(ABC, Generic[Kind]):
         """Settle a batch for good with a CONFIRM or an error, and drop its bodies."""
         batch.state = OVER
         batch.settle(outcome)
-        # A deadline may keep the batch for long: not its bodies.
+        # An entry in the heap of deadlines may keep the batch for long: not its bodies.
         batch.rows = []
         batch.content = b""
 
     def next_wake(self) -> int | None:
-        """Latest time of the next wake() and take(); None: no need."""
+        """Latest time of the next wake() and take(): the end of the first pause; None: no need."""
         at: int | None = None
         if self._linked:
             for lane in self._blocked:
                 wake = lane.blocked_until_ms
+                # A pause that was over at the last take() waits for an answer or for room.
                 if wake > self._taken_ms and (at is None or wake < at):
                     at = wake
         return at

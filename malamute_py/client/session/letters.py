@@ -2,7 +2,8 @@
 
 Owns the facts that came with a delivered batch, and the rows over it. The rule: a row costs
 nothing but its own object until something is asked of it; its number is what the broker
-knows it by. Source: SPEC.md, sections 4.4, 4.5 and 5.
+knows it by. A row is a place in a batch, and the delivered rows may be some of the batch's.
+Source: SPEC.md, sections 4.4, 4.5 and 5.
 """
 
 from __future__ import annotations
@@ -58,8 +59,11 @@ class HandoutBatch:
         self.command = command
         self.attempts: int = command.attempts
         self.about: Sequence[tuple[bytes, int, int]] = getattr(command, "about", ())
+        """Requests that replies are to: runs of (key of the requests' batch, first row, count)."""
         self._about: dict[int, tuple[bytes, int]] | None = None
+        """Row of a reply -> its request; None: not asked for yet."""
         self._offsets: dict[int, int] | None = None
+        """Row of a dead letter -> offset of the record that it was; None: not asked for yet."""
 
     def about_of(self, row: int) -> tuple[bytes, int] | None:
         """Return the request that the reply in a row answers; None: the row is no reply.
@@ -70,6 +74,7 @@ class HandoutBatch:
         if not self.about:
             return None
         if self._about is None:
+            # Each run spelled out, one (key, row) a reply.
             asked = ((key, first + i) for key, first, count in self.about for i in range(count))
             self._about = dict(zip(rows_of(self.batch), asked, strict=True))
         return self._about.get(row)
@@ -104,21 +109,22 @@ class HandedOut:
 
 
 def rows_of(batch: Batch) -> Iterable[int]:
-    """Row numbers of the delivered rows, in order."""
-    indices = batch.indices
+    """Rows of a batch that were delivered, in order: what offset_of() and chosen() take."""
+    indices = batch.indices  # None: all rows
     return range(batch.content.head.count) if indices is None else indices.tolist()
 
 
 def ranges_of(batch: Batch) -> list[tuple[int, int]]:
-    """Numbers of the delivered rows as half-open intervals, ascending."""
+    """Numbers or offsets of the delivered rows, as ascending ranges (first, end) without `end`."""
     # All rows came, and the broker left none out of the batch: the numbers have no gap.
     if batch.indices is None and not batch.stamp.derived:
         return [(batch.base_offset, batch.base_offset + len(batch))]
     numbers = batch.offsets
+    # A range begins with the first number, and with each that does not follow on the one before.
     breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
     firsts = numbers[np.concatenate(([0], breaks))]
-    lasts = numbers[np.concatenate((breaks - 1, [len(numbers) - 1]))] + 1
-    return list(zip(firsts.tolist(), lasts.tolist(), strict=True))
+    ends = numbers[np.concatenate((breaks - 1, [len(numbers) - 1]))] + 1
+    return list(zip(firsts.tolist(), ends.tolist(), strict=True))
 
 
 def chosen(batch: Batch, rows: Sequence[int]) -> Batch:

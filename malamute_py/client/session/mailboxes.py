@@ -5,6 +5,10 @@ to the request, everything else to the readers of the mailbox. The rule: a sessi
 mailbox once, however many of its callers want something of it; mail that was handed over is
 handed over once, also when the broker hands it out again after a reconnect; what no caller
 reads is given back as soon as no request needs the mailbox. Source: SPEC.md, section 4.4.
+
+Words: a number is that of a message; a range is (first, end), without `end`. A message is in hand
+from its delivery until it is acknowledged or lent to an atomic step, which then acknowledges it. A
+delivery in a queue is (the batch as it came, the rows of it that are left).
 """
 
 from __future__ import annotations
@@ -16,13 +20,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from malamute_protocol.batch import Batch
-from malamute_protocol.commands import (
-    AckMail,
-    Mail,
-    OpenInbox,
-    Subscribed,
-    Unsubscribe,
-)
+from malamute_protocol.commands import AckMail, Mail, OpenInbox, Subscribed, Unsubscribe
 from malamute_protocol.errors import (
     BrokerRefused,
     ConnectionLost,
@@ -36,7 +34,7 @@ from malamute_py.client.session.acknowledgements import (
     Acknowledging,
     Acks,
     Range,
-    merged,
+    ranges_of_numbers,
 )
 from malamute_py.client.session.events import Event, Settled
 from malamute_py.client.session.letters import HandoutBatch, chosen, ranges_of, rows_of
@@ -52,6 +50,7 @@ PARKED_BYTES_MAX: Final = 64 << 20
 PARKED_RECORDS_MAX: Final = 1 << 18
 """Mail that no caller reads, kept so that the replies after it come through."""
 _GIVEN_MAX: Final = 256
+"""Ranges that a reader may have been given before those that are not in hand are dropped."""
 _AWAY_MS: Final = 5_000
 """Time for which unread mail beyond these bounds is sent back to the broker."""
 
@@ -90,9 +89,10 @@ class MailboxView:
         """The next messages, all of one batch; None: none yet."""
         item = self.mailbox.take()
         if item is not None:
-            ranges = ranges_of(item[1])
+            _, left = item
+            ranges = ranges_of(left)
             for view in self.mailbox.views if len(self.mailbox.views) > 1 else ():
-                view.forget(ranges)
+                view.forget(ranges)  # messages come again were given to any of the readers before
             given = self._given
             given += ranges
             if len(given) > self._sift_at:
@@ -106,22 +106,21 @@ class MailboxView:
         given = self._given
         if not given:
             return
-        # Mostly there is nothing to forget: numbers that come are new.
         least, after = min(first for first, _ in given), max(end for _, end in given)
         for low, high in ranges:
             if low >= after or high <= least:
-                continue
+                continue  # mostly: numbers that come are new
             # Of each range stays what lies before, and what lies after, the numbers that go.
             self._given = [
-                piece
+                (left_first, left_end)
                 for first, end in self._given
-                for piece in ((first, min(end, low)), (max(first, high), end))
-                if piece[0] < piece[1]
+                for left_first, left_end in ((first, min(end, low)), (max(first, high), end))
+                if left_first < left_end
             ]
 
     def done(self, number: int) -> None:
         """Note that a message was read: the next turn acknowledges it with its neighbours."""
-        if number == self._done_end:
+        if number == self._done_end:  # it follows on the run that gathers
             self._done_end += 1
             return
         self.collect()
@@ -129,7 +128,7 @@ class MailboxView:
         self.mailbox.has_read(self)
 
     def collect(self) -> None:
-        """Acknowledge what was read."""
+        """Acknowledge the run that was read, if there is one (see `done`)."""
         if self._done_first >= 0:
             self.mailbox.ack([(self._done_first, self._done_end)])
             self._done_first = self._done_end = -1
@@ -140,7 +139,7 @@ class MailboxView:
         for _, left in self.mailbox.queue:
             self.forget(ranges_of(left))  # What came again waits for its next reader.
         if self._given:
-            self.mailbox.ack(self._given, 0)
+            self.mailbox.ack(self._given, again_ms=0)  # what is not in hand is left out
 
 
 class OpenedMailbox(Opened):
@@ -177,20 +176,21 @@ class OpenedMailbox(Opened):
         """The next messages, all of one batch; None: none yet."""
         if not self.queue:
             return None
-        item = self.queue.popleft()
-        self._held_records -= len(item[1])
-        self._held_bytes -= item[1].stamp.size
+        item = _, left = self.queue.popleft()
+        self._held_records -= len(left)
+        self._held_bytes -= left.stamp.size
         return item
 
     def ack(self, ranges: list[Range], again_ms: int = -1, token: Any = None) -> None:
-        """Messages were received for good, or are wanted again after a time.
+        """Acknowledge messages: they were received for good, or are wanted again after a time.
 
-        token: gets True when the broker has confirmed all of them, False when the link went before
-        for some: then it is said again should the broker hand these out again to this client.
+        again_ms: that time; -1: for good. Numbers that are not in hand are left out. token: gets
+        True when the broker has confirmed all, False when the link went before for some, which are
+        acknowledged again should the broker hand them out again to this client.
         Raises, with a token, why the inbox has ended: the broker gave them to others.
         """
         if self.ended:
-            # Nothing would ever be sent for it, and no caller would be told.
+            # Nothing would ever be sent of them, and no caller be told.
             if token is not None:
                 raise self._mailboxes.why_ended(self)
             return
@@ -201,7 +201,7 @@ class OpenedMailbox(Opened):
                     self.in_hand.discard(first)
                     mine.append((first, end))
             else:
-                # A caller's range may be of any length.
+                # A caller's range may be of any length: the smaller of the two is walked through.
                 if end - first <= len(self.in_hand):
                     found = self.in_hand.intersection(range(first, end))
                 else:
@@ -229,7 +229,7 @@ class OpenedMailbox(Opened):
         """Return ranges without numbers of an earlier link that have not come again on this one.
 
         The broker would refuse those. They are acknowledged when they come again, if they are done;
-        if the program gave them back, they are shown to it then.
+        if the program gave them back (again_ms >= 0), they are shown to it then.
         """
         here = []
         for number in (number for first, end in ranges for number in range(first, end)):
@@ -241,7 +241,7 @@ class OpenedMailbox(Opened):
 
     @property
     def parks_too_much(self) -> bool:
-        """Whether more is unread than is kept so that replies after it can come."""
+        """Whether so much is unread that some goes back to the broker (see PARKED_BYTES_MAX)."""
         return self._held_records > PARKED_RECORDS_MAX or self._held_bytes > PARKED_BYTES_MAX
 
     def send_away(self) -> None:
@@ -272,7 +272,7 @@ class OpenedMailbox(Opened):
                 self.queue.append((delivered, rest))
             if rest is not left:
                 self._held_records -= len(left) - (0 if rest is None else len(rest))
-                if rest is None:
+                if rest is None:  # a delivery counts with all its bytes while a row of it is left
                     self._held_bytes -= left.stamp.size
 
     def discard(self) -> None:
@@ -288,10 +288,10 @@ class OpenedMailbox(Opened):
         Raises BrokerRefused `not_held`: nothing was lent. What the reader has since an earlier
         link is then shown to it again, should the broker hand it out to this client.
         """
-        away = self._of_earlier_links.intersection(numbers) - self._lent
-        if away or not self.in_hand.issuperset(numbers):
-            self._of_earlier_links -= away
-            self.in_hand -= away
+        not_ours = self._of_earlier_links.intersection(numbers) - self._lent
+        if not_ours or not self.in_hand.issuperset(numbers):
+            self._of_earlier_links -= not_ours
+            self.in_hand -= not_ours
             raise BrokerRefused(
                 "not_held", "not in hand: acknowledged already, or the link was lost since"
             )
@@ -313,13 +313,13 @@ class OpenedMailbox(Opened):
         self._of_earlier_links.difference_update(numbers)
 
     def lost_to_others(self, numbers: list[int]) -> None:
-        """Wait: an acknowledgement of each by itself, or the link's end, tells where they are."""
+        """Wait: an acknowledgement of each by itself, or the link's end, tells whose they are."""
 
     def give_back(self, numbers: list[int]) -> None:
         """Have the broker hand out messages again that a step has brought back into hand."""
-        mine = [(number, number + 1) for number in numbers if number in self.in_hand]
+        mine = ranges_of_numbers(number for number in numbers if number in self.in_hand)
         if mine and not self.ended:
-            self.ack(merged(mine), 0)
+            self.ack(mine, again_ms=0)
 
     # --- acknowledgements --------------------------------------------------------------------
 
@@ -337,7 +337,7 @@ class OpenedMailbox(Opened):
                 self._acked.difference_update(range(first, end))
 
     def not_acked(self, form: AckForm, number: int, error: MalamuteError) -> None:
-        """Warn of a message that was acknowledged when another reader had it already."""
+        """Warn of a message whose acknowledgement was refused: another reader had it by then."""
         self._acked.discard(number)
         self._mailboxes.not_held += 1
         self._mailboxes.warnings.add(
@@ -349,7 +349,7 @@ class OpenedMailbox(Opened):
         return False
 
     def ack_lost(self, ack: Ack) -> bool:
-        """Tell the callers that it came too late, and send it no more.
+        """Tell the callers (None) that it came too late; return False: it is sent no more.
 
         The broker hands out again what it does not know to be done, which is acknowledged then.
         """
@@ -359,7 +359,7 @@ class OpenedMailbox(Opened):
     # --- commands to the broker --------------------------------------------------------------
 
     def open(self) -> OpenInbox:
-        """Return OPEN_INBOX for a new link."""
+        """Return OPEN_INBOX for a new link, with credit that counts from its beginning."""
         self._begin_credit()
         return OpenInbox(
             self.number,
@@ -370,7 +370,7 @@ class OpenedMailbox(Opened):
         )
 
     def _credit_limits(self) -> tuple[int, int]:
-        """Return how many records and bytes, in all, the broker may have sent by now."""
+        """Return how many records and bytes, in all, the broker may have sent on this link."""
         records, size = self._held_records, self._held_bytes
         if self.waiting:
             # Unread mail must not keep the replies after it from their callers.
@@ -398,6 +398,7 @@ class OpenedMailbox(Opened):
         """Take in one delivery: replies go to their calls, the rest waits to be read."""
         batch = one_taken_in(command, frames, limits)
         count = batch.records if isinstance(batch, Unreadable) else len(batch)
+        # about: the requests of replies; origin: the records that dead letters were.
         if command.about and sum(replies for _, _, replies in command.about) != count:
             raise RemoteProtocolError(
                 "malformed", f"{count} replies about another number of requests"
@@ -431,22 +432,24 @@ class OpenedMailbox(Opened):
     def _pass_over(self, command: Mail, found: Unreadable) -> None:
         """Fail the callers whose replies cannot be read; other such mail stays where it is.
 
-        Messages that no reader can read are held by this one, and are named: what came with them
-        is delivered.
+        Messages that no reader can read are held by this client, unacknowledged, and named in the
+        log; the mail around them is delivered.
         """
         ranges = found.ranges
         if command.about and self._mailboxes.replies.route_unreadable(command, found.reason):
             self.reply_taken(ranges, command.last)
             return
+        first, _ = ranges[0]
         self._mailboxes.warnings.add(
             "messages that cannot be read, and stay where they are",
-            f"{found.records} from {ranges[0][0]} of {self.asked.mailbox or 'us'}: {found.reason}",
+            f"{found.records} from {first} of {self.asked.mailbox or 'us'}: {found.reason}",
         )
 
     def _without_known(self, batch: Batch) -> Batch | None:
         """Return the rows that no reader had on an earlier link; None: there are none.
 
-        Rows that a reader has acknowledged since are acknowledged once more.
+        Rows that a reader has acknowledged since are acknowledged once more; those that it has
+        still are in hand again. A row that is lent is the business of its step.
         """
         rows, again = [], []
         for row in rows_of(batch):
@@ -466,12 +469,15 @@ class OpenedMailbox(Opened):
         return chosen(batch, rows) if rows else None
 
     def reply_taken(self, ranges: list[Range], last: bool) -> None:
-        """Acknowledge replies that went to their callers, for which their mailbox kept them."""
+        """Acknowledge replies that went to their callers, for whom the broker has kept them.
+
+        last: whether they are the last ones to their requests.
+        """
         if self.in_hand:
             for first, end in ranges:
                 self.in_hand.difference_update(range(first, end))
         if last:
-            # Should it be lost, the reply comes again, and its caller has it already.
+            # Without a CONFIRM: should it be lost, the reply comes again, and its key is known.
             self._mailboxes.acks.add(self, _SILENTLY, ranges)
         else:
             for first, end in ranges:
@@ -503,10 +509,7 @@ class ReplyRoute(Protocol):
         """Give awaited replies to their callers; return the other rows, None: there are none."""
 
     def route_unreadable(self, command: Mail, reason: str) -> bool:
-        """Fail callers whose replies cannot be read; False: not all of these replies are awaited.
-
-        Nothing was done then.
-        """
+        """Fail callers whose replies cannot be read; False, doing nothing: not all are awaited."""
 
     def inbox_failed(self, inbox: OpenedMailbox, error: MalamuteError) -> None:
         """Fail the callers whose replies come into an inbox that has ended."""
@@ -524,9 +527,10 @@ class OpenedMailboxes(Acknowledging):
         end: Callable[[Opened], None],
         arrived: Callable[[Any], None],
     ) -> None:
-        """begin, end: open a mailbox under a number of the session, and end what was opened.
+        """replies: takes those that callers wait for. emit: tells the shell an event.
 
-        emit, arrived: have an event told, and have a reader look at what has come for it.
+        begin: opens a mailbox under a number of the session. end: ends what was opened. arrived:
+        has a reader look at what has come for it.
         """
         super().__init__(Acks(trackers, self.told), emit)
         self.own: frozenset[str] = frozenset()
@@ -558,7 +562,7 @@ class OpenedMailboxes(Acknowledging):
     # --- what callers do -----------------------------------------------------------------------
 
     def get(self, asked: InboxOptions) -> OpenedMailbox:
-        """The inbox of a mailbox, opened when it is not. Raises what ended the session."""
+        """The one inbox of a mailbox, opened when it is not. Raises what ended the session."""
         mailbox = "" if asked.mailbox in self.own else asked.mailbox
         inbox = self._mailboxes.get(mailbox)
         if inbox is None:
@@ -581,7 +585,7 @@ class OpenedMailboxes(Acknowledging):
         return view
 
     def close(self, view: MailboxView) -> None:
-        """Close a reader; what it did not acknowledge goes to other readers."""
+        """Close a reader; what it did not acknowledge goes back to the broker, for others."""
         if view.closed:
             return
         view.closed = True
@@ -593,7 +597,7 @@ class OpenedMailboxes(Acknowledging):
         self._arrived(view)
 
     def look_at(self, inbox: OpenedMailbox) -> None:
-        """Have a mailbox looked at with the next take(), and its readers look for messages.
+        """Have take() look whether a mailbox is needed and has room, and readers look for messages.
 
         Something arrived for them, or a request whose reply comes there is over.
         """
@@ -617,14 +621,13 @@ class OpenedMailboxes(Acknowledging):
         return inbox.error or self._fatal or ConnectionLost("the inbox was closed")
 
     def routed(self) -> None:
-        """Note that replies went to their callers."""
+        """Note that replies went to callers in this turn, whose next requests may follow."""
         self._routed = True
 
     def told(self, token: Any, outcome: Any) -> None:
-        """Emit to a caller what became of its acknowledgement.
+        """Tell a caller what became of its acknowledgement: it gets True, False or an error.
 
-        token: what the caller waits at. outcome: a Confirm, of which the caller gets True; None: it
-        came too late, and the caller gets False; an error goes on as it is.
+        token: what the caller waits at. outcome: a Confirm: True; None, it came too late: False.
         """
         if not isinstance(outcome, MalamuteError):
             outcome = outcome is not None
@@ -648,7 +651,10 @@ class OpenedMailboxes(Acknowledging):
         super().fail_all(error)
 
     def wake(self, now_ms: int) -> None:
-        """Begin a turn: acknowledgements of replies wait one for requests that follow them."""
+        """Begin a turn: acknowledgements of replies wait one turn for requests that follow them.
+
+        So both leave in one message, where a caller requests, gets its reply, and requests again.
+        """
         self.holding = self.may_hold and self._routed and not self.holding
         self._routed = False
         super().wake(now_ms)
@@ -656,13 +662,14 @@ class OpenedMailboxes(Acknowledging):
     def take(self, now_ms: int, out: CommandSink) -> bool:
         """Send acknowledgements, and close mailboxes that no caller reads or awaits replies in."""
         while self.have_read:
-            self.have_read.popitem()[0].collect()
+            view, _ = self.have_read.popitem()
+            view.collect()
         unneeded = []
         while self._looked_at:
             inbox, _ = self._looked_at.popitem()
             if inbox.ended or inbox.ending:
                 continue
-            if inbox.waiting:
+            if inbox.waiting:  # callers wait for replies, which must get past unread mail
                 self._make_way(inbox, out)
             elif not inbox.views and (inbox.queue or not inbox.for_replies):
                 # Without unread mail, a mailbox for replies stays open for the next request.
@@ -681,11 +688,11 @@ class OpenedMailboxes(Acknowledging):
             out.put(inbox.credit(), None)
 
     def _close_inbox(self, inbox: OpenedMailbox, out: CommandSink) -> None:
-        """Forget a mailbox that no caller needs, and end it at the broker if there is a link."""
+        """Close a mailbox that no caller needs: what came of it goes back to the broker."""
         inbox.discard()
         del self._mailboxes[inbox.asked.mailbox]
         if self._linked:
             inbox.ending = True
             out.put(Unsubscribe(inbox.number), None)
         else:
-            self._end(inbox)
+            self._end(inbox)  # without a link there is nothing to end at the broker

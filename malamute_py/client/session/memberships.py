@@ -1,18 +1,21 @@
 """Membership of a group: what the broker handed to this member, and what it acknowledged.
 
-Owns the records in hand, the credit, and the acknowledgements of every group that a session has
-joined. The rules: credit comes back as records are acknowledged, so that who is slow is given
-less; a record that was handed over is handed over once, also when the broker gives it to this
-member again after a reconnect; nothing is acknowledged that the broker does not take for ours.
-Source: SPEC.md, section 4.8.
+Owns the records in hand, the credit, and what is acknowledged of them. The rules: credit comes back
+as records are acknowledged, so that a member that is slow is given less; a record that was handed
+over is handed over once, also when the broker gives it to this member again after a reconnect;
+nothing is acknowledged that the broker does not take for ours. Source: SPEC.md, section 4.8.
+
+Words: records are named by their offsets; a range is (first, end), without `end`. A record is in
+hand from its delivery until it is acknowledged or lent to an atomic step. A member is passed over
+once a lease of its records has ended: it is given none until it says a word (ACK_RECORDS).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from malamute_protocol.batch import Batch
 from malamute_protocol.commands import (
@@ -25,11 +28,9 @@ from malamute_protocol.commands import (
     Rewound,
     Schema,
     Subscribed,
-    Unsubscribe,
 )
 from malamute_protocol.errors import (
     BrokerRefused,
-    ConnectionLost,
     MalamuteError,
     RemoteProtocolError,
 )
@@ -38,18 +39,15 @@ from malamute_protocol.schema import Schemas
 from malamute_py.client.session.acknowledgements import (
     Ack,
     AckForm,
-    Acknowledging,
     Acks,
     Range,
     merged,
+    ranges_of_numbers,
 )
 from malamute_py.client.session.doubts import Doubts, size_of, without
-from malamute_py.client.session.events import Event
-from malamute_py.client.session.group_options import DONE, RENEWED, GroupOptions
+from malamute_py.client.session.group_options import AGAIN, DONE, RENEWED, GroupOptions
 from malamute_py.client.session.held_batches import HeldBatch
 from malamute_py.client.session.letters import chosen, ranges_of, rows_of
-from malamute_py.client.session.outgoing import CommandSink, Trackers
-from malamute_py.client.session.receiver import Opened
 from malamute_py.client.session.standing import Standing
 from malamute_py.client.session.subscription import (
     GapNotice,
@@ -58,6 +56,7 @@ from malamute_py.client.session.subscription import (
     RewoundNotice,
 )
 from malamute_py.client.session.unreadable import Unreadable, taken_in
+from malamute_py.client.session.warnings import Warnings
 
 _RENEWALS: Final = 3
 """Renewals of a lease within its time."""
@@ -65,10 +64,34 @@ _AWAY_MAX: Final = 1 << 17
 """Records of lost links that are remembered; beyond it the oldest may be handed over again."""
 
 
+class MembershipOwner(Protocol):
+    """The part of a session that a membership calls (joined_groups.Memberships)."""
+
+    acks: Acks
+    warnings: Warnings
+    not_held: int
+    """Acknowledgements that came too late."""
+
+    def told(self, token: Any, outcome: Any) -> None:
+        """Tell a caller what became of its acknowledgement: a Confirm: True; None: False."""
+
+    def give_credit(self, membership: Membership) -> None:
+        """Give credit for records that a membership has in hand no longer."""
+
+    def found(self, membership: Membership) -> None:
+        """Wake the reader of a membership: what it may take was in doubt before."""
+
+    def leases(self, membership: Membership) -> None:
+        """Renew the leases of a membership from now on, or no longer, by its `lease_ms`."""
+
+    def over(self, membership: Membership) -> None:
+        """Forget a membership that has ended."""
+
+
 class Membership(Standing):
     """One member of one group, over all links."""
 
-    def __init__(self, number: int, asked: GroupOptions, memberships: Memberships) -> None:
+    def __init__(self, number: int, asked: GroupOptions, memberships: MembershipOwner) -> None:
         super().__init__(number, asked.credit_records, asked.credit_bytes)
         self.asked = asked
         self.queue: deque[HeldBatch | Notice] = deque()
@@ -118,6 +141,8 @@ class Membership(Standing):
 
     def take(self) -> HeldBatch | Notice | None:
         """The next records, or a notice; None: none yet."""
+        # The program goes on after a pause, so that a renewal is due again: the link was last told
+        # no time for one.
         self._unplanned |= not self.progressed
         self.lost_lease = False
         self._asks |= self.note_progress()
@@ -141,7 +166,7 @@ class Membership(Standing):
         return item
 
     def give_up(self, offsets: Iterable[int]) -> list[int]:
-        """Take records out of hand that the reader is done with; returns those it had."""
+        """Take records out of hand that the reader is done with; returns those that it had."""
         mine = []
         for offset in offsets:
             if offset in self.in_hand:
@@ -152,7 +177,7 @@ class Membership(Standing):
 
     def doubt(self, batches: list[HeldBatch]) -> None:
         """Keep batches that others may have by now until the broker has said whose they are."""
-        # What was delivered again waits in the queue.
+        # What was delivered again waits in the queue, and is ours.
         rest = [batch.part(self._waiting, inside=False) for batch in batches]
         left = [batch for batch in rest if batch is not None]
         if self.asked.kind != "exclusive":
@@ -160,13 +185,14 @@ class Membership(Standing):
             self._count_bytes()
             return
         for batch in left:
-            # The next holder gets all of them.
+            # The next holder of the group's place gets all of them.
             self.in_hand.difference_update(batch.numbers)
             if self.passed_over:
-                self._dropped = batch.numbers[0], batch.numbers[0] + 1
+                first = batch.numbers[0]
+                self._dropped = first, first + 1
 
     def ack(self, offsets: Sequence[int], form: AckForm = DONE, token: Any = None) -> None:
-        """Records are done, or the form says what else is to become of them.
+        """Acknowledge records: they are done, or the form says what else is to become of them.
 
         token: gets True when the broker has confirmed all of them, else False: what it does not
         take for ours, because the link went, it gives to some member again.
@@ -184,6 +210,7 @@ class Membership(Standing):
             self._acked.update(offset for offset in offsets if offset in self._of_earlier_links)
             self._acked.update(mine)
         else:
+            # Should the broker give them to us again, the reader sees them again.
             for offset in offsets:
                 self._of_earlier_links.pop(offset, None)
         if mine:
@@ -203,7 +230,7 @@ class Membership(Standing):
         mine = [offset for offset in offsets if offset in self.in_hand]
         all_mine = bool(mine) and len(mine) == len(offsets)
         if mine:
-            ranges = merged([(offset, offset + 1) for offset in mine])
+            ranges = ranges_of_numbers(mine)
             self._memberships.acks.add(self, RENEWED, ranges, token if all_mine else None)
         if not all_mine:
             self._memberships.told(token, None)
@@ -214,15 +241,14 @@ class Membership(Standing):
         Not while the member is passed over: the broker would refuse it, take that for a word of
         the program, and hand it the same records again.
         """
-        self._unplanned = self._asks = False
+        self._unplanned = self._asks = False  # this is the turn that these have the link woken for
         if not self.in_hand or self.passed_over:
             self.renew_at_ms = 0
         elif not self.renew_at_ms:
             self.renew_at_ms = now_ms + self.next_renewal_ms
             self.progressed = False
         elif self.progressed and self.active and self.renew_at_ms <= now_ms:
-            ranges = merged([(offset, offset + 1) for offset in sorted(self.in_hand)])
-            self._memberships.acks.add(self, RENEWED, ranges)
+            self._memberships.acks.add(self, RENEWED, ranges_of_numbers(sorted(self.in_hand)))
             self.renew_at_ms = now_ms + self.next_renewal_ms
             self.progressed = False
 
@@ -247,14 +273,14 @@ class Membership(Standing):
         self._queued_bytes = 0
 
     def void_since(self, uuid: bytes, epoch: int) -> float:
-        """From which offset on records of a stream and an epoch were rewound; inf: none were."""
+        """Offset from which on records of a stream and an epoch were rewound; inf: none were."""
         if uuid != self.stream_uuid:
-            return 0
+            return 0  # they are of a former stream of the name: all are void
         return min((to for until, to in self._rewinds if epoch <= until), default=inf)
 
     @property
     def settling(self) -> bool:
-        """Whether acknowledgements or steps of it are under way on this link."""
+        """Whether acknowledgements or steps of it are under way on this link: leaving waits."""
         return bool(self._lent) or any(
             offset not in self._of_earlier_links for offset in self._acked
         )
@@ -268,7 +294,8 @@ class Membership(Standing):
         link is then shown to it again, should the broker hand it out to this member.
         """
         if self.left_out:
-            # No step has the link woken that nothing is put into: the next take() does.
+            # This call has the member join the link again, which take() wakes the link for: the
+            # step does not leave where it is refused below.
             self._asks = self.note_progress()
         if not self.in_hand.issuperset(numbers):
             for number in numbers:
@@ -299,21 +326,23 @@ class Membership(Standing):
             self._of_earlier_links.pop(number, None)
 
     def lost_to_others(self, numbers: list[int]) -> None:
-        """Wait: an acknowledgement of each by itself, or the link's end, tells where they are."""
+        """Wait: an acknowledgement of each by itself, or the link's end, tells whose they are."""
 
     def give_back(self, numbers: list[int]) -> None:
         """Have the broker hand out records again that a step has brought back into hand."""
         mine = self.give_up(numbers)
         if mine and not self.ended:
-            ranges = merged([(offset, offset + 1) for offset in mine])
-            self._memberships.acks.add(self, AckForm(0, 0), ranges)
+            self._memberships.acks.add(self, AGAIN, ranges_of_numbers(mine))
             self._memberships.give_credit(self)
 
     # --- acknowledgements --------------------------------------------------------------------
 
     @property
     def question(self) -> AckForm | None:
-        """Return a renewal, which counts no attempt; None: no lease of its records ends."""
+        """Return a renewal, which counts no attempt, as the question that Acks may put.
+
+        None: its records have no leases, so that none can have come again.
+        """
         return RENEWED if self.lease_ms else None
 
     def ack_command(self, form: AckForm, ranges: list[Range], tracker: int) -> AckRecords:
@@ -330,7 +359,7 @@ class Membership(Standing):
             for first, end in ranges:
                 self._acked.difference_update(range(first, end))
             if self.lease_ms:
-                # They came again, as their lease had ended, before they were done.
+                # Those in hand came again, as their lease had ended, before they were done.
                 again = set().union(*(self.in_hand.intersection(range(*each)) for each in ranges))
                 self.in_hand -= again
                 self._drop_queued(again)
@@ -344,7 +373,7 @@ class Membership(Standing):
         self._memberships.give_credit(self)
 
     def _drop_copies(self, offsets: Iterable[int]) -> None:
-        """Drop what no caller has taken of records that it is done with, or that come again."""
+        """Drop the untaken copies of records that the reader is done with, or that come again."""
         if self._doubts:
             self._doubts.drop(offsets)
             self._count_bytes()
@@ -352,18 +381,21 @@ class Membership(Standing):
             self._drop_queued(self._waiting.intersection(offsets))
 
     def _drop_queued(self, offsets: set[int]) -> None:
-        """Drop records that no caller has taken."""
+        """Drop records from the queue, where they are copies that no caller has taken."""
         if offsets:
             self._waiting.difference_update(offsets)
             self.queue = without(self.queue, offsets)
             self._count_bytes()
 
     def _count_bytes(self) -> None:
-        """Count the bytes that no caller has taken anew."""
+        """Count anew the bytes that no caller has taken, which take credit."""
         self._queued_bytes = size_of(self.queue) + self._doubts.size
 
     def not_acked(self, form: AckForm, number: int, error: MalamuteError) -> None:
-        """Warn of a record that was acknowledged when another member had it already."""
+        """Warn of a record that was acknowledged when another member had it already.
+
+        After a refused renewal the record is another's: it is dropped, and no warning is due.
+        """
         self._acked.discard(number)
         if form.state == RENEWED.state:
             self.in_hand.discard(number)
@@ -383,7 +415,7 @@ class Membership(Standing):
         return False
 
     def ack_lost(self, ack: Ack) -> bool:
-        """Tell the callers that it came too late, and send it no more.
+        """Tell the callers (None) that it came too late; return False: it is sent no more.
 
         Should the broker hand the record to this member again, it is acknowledged then.
         """
@@ -393,9 +425,10 @@ class Membership(Standing):
     # --- commands to the broker --------------------------------------------------------------
 
     def open(self) -> JoinGroup:
-        """Return JOIN_GROUP for a new link."""
+        """Return JOIN_GROUP for a new link, with what was seen of the stream, and new credit."""
         asked = self.asked
         self._begin_credit()
+        seen_epoch, seen_next = self._seen
         return JoinGroup(
             self.number,
             asked.stream,
@@ -407,13 +440,13 @@ class Membership(Standing):
             self._granted_bytes,
             asked.hold_ms,
             asked.visibility,
-            (self._seen[1], self._seen[0], self.stream_uuid) if self._seen[1] else None,
+            (seen_next, seen_epoch, self.stream_uuid) if seen_next else None,
             asked.create,
             asked.settings,
         )
 
     def _credit_limits(self) -> tuple[int, int]:
-        """Return how many records and bytes, in all, the broker may have sent by now."""
+        """Return how many records and bytes, in all, the broker may have sent on this link."""
         held = len(self.in_hand) + len(self._lent)
         return (
             self._received_records + self.asked.credit_records - held,
@@ -456,7 +489,8 @@ class Membership(Standing):
             else:
                 self.schemas = self.schemas.with_version(command.id, command.schema)
         elif kind is Mode:
-            # `live` tells a member whether it is given records.
+            # `live` tells a member whether it is given records: a member of an exclusive group
+            # that has not been given any was not its holder, and is not passed over.
             self.passed_over = self._gets and not command.live
             self._gets = command.live
             self._dropped = None
@@ -467,7 +501,10 @@ class Membership(Standing):
             raise RemoteProtocolError("unexpected", f"{kind.__name__} for a member of a group")
 
     def _pass_over(self, command: Mode) -> None:
-        """Take note that leases have ended: others may have what waits here and in the program."""
+        """Take note that leases have ended: others may have what waits here and in the program.
+
+        Its batches wait for the broker's word (see `doubt`); notices stay in the queue.
+        """
         self.lost_lease = True
         self.progressed, self.renew_at_ms = False, 0
         items, self.queue = self.queue, deque()
@@ -484,7 +521,7 @@ class Membership(Standing):
         delivered: the records that take the offsets are of a later one. `void_since` remembers it
         for records that the program still has.
         """
-        epoch = self._seen[0]
+        epoch, _ = self._seen
         if epoch:  # Otherwise nothing was delivered yet, and nothing is void.
             self._rewinds.append((epoch, command.to))
             self._seen = epoch, command.to
@@ -494,7 +531,7 @@ class Membership(Standing):
         self.queue.append(RewoundNotice(command.from_, command.to, command.epoch))
 
     def _deliver(self, command: Deliver, frames: Sequence[Any], limits: Limits) -> None:
-        """Take in one delivery of a group, without the records that are in hand already."""
+        """Take in one delivery of a group, without the records that the reader has already."""
         batches, unreadable = taken_in(frames, command.rows, limits)
         if self.schemas is not None:
             for batch in batches:
@@ -510,13 +547,15 @@ class Membership(Standing):
             self._acknowledge_unreadable(command, found)
         # A member that leaves takes no more: the broker gives its records to others.
         for batch in () if self.leaving else batches:
+            # Records that the reader has already took credit, too.
             self._received_records += len(batch)
             self._received_bytes += batch.stamp.size
             left = self._without_known(batch) if self._of_earlier_links else batch
             if left is None:
                 continue
             held = HeldBatch(left, self, self.stream_uuid, command.attempts)
-            self._seen = max(self._seen, (held.stamp.epoch, int(batch.offsets[-1]) + 1))
+            last = int(batch.offsets[-1])
+            self._seen = max(self._seen, (held.stamp.epoch, last + 1))
             numbers = held.numbers
             if self.lease_ms:
                 # Of records that come again, as their leases had ended, the newest delivery counts.
@@ -531,7 +570,7 @@ class Membership(Standing):
         """Tell of a batch that cannot be read, and be done with its records.
 
         No member could read them: they would be handed from one to the next for ever. Those of a
-        derived batch stay where they are.
+        derived batch (made of rows of others, so their offsets cannot be told) stay where they are.
         """
         stamp, ranges = found.stamp, found.ranges
         self._received_records += found.records
@@ -544,7 +583,8 @@ class Membership(Standing):
     def _without_known(self, batch: Batch) -> Batch | None:
         """Return the rows that the reader did not have on an earlier link; None: there are none.
 
-        Rows that the reader has acknowledged since are acknowledged once more.
+        Rows that the reader has acknowledged since are acknowledged once more; those that it has
+        still are in hand again.
         """
         rows: list[int] = []
         done: list[int] = []
@@ -559,14 +599,16 @@ class Membership(Standing):
             else:
                 self.in_hand.add(offset)  # the reader has it, and it is ours again
         if done:
-            ranges = merged([(offset, offset + 1) for offset in done])
-            self._memberships.acks.add(self, DONE, ranges)
+            self._memberships.acks.add(self, DONE, ranges_of_numbers(done))
         if len(rows) == len(batch):
             return batch
         return chosen(batch, rows) if rows else None
 
     def link_down(self) -> None:
-        """Drop what no caller took, and note what the reader has as of an earlier link."""
+        """Drop what no caller took, and note what the reader has as of an earlier link.
+
+        On the next link a record is in hand again only when the broker has handed it out again.
+        """
         super().link_down()
         for item in self.queue:
             if isinstance(item, HeldBatch):
@@ -579,7 +621,7 @@ class Membership(Standing):
         self.renew_at_ms = 0
         for offset in sorted(self.in_hand | self._acked | self._lent):
             self._of_earlier_links[offset] = None
-        while len(self._of_earlier_links) > _AWAY_MAX:
+        while len(self._of_earlier_links) > _AWAY_MAX:  # a bound on memory
             oldest = next(iter(self._of_earlier_links))
             del self._of_earlier_links[oldest]
             self._acked.discard(oldest)
@@ -588,106 +630,9 @@ class Membership(Standing):
         self._lent.clear()
 
     def over(self) -> None:
-        """The membership has ended."""
+        """Forget the membership, which has ended."""
         self.lease_ms = 0
         self._memberships.over(self)
-
-
-class Memberships(Acknowledging):
-    """All memberships of a session, and their acknowledgements."""
-
-    def __init__(
-        self,
-        trackers: Trackers,
-        emit: Callable[[Event], None],
-        opening: Callable[[Callable[[int], Membership]], Membership],
-        ending: Callable[[Opened], None],
-        consumed: Callable[[Opened], bool],
-        arrived: Callable[[Opened], None],
-    ) -> None:
-        """opening, ending, consumed, arrived: the session's open, end, consumed, arrived."""
-        super().__init__(Acks(trackers, self.told), emit)
-        self.not_held = 0
-        """Acknowledgements that came too late."""
-        self._open = opening
-        self._end = ending
-        self._consumed = consumed
-        self._arrived = arrived
-        self._leaving: Final[dict[Membership, None]] = {}
-        self._leased: Final[dict[Membership, None]] = {}
-        """Memberships with a lease, which is renewed."""
-        self.queues: Final = (self._leaving, self._leased, *self.acks.queues)
-        """While all of them are empty, take() has nothing to do."""
-
-    def join(self, asked: GroupOptions) -> Membership:
-        """Become a member. Raises what ended the session."""
-        return self._open(lambda number: Membership(number, asked, self))
-
-    def leave(self, membership: Membership) -> None:
-        """End a membership whose reader is gone: unacknowledged records go to other members."""
-        membership.leaving = True
-        membership.discard()
-        if self._linked and not membership.ended and not membership.left_out:
-            self._leaving[membership] = None
-        elif not membership.ended:
-            self._end(membership)
-        self._arrived(membership)
-
-    def leases(self, membership: Membership) -> None:
-        """Renew the leases of a membership from now on, or no longer, by its `lease_ms`."""
-        if membership.lease_ms:
-            self._leased[membership] = None
-        else:
-            self._leased.pop(membership, None)
-
-    def found(self, membership: Membership) -> None:
-        """Wake the reader of a membership: what it may take was in doubt before."""
-        self._arrived(membership)
-
-    def give_credit(self, membership: Membership) -> None:
-        """Give credit for records that a membership has in hand no longer."""
-        self._consumed(membership)
-
-    def over(self, membership: Membership) -> None:
-        """Forget a membership that has ended."""
-        self._leaving.pop(membership, None)
-        self._leased.pop(membership, None)
-        error = membership.error or ConnectionLost("the membership was closed")
-        self.acks.forget(membership, error)
-
-    # --- outgoing --------------------------------------------------------------------------------
-
-    def link_down(self) -> None:
-        """The link is gone."""
-        super().link_down()
-        for membership in list(self._leaving):
-            self._end(membership)
-
-    def take(self, now_ms: int, out: CommandSink) -> bool:
-        """Acknowledge, renew leases, leave groups that no caller reads."""
-        self.acks.take(now_ms, out)
-        if self._leased:
-            # Afterwards: a renewal that comes too late has the broker hand the same records out
-            # again, and an acknowledgement after it would be taken for that hand-out.
-            for membership in self._leased:
-                membership.renew_all(now_ms)
-            self.acks.take(now_ms, out)
-        for membership in list(self._leaving):
-            if not membership.settling:
-                # Not before: ENDED would overtake the confirms, which wait for the disk.
-                del self._leaving[membership]
-                membership.ending = True
-                out.put(Unsubscribe(membership.number), None)
-        return True
-
-    def next_wake(self) -> int | None:
-        """Latest time of the next take(); None: no need."""
-        at = super().next_wake()
-        for membership in self._leased:
-            due_ms = membership.renew_at_ms
-            if due_ms and membership.progressed and (at is None or due_ms < at):
-                at = due_ms
-        return at
 
 
 def decided(member: Membership) -> bool:

@@ -3,6 +3,9 @@
 Owns the messages of one turn. The rules: commands leave in the order in which they were put; those
 of a step share a message; a command that no message can carry fails by itself. Source: SPEC.md,
 section 2.
+
+Words: a message is a list of frames: one of its commands, and one for each content that a command
+owns. A unit is what may leave by itself: a command, or ATOMIC with the parts of its step.
 """
 
 from __future__ import annotations
@@ -39,13 +42,17 @@ class OutgoingMessages:
         """Frames of each message that is ready."""
 
     def bound(self, commands_max: int) -> None:
-        """Take the broker's bound; the commands take a frame of their own, beside one for each."""
+        """Take the bound of commands in a message that WELCOME states.
+
+        The commands take a frame of their own, beside one for the content of each.
+        """
         self.commands_max = min(commands_max, _FRAMES_MAX - 1)
 
     def begin(self, suspect: Callable[[list[Command]], Command] | None) -> None:
         """Begin a turn's messages.
 
-        suspect: unless None, each command leaves by itself, followed by the PING that it returns.
+        suspect: None: commands share messages. Else each unit leaves by itself, followed by a
+        message of the PING that suspect(unit) returns, whose PONG tells that the broker took it.
         """
         self._suspect = suspect
 
@@ -69,22 +76,27 @@ class OutgoingMessages:
             self._cut()
 
     def finish(self) -> list[list[Any]]:
-        """All messages, which are then no longer here."""
+        """Take out all messages of the turn, in order, to be sent."""
         if self._commands:
             self._cut()
         messages, self._messages = self._messages, []
         return messages
 
     def _cut(self) -> None:
-        """Encode what was gathered as one message, or as several that keep the limits."""
+        """Encode what was gathered as one message, or as several that keep the limits.
+
+        A unit that no message can carry goes into `unsendable`; the others leave all the same.
+        """
         commands, frames = self._commands, self._frames
         if not commands:
             return
         self._commands, self._frames, self._bytes = [], [], 0
         if self._suspect is not None:
+            # One of the commands is suspected to end links: each unit is followed by a PING.
             for unit, contents in _units(commands, frames):
                 if self._sent_whole(unit, contents):
-                    self._messages.append(encode_message([self._suspect(unit)]))
+                    ping = self._suspect(unit)
+                    self._messages.append(encode_message([ping]))
                 else:
                     self._fails(unit)
         elif not self._sent_whole(commands, frames):
@@ -96,15 +108,20 @@ class OutgoingMessages:
             message = encode_message(commands, frames)
         except Exception:  # noqa: BLE001 - which command it is, and why, is found one by one
             return False
-        if len(message[0]) > _FRAME_BYTES_MAX:
+        frame_of_commands = message[0]
+        if len(frame_of_commands) > _FRAME_BYTES_MAX:
             return False
         self._messages.append(message)
         return True
 
     def _send_parts(self, units: list[tuple[list[Command], list[Any]]]) -> None:
-        """Make messages of halves of these commands, down to those that cannot be sent at all."""
+        """Make messages of halves of these units, which did not fit in one together.
+
+        It goes down to single units, which cannot be sent at all.
+        """
         if len(units) == 1:
-            self._fails(units[0][0])
+            [(unit, _)] = units
+            self._fails(unit)
             return
         for half in (units[: len(units) // 2], units[len(units) // 2 :]):
             commands = [command for unit, _ in half for command in unit]
@@ -112,7 +129,10 @@ class OutgoingMessages:
                 self._send_parts(half)
 
     def _fails(self, commands: list[Command]) -> None:
-        """Note commands that no message can carry, with the error for their callers."""
+        """Note commands that no message can carry, with the error for their callers.
+
+        It is what is wrong with one of them, or their length together.
+        """
         try:
             for command in commands:
                 check_command(command)
@@ -124,15 +144,18 @@ class OutgoingMessages:
 
 
 def _units(commands: list[Command], frames: list[Any]) -> list[tuple[list[Command], list[Any]]]:
-    """The commands that may leave by themselves, a step with its parts, and their frames."""
+    """Return commands divided into units (a command, or a step with its parts), with their frames.
+
+    frames: the contents of all commands, in their order.
+    """
     found: list[tuple[list[Command], list[Any]]] = []
-    place = frame = 0
-    while place < len(commands):
-        command = commands[place]
-        count = 1 + (command.count if type(command) is Atomic else 0)
-        unit = commands[place : place + count]
+    next_command = next_frame = 0
+    while next_command < len(commands):
+        command = commands[next_command]
+        count = 1 + (command.count if type(command) is Atomic else 0)  # ATOMIC and its parts
+        unit = commands[next_command : next_command + count]
         owned = sum(part.content_frames for part in unit)
-        found.append((unit, frames[frame : frame + owned]))
-        place += count
-        frame += owned
+        found.append((unit, frames[next_frame : next_frame + owned]))
+        next_command += count
+        next_frame += owned
     return found

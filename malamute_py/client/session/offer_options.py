@@ -55,7 +55,10 @@ def offer_options(
     credit_bytes: int,
     settings: Mapping[str, Any] | None,
 ) -> OfferOptions:
-    """An offer as asked for. Raises PatternError or LocalProtocolError `bad_setting`."""
+    """The options of an offer as a worker gives them, checked.
+
+    Raises PatternError or LocalProtocolError `bad_setting` for what the broker would refuse anyway.
+    """
     name_of("service", service)
     if fault := name_fault(service):
         # serve() registers only: the broker would tell it in run(), and for all services at once.
@@ -72,5 +75,5 @@ def offer_options(
 
 
 def make_on_error(on_error: OnError) -> None:
-    """Raises LocalProtocolError `bad_setting` for what is not in ON_ERROR."""
+    """Check what a worker does when a handler raises; LocalProtocolError: it is not in ON_ERROR."""
     one_of("on_error", on_error, ON_ERROR)

@@ -5,6 +5,10 @@ arrival until the broker has confirmed its end; after a reconnect the broker is 
 the worker's before anything else is begun, and what it hands out again is begun only once. A
 request names its offer and an offer its requests: they share a file.
 Source: SPEC.md, sections 4.5 and 8.
+
+Words: a request is begun once it was handed to the worker's program, finished once its end is on
+its way, and over when the broker has confirmed the end. It is lost when it is another worker's, or
+none's. A row is a reply. The owner (Offerings) sends what is said of requests.
 """
 
 from __future__ import annotations
@@ -37,6 +41,8 @@ from malamute_py.client.session.warnings import Warnings
 
 _STORED: Final = int(Level.STORED)
 """Enough for what ends a request: lost in a power failure, it is handed out once more."""
+_LEASE_MS: Final = 30_000
+"""Lease that is assumed until a delivery has told it."""
 _RENEWALS: Final = 3
 """Renewals of a lease within its time."""
 RETRY_MAX_MS: Final = 600_000
@@ -119,7 +125,7 @@ class RequestBase(HandedOut, RowParts):
         The delay doubles with each attempt, up to RETRY_MAX_MS, or the delay itself if longer.
         0: the service's own back-off.
         """
-        doubled = delay_ms << min(max(0, self.attempts - 1), 30)
+        doubled = delay_ms << min(max(0, self.attempts - 1), 30)  # 30 keeps the number small
         return max(delay_ms, min(doubled, RETRY_MAX_MS))
 
     @property
@@ -134,9 +140,10 @@ class RequestBase(HandedOut, RowParts):
         return self._of.command.key, self._row
 
     def cancelled(self) -> bool:
-        """Whether an answer is of no use: another worker has it, it is too late, or the offer ends.
+        """Whether an answer is of no use, for a handler that asks while it works.
 
-        That another has it is noticed when its lease is renewed, within a third of the lease.
+        Another worker has the request, its time is over, or the offer ends. That another has it is
+        noticed when its lease is renewed, within a third of the lease.
         """
         if self.lost or self.offering.ended or self.offering.closing:
             return True
@@ -212,7 +219,7 @@ class Offering(Opened):
         self, number: int, asked: OfferOptions, kind: type[RequestBase], offerings: OfferingOwner,
         link: Any,
     ) -> None:  # fmt: skip
-        """kind: what is made of each request. link: the shell's, by which callers answer them."""
+        """kind: the shell's class for requests. link: the shell's, by which callers answer them."""
         super().__init__(number, asked.concurrency, asked.credit_bytes)
         self.asked = asked
         self.offerings = offerings
@@ -222,7 +229,7 @@ class Offering(Opened):
         self.in_hand: dict[int, RequestBase] = {}
         """By number, until the broker has confirmed the end of each."""
         self.unfinished = 0
-        """In hand and not finished."""
+        """Requests in hand and not finished: as many as take the worker's concurrency."""
         self.not_held = 0
         """Answers that came too late: the request was another worker's, or over, by then."""
         self.plain = False
@@ -239,23 +246,23 @@ class Offering(Opened):
         self._kind = kind
         self._lease_ms = 0
         self._late: dict[int, OutgoingRow] = {}
-        """Replies to requests that another worker has by now."""
-        self._still: dict[int, RequestBase] = {}
-        """Taken from us, while their handlers are at it."""
+        """Last replies to requests that another worker has by now, by the request's number."""
+        self._still_running: dict[int, RequestBase] = {}
+        """Requests that were taken from us, while their handlers are at it."""
         self._behind: dict[int, RequestBase] = {}
         """Handed to us once more meanwhile: they are begun when those handlers have ended."""
 
     # --- the worker's side -------------------------------------------------------------------
 
     def take(self) -> RequestBase | None:
-        """The next request to begin with; None: none yet."""
+        """The next request for the worker to begin with; None: none yet."""
         queue = self.queue
         while queue:
             request = queue[0]
             if request.lost:
                 queue.popleft()
                 continue
-            if request.doubtful:
+            if request.doubtful:  # the broker is being asked whether it is ours: see acked()
                 return None
             queue.popleft()
             request.begun = True
@@ -291,16 +298,18 @@ class Offering(Opened):
     ) -> None:
         """Note an answer that came when the request was not this worker's any more.
 
-        row: its last reply, sent again should the broker hand the request to this worker once
-        more. last: False for a reply that others follow: such a request is then begun anew.
+        error: the broker's refusal. row: its last reply, sent again should the broker hand the
+        request to this worker once more; None: it had none, and the request is then begun anew.
+        last: whether the answer is the end of the request, rather than a reply that others follow.
         """
         self.not_held += 1
         self._taken_away(request)
-        if row is not None and not request.broken:
+        if row is not None and not request.broken:  # else earlier replies would be missing
             self._late[request.number] = row
             if len(self._late) > _ANSWERS_MAX:
-                del self._late[next(iter(self._late))]
+                del self._late[next(iter(self._late))]  # the oldest
         if not last and not request.broken:
+            # The replies that were to follow would leave a hole: none is sent.
             request.broken = True
             self.offerings.drop_replies(request)
             if request.end is not None:
@@ -321,16 +330,16 @@ class Offering(Opened):
         """
         request.lost = True
         if request.running:
-            self._still[request.number] = request
+            self._still_running[request.number] = request
 
     def ran(self, request: RequestBase) -> None:
-        """Begin a request that came again while the handler of its former run was at it.
+        """Note that a handler has ended; begin its request anew if it came again meanwhile.
 
         request: the former run, whose handler has ended.
         """
-        if self._still.get(request.number) is not request:
-            return
-        del self._still[request.number]
+        if self._still_running.get(request.number) is not request:
+            return  # it was this worker's to the end
+        del self._still_running[request.number]
         again = self._behind.pop(request.number, None)
         if again is not None and self.in_hand.get(again.number) is again:
             self.queue.append(again)
@@ -345,7 +354,8 @@ class Offering(Opened):
     def dropped(self) -> list[int]:
         """Numbers of the requests that the program was given and cannot finish any more.
 
-        It has let go of each without an answer: only this client knew of them.
+        It has let go of each without an answer: only this client refers to them. They are in hand
+        no more, and are given back to the broker.
         """
         found = []
         for number in [
@@ -353,7 +363,8 @@ class Offering(Opened):
             for number, request in self.in_hand.items()
             if request.begun and not (request.finished or request.replying)
         ]:
-            # Whether anyone else has it shows when we let go of it, too.
+            # Whether the program refers to it shows when we let go of it, too: if not, Python
+            # frees it at once, and the weak reference is dead.
             known = weakref.ref(self.in_hand.pop(number))
             request = known()
             if request is None:
@@ -381,7 +392,8 @@ class Offering(Opened):
         for request in requests:
             if request is None or request.finished or request.lost or request.broken:
                 if request is not None and request.lost:
-                    # The caller hears it now: handed to us again, it is another run.
+                    # The caller hears now that it has lost the request: should the broker hand it
+                    # to us again, that is another run.
                     self._taken_away(request)
                     self.drop(request)
                 raise BrokerRefused("not_held", "not in hand, or it had its end already")
@@ -390,7 +402,7 @@ class Offering(Opened):
                     "conflict", "replies to it are not confirmed yet: reply with wait=True before"
                 )
         for request in requests:
-            assert request is not None
+            assert request is not None  # else the loop above has raised
             self.finish(request)
 
     def settled(self, numbers: list[int]) -> None:
@@ -408,7 +420,7 @@ class Offering(Opened):
             if request is not None:
                 self.reopened(request)
         if self.closing and not self.ended:
-            self.offerings.close(self)
+            self.offerings.close(self)  # once more, as these would keep the offer from ending
 
     def lost_to_others(self, numbers: list[int]) -> None:
         """Drop requests, as a step with them was refused `not_held`.
@@ -457,7 +469,10 @@ class Offering(Opened):
         return True
 
     def acked(self, form: AckForm, ranges: list[Range]) -> None:
-        """Take note that the broker took an acknowledgement: requests are renewed, or over."""
+        """Take note that the broker took an acknowledgement: requests are renewed, or over.
+
+        Renewed ones are this worker's for certain, also those that the last link left in doubt.
+        """
         for first, end in ranges:
             for number in range(first, end):
                 request = self.in_hand.get(number)
@@ -475,14 +490,14 @@ class Offering(Opened):
         request = self.in_hand.get(number)
         if request is None:
             return
-        if form.state not in (RENEWED, RECEIVED):
+        if form.state not in (RENEWED, RECEIVED):  # it was to end the request
             self.too_late(request, error, None)
             return
         # A renewal, or the question after a reconnect: another worker has the request, or none.
         request.doubtful = False
-        if not request.finished:
+        if not request.finished:  # else the refusal of its end, which is on its way, tells the same
             request.lost = True
-            if not request.begun:
+            if not request.begun:  # no program knows of it
                 self.unfinished -= 1
                 del self.in_hand[number]
                 self.offerings.finished(self)
@@ -498,7 +513,7 @@ class Offering(Opened):
     # --- commands to the broker --------------------------------------------------------------
 
     def open(self) -> Offer:
-        """Return OFFER for a new link."""
+        """Return OFFER for a new link, with credit that counts from its beginning."""
         self._begin_credit()
         asked = self.asked
         return Offer(
@@ -515,6 +530,7 @@ class Offering(Opened):
     def credit_due(self) -> bool:
         """Whether CREDIT is to be sent: as soon as there is room for one more request."""
         records, size = self._credit_limits()
+        # Half of the bytes, as for all that is opened; half of few requests would be too long.
         return records > self._granted_records or (size - self._granted_bytes >= self._half_bytes)
 
     def _credit_limits(self) -> tuple[int, int]:
@@ -544,7 +560,7 @@ class Offering(Opened):
             raise RemoteProtocolError("unexpected", f"{kind.__name__} for an offer")
 
     def _work(self, command: Work, frames: Sequence[Any], limits: Limits) -> None:
-        """Take in one delivery of requests, without those that are in hand already."""
+        """Take in one delivery of requests, without those that are in hand or answered already."""
         batch = one_taken_in(command, frames, limits)
         self._received_bytes += batch.stamp.size
         if isinstance(batch, Unreadable):
@@ -554,20 +570,21 @@ class Offering(Opened):
         self._received_records += len(batch)
         delivered = HandoutBatch(batch, command)
         in_hand, queue, kind = self.in_hand, self.queue, self._kind
-        known = bool(in_hand or self._late or self._still)
+        some_may_be_known = bool(in_hand or self._late or self._still_running)
         for row in rows_of(batch):
             request = kind(batch, row, delivered, self)
-            if known and self._is_known(request, batch, row, delivered):
+            if some_may_be_known and self._is_known(request, batch, row, delivered):
                 continue
             in_hand[request.number] = request
             self.unfinished += 1
-            if request.number in self._still:
+            if request.number in self._still_running:
                 self._behind[request.number] = request
             else:
                 queue.append(request)
         self._lease_ms = command.lease_ms
         if not self.renew_at_ms:
             self.offerings.hold(self)
+        # What came after the worker stopped taking requests goes back at once.
         if self.closing:
             self.offerings.close(self)
         elif self.draining:
@@ -586,13 +603,13 @@ class Offering(Opened):
     def _is_known(
         self, request: RequestBase, batch: Batch, row: int, delivered: HandoutBatch
     ) -> bool:
-        """Whether a request needs no new run: it is in hand, or was answered too late before.
+        """Whether a delivered request needs no new run: it is in hand, or was answered too late.
 
-        A late answer is sent once more.
+        One in hand takes note of the hand-out; a late answer is sent once more.
         """
-        ours = self.in_hand.get(request.number)
-        if ours is not None:
-            ours.handed_again(batch, row, delivered)
+        in_hand = self.in_hand.get(request.number)
+        if in_hand is not None:
+            in_hand.handed_again(batch, row, delivered)
             return True
         late = self._late.pop(request.number, None)
         if late is None:
@@ -606,7 +623,8 @@ class Offering(Opened):
 
     def next_renewal_ms(self) -> int:
         """Milliseconds between two renewals."""
-        return max(1, (self._lease_ms or self.asked.lease_ms or 30_000) // _RENEWALS)
+        lease_ms = self._lease_ms or self.asked.lease_ms or _LEASE_MS
+        return max(1, lease_ms // _RENEWALS)
 
     def link_down(self) -> None:
         """Mark requests that were not begun as doubtful: the next link asks the broker."""
@@ -618,7 +636,7 @@ class Offering(Opened):
 
     def over(self) -> None:
         """Forget everything of the offer, which has ended."""
-        self._still.clear()
+        self._still_running.clear()
         self._behind.clear()
         self._late.clear()
         self.offerings.over(self)

@@ -3,6 +3,11 @@
 Owns what is said of requests, and when. The rule: while a request is in hand its lease is renewed,
 whatever a handler does; the end of a request leaves when all replies to it are answered.
 Source: SPEC.md, sections 4.5 and 8.
+
+Words: an offering is one offer. A request in hand is finished once its end is on its way; it is
+lost when it is another worker's, or none's; it is broken when a reply to it came too late, so that
+what follows would leave a hole. The row of a reply has a ReplyToken: the request, and the caller
+that waits for the CONFIRM, or None. A lane has the replies of one offer to one mailbox.
 """
 
 from __future__ import annotations
@@ -33,7 +38,7 @@ from malamute_py.client.session.rows import OutgoingRow
 
 
 def _rows_of(request: RequestBase, batch: KeyedBatch) -> list[OutgoingRow]:
-    """The replies of a request among those that leave together."""
+    """Return the replies to one request among those of a batch."""
     return [row for row in batch.rows if row.token.request is request]
 
 
@@ -53,7 +58,7 @@ class Offerings(Acknowledging):
         arrived: Callable[[Any], None],
         broker_ms: Callable[[], int],
     ) -> None:
-        """begin: opens an offer under a number of the session. finished: has its credit looked at.
+        """begin: opens an offer under a number of the session. finished: has CREDIT sent, if due.
 
         emit, arrived: have an event told, and have a worker look at what has come for it.
         broker_ms: the broker's clock, about.
@@ -86,24 +91,25 @@ class Offerings(Acknowledging):
         return offering
 
     def reply(self, request: RequestBase, row: OutgoingRow, last: bool) -> bool:
-        """Answer a request; row: its token is a ReplyToken. last: the reply ends the request.
+        """Put a worker's reply to a request on its way; it joins others of its lane.
 
-        A caller that waits gets a Confirmation, or None when it was too late. Returns False when
-        the request has had its end already: nothing was done.
+        row: its token is a ReplyToken. last: the reply ends the request. A caller that waits gets a
+        Confirmation, or None when it was too late. Returns False when the request has had its end
+        already: nothing was done.
         Raises LocalProtocolError `too_large`, or what ended the session.
         """
         outbox, offering = self._outbox, request.offering
         outbox.check(row)
         if offering.ended:
             raise offering.error or ConnectionLost("the worker is closed")
-        if request.broken:
+        if request.broken:  # an earlier reply came too late: so is this one
             self._told_late(row)
             return True
         if request.finished or (last and not offering.finish(request)):
             return False
         if last:
-            self.finished(offering)
-        if request.lost:
+            self.finished(offering)  # there is room for a further request
+        if request.lost:  # the broker would refuse it
             offering.too_late(request, _NOT_HELD, row if last else None, last)
             self._told_late(row)
             return True
@@ -111,7 +117,7 @@ class Offerings(Acknowledging):
         lane = self._lanes.get(place)
         if lane is None or outbox.fatal is not None:
             lane = outbox.lane(self._lanes, place)
-        lane.gate = offering
+        lane.gate = offering  # nothing leaves on a link before the offer is open there
         queue = lane.queue
         batch = queue[-1] if queue else None
         if (
@@ -140,10 +146,11 @@ class Offerings(Acknowledging):
         reason: str = "",
         token: Any = None,
     ) -> bool:
-        """Complete, fail or return a request; its token gets True, or False: too late.
+        """Complete, fail, return or release a request, as the worker says.
 
-        It leaves when all replies to the request are answered. Returns False when the request
-        has had its end already: nothing was done.
+        state: which of these. token: gets True, or False: too late. It leaves when all replies to
+        the request are answered. Returns False when the request has had its end already: nothing
+        was done.
         """
         offering = request.offering
         again_ms, reason = duration("delay_ms", again_ms), reason_of(reason)
@@ -177,7 +184,10 @@ class Offerings(Acknowledging):
             self.emit(Settled([(token, closed if offering.ended else False)]))
 
     def drop_replies(self, request: RequestBase) -> None:
-        """Withdraw the replies that wait after one that came too late; their callers get None."""
+        """Withdraw the replies to a request that wait after one that came too late.
+
+        Their callers get None. The request is broken, so its rows count as given up.
+        """
         pairs: list[tuple[Any, Any]] = []
         for lane in self._lanes.values():
             if lane.gate is not request.offering:
@@ -192,7 +202,7 @@ class Offerings(Acknowledging):
                 if isinstance(batch, OutgoingReplies) and batch.last:
                     # A last reply after a hole must not end the request: its content is made anew.
                     batch.content = b""
-        self.emit(Settled([pair for pair in pairs if pair[0] is not None]))
+        self.emit(Settled([(caller, none) for caller, none in pairs if caller is not None]))
 
     def give_up(self, request: RequestBase, error: MalamuteError) -> None:
         """Warn that a reply was refused for good, and turn the request's end into FAILED.
@@ -208,8 +218,8 @@ class Offerings(Acknowledging):
         if request.offering.ended:
             return
         if request.finished and request.end is None:
-            self._take_back_last(request, error)
-        form, token = request.end or (None, None)
+            self._take_back_last(request, error)  # a last reply was to end it
+        form, token = request.end or (None, None)  # an end that waits for this reply's answer
         if form is not None and form.state == COMPLETED:
             request.end = AckForm(FAILED, 0, reason_of(reason)), None
             if token is not None:
@@ -218,7 +228,10 @@ class Offerings(Acknowledging):
             self.end(request, FAILED, reason=reason)
 
     def _take_back_last(self, request: RequestBase, error: MalamuteError) -> None:
-        """Take back the last reply, which has not left: its caller gets the error."""
+        """Take back the last reply to a request, which has not left: its caller gets the error.
+
+        The request is in hand again, so that it can be failed.
+        """
         offering = request.offering
         lane = self._lanes.get((offering.number, request.reply_to))
         if lane is None or offering.in_hand.get(request.number) is not request:
@@ -229,7 +242,7 @@ class Offerings(Acknowledging):
                 continue
             batch.rows = [row for row in batch.rows if row.token.request is not request]
             batch.thin = True  # should no row be left, nothing leaves
-            batch.content = b""
+            batch.content = b""  # encoded anew
             request.replying -= len(mine)
             offering.reopened(request)
             self.emit(
@@ -272,7 +285,9 @@ class Offerings(Acknowledging):
     def close(self, offering: Offering) -> None:
         """End the offer once every answer is confirmed; the broker takes back what has none.
 
-        What was begun is released, so that the stop of a worker counts as no attempt.
+        Called as a worker stops; the end leaves by take(). Requests that were begun are released,
+        so that the stop counts as no attempt; for the others UNSUBSCRIBE is enough. Called once
+        more for what comes meanwhile.
         """
         if offering.ended:
             return
@@ -318,7 +333,7 @@ class Offerings(Acknowledging):
             if not offering.in_hand:
                 del self._holding[offering]
                 offering.renew_at_ms = 0
-            elif not offering.renew_at_ms:
+            elif not offering.renew_at_ms:  # a request has come, or a new link is sought
                 offering.renew_at_ms = now_ms + offering.next_renewal_ms()
             elif offering.active and offering.renew_at_ms <= now_ms:
                 self._give_back_dropped(offering)

@@ -4,6 +4,9 @@ Owns the keys and the deadlines of mail, requests and replies on their way. The 
 was not answered is sent again under the same key, which was drawn for it at random, so that it is
 taken once; parts of one that was refused are named anew. What a place gets in order leaves one
 batch after the other: what gathers meanwhile is the next. Source: SPEC.md, sections 4.4, 4.5 and 8.
+
+Words: a lane has the batches of one place: a mailbox, a service or a requester. A row's token is
+the object at which its caller waits; None: the caller has given it up, and its batch is thin.
 """
 
 from __future__ import annotations
@@ -48,9 +51,9 @@ class Tally:
         self.error: MalamuteError | None = None
 
     def settled(self, count: int, outcome: Confirm | MalamuteError) -> Event | None:
-        """Count rows of a bulk call that have their outcome.
+        """Count rows of one batch of a bulk call as settled, with the outcome of the batch.
 
-        Returns the event that settles the call with the last of them; None: others are open.
+        Returns the event that settles the call, with the last of its rows; None: others are open.
         """
         if isinstance(outcome, Confirm):
             self.confirmations.append(confirmation(outcome, 0, count))
@@ -82,21 +85,27 @@ class KeyedBatch(OutgoingBatch):
         return self.state == OVER
 
     def part(self, rows: list[Any]) -> OutgoingBatch:
-        """Make a batch of some of the rows, in this one's place but under a key of its own."""
+        """Make a batch of some of the rows, in this one's place but under a key of its own.
+
+        The broker takes a key once: with other rows it would be a conflict.
+        """
         part = super().part(rows)
         assert isinstance(part, KeyedBatch)
         part.tally = self.tally
-        part.sealed = self.tally is not None
+        part.sealed = self.tally is not None  # no row of another call may join a tallied batch
         return part
 
     def encode(self) -> None:
-        """Make the content, and draw a key. Raises whatever a row raises."""
+        """Make the content, and draw a key unless the caller gave one, as the batch leaves first.
+
+        Raises whatever a row raises that cannot be encoded.
+        """
         super().encode()
         if not self.key:
             self.key = self.lane.owner.new_key()
 
     def settle(self, outcome: Confirm | MalamuteError) -> None:
-        """Give the callers of the rows their outcome."""
+        """Give the callers of the rows their outcome, or count it in the tally of a bulk call."""
         emit = self.lane.owner.emit
         if self.tally is not None:
             event = self.tally.settled(self.count, outcome)
@@ -118,7 +127,8 @@ class KeyedBatch(OutgoingBatch):
             # One caller waits for many batches, and the tally counts their outcomes for it.
             event = self.tally.settled(self.count, error)
             self.tally = None
-            # Its rows have no callers of their own: refused, or without a link, none leaves again.
+            # Its rows have no callers of their own: all count as given up, so none leaves again
+            # after a refusal or on a new link.
             self.thin = True
             if event is not None:
                 owner.emit(event)
@@ -144,7 +154,7 @@ class OutgoingMail(KeyedBatch):
         return OutgoingMail(self.lane, self.level, self.priority, self.deliver_at_ms)
 
     def send(self, out: CommandSink, tracker: int) -> None:
-        """Hand over SEND."""
+        """Hand over SEND, with the key if a CONFIRM is awaited: else it is not sent again."""
         out.put(
             Send(
                 self.lane.place,
@@ -170,16 +180,24 @@ class Outbox(Lanes[KeyedBatch]):
         emit: Callable[[Event], None],
         standing: Callable[[], str],
     ) -> None:
-        """standing: in words, whether there is a link."""
+        """random: n -> n random bytes, for keys. emit: takes the events that settle callers.
+
+        standing: says in words whether there is a link, for the error of a caller whose time is
+        over.
+        """
         super().__init__(settings, trackers, window, emit)
         self.standing = standing
         self.mailboxes: dict[Any, Lane[KeyedBatch]] = {}
         self.homes.append(self.mailboxes)
         self._random = random
         self._deadlines: list[tuple[int, int, KeyedBatch]] = []
-        """A heap of (time, number of the entry, batch); some are settled long since."""
+        """A heap of (time, number of the entry, batch), where some batches are settled long since.
+
+        By the number no two entries are equal, so that batches are not compared.
+        """
         self._entries = 0
         self._sweep_at = _SWEEP_MIN
+        """Entries at which those of settled batches are dropped."""
         self._now_ms = 0
 
     # --- what callers do -----------------------------------------------------------------
@@ -206,13 +224,16 @@ class Outbox(Lanes[KeyedBatch]):
     ) -> None:
         """Put one message on its way; its token gets the confirm.
 
-        until_ms: when its caller gives it up; 0: never. key: the caller's own: the message
-        then leaves alone. Raises LocalProtocolError `too_large`, or what ended the session.
+        It joins the last batch of the mailbox's lane if that agrees in all but the message itself,
+        and has room; else it begins another. until_ms: when its caller gives it up; 0: never. key:
+        the caller's own: the message then leaves alone.
+        Raises LocalProtocolError `too_large`, or what ended the session.
         """
         if type(priority) is not int or priority:
             priority = priority_of(priority)
         lane = self.mailboxes.get(mailbox) if type(mailbox) is str else None
         if lane is None or self.fatal is not None:
+            # It checks the name, and raises what ended the session.
             lane = self.lane(self.mailboxes, mailbox, "mailbox")
         queue = lane.queue
         last = queue[-1] if queue else None
@@ -231,9 +252,9 @@ class Outbox(Lanes[KeyedBatch]):
     def send_content(
         self, mailbox: str, content: Any, level: int, tally: Tally, count: int, **options: int
     ) -> None:
-        """Put an encoded content of messages on its way; the tally counts its outcome.
+        """Put an encoded content of a bulk call on its way; the tally counts its outcome.
 
-        options: priority, deliver_at_ms and until_ms, as of send().
+        count: messages in the content. options: priority, deliver_at_ms and until_ms, as of send().
         Raises LocalProtocolError `too_large`, or what ended the session: nothing was taken.
         """
         size = self.check_content(content, count)
@@ -251,7 +272,11 @@ class Outbox(Lanes[KeyedBatch]):
         self._expect(batch, options.get("until_ms", 0))
 
     def join(self, batch: KeyedBatch, row: OutgoingRow, until_ms: int) -> bool:
-        """Add a row of the same kind to the last batch of its lane; False: it does not fit."""
+        """Add a row of the same kind to the last batch of its lane; False: it does not fit.
+
+        until_ms: time at which the row's caller gives it up; 0: never. A batch has one such time,
+        so it must be about the same.
+        """
         size = row.size
         rows = batch.rows
         longer_ms = until_ms - batch.until_ms
@@ -272,7 +297,11 @@ class Outbox(Lanes[KeyedBatch]):
         return True
 
     def start(self, batch: KeyedBatch, row: OutgoingRow, key: bytes, until_ms: int) -> None:
-        """Put an empty batch at the end of its lane, with its first row."""
+        """Put a new batch at the end of its lane, with its first row.
+
+        key: the caller's own, which names this row alone, so that no other joins; empty: one is
+        drawn when the batch leaves. until_ms: when the callers give it up; 0: never.
+        """
         if key:
             batch.key = key
             batch.sealed = True
@@ -281,7 +310,7 @@ class Outbox(Lanes[KeyedBatch]):
             self._expect(batch, until_ms)
 
     def _expect(self, batch: KeyedBatch, until_ms: int) -> None:
-        """Have given_up() called at a time; 0: never."""
+        """Have wake() call the batch's given_up() at a time; 0: never."""
         if not until_ms:
             return
         batch.until_ms = until_ms
@@ -289,13 +318,21 @@ class Outbox(Lanes[KeyedBatch]):
         deadlines = self._deadlines
         heapq.heappush(deadlines, (until_ms, self._entries, batch))
         if len(deadlines) >= self._sweep_at:
-            # Most are settled long before their time: they must not gather until then.
-            deadlines[:] = [entry for entry in deadlines if not entry[2].forgotten]
+            # Most are settled long before their time: they must not gather until then. At twice
+            # of what is left, so that sweeps cost little for each entry.
+            deadlines[:] = [
+                (at_ms, number, waiting)
+                for at_ms, number, waiting in deadlines
+                if not waiting.forgotten
+            ]
             heapq.heapify(deadlines)
             self._sweep_at = max(_SWEEP_MIN, 2 * len(deadlines))
 
     def look_again(self, batch: KeyedBatch, after_ms: int) -> None:
-        """Have given_up() called once more: `after_ms` after the batch's time, or after now."""
+        """Have given_up() called once more: `after_ms` after the batch's time, or after now.
+
+        Called by requests that their callers have given up, to forget them if no notice comes.
+        """
         self._expect(batch, max(batch.until_ms, self._now_ms) + after_ms)
 
     def fail_all(self, error: MalamuteError) -> None:
@@ -309,10 +346,13 @@ class Outbox(Lanes[KeyedBatch]):
         """Fail the callers of batches whose time is over; withdraw those that have not left."""
         self._now_ms = now_ms
         deadlines = self._deadlines
-        while deadlines and deadlines[0][0] <= now_ms:
-            _, _, batch = heapq.heappop(deadlines)
+        while deadlines:
+            at_ms, _, batch = deadlines[0]
+            if at_ms > now_ms:
+                break
+            heapq.heappop(deadlines)
             if batch.until_ms > now_ms:
-                # Rows joined it since; in a heap a time cannot be moved.
+                # A row with a later time joined it since; in a heap an entry cannot be moved.
                 self._expect(batch, batch.until_ms)
             else:
                 batch.given_up()
@@ -320,9 +360,12 @@ class Outbox(Lanes[KeyedBatch]):
                     self.withdraw(batch)
 
     def send_again(self, batch: KeyedBatch) -> None:
-        """Send a batch once more under its key that was confirmed and may be gone."""
+        """Send requests once more under their key, which were confirmed and may be gone.
+
+        Called on a new link, as the broker may have lost the requests or their replies.
+        """
         home, place = batch.lane.home, batch.lane.place
-        batch.lane = home.setdefault(place, batch.lane)
+        batch.lane = home.setdefault(place, batch.lane)  # its lane may have been dropped meanwhile
         batch.doubtful = True
         self._put_back(batch)
 
@@ -332,7 +375,10 @@ class Outbox(Lanes[KeyedBatch]):
         self._take_out(batch.lane, [batch])
 
     def thin_out(self, batch: KeyedBatch) -> None:
-        """Leave out of a refused batch, which waits, the rows that no caller waits for any more."""
+        """Replace a refused batch, which waits to leave again, by one of the rows still awaited.
+
+        A caller has given a row up. The broker has nothing of the batch, so a new key is right.
+        """
         kept = self._thinned(batch)
         if kept.count:
             self._put_back(kept)
@@ -342,8 +388,9 @@ class Outbox(Lanes[KeyedBatch]):
 
     def refused(self, batch: KeyedBatch, error: BrokerRefused, now_ms: int) -> None:
         """Send a refused batch again later, or in parts, or fail it, by the code."""
-        if not self._came_back(batch):
+        if not self._take_answered(batch):
             return
+        # The broker looks for the key before it refuses: it has nothing of the batch.
         batch.doubtful = False
         lane = batch.lane
         if error.code in RETRYABLE:
@@ -353,29 +400,33 @@ class Outbox(Lanes[KeyedBatch]):
                 self._block(lane, now_ms + (error.retry_ms or RETRY_MS))
         elif error.code in _DIVIDED and batch.count > 1:
             # Some rows may be at fault alone: in parts the others are taken.
-            if batch.rows[0] is _UNREAD:
+            if batch.rows[0] is _UNREAD:  # it came encoded: only now are its rows needed
                 batch.rows = rows_of_content(batch.content)
                 batch.packing = batch.rows[0].packing
             self._divide(batch)
         else:
             self._end(batch, error)
         if not lane.queue:
-            self._rest(lane)
+            self._note_empty(lane)
 
     def answered(self, batch: KeyedBatch) -> None:
-        """Settle a batch whose replies have come, or are not awaited any more."""
+        """Settle a batch of requests whose replies have come, or are not awaited any more."""
         lane = batch.lane
         if batch.state == QUEUED:
             self.withdraw(batch)
-        elif self._came_back(batch):
+        elif self._take_answered(batch):
             batch.state = OVER
             if not lane.queue:
-                self._rest(lane)
+                self._note_empty(lane)
         batch.rows = []
         batch.content = b""
 
     def _thinned(self, batch: KeyedBatch) -> KeyedBatch:
-        """Return a refused batch without the rows that no caller waits for any more."""
+        """Return a refused batch without the rows that no caller waits for any more.
+
+        It is the batch itself if it has none. Else it is a new one, under a key of its own, in
+        the place of the batch, and may be without rows; it is not put into the lane.
+        """
         if not batch.thin:
             return batch
         kept: Any = batch.part(batch.live_rows())
@@ -388,7 +439,7 @@ class Outbox(Lanes[KeyedBatch]):
         return kept  # type: ignore[no-any-return]
 
     def _divide(self, batch: KeyedBatch) -> list[Any]:
-        """Replace a batch that was not taken by its halves, under new keys."""
+        """Replace a batch that was not taken by its halves, under new keys and its deadline."""
         parts = super()._divide(batch)
         for part in parts:
             self._expect(part, part.until_ms)

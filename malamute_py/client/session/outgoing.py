@@ -3,6 +3,7 @@
 Owns the numbers that CONFIRM and REFUSED name, the window over all unconfirmed bytes, and
 the interface of the senders. The rule: all senders of a link share its trackers, which
 ascend, because a CONFIRM names nothing else; all contents share one window.
+A tracker is the number by which a client recognizes the CONFIRM or REFUSED of a command.
 Source: SPEC.md, section 8.
 """
 
@@ -50,7 +51,7 @@ class Trackers:
         self._waiting: dict[int, Tracked] = {}
 
     def give(self, tracked: Tracked) -> int:
-        """Return a number for a command; `tracked` gets the answer, once."""
+        """Return the tracker for a command that leaves; `tracked` gets its answer, once."""
         self.last += 1
         self._waiting[self.last] = tracked
         return self.last
@@ -89,6 +90,7 @@ class Window:
         self.unmarked_bytes = 0
         """Bytes among them that no PING follows yet."""
         self._marks: deque[tuple[int, int]] = deque()
+        """(token of a PING, bytes that left between the PING before and this one), in order."""
 
     @property
     def left(self) -> int:
@@ -100,7 +102,10 @@ class Window:
         return self.queued_bytes + self.unconfirmed_bytes + self.passing_bytes < self.bytes_max
 
     def lets_go(self, size: int) -> bool:
-        """Whether a content of so many bytes, stamp included, may be sent now."""
+        """Whether a content of so many bytes, stamp included, may be sent now.
+
+        One that is larger than the window may, too, when nothing else is under way.
+        """
         sent = self.unconfirmed_bytes + self.passing_bytes
         return not sent or sent + size <= self.bytes_max
 
@@ -110,21 +115,29 @@ class Window:
         self.unmarked_bytes += size
 
     def wants_mark(self, *, held_back: bool) -> bool:
-        """Whether a PING is to follow what was sent; held_back: something waits for room."""
+        """Whether a PING is to follow what was sent without a confirm.
+
+        It is where something waits for room (held_back), else after a quarter of the window.
+        """
         return self.unmarked_bytes > (0 if held_back else self.bytes_max // 4)
 
     def mark(self, token: int) -> None:
-        """Note that a PING of this token follows what was sent."""
+        """Note that a PING of this token follows what was sent; tokens ascend."""
         self._marks.append((token, self.unmarked_bytes))
         self.unmarked_bytes = 0
 
     def reached(self, token: int) -> None:
         """Take a PONG of this token: the broker has read what was sent before the PING."""
-        while self._marks and self._marks[0][0] <= token:
-            self.passing_bytes -= self._marks.popleft()[1]
+        marks = self._marks
+        while marks:
+            ping_token, size = marks[0]
+            if ping_token > token:
+                break
+            marks.popleft()
+            self.passing_bytes -= size
 
     def link_down(self) -> None:
-        """Count contents without a confirm as arrived, or lost."""
+        """Count contents without a confirm no more: no PONG tells whether they arrived."""
         self.passing_bytes = self.unmarked_bytes = 0
         self._marks.clear()
 

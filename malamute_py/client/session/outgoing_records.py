@@ -3,6 +3,10 @@
 Owns what one batch is: rows that gather, a content that was encoded elsewhere, or a change of one
 key on a condition. The rule: a batch that was sent keeps its bytes, producer and sequence, until
 the broker says that it does not have it. Source: SPEC.md, section 8.
+
+Words: a content is the encoded form of a batch; its head has the producer's id and epoch, and the
+sequence, which is the producer's number of its first record. A token is the object at which the
+caller of a record waits. `lane.owner` is the Publisher.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import google_crc32c
 import numpy as np
 
 from malamute_protocol.commands import Confirm, Publish, UpdateKey
-from malamute_protocol.content_layout import ARROW, HEAD
+from malamute_protocol.content_layout import ARROW, AT, HEAD, Head
 from malamute_protocol.errors import BatchTooLarge, LocalProtocolError, MalamuteError
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.client.session.events import Published
@@ -24,35 +28,45 @@ from malamute_py.client.session.rows import OutgoingRow, content_of, rows_of_con
 
 UNBOUNDED: Final = 1 << 62
 """Bytes that no batch has."""
-_PRODUCER = struct.Struct("<QI")
-_SEQUENCE = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
+_CRC_AT: Final = AT.content_crc
+_CHECKED_FROM: Final = _CRC_AT + _CRC.size
+"""Position in a content from which on its CRC is of all bytes."""
+_PRODUCER = struct.Struct("<QI")
+"""Id and epoch, which follow each other."""
+_PRODUCER_AT: Final = AT.producer_id
+_SEQUENCE = struct.Struct("<Q")
+_SEQUENCE_AT: Final = AT.first_sequence
 
 
 def restamp(content: Any, producer_id: int, producer_epoch: int, sequence: int) -> bytearray:
     """A copy of a batch content under another producer or sequence, its CRC renewed."""
     copy = bytearray(content)
-    _PRODUCER.pack_into(copy, 24, producer_id, producer_epoch)
-    _SEQUENCE.pack_into(copy, 40, sequence)
+    _PRODUCER.pack_into(copy, _PRODUCER_AT, producer_id, producer_epoch)
+    _SEQUENCE.pack_into(copy, _SEQUENCE_AT, sequence)
     # numpy arrays, unlike slices, may be handed to the CRC without a copy.
-    _CRC.pack_into(copy, 8, google_crc32c.value(np.frombuffer(copy, np.uint8, offset=12)))
+    checked = np.frombuffer(copy, np.uint8, offset=_CHECKED_FROM)
+    _CRC.pack_into(copy, _CRC_AT, google_crc32c.value(checked))
     return copy
 
 
 def check_crc(content: Any) -> None:
-    """Raise LocalProtocolError `corrupt` where a content is not what its CRC was made of.
+    """Raise LocalProtocolError `corrupt` where a caller's content is not what its CRC was made of.
 
-    restamp() would make the CRC right, whatever the content has become since.
+    Checked before it is queued: restamp() would make the CRC right, whatever the content has become
+    since.
     """
-    [said] = _CRC.unpack_from(content, 8)
-    if google_crc32c.value(np.frombuffer(content, np.uint8, offset=12)) != said:
+    [said] = _CRC.unpack_from(content, _CRC_AT)
+    checked = np.frombuffer(content, np.uint8, offset=_CHECKED_FROM)
+    if google_crc32c.value(checked) != said:
         raise LocalProtocolError("corrupt", "the content's checksum does not fit")
 
 
 def stamped_as(content: Any) -> tuple[int, int, int]:
     """(producer id, producer epoch, first sequence) that a content carries."""
-    producer_id, producer_epoch = _PRODUCER.unpack_from(content, 24)
-    return producer_id, producer_epoch, _SEQUENCE.unpack_from(content, 40)[0]
+    producer_id, producer_epoch = _PRODUCER.unpack_from(content, _PRODUCER_AT)
+    [sequence] = _SEQUENCE.unpack_from(content, _SEQUENCE_AT)
+    return producer_id, producer_epoch, sequence
 
 
 class OutgoingRecords(OutgoingBatch):
@@ -74,8 +88,9 @@ class OutgoingRecords(OutgoingBatch):
         self.tokens: Any = None
         """The callers': one a record when `single`, else one for the batch."""
         self.numbered = level != NONE and lane.owner.idempotent
-        """Whether producer and sequence are the client's."""
+        """Whether the client gives the batch producer and sequence, rather than its caller."""
         self.sequence = -1
+        """Producer's number of the first record; -1: none yet."""
         self.parted = False
         """Whether it leaves in parts, since the broker refused it as too large."""
         self.since_ms = -1
@@ -85,7 +100,7 @@ class OutgoingRecords(OutgoingBatch):
 
     @property
     def count(self) -> int:
-        """Number of the records."""
+        """Number of the records, in rows or in the content."""
         return len(self.rows) or self.records
 
     def empty_like(self) -> OutgoingRecords:
@@ -100,7 +115,10 @@ class OutgoingRecords(OutgoingBatch):
         return self.count > 1
 
     def reopen(self) -> None:
-        """Make rows of the content again, which are encoded anew when the batch leaves."""
+        """Make rows of the content again, which are encoded anew when the batch leaves.
+
+        Called where the content is too large for its stream, so that the rows leave in parts.
+        """
         rows = rows_of_content(self.content)
         self._give_tokens(rows)
         self.rows, self.content, self.sequence = rows, b"", -1
@@ -112,9 +130,10 @@ class OutgoingRecords(OutgoingBatch):
             row.token = token
 
     def encode(self) -> None:
-        """Make the content, under the next sequences. Raises LocalProtocolError: it cannot be made.
+        """Make the content, under the next sequences of the stream, as the batch leaves first.
 
-        Of several records BatchTooLarge also where their stream takes smaller batches than others.
+        Raises LocalProtocolError: it cannot be made. Raises BatchTooLarge, upon which the lane
+        divides the batch: several records are more than the broker, or their stream, takes.
         """
         lane, rows = self.lane, self.rows
         if self.parted and len(rows) > 1:
@@ -126,7 +145,9 @@ class OutgoingRecords(OutgoingBatch):
         except BatchTooLarge:
             if len(rows) > 1:
                 raise
-            # Of one record the broker decides: a stream's limit is about what a codec leaves.
+            # One record is sent all the same, within the limits of all streams, and the broker
+            # decides: the encoder also checks the bytes before a codec, and the limit of the stream
+            # is about those that the codec leaves.
             self.content = content_of(rows, lane.owner.limits, producer)
         self.bytes = len(self.content) + STAMP_BYTES
         self._close()
@@ -135,7 +156,7 @@ class OutgoingRecords(OutgoingBatch):
             lane.next_sequence += self.records
 
     def _number(self) -> None:
-        """Give a content that was encoded elsewhere its place in the sequence."""
+        """Give a content that its caller encoded the next sequence of the stream."""
         lane = self.lane
         wanted = lane.owner.stamp_of(lane)
         if stamped_as(self.content) != wanted:
@@ -144,7 +165,7 @@ class OutgoingRecords(OutgoingBatch):
         lane.next_sequence += self.records
 
     def send(self, out: CommandSink, tracker: int) -> None:
-        """Hand over PUBLISH."""
+        """Hand over PUBLISH, or UPDATE_KEY, with the content."""
         if self.sequence < 0 and self.numbered:
             self._number()
         out.put(self._command(tracker), self.content)
@@ -155,12 +176,12 @@ class OutgoingRecords(OutgoingBatch):
 
     def settle(self, outcome: Confirm | MalamuteError) -> None:
         """Give the callers of the records their outcome."""
-        if self.rows:
+        if self.rows:  # it fails before it was encoded
             self._close()
         self.lane.owner.emit(Published(self.tokens, self.records, self.single, outcome))
 
     def _close(self) -> None:
-        """Keep only the tokens of the rows: their bodies are in the content."""
+        """Drop the rows but for their tokens: from now on the content has their bodies."""
         self.tokens = [row.token for row in self.rows]
         self.records = len(self.rows)
         self.rows = []
@@ -188,7 +209,7 @@ class OutgoingContent(OutgoingRecords):
         """
         if self.rows:
             return len(self.rows) > 1
-        if self.records == 1 or HEAD.unpack_from(self.content)[7] == ARROW:
+        if self.records == 1 or Head._make(HEAD.unpack_from(self.content)).body_kind == ARROW:
             return False
         return self.numbered or not stamped_as(self.content)[0]
 

@@ -1,7 +1,8 @@
 """Commands that a RESULT or a REFUSED answers.
 
 Owns their numbers, and who waits for each. The rule: a command is sent again after a reconnect,
-unless repeating it could do harm. Source: SPEC.md, sections 4 and 8.
+unless repeating it could do harm. A token is the object at which the caller of a command waits.
+Source: SPEC.md, sections 4 and 8.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class PendingCommand(msgspec.Struct, gc=False):
     command: Command
     token: Any
     sent: bool
+    """Whether it was sent on the present link, or on the last one while there is none."""
 
 
 class PendingCommands:
@@ -66,7 +68,10 @@ class PendingCommands:
         return self._number
 
     def add(self, make: Callable[[int], Command], token: Any) -> Command:
-        """Add the command that `make(number)` gives. Raises LocalProtocolError."""
+        """Add the command that `make(number)` gives, to leave with the next take(); returns it.
+
+        token: gets the answer. Raises LocalProtocolError: an argument of the command is wrong.
+        """
         number = self.next_number()
         command = checked(make(number))
         self.by_number[number] = self._unsent[number] = PendingCommand(command, token, False)
@@ -82,7 +87,7 @@ class PendingCommands:
 
     @property
     def waits(self) -> bool:
-        """Whether some commands are to leave now."""
+        """Whether some commands have not left on this link."""
         return bool(self._unsent)
 
     def take(self, out: CommandSink) -> None:
@@ -115,7 +120,7 @@ class PendingCommands:
         self._unsent.clear()
 
     def answered(self, number: int, value: Any) -> None:
-        """Take the RESULT of a command."""
+        """Take the RESULT of a command; one that its caller has given up is dropped."""
         asked = self.by_number.pop(number, None)
         if asked is not None:
             self._answer(asked, value)
@@ -130,6 +135,7 @@ class PendingCommands:
             self._answer(asked, error)
 
     def _answer(self, asked: PendingCommand, outcome: Any) -> None:
+        """Give the outcome to a token of the session's own, or by an event to the shell."""
         if isinstance(asked.token, Inner):
             asked.token.answered(outcome)
         else:

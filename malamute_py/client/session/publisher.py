@@ -4,6 +4,10 @@ Owns the batches of records on their way and the producer's sequences. The rule:
 again with the same bytes until it is confirmed or refused, and gets new sequences only when the
 broker said that it does not have it. A batch that is too large for its stream leaves in parts.
 Source: SPEC.md, section 8.
+
+Words: a lane has the batches of one stream. A producer, which OPEN_PRODUCER asks the broker for,
+has an id, an epoch and for each stream a sequence, the number of its next record there: by these
+the broker knows a batch that it gets twice. `idempotent`: the client numbers its batches itself.
 """
 
 from __future__ import annotations
@@ -56,10 +60,11 @@ _COMPANY_BYTES: Final = 1 << 16
 
 
 def level_number(confirm: ConfirmAt) -> int:
-    """Wire number of a level's name; raises LocalProtocolError `bad_setting`."""
+    """Wire number of the level that a caller asks for; raises LocalProtocolError `bad_setting`."""
     try:
         return _ASKED_LEVELS[confirm]
     except (KeyError, TypeError, ValueError):
+        # one_of() raises the error that names the levels.
         one_of("confirm", confirm, tuple(_ASKED_LEVELS))
         raise  # pragma: no cover - the line above does
 
@@ -84,7 +89,8 @@ class Publisher(Lanes[OutgoingRecords]):
     ) -> None:
         """next_request: numbers for OPEN_PRODUCER, shared with the session's other requests.
 
-        others_wait: whether the session has something to say that was asked for later.
+        emit: takes the events that settle callers. others_wait: whether the session has something
+        to send besides records: then records wait for no company (see _gathers).
         """
         super().__init__(settings, trackers, window, emit)
         self.idempotent = settings.idempotent
@@ -94,8 +100,8 @@ class Publisher(Lanes[OutgoingRecords]):
         self._others_wait = others_wait
         self._left_ms = -1
         """Time at which batches that are to be confirmed left last."""
-        self._left = 0
-        """Turns in that millisecond with which some left."""
+        self._turns_that_ms = 0
+        """Turns in that millisecond in which some left."""
         self._producer_id = 0
         self._producer_epoch = 0
         self._producer_request = 0
@@ -112,18 +118,21 @@ class Publisher(Lanes[OutgoingRecords]):
     # --- what callers do -----------------------------------------------------------
 
     def add(self, stream: str, level: int, row: OutgoingRow, *, keyed: bool = False) -> None:
-        """Gather one record; it leaves with its neighbours of the same stream and level.
+        """Gather a caller's record; it leaves with its neighbours of the same stream and level.
 
+        It joins the last batch of the lane, or begins another, where it differs or has no room.
         keyed: the record sets a key: the stream must have keys, and is not created.
         Raises LocalProtocolError `too_large`, or what ended the session: nothing was taken.
         """
         lane = self.streams.get(stream) if type(stream) is str else None
         if lane is None or self.fatal is not None:
+            # It checks the name, and raises what ended the session.
             lane = self.lane(self.streams, stream, "stream")
         queue = lane.queue
         last = queue[-1] if queue else None
         size = row.size
-        # As Outbox.join() does it for mail, without a call for each record.
+        # As Outbox.join() does it for mail, without a call for each record. `sealed`: the batch was
+        # encoded, or is a part of a larger one.
         if (
             last is None
             or last.level != level
@@ -143,7 +152,7 @@ class Publisher(Lanes[OutgoingRecords]):
             self.window.queued_bytes += size
 
     def add_update(self, stream: str, level: int, row: OutgoingRow, revision: int) -> None:
-        """Queue one record that is taken only if its key has this revision.
+        """Queue one record that the broker takes only if its key has this revision.
 
         Raises LocalProtocolError `too_large`, or what ended the session: nothing was taken.
         """
@@ -164,7 +173,7 @@ class Publisher(Lanes[OutgoingRecords]):
         size = len(content) + STAMP_BYTES
         fits = size <= limits.batch_bytes_max and count <= limits.batch_records_max
         if not fits:
-            self.check_content(content, count)
+            self.check_content(content, count)  # raises where no stream of the broker takes it
         batch = (OutgoingTable if typed else OutgoingContent)(lane, level)
         batch.content, batch.records = content, count
         batch.tokens = token
@@ -176,12 +185,13 @@ class Publisher(Lanes[OutgoingRecords]):
         self.queue(batch)
 
     def expected(self, stream: str, level: int) -> tuple[int, int, int]:
-        """(producer id, epoch, sequence) to encode the stream's next batch with.
+        """(producer id, epoch, sequence) for a caller to encode the stream's next batch with.
 
-        A guess that saves restamping: it holds unless something is queued in between.
+        A guess, which saves restamping when the batch leaves: it holds unless something is queued
+        in between.
         """
         if level == NONE or not self._producer_id:
-            return 0, 0, 0
+            return 0, 0, 0  # such records are not numbered, or no producer is open yet
         lane = self.streams.get(stream)
         if lane is None:
             return self._producer_id, self._producer_epoch, 0
@@ -193,7 +203,7 @@ class Publisher(Lanes[OutgoingRecords]):
         return self._producer_id, self._producer_epoch, lane.next_sequence
 
     def batch_bytes_of(self, stream: str) -> int:
-        """Bytes that a batch of a bulk call to a stream is filled to."""
+        """Bytes that a batch of a bulk call (publish_many) to a stream is filled to."""
         lane = self.streams.get(stream)
         return self.batch_bytes if lane is None else lane.batch_bytes
 
@@ -214,28 +224,38 @@ class Publisher(Lanes[OutgoingRecords]):
             self._told(self.lane(self.streams, stream, "stream"), sizes)
 
     def _told(self, lane: StreamLane, sizes: Mapping[str, int]) -> None:
-        """Take the most bytes of a batch of a lane's stream; see told()."""
+        """Take the most bytes of a batch of a lane's stream; sizes: as of told().
+
+        A stream that is not among them takes what WELCOME says.
+        """
         lane.told_bytes = max(1, int(sizes.get(lane.place, UNBOUNDED)))
         self._limit(lane)
 
     def _limit(self, lane: StreamLane) -> None:
-        """Set the limits of a stream's batches from what is known."""
+        """Set the limits of a stream's batches from what the broker told, or refused as too large.
+
+        most: bytes that a batch has at most, its stamp included.
+        """
         most = self.limits.batch_bytes_max
         if lane.told_bytes is not None:
             most = min(most, lane.told_bytes)
         elif lane.refused_bytes <= most:
+            # An older broker does not tell the limit, which is below the size that it refused.
             most = max(1, lane.refused_bytes // 2)
         lane.limits = msgspec.structs.replace(self.limits, batch_bytes_max=most)
         # Bodies fill half of it, as of every stream: headers and stamp take the rest.
         lane.batch_bytes = min(self.batch_bytes, max(1, most // 2))
         for batch in lane.queue:
-            if batch.bytes > most:  # Rows of all at once would hold up the caller's loop.
+            if batch.bytes > most:
+                # -1: _holds() looks at it anew when it is at the head, and divides it then. To read
+                # the rows of all such batches now would hold up the caller's loop.
                 batch.since_ms = -1
 
     def _reopen(self, batch: OutgoingRecords) -> bool:
-        """Have a batch that is too large leave in parts; False: it stays as it is.
+        """Have a batch that is too large leave in parts; False: it cannot, and stays as it is.
 
-        The encoder finds the batch too large when it leaves, and divides it until its parts fit.
+        It becomes rows again. The encoder finds these too large when they leave, and Lanes divides
+        them until the parts fit.
         """
         if not batch.divisible:
             return False
@@ -252,19 +272,20 @@ class Publisher(Lanes[OutgoingRecords]):
         super().link_up(welcome)
         self._producer_again_ms = -1
         for lane in self.streams.values():
-            lane.refused_bytes = UNBOUNDED
+            lane.refused_bytes = UNBOUNDED  # the broker may have other limits now
             self._limit(lane)
 
     def link_down(self) -> None:
         """Put what was under way back to the head of its lane: the link has ended."""
         super().link_down()
-        self._settled = False
+        self._settled = False  # the next link asks by OPEN_PRODUCER what the broker has
         self._producer_request = 0
 
     def disown(self, error: MalamuteError) -> None:
         """Fail what may have been taken: the producer stays with the client's former identity.
 
-        Sent again by another producer, it would be written twice.
+        Sent again by another producer, it would be written twice. Records that are not numbered by
+        the client (not `idempotent`) are sent again as their callers numbered them.
         """
         self._producer_id = self._producer_epoch = 0
         if self.idempotent:
@@ -286,13 +307,13 @@ class Publisher(Lanes[OutgoingRecords]):
         self._producer_id = int(value["id"])
         self._producer_epoch = int(value["epoch"])
         renamed = known != (self._producer_id, self._producer_epoch)
-        following = value.get("next", {})
+        expected = value.get("next", {})  # stream -> sequence that the broker expects next
         sizes = value.get("batch_bytes_max")
         for lane in self.streams.values():
-            if sizes is not None and lane.place in following:
+            if sizes is not None and lane.place in expected:
                 self._told(lane, sizes)
-            if not lane.sent:
-                self._settle(lane, int(following.get(lane.place, 0)), renamed)
+            if not lane.sent:  # what is under way is answered under the sequences that it has
+                self._settle(lane, int(expected.get(lane.place, 0)), renamed)
         return True
 
     def producer_refused(self, request: int, error: BrokerRefused, now_ms: int) -> bool:
@@ -302,7 +323,8 @@ class Publisher(Lanes[OutgoingRecords]):
         self._producer_request = 0
         if error.code == "unknown_producer" and self._producer_id:
             # Its records may be in the log under the forgotten id: this is where
-            # exactly once becomes at least once, so it is counted.
+            # exactly once becomes at least once, so it is counted. Without an id the next
+            # OPEN_PRODUCER asks for a new producer.
             self.producers_lost += 1
             self._producer_id = self._producer_epoch = 0
         elif error.code in RETRYABLE:
@@ -314,7 +336,10 @@ class Publisher(Lanes[OutgoingRecords]):
         return True
 
     def _fail_queued(self, error: BrokerRefused) -> None:
-        """Fail what waits for a producer, as a PUBLISH would now; later calls ask anew."""
+        """Fail what waits for a producer: a PUBLISH would be refused by the same code now.
+
+        Later calls ask for the producer anew.
+        """
         for lane in self.streams.values():
             failing = [batch for batch in lane.queue if batch.level != NONE]
             self._take_out(lane, failing)
@@ -324,21 +349,23 @@ class Publisher(Lanes[OutgoingRecords]):
     def _settle(self, lane: StreamLane, following: int, renamed: bool) -> None:
         """Renumber the unconfirmed batches of a lane from the sequence that the broker expects.
 
-        following: that sequence. renamed: the producer is another one now, or has another epoch.
+        Called when the broker has answered OPEN_PRODUCER. following: that sequence, and from batch
+        to batch the next one. renamed: the producer is another one now, or has another epoch. A
+        batch with sequence -1 gets one when it leaves.
         """
-        numbered = True
+        number_now = True  # until a batch is met that is encoded anew, maybe in parts
         for batch in lane.queue:
             if batch.sequence < 0:
                 # What is to be encoded anew was refused, and so was what had left behind it: none
                 # of it is in the log, and each batch gets its sequence when it leaves.
-                numbered = numbered and not batch.numbered
+                number_now = number_now and not batch.numbered
                 continue
-            if numbered and batch.sequence + batch.count <= following and not renamed:
+            if number_now and batch.sequence + batch.count <= following and not renamed:
                 continue  # The broker has it: sent again as it is, it is confirmed, not repeated.
             if batch.bytes > lane.limits.batch_bytes_max and self._reopen(batch):
-                numbered = False
+                number_now = False
                 continue
-            if not numbered:
+            if not number_now:
                 batch.sequence = -1
                 continue
             if batch.sequence != following or renamed:
@@ -352,17 +379,23 @@ class Publisher(Lanes[OutgoingRecords]):
     # --- sending -----------------------------------------------------------------------
 
     def take(self, now_ms: int, out: CommandSink) -> bool:
-        """Send every batch that may leave now; False: the window holds some back."""
-        before = self._trackers.last
+        """Send every batch that may leave now; False: the window holds some back.
+
+        Counts the turns of one millisecond in which batches left, for _gathers().
+        """
+        last_tracker = self._trackers.last
         roomy = super().take(now_ms, out)
-        if self._trackers.last != before:
-            self._left = self._left + 1 if now_ms == self._left_ms else 1
+        if self._trackers.last != last_tracker:  # something left that is to be confirmed
+            self._turns_that_ms = self._turns_that_ms + 1 if now_ms == self._left_ms else 1
             self._left_ms = now_ms
         return roomy
 
-    def _release(self, lane: Lane[OutgoingRecords], now_ms: int) -> bool:
-        """End the hold of a lane whose refused batches may be tried again."""
-        if lane.sent or not super()._release(lane, now_ms):
+    def _end_pause(self, lane: Lane[OutgoingRecords], now_ms: int) -> bool:
+        """End the pause of a lane whose refused batches may be tried again; False: not yet.
+
+        Not while batches that left behind the refused one are unanswered: their refusals come, too.
+        """
+        if lane.sent or not super()._end_pause(lane, now_ms):
             return False
         if self.idempotent:
             # Only the broker knows what it expects after a refusal: ask again.
@@ -372,12 +405,13 @@ class Publisher(Lanes[OutgoingRecords]):
     def _holds(self, batch: OutgoingRecords, now_ms: int, out: CommandSink) -> bool:
         """Whether a batch at the head of its lane waits: for its producer, or to be filled.
 
-        Asks for the producer by OPEN_PRODUCER if that is not done yet.
+        Asks for the producer by OPEN_PRODUCER if that is not done yet. The first time that a batch
+        is here (since_ms), one that its stream would refuse as too large becomes rows again.
         """
         if batch.since_ms < 0:
             batch.since_ms = now_ms
-            # What is too large is divided, unless it has left, and so may be in the log: then
-            # see _settle().
+            # Not if it has a sequence or was under way when a link ended: the broker may have it,
+            # and _settle() divides it when the broker says that it does not.
             if (
                 batch.content
                 and batch.bytes > batch.lane.limits.batch_bytes_max
@@ -396,8 +430,10 @@ class Publisher(Lanes[OutgoingRecords]):
         return not batch.sealed and len(batch.lane.queue) == 1 and self._gathers(batch, now_ms)
 
     def _gathers(self, batch: OutgoingRecords, now_ms: int) -> bool:
-        """Whether these records still wait for further ones.
+        """Whether these records at the head of a lane, alone in it, still wait for further ones.
 
+        They do for `linger_ms`, which a caller may set. After that they do for the rest of a
+        millisecond in which two turns have sent batches already (AHEAD), while two are unconfirmed.
         A batch costs producer, broker and consumer about what a hundred records do. Where they come
         one by one and fast, batches of a few would fill queues that batches of some dozens do not.
         Other calls that wait end the waiting, so that none of them overtakes the records. Records
@@ -409,7 +445,7 @@ class Publisher(Lanes[OutgoingRecords]):
         if now_ms - batch.since_ms < self._settings.linger_ms:
             return True
         return (
-            self._left >= AHEAD
+            self._turns_that_ms >= AHEAD
             and self._left_ms == now_ms
             and batch.bytes < _COMPANY_BYTES
             and batch.level != NONE
@@ -421,11 +457,11 @@ class Publisher(Lanes[OutgoingRecords]):
 
     def refused(self, batch: OutgoingRecords, error: BrokerRefused, now_ms: int) -> None:
         """Send a refused batch again later, or in parts, or fail it, by the code."""
-        if not self._came_back(batch):
+        if not self._take_answered(batch):
             return
         lane, code = batch.lane, error.code
-        doubtful = batch.doubtful
-        # A broker that says to wait has not looked for the batch in the log.
+        doubtful = batch.doubtful  # it was under way when a link ended: the broker may have it
+        # After another refusal it does not; one that says to wait has not looked for it in the log.
         batch.doubtful = doubtful and code in RETRYABLE
         # Producer and sequence are this client's; else the caller's, who alone can mend them.
         own = self.idempotent
@@ -450,14 +486,17 @@ class Publisher(Lanes[OutgoingRecords]):
             self._put_back(batch)
         else:
             self._end(batch, error)
+        # Even with no pause: what left behind the batch is refused, too, and _end_pause() waits for
+        # that before the lane goes on, in the order of the calls.
         self._block(lane, now_ms + pause_ms)
         self._active[lane] = None
 
     def _comes_again(self, code: str, batch: OutgoingRecords) -> bool:
-        """Whether a batch that was refused by a code is sent again.
+        """Whether a batch that was refused by a code is sent again, rather than failed.
 
-        Without `idempotent` a batch keeps the producer and the sequence that its caller gave it:
-        only what is to be sent again before it can make its sequence the next.
+        With `idempotent` the client can give it another sequence. Without, it keeps the producer
+        and the sequence of its caller: an `out_of_sequence` passes only if an earlier batch of the
+        lane was refused as well, and is sent again before it.
         """
         if code in RETRYABLE:
             return True
@@ -470,13 +509,13 @@ class Publisher(Lanes[OutgoingRecords]):
         """Latest time of the next take(), for a pause or a linger; None: no need."""
         wake = super().next_wake()
         if not self._linked:
-            return None
+            return None  # nothing leaves before there is a link
         taken_ms = self._taken_ms
         if self._active and self._producer_again_ms > taken_ms:
             wake = min(self._producer_again_ms, wake or self._producer_again_ms)
         for lane in self._active:
             head = lane.queue[0] if lane.queue else None
-            if head is not None and head.since_ms >= 0 and not head.sealed:
+            if head is not None and head.since_ms >= 0 and not head.sealed:  # it may be gathering
                 at = max(head.since_ms + self._settings.linger_ms, self._left_ms + 1)
                 # A full window or a producer not open yet outlasts a linger: only an answer
                 # ends that, and a time gone by would have the shell turn without a pause.
@@ -486,7 +525,10 @@ class Publisher(Lanes[OutgoingRecords]):
 
 
 def confirmation(confirm: Confirm, index: int, count: int) -> Confirmation:
-    """Confirmation of `count` records from the batch's record `index` on, by its CONFIRM."""
+    """Confirmation of `count` records from a batch's record `index` on, by the batch's CONFIRM.
+
+    One without an offset (below 0: `none`, or nothing was appended) names none (-1).
+    """
     return Confirmation(
         confirm.offset + index if confirm.offset >= 0 else -1,
         confirm.epoch,
@@ -498,10 +540,10 @@ def confirmation(confirm: Confirm, index: int, count: int) -> Confirmation:
 
 
 def confirmations(confirm: Confirm, count: int) -> list[Confirmation]:
-    """Confirmations of the batch's first `count` records one by one, by its CONFIRM."""
+    """Confirmations of a batch's first `count` records, one a record, by the batch's CONFIRM."""
     first = confirmation(confirm, 0, 1)
     if count == 1 or first.offset < 0:
-        return [first] * count
+        return [first] * count  # without offsets they do not differ
     epoch, level, time_ms, again = first.epoch, first.level, first.append_time_ms, first.duplicate
     return [
         Confirmation(offset, epoch, level, time_ms, 1, again)

@@ -1,8 +1,9 @@
 """Subscriptions, inboxes, offers and memberships: what a client opens under a number.
 
 Owns what all of them share: the number, the states, and how a refusal is taken. The rule:
-the session knows nothing of a delivery but its number; what opened it takes the command
-in, gives credit back, and says how it is opened again on a new link.
+the session knows nothing of a delivery but its number; what was opened takes the command
+in, gives credit back, and says how it is opened again on a new link. Credit is how many records and
+bytes the broker may send, counted in all from the beginning of the link.
 Source: SPEC.md, sections 4 and 8.
 """
 
@@ -17,11 +18,13 @@ from malamute_protocol.errors import BrokerRefused, MalamuteError
 from malamute_protocol.limits import Limits
 
 _PASSING: Final = frozenset({"wait", "draining"})
+"""Codes of refusals that pass: the same again, after a while."""
 _IN_ORDER: Final = frozenset({"end", "cancelled"})
+"""Codes of ENDED that are no error."""
 
 
 class Opened(ABC):
-    """One of them, over all its links."""
+    """A subscription, inbox, offer or membership, over all its links."""
 
     consumes = False
     """Whether some of what arrives needs no caller, so that credit may be due at once."""
@@ -29,7 +32,8 @@ class Opened(ABC):
     def __init__(self, number: int, credit_records: int, credit_bytes: int) -> None:
         """number: unique among all that the session opens; the same over reconnects.
 
-        credit_records, credit_bytes: the window, of which at most half is used up before CREDIT.
+        credit_records, credit_bytes: what may wait in this client; CREDIT is sent when half of it
+        is free again.
         """
         self.number = number
         self.error: MalamuteError | None = None
@@ -83,7 +87,7 @@ class Opened(ABC):
 
     @property
     def credit_due(self) -> bool:
-        """Whether at least half of a window was freed since the last CREDIT."""
+        """Whether CREDIT is to be sent: at least half of what may wait was freed since the last."""
         records, size = self._credit_limits()
         return (
             records - self._granted_records >= self._half_records
@@ -91,7 +95,7 @@ class Opened(ABC):
         )
 
     def credit(self) -> Credit:
-        """Return CREDIT for what was consumed."""
+        """Return CREDIT for what was consumed; the totals in it never go back."""
         records, size = self._credit_limits()
         self._granted_records = max(records, self._granted_records)
         self._granted_bytes = max(size, self._granted_bytes)
@@ -106,18 +110,21 @@ class Opened(ABC):
         self.active = self.left_out = False
 
     def refused(self, error: BrokerRefused) -> bool:
-        """Return whether to open it again after error.retry_ms, since the broker refused it now."""
+        """Return whether to open it again later, as the broker refused to open it only for now.
+
+        Not if it was never accepted: then its caller, who waits for that, gets the error.
+        """
         return self.accepted and error.code in _PASSING
 
     def end_with(self, command: Ended) -> None:
-        """End by the broker's ENDED: in order, or by a code that becomes the consumer's error."""
+        """End by the broker's ENDED, in order, or by a code that becomes the consumer's error."""
         self.ended = True
         self.active = False
         if command.code not in _IN_ORDER:
             self.error = BrokerRefused(command.code)
 
     def fail(self, error: MalamuteError) -> None:
-        """End with an error that the consumer gets after what waits."""
+        """End with an error that the consumer gets after what waits; the first error counts."""
         self.ended = True
         self.active = False
         if self.error is None:

@@ -3,6 +3,9 @@
 Owns their numbers, when each is opened anew, and which are due credit. The rule: what is opened is
 opened on this link and every later one, until it ends; what stands still is opened at the next call
 of its program. Source: SPEC.md, sections 4 and 8.
+
+Words: `opened` is a subscription, inbox, offer or membership. It is ending once UNSUBSCRIBE was
+asked for, and active once the broker has accepted it on the present link.
 """
 
 from __future__ import annotations
@@ -28,7 +31,10 @@ class Receivers:
     """Subscriptions, inboxes, offers and memberships of a session, by number."""
 
     def __init__(self, arrived: dict[Watched, None], retry_min_ms: int) -> None:
-        """arrived: what has something for its consumer. retry_min_ms: shortest pause of a retry."""
+        """arrived: table to which is added what has something for its consumer, or has ended.
+
+        retry_min_ms: shortest pause before something is opened again.
+        """
         self.by_number: dict[int, Opened] = {}
         self.limits = DEFAULT_LIMITS
         """The broker's, which deliveries are checked against."""
@@ -49,7 +55,7 @@ class Receivers:
         Raises LocalProtocolError: an argument is wrong.
         """
         opened = make(self._number + 1)
-        command = checked(opened.open())
+        command = checked(opened.open())  # should it raise, the number is not used up
         self._number += 1
         self.by_number[self._number] = opened
         return opened, command
@@ -78,7 +84,7 @@ class Receivers:
             self.end(opened)
 
     def link_down(self) -> None:
-        """End what was ending, and have all else opened again on the next link."""
+        """End what was ending, and have all else opened again on the next link (link_up)."""
         self._credit_due.clear()
         self.again.clear()
         self._left_out.clear()
@@ -99,9 +105,10 @@ class Receivers:
         return commands
 
     def wakes(self) -> Collection[int]:
-        """Return the times at which due() has something to do."""
+        """Return the times at which due() has something to do; 0: at once."""
         if not self._left_out:
             return self.again.values()
+        # A call of its program has taken the mark `left_out` away: it is opened now.
         return [*self.again.values(), *(0 for each in self._left_out if not each.left_out)]
 
     def due(self, now_ms: int) -> list[Command]:
@@ -134,7 +141,7 @@ class Receivers:
         return True
 
     def take(self, out: CommandSink) -> None:
-        """Send CREDIT for what was consumed."""
+        """Send CREDIT where a consumer has taken enough, in each turn."""
         for opened in self._credit_due:
             if opened.active and opened.credit_due:
                 out.put(opened.credit(), None)
@@ -143,20 +150,20 @@ class Receivers:
     # --- commands from the broker ------------------------------------------------------------
 
     def receive(self, command: Any, frames: Sequence[Any]) -> None:
-        """Take any command that names what was opened.
+        """Take any command of the broker that names something opened, and hand it on.
 
         Raises RemoteProtocolError: the broker is at fault, and the link is ended.
         """
         opened = self.by_number.get(command.subscription)
         if opened is None:
-            return  # it crossed our UNSUBSCRIBE
+            return  # the command was on its way when the opened thing ended here
         kind = type(command)
         if kind is Ended:
             opened.end_with(command)
             self.end(opened)
             return
         if opened.ending:
-            return
+            return  # its consumer has gone: all but ENDED is of no use
         if kind is not Subscribed and not opened.active:
             raise RemoteProtocolError(
                 "unexpected", f"{kind.__name__} for a subscription that was not accepted"
@@ -172,23 +179,26 @@ class Receivers:
             self.consumed(opened)
 
     def erred(self, number: int, error: BrokerRefused, now_ms: int) -> None:
-        """Open once more what the broker met an error of its own with; end it the second time.
+        """Open once more what the broker met an internal error with; end it the second time.
 
         The error may have been of the moment. A second one counts within _CLEARED_MS.
         """
         opened = self.by_number.get(number)
         if opened is None:
             return
-        before_ms = self._struck.pop(opened, now_ms - _CLEARED_MS)
-        if opened.ending or now_ms - before_ms < _CLEARED_MS:
+        last_error_ms = self._struck.pop(opened, now_ms - _CLEARED_MS)  # none: long enough ago
+        if opened.ending or now_ms - last_error_ms < _CLEARED_MS:
             self.fail(opened, error)
         else:
             self._struck[opened] = now_ms
-            # Unless the link ends, which opens everything again.
+            # Should the link end before, the next one opens everything again.
             self.again[opened] = now_ms + self._retry_min_ms
 
     def unknown(self, number: int) -> None:
-        """End something by the refusal of its UNSUBSCRIBE: the broker had put its opening off."""
+        """End something whose UNSUBSCRIBE was refused: the broker does not know its number.
+
+        It had put the opening off, so no ENDED will come.
+        """
         opened = self.by_number.get(number)
         if opened is not None and opened.ending:
             self.end(opened)

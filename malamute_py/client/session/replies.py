@@ -2,11 +2,16 @@
 
 Owns how replies are sent together, and what becomes of a refused one. The rule: a reply that
 others follow is not overtaken by them. Source: SPEC.md, section 4.5.
+
+Words: an offering is the worker's offer, through which it was handed the requests. A row is one
+reply; its token (ReplyToken) names the request, and the caller that waits for the CONFIRM, or None.
+A last reply ends its request. A broken request has a reply that came too late, so that what follows
+would leave a hole.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from malamute_protocol.commands import Atomic, Confirm
 from malamute_protocol.commands import Reply as ReplyCommand
@@ -19,6 +24,9 @@ from malamute_py.client.session.outgoing import CommandSink
 from malamute_py.client.session.publisher import confirmation
 from malamute_py.client.session.rows import OutgoingRow
 
+_AT_ONCE_MS: Final = 1
+"""Shortest pause before replies leave again; 0 would mean the usual pause of a refusal."""
+
 
 class OutgoingReplies(KeyedBatch):
     """Replies to requests of one offer with one reply_to."""
@@ -26,6 +34,7 @@ class OutgoingReplies(KeyedBatch):
     __slots__ = ("as_step", "awaited", "last", "offering")
 
     def __init__(self, lane: Lane[Any], level: int, offering: Offering, last: bool) -> None:
+        """last: whether the replies end their requests; all of a batch do, or none does."""
         super().__init__(lane, level)
         self.offering = offering
         self.last = last
@@ -34,7 +43,7 @@ class OutgoingReplies(KeyedBatch):
         self.awaited = False
         """Whether a caller waits for the confirm."""
         self.as_step = False
-        """Whether the replies left last as a step with a key."""
+        """Whether the replies, when they left, were a step with a key."""
 
     def empty_like(self) -> OutgoingReplies:
         """Make an empty batch for the same place and terms, which part() fills."""
@@ -50,6 +59,7 @@ class OutgoingReplies(KeyedBatch):
         """
         offering = self.offering
         numbers = [row.token.request.number for row in self.rows]
+        # offering.plain: the service is in memory, which no step can be of. tracker 0: no confirm.
         self.as_step = not (self.last or offering.plain or not tracker)
         if not self.as_step:
             # With room in the window, a confirm that no caller waits for may come with later ones.
@@ -77,10 +87,10 @@ class OutgoingReplies(KeyedBatch):
             # A service in memory: its requests cannot be part of a step. Other replies may be under
             # way as steps, too.
             self.offering.plain = True
-            error = BrokerRefused("wait", error.reason, 1)
+            error = BrokerRefused("wait", error.reason, _AT_ONCE_MS)
         elif error.code == "unsupported" and self.level:
             self.level = 0  # a service or a mailbox in memory
-            error = BrokerRefused("wait", error.reason, 1)
+            error = BrokerRefused("wait", error.reason, _AT_ONCE_MS)
         elif error.code == "conflict":
             error = BrokerRefused("not_held", error.reason)
         super().refused(error, now_ms)
@@ -90,7 +100,11 @@ class OutgoingReplies(KeyedBatch):
         return [row for row in self.rows if not row.token.request.broken]
 
     def settle(self, outcome: Confirm | MalamuteError) -> None:
-        """Settle the callers and the requests; one that another worker has by now is no error."""
+        """Give the callers of the replies their outcome, and end or keep the requests.
+
+        A caller gets a Confirmation, an error, or None: another worker has the request by now,
+        which is no error (`not_held`). An end that waited for these replies leaves afterwards.
+        """
         if self.last and not self.awaited and isinstance(outcome, Confirm):
             # Most replies are such: no caller waits, and nothing follows.
             in_hand = self.offering.in_hand
@@ -115,9 +129,9 @@ class OutgoingReplies(KeyedBatch):
             else:
                 told = outcome
                 if self.last:
-                    self.offering.reopened(request)
-                given_up = token is None or request.finished
-                if given_up and isinstance(outcome, ProtocolError | BrokerRefused):
+                    self.offering.reopened(request)  # the reply was to end it, and did not
+                none_can_end_it = token is None or request.finished
+                if none_can_end_it and isinstance(outcome, ProtocolError | BrokerRefused):
                     # No caller is left that could end it otherwise, and replies with a hole would
                     # look whole to the requester.
                     self.offering.offerings.give_up(request, outcome)
@@ -125,6 +139,7 @@ class OutgoingReplies(KeyedBatch):
                 pairs.append((token, told))
         if pairs:
             self.lane.owner.emit(Settled(pairs))
+        # Afterwards, so that all replies of a request in this batch are settled before its end.
         for row in self.rows:
             request = row.token.request
             request.replying -= 1

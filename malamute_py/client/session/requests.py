@@ -4,6 +4,12 @@ Owns the requests that are not answered, by the key of their batch and their row
 rule: a reply is told apart from other mail by its key alone; it goes to the waiting caller, once,
 and what comes for a request that was given up is taken and dropped; a reply to a request of
 an earlier process has an unknown key and stays mail. Source: SPEC.md, section 4.5.
+
+Words: a token is the object at which a caller waits for one reply, or a Replies for several; in
+`OutgoingRequests.tokens` None stands for a row that was answered, _GIVEN_UP for one whose caller
+waits no longer but whose reply may come. `about` names the requests that replies are to, in runs of
+(key of the requests' batch, row of the first, how many). A notice is a reply of the broker's that
+says why there will be none (`why`). `last`: no other reply follows.
 """
 
 from __future__ import annotations
@@ -97,9 +103,13 @@ class OutgoingRequests(KeyedBatch):
         inbox: OpenedMailbox | None,
         terms: Terms,
     ) -> None:
-        """inbox: where the replies come; None: no caller here waits for them."""
+        """inbox: where the replies come; None: no caller here waits for them.
+
+        awaited: the session's requests that wait for replies. reply_to: mailbox of the replies;
+        empty: the client's own.
+        """
         super().__init__(lane, level)
-        self.one_by_one = False
+        self.one_by_one = False  # a batch leaves while the one before may still be refused
         self.awaited = awaited
         self.reply_to = reply_to
         self.timeout_ms = timeout_ms
@@ -115,11 +125,11 @@ class OutgoingRequests(KeyedBatch):
         """Epoch of the journal that has the requests, as their CONFIRM says; -1: none came."""
 
     def confirmed(self, confirm: Confirm) -> None:
-        """Settle a batch that the broker took, or keep it until its replies have come."""
+        """Take the CONFIRM; the content is kept if a later link may have to send it again."""
         self.lane.owner.confirmed(self, confirm, keep=self._may_be_lost(confirm))
 
     def _may_be_lost(self, confirm: Confirm) -> bool:
-        """Whether the request or its reply may be lost, so that a later link sends it again.
+        """Whether requests or their replies may be lost yet, so that a later link sends them again.
 
         A power loss takes back what was only stored, and a temporary mailbox ends with the broker
         or a while after its link; the REQUEST that comes again by its key is queued anew, or the
@@ -132,12 +142,15 @@ class OutgoingRequests(KeyedBatch):
 
     @property
     def is_fleeting(self) -> bool:
-        """Whether its reply comes into a temporary mailbox."""
+        """Whether the replies come into a temporary mailbox, whose name begins with ~.
+
+        The own mailbox of a client without an identity is one.
+        """
         return not (self.reply_to or self.awaited.has_mailbox) or self.reply_to.startswith("~")
 
     @property
     def answered_otherwise(self) -> bool:
-        """Settle by the replies, where no caller asked for a confirm."""
+        """Whether replies settle the batch, where no caller asked for a confirm."""
         return self.inbox is not None
 
     def empty_like(self) -> OutgoingRequests:
@@ -148,7 +161,7 @@ class OutgoingRequests(KeyedBatch):
         )  # fmt: skip
 
     def send(self, out: CommandSink, tracker: int) -> None:
-        """Hand over REQUEST."""
+        """Hand over REQUEST, with the content; its CONFIRM or REFUSED comes by the tracker."""
         out.put(
             Request(
                 self.lane.place,
@@ -165,12 +178,15 @@ class OutgoingRequests(KeyedBatch):
         )
 
     def encode(self) -> None:
-        """Make the content, and draw a key. Raises whatever a row raises."""
+        """Make the content, draw a key, and await the replies: the batch leaves first.
+
+        Raises whatever a row raises that cannot be encoded.
+        """
         super().encode()
         self.named()
 
     def named(self) -> None:
-        """Await the replies under the batch's key from now on."""
+        """Await the replies under the batch's key from now on, by row; called once it has a key."""
         if self.inbox is not None and not self.tokens:
             self.tokens = [row.token for row in self.rows]
             self.left = len(self.tokens)
@@ -189,7 +205,10 @@ class OutgoingRequests(KeyedBatch):
         return [row for row, token in waiting if token is not None and token is not _GIVEN_UP]
 
     def replaced(self, parts: list[Any]) -> None:
-        """Make the callers wait for the replies of the batch's parts."""
+        """Make the callers wait for the replies of the batch's parts, which leave instead of it.
+
+        Of its requests that are in no part, as their callers gave up, no reply is awaited any more.
+        """
         if self.inbox is None:
             return
         kept = 0
@@ -198,17 +217,19 @@ class OutgoingRequests(KeyedBatch):
             kept += len(part.rows)
             for row in part.rows:
                 self.awaited.batches[row.token] = part
-        self.awaited.await_no_more(self, self.left - kept if self.tokens else 0)
+        # Before a batch has left, give_up() has counted those.
+        dropped = self.left - kept if self.tokens else 0
+        self.awaited.await_no_more(self, dropped)
 
     def settle(self, outcome: Confirm | MalamuteError) -> None:
-        """Await the replies of an accepted batch, or fail its callers."""
+        """Fail the callers by an error; after a CONFIRM they go on waiting for their replies."""
         if self.inbox is None:
             self.lane.owner.emit(Confirmed([row.token for row in self.rows], outcome))
         elif isinstance(outcome, MalamuteError):
             self.awaited.failed(self, outcome)
 
     def given_up(self) -> None:
-        """Fail the callers whose time is over."""
+        """Fail the callers whose time is over; wake() of the outbox calls it."""
         if self.inbox is None:
             super().given_up()
             return
@@ -228,11 +249,15 @@ class AwaitedReplies:
         arrived: Callable[[Any], None],
         emit: Callable[[Event], None],
     ) -> None:
-        """ask: has a command sent and its answer given to token.answered()."""
+        """ask: sends the command that the maker returns; its answer goes to the token's answered().
+
+        arrived: has a caller that iterates look at its Replies. emit: takes the events that settle
+        callers.
+        """
         self.asked: dict[bytes, OutgoingRequests] = {}
-        """By key."""
+        """Batches that have left and are not answered whole, by their key."""
         self.batches: dict[Any, OutgoingRequests] = {}
-        """By the token of the caller."""
+        """Batch in which a caller's request is, by the caller's token."""
         self.has_mailbox = False
         """The client has an identity, and so a mailbox that outlives the broker's process."""
         self._outbox = outbox
@@ -245,13 +270,14 @@ class AwaitedReplies:
     # --- replies -------------------------------------------------------------------------------
 
     def route(self, delivered: HandoutBatch, left: Batch, inbox: OpenedMailbox) -> Batch | None:
-        """Give replies to the callers that wait for them.
+        """Give replies among delivered mail to the callers that wait for them.
 
-        left: the rows of a delivery that are to be looked at. Returns those that are no awaited
-        replies; None: there are none.
+        left: the rows of the delivery that no reader had before. Returns those that are no awaited
+        replies, which are mail for readers; None: there are none.
         """
         whole = left is delivered.batch
         if whole and all(key in self.asked for key, _, _ in delivered.about):
+            # Almost always: all rows are awaited replies, and need not be sorted one by one.
             self._hand_over(delivered, left, delivered.about)
             inbox.reply_taken(ranges_of(left), delivered.command.last)
             return None
@@ -259,7 +285,7 @@ class AwaitedReplies:
         known = self.asked
         for row in rows_of(left):
             # Of an answered request (`_ended`) a reply may come again: _hand_over() drops it.
-            key, _ = delivered.about_of(row) or (None, 0)
+            key, _ = delivered.about_of(row) or (None, 0)  # None: the row is no reply
             if key is not None and (key in known or key in self._ended):
                 mine.append(row)
             else:
@@ -267,13 +293,18 @@ class AwaitedReplies:
         if not mine:
             return left
         taken = chosen(left, mine)
+        # Each of these replies is a run of one request.
         named = [delivered.about_of(row) for row in mine]
         self._hand_over(delivered, taken, [(*request, 1) for request in named if request])
         inbox.reply_taken(ranges_of(taken), delivered.command.last)
         return chosen(left, others) if others else None
 
     def route_unreadable(self, command: Any, reason: str) -> bool:
-        """Fail the requests whose replies cannot be read; False: not all are this client's."""
+        """Fail the requests whose replies cannot be read, as their batch is damaged.
+
+        command: the MAIL that had them. Returns False, with nothing done, when not all of them are
+        replies that this client awaits, or has had.
+        """
         if not all(key in self.asked or key in self._ended for key, _, _ in command.about):
             return False
         failures = self._failures(f"unreadable: {reason}", command.about)
@@ -286,13 +317,14 @@ class AwaitedReplies:
         about: (key of a request's batch, its first row, how many) for the replies in order.
         """
         command = delivered.command
+        # A Reply of each row, made as it is asked for.
         replies: Iterator[Any] = map(Reply, repeat(batch), rows_of(batch), repeat(delivered))
-        if command.why and command.why != COMPLETED:
+        if command.why and command.why != COMPLETED:  # notices: no reply will come
             replies = self._failures(command.why, about)
         self._settle_replies(command, replies, about)
 
     def _failures(self, why: str, about: Any) -> Iterator[MalamuteError]:
-        """Errors in place of replies; about: as of _settle_replies."""
+        """Yield an error in place of each reply; about: as of _settle_replies."""
         for key, _, count in about:
             batch = self.asked.get(key)
             service = "" if batch is None else batch.lane.place
@@ -302,7 +334,8 @@ class AwaitedReplies:
     def _settle_replies(self, command: Any, replies: Iterator[Any], about: Any) -> None:
         """Give each request that is awaited its reply, or the error in its place.
 
-        about: the requests, as runs of (key of their batch, row of the first, how many).
+        about: the requests, as runs of (key of their batch, row of the first, how many), in the
+        order of `replies`. Replies to requests that are answered or given up are dropped.
         """
         pairs: list[tuple[Any, Any]] = []
         # A notice that says why there will be no reply ends the request as a last reply does.
@@ -312,25 +345,27 @@ class AwaitedReplies:
             batch = self.asked.get(key)
             tokens = [] if batch is None else batch.tokens
             answered = 0
-            for place in range(first, first + count):
+            for row in range(first, first + count):
                 reply = next(replies)
-                token = tokens[place] if place < len(tokens) else None
+                token = tokens[row] if row < len(tokens) else None
                 if token is None:
                     continue
                 if last:
-                    tokens[place] = None
+                    tokens[row] = None
                     answered += 1
                 if token is _GIVEN_UP:
                     continue
                 if type(token) is Replies:
+                    # `completed` only says that no other follows: it is no reply.
                     self._push(token, None if why == COMPLETED else reply, last)
                     if last:
                         del batches[token]
                 else:
+                    # A caller that waits for one reply gets the first.
                     pairs.append((token, reply))
                     del batches[token]
                     if not last:
-                        tokens[place] = _GIVEN_UP  # what follows is of no use to it
+                        tokens[row] = _GIVEN_UP  # what follows is of no use to it
             if batch is not None and answered:
                 batch.left -= answered
                 self._answered(batch, answered)
@@ -340,7 +375,8 @@ class AwaitedReplies:
     def _push(self, replies: Replies, reply: Any, last: Any) -> None:
         """Add a reply, or the error in its place, to those that an iterating caller takes.
 
-        last: true if no other follows.
+        reply: None: none, as a worker completed the request without a further one. last: true if no
+        other follows.
         """
         if isinstance(reply, MalamuteError):
             replies.error = reply
@@ -351,7 +387,7 @@ class AwaitedReplies:
         self._arrived(replies)
 
     def _answered(self, batch: OutgoingRequests, count: int) -> None:
-        """Count requests of a batch as answered; one that is answered whole leaves the tables."""
+        """Count requests of a batch as answered; one that is answered whole is forgotten."""
         assert batch.inbox is not None
         batch.inbox.await_fewer(count)
         if not batch.left:
@@ -368,7 +404,7 @@ class AwaitedReplies:
     # --- ends ----------------------------------------------------------------------------------
 
     def tell_all(self, tokens: list[Any], error: MalamuteError) -> None:
-        """Give the error to those of these callers that still wait."""
+        """Give the error to those of these callers that still wait, and forget where they wait."""
         pairs = []
         for token in tokens:
             if token is None or token is _GIVEN_UP:
@@ -383,29 +419,38 @@ class AwaitedReplies:
             self._emit(Settled(pairs))
 
     def failed(self, batch: OutgoingRequests, error: MalamuteError) -> None:
-        """Fail the callers of a batch that the broker refused, or that the session's end hit."""
+        """Fail the callers of a batch: it was refused, or the session or the inbox has ended."""
         if batch.tokens:
             self.tell_all(batch.tokens, error)
             self.await_no_more(batch, batch.left)
         else:
+            # It has not left: its rows have the callers, and its key is not in the tables.
             waiting = [row.token for row in batch.rows]
             self.tell_all(waiting, error)
             self.await_no_more(batch, sum(token is not None for token in waiting))
 
     def await_no_more(self, batch: OutgoingRequests, count: int) -> None:
-        """Count requests whose replies are not awaited any more; of a batch that was sent, all."""
+        """Count requests of a batch whose replies no caller awaits any more.
+
+        count: how many of them its inbox still counts as waiting. A batch that was sent is
+        forgotten as a whole; a reply that comes is known by its key for a while, and dropped.
+        """
         if batch.tokens:
             batch.tokens, batch.left = [], 0
             if self.asked.get(batch.key) is batch:
                 del self.asked[batch.key]
                 self._remember(batch.key)
-            if batch.state == OVER:
+            if batch.state == OVER:  # confirmed, and kept only to be sent again
                 batch.rows, batch.content = [], b""
         assert batch.inbox is not None
         batch.inbox.await_fewer(count)
 
     def timed_out(self, batch: OutgoingRequests) -> None:
-        """Fail the callers, whose time is over; the broker's notice is awaited a while longer."""
+        """Fail the callers of a batch, whose time is over.
+
+        The broker's notice that the requests have expired is awaited a while longer (_NOTICE_MS),
+        so that it is known when it comes. Called once more after that, it forgets the batch.
+        """
         delay_ms = batch.terms.delay_ms
         since = f" after a delay of {delay_ms} ms" if delay_ms else ""
         error = Timeout(
@@ -424,53 +469,67 @@ class AwaitedReplies:
         self.tell_all(waiting, error)
         batch.thin = True
         if batch.state == QUEUED:
-            # The batch was under way when the link went, and will not be sent again. The broker may
-            # have it.
+            # The batch waits to be sent again, since the link went or it was refused, and will not
+            # be. The broker may have it.
             service, key = batch.lane.place, batch.key
             self._ask(lambda number: CancelRequest(number, service, key), _GIVEN_UP)
             self.await_no_more(batch, batch.left)
-        elif any(token is not None and token is not _GIVEN_UP for token in waiting):
+        elif _still_waits(waiting):
             self._outbox.look_again(batch, _NOTICE_MS)
         else:
+            # All had given up before, and no notice has come since: it is awaited no longer.
             self.await_no_more(batch, batch.left)
             if batch.state == SENT:
                 self._outbox.answered(batch)
 
     def inbox_failed(self, inbox: OpenedMailbox, error: MalamuteError) -> None:
-        """Fail the requests whose replies come into a mailbox that can no longer be read."""
+        """Fail the requests whose replies come into a mailbox that can no longer be read.
+
+        Those that have not left are in `batches` alone, those given up may be in `asked` alone.
+        """
         for batch in {*self.batches.values(), *self.asked.values()}:
             if batch.inbox is inbox:
                 self.failed(batch, error)
                 self._outbox.answered(batch)
 
     def link_up(self, welcome: Welcome) -> None:
-        """Send requests again that a restarted broker may have lost, or their replies."""
+        """Send confirmed requests again that a broker may have lost, or whose replies it may have.
+
+        Requests without a CONFIRM are sent again by their lane.
+        """
         self.has_mailbox = bool(welcome.identity)
         for batch in list(self.asked.values()):
-            waits = any(token is not None and token is not _GIVEN_UP for token in batch.tokens)
-            if not waits or batch.state != OVER or not batch.content:
+            was_confirmed_and_kept = batch.state == OVER and batch.content
+            if not was_confirmed_and_kept or not _still_waits(batch.tokens):
                 continue
+            # The epoch rises when the log is opened again, which may have lost what was stored.
             if batch.is_fleeting or batch.epoch != welcome.epoch:
                 self._outbox.send_again(batch)
 
     def disown(self, error: MalamuteError) -> None:
-        """Fail requests that the broker may have: no reply reaches the client's new mailbox."""
+        """Fail requests that the broker has, as a new link has another identity.
+
+        Their replies go into the mailbox of the former one. What is under way or waits to leave
+        (state not OVER) is the outbox's, which fails what the broker may have.
+        """
         for batch in list(self.asked.values()):
             if not batch.reply_to and batch.state == OVER:
                 self.failed(batch, error)
 
     def cancelled(self, batch: OutgoingRequests, row: int, count: int) -> None:
-        """Forget requests that the broker has cancelled, or that were over already.
+        """Forget a request of a batch that its caller gave up, as CANCEL_REQUEST was answered.
 
-        The reply to one that was over may be under way: the key of its batch is known for a while.
+        count: 1: the broker has cancelled it, and no reply comes; 0: it was over already, or the
+        command was refused. Its reply may be under way then: a batch of which no caller waits is
+        kept for a while, so that its key is known.
         """
         if not batch.tokens or batch.tokens[row] is not _GIVEN_UP:
             return
-        if count or any(token is not None and token is not _GIVEN_UP for token in batch.tokens):
+        if count or _still_waits(batch.tokens):
             batch.tokens[row] = None
             batch.left -= 1
             self._answered(batch, 1)
-        elif not batch.until_ms:
+        elif not batch.until_ms:  # else timed_out() forgets it in time
             self._outbox.look_again(batch, _NOTICE_MS)
 
 
@@ -484,8 +543,9 @@ class PendingRequests:
         awaited: AwaitedReplies,
         ask: Callable[[Callable[[int], Any], Any], Any],
     ) -> None:
-        """ask: as of AwaitedReplies."""
+        """ask: as of AwaitedReplies. mailboxes: has the inboxes into which replies come."""
         self.services: dict[Any, Lane[KeyedBatch]] = {}
+        """Lane of each service."""
         self._outbox = outbox
         self._mailboxes = mailboxes
         self._awaited = awaited
@@ -507,6 +567,7 @@ class PendingRequests:
     ) -> None:
         """Put one request on its way; its token gets the reply.
 
+        It joins the last batch of the service's lane if that agrees in all but the request itself.
         waits: False: its token gets the confirm, and replies stay mail. until_ms: when its
         caller gives it up; 0: never. key: the caller's own: the request then leaves alone.
         Raises LocalProtocolError `too_large`, `conflict` (the key is in use), or what ended
@@ -539,7 +600,7 @@ class PendingRequests:
             last = OutgoingRequests(lane, level, self._awaited, reply_to, timeout_ms, inbox, terms)
             outbox.start(last, row, key, until_ms)
         if inbox is not None:
-            inbox.waiting += 1
+            inbox.waiting += 1  # requests that keep the inbox open
             inbox.for_replies = True
             self._awaited.batches[row.token] = last
             if key:
@@ -548,6 +609,7 @@ class PendingRequests:
                 if key:
                     # Its reply may be among the mail that waits, of an earlier process's call.
                     inbox.sort_again()
+                # Unread mail must not use up the credit that the reply needs.
                 self._mailboxes.look_at(inbox)
 
     def give_up(self, token: Any) -> None:
@@ -570,6 +632,7 @@ class PendingRequests:
                 _Cancel(self._awaited, batch, row),
             )
             return
+        # The batch has not left: the row is left out when it does.
         next(row for row in batch.rows if row.token is token).token = None
         batch.thin = True
         self._awaited.await_no_more(batch, 1)
@@ -578,22 +641,31 @@ class PendingRequests:
 
 
 class _Cancel(Inner):
-    """Waits for the answer to CANCEL_REQUEST."""
+    """Token of a CANCEL_REQUEST for one row of a batch: its answer comes here."""
 
     def __init__(self, awaited: AwaitedReplies, batch: OutgoingRequests, row: int) -> None:
         self._awaited = awaited
-        self._parcel = batch
+        self._batch = batch
         self._row = row
 
     def answered(self, outcome: Any) -> None:
-        """RESULT, or an error: then nothing was cancelled."""
+        """Take the value of RESULT, which has the count of cancelled requests, or an error.
+
+        A refusal has cancelled none. Another error ended the session, and all that waited with it.
+        """
         if not isinstance(outcome, MalamuteError):
-            self._awaited.cancelled(self._parcel, self._row, outcome.get("count", 0))
+            self._awaited.cancelled(self._batch, self._row, outcome.get("count", 0))
         elif isinstance(outcome, BrokerRefused):
-            self._awaited.cancelled(self._parcel, self._row, 0)
+            self._awaited.cancelled(self._batch, self._row, 0)
+
+
+def _still_waits(tokens: list[Any]) -> bool:
+    """Whether some caller among these still waits: neither answered nor given up."""
+    return any(token is not None and token is not _GIVEN_UP for token in tokens)
 
 
 def _failure(why: str, service: str) -> MalamuteError:
+    """Return the error for the caller of a request that gets no reply, by the notice's `why`."""
     if why.partition(":")[0] == NO_ANSWER:
         return Timeout(f"no answer from service {service!r} within the request's time")
     return RequestFailed(why, service)

@@ -1,7 +1,8 @@
 """One record, message, request or reply, from a caller's arguments to the content of a batch.
 
 Owns the row that is gathered and the encoding of rows. The rule: a row is checked when it is made,
-and costs one object: what few rows have lies in a second one. Source: SPEC.md, section 5.
+and costs one object: what few rows have lies in a second one (More). A row's packing is its codec,
+and whether its body is a list of blobs; rows of a batch agree in it. Source: SPEC.md, section 5.
 """
 
 from __future__ import annotations
@@ -66,17 +67,17 @@ class OutgoingRow(msgspec.Struct, gc=False):
 
 
 def size_of(rows: Sequence[OutgoingRow]) -> int:
-    """Bytes that rows are assumed to take in a batch."""
+    """Bytes that rows are assumed to take in a batch, for the window, before they are encoded."""
     return sum(row.size + ROW_BYTES for row in rows)
 
 
 def content_of(
     rows: Sequence[OutgoingRow], limits: Limits, producer: tuple[int, int, int] = (0, 0, 0)
 ) -> bytes:
-    """Return the rows as one batch content. Raises LocalProtocolError: one cannot be encoded.
+    """Return rows of one packing, encoded as the content of a batch that is about to leave.
 
-    producer: its id and epoch, and the sequence of the first row. All rows have the packing (codec,
-    and whether bodies are lists) of the first one.
+    producer: its id and epoch, and the sequence of the first row; zeros: none, as in all batches
+    but numbered records. Raises LocalProtocolError: a row cannot be encoded.
     """
     producer_id, producer_epoch, first_sequence = producer
     first = rows[0].subject
@@ -88,6 +89,7 @@ def content_of(
         bodies = [row.body for row in rows]
         subjects = [row.subject for row in rows]
         more = [row.more for row in rows]
+    # One subject for all is cheaper than a column. A list is a subject with further keys.
     same = isinstance(first, str) and subjects.count(first) == len(subjects)
     options: Options = {
         "subject": first if same else subjects,
@@ -106,22 +108,25 @@ def content_of(
 
 
 def _add_columns(options: Options, more: list[More]) -> None:
-    """Add each column in which some row has a value to the options of the encoder."""
+    """Add what few rows have to the options of the encoder, as a column with a value a row.
+
+    A column in which no row has a value is left out.
+    """
     for name in More.__struct_fields__:
         column = [getattr(one, name) for one in more]
         if column.count(None) != len(column):
-            if name == "expires_at_ms":
+            if name == "expires_at_ms":  # the encoder's word for never is 0, not None
                 column = [0 if time is None else time for time in column]
             options[name] = column  # type: ignore[literal-required]
 
 
 def rows_of_content(content: Any) -> list[OutgoingRow]:
-    """Return the rows of a content that was sent and refused, so that it can be divided.
+    """Return the rows of an encoded content that must leave in several batches, as it is too large.
 
-    No caller waits for a row.
+    The rows have no tokens: a caller that waits for the content waits for all of them.
     """
     parsed = Content(memoryview(content))
-    # A batch has a stamp; this one has no place in any log.
+    # Batch reads the records, and wants the broker's stamp: this content is in no log, so zeros do.
     stamp = Stamp(
         flags=0, lsn=0, bundle_lsn=0, synced_lsn=0, epoch=0, base_offset=0, append_time_ms=0,
         stream=0, origin=0, size=STAMP_BYTES + len(content), count=parsed.head.count,

@@ -5,6 +5,10 @@ reconnect. What is opened under a number (receiver.py) and what leaves and is co
 (outgoing.py) own their parts. The rule: messages and the time go in, messages, events and
 the time of the next wake come out; a shell does the rest. Source: SPEC.md, sections 2, 4
 and 8.
+
+Words: a link is one connection, from HELLO to its end. `outgoing` are the senders: what gathers
+calls, sends them and takes the answers. `opened` is a subscription, inbox, offer or membership, and
+its number is what commands of the broker name it by. A token is the object at which a caller waits.
 """
 
 from __future__ import annotations
@@ -12,51 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
+from malamute_protocol import commands as wire
 from malamute_protocol.address import is_template, replica_number
-from malamute_protocol.commands import (
-    AckMail,
-    AckRecords,
-    AckWork,
-    Atomic,
-    BeginTransaction,
-    Bye,
-    Command,
-    CommitTransaction,
-    Confirm,
-    Cover,
-    Credit,
-    Deliver,
-    Ended,
-    Gap,
-    Hello,
-    JoinGroup,
-    Mail,
-    Mode,
-    MoveCursor,
-    Offer,
-    OpenInbox,
-    OpenProducer,
-    Ping,
-    Pong,
-    Publish,
-    PurgeSubjects,
-    Refused,
-    Reply,
-    Result,
-    Rewound,
-    RollBackTransaction,
-    Schema,
-    Send,
-    Stage,
-    Subscribe,
-    Subscribed,
-    Trim,
-    Unsubscribe,
-    UpdateKey,
-    Welcome,
-    Work,
-)
-from malamute_protocol.commands import Request as RequestCommand
 from malamute_protocol.errors import (
     BrokerRefused,
     ConnectionLost,
@@ -65,11 +26,7 @@ from malamute_protocol.errors import (
     RemoteProtocolError,
     RevisionConflict,
 )
-from malamute_protocol.framing import (
-    NUMBERS,
-    decode_message,
-    reference_of,
-)
+from malamute_protocol.framing import NUMBERS, decode_message, reference_of
 from malamute_protocol.link import Link, Side
 from malamute_protocol.version import VERSIONS, Feature
 from malamute_py.client.session.attempts import Attempts, LinkState
@@ -84,8 +41,9 @@ from malamute_py.client.session.events import (
     Warned,
     Watched,
 )
+from malamute_py.client.session.joined_groups import Memberships
 from malamute_py.client.session.mailboxes import MailboxView, OpenedMailboxes
-from malamute_py.client.session.memberships import Membership, Memberships
+from malamute_py.client.session.memberships import Membership
 from malamute_py.client.session.messages import OutgoingMessages
 from malamute_py.client.session.offering import Offering
 from malamute_py.client.session.offerings import Offerings
@@ -108,22 +66,26 @@ _FINAL_CODES: Final = frozenset(
 _TRACKED: Final = frozenset(
     NUMBERS[command]
     for command in (
-        Publish, UpdateKey, Send, RequestCommand, Reply, AckMail, AckWork, AckRecords, MoveCursor,
-        Trim, PurgeSubjects, BeginTransaction, Stage, CommitTransaction, RollBackTransaction,
-        Atomic,
+        wire.Publish, wire.UpdateKey, wire.Send, wire.Request, wire.Reply, wire.AckMail,
+        wire.AckWork, wire.AckRecords, wire.MoveCursor, wire.Trim, wire.PurgeSubjects,
+        wire.BeginTransaction, wire.Stage, wire.CommitTransaction, wire.RollBackTransaction,
+        wire.Atomic,
     )
 )  # fmt: skip
 """Commands that CONFIRM answers and whose refusal names their tracker."""
 _OPENING: Final = frozenset(
-    NUMBERS[command] for command in (Subscribe, OpenInbox, Offer, JoinGroup)
+    NUMBERS[command] for command in (wire.Subscribe, wire.OpenInbox, wire.Offer, wire.JoinGroup)
 )
 """Commands that SUBSCRIBED answers and whose refusal names their subscription."""
 _OF_RECEIVERS: Final = (
-    *(Subscribed, Ended, Deliver, Cover, Gap, Rewound, Mode, Schema, Mail, Work),
-)
+    wire.Subscribed, wire.Ended, wire.Deliver, wire.Cover, wire.Gap, wire.Rewound, wire.Mode,
+    wire.Schema, wire.Mail, wire.Work,
+)  # fmt: skip
 """Commands from the broker that name what was opened."""
-_OF_OPENED: Final = _OPENING | {NUMBERS[Credit], NUMBERS[Unsubscribe]}
+_OF_OPENED: Final = _OPENING | {NUMBERS[wire.Credit], NUMBERS[wire.Unsubscribe]}
 """Commands whose refusal names what was opened."""
+_BYE_REASON_MAX: Final = 200
+"""Characters of a reason: it may quote what the broker sent."""
 
 Kind = TypeVar("Kind", bound=Opened)
 
@@ -134,11 +96,11 @@ class Session:
     def __init__(
         self, settings: ClientSettings, random: Callable[[int], bytes], now_ms: int
     ) -> None:
-        """random: n -> n random bytes. now_ms: any clock that never goes back."""
+        """random: n -> n random bytes. now_ms: time of any clock that never goes back."""
         self.settings = settings
         self.state = LinkState.WAITING
         self.id = random(16)
-        self.welcome: Welcome | None = None
+        self.welcome: wire.Welcome | None = None
         self.trackers = Trackers()
         self.window = Window(settings.window_bytes)
         self.pending = PendingCommands(self.emit)
@@ -154,7 +116,7 @@ class Session:
             settings, random, self.trackers, self.window, self.emit, self._standing_now
         )
         self.attempts = Attempts(settings, random, now_ms)
-        self._arrived: dict[Watched, None] = {}
+        self._arrived: dict[Watched, None] = {}  # what take_events() tells as Arrived
         self.receivers = Receivers(self._arrived, settings.retry_min_ms)
         self.consumed = self.receivers.consumed
         """Note that something was taken from what was opened; True: send CREDIT soon."""
@@ -187,26 +149,26 @@ class Session:
         goes first the next time."""
         self.error: MalamuteError | None = None
         self._suspects = Suspects()
-        self._deadline_ms = now_ms
-        self._heard_ms = now_ms
-        self._sent_ms = now_ms
-        self._now_ms = now_ms
+        self._deadline_ms = now_ms  # of the attempt to link that is under way
+        self._heard_ms = now_ms  # when the broker was heard last
+        self._sent_ms = now_ms  # when something was sent last
+        self._now_ms = now_ms  # the newest time that a call has told
         self._clock_ahead_ms = 0
         """Lead of the broker's clock over the client's."""
         self._link = Link(Side.CLIENT)
-        self._transport: Connect | Disconnect | None = None
-        self._commands: list[Command] = []
+        self._transport: Connect | Disconnect | None = None  # wish that the shell takes once
+        self._commands: list[wire.Command] = []
         """To be sent before anything else, in order."""
         self._events: list[Event] = []
         self._messages = OutgoingMessages()
-        self._handlers: dict[type[Command], Callable[[Any, Sequence[Any]], None]] = {
-            Welcome: self._on_welcome,
-            Ping: self._on_ping,
-            Pong: self._on_pong,
-            Bye: self._on_bye,
-            Refused: self._on_refused,
-            Result: self._on_result,
-            Confirm: self._on_confirm,
+        self._handlers: dict[type[wire.Command], Callable[[Any, Sequence[Any]], None]] = {
+            wire.Welcome: self._on_welcome,
+            wire.Ping: self._on_ping,
+            wire.Pong: self._on_pong,
+            wire.Bye: self._on_bye,
+            wire.Refused: self._on_refused,
+            wire.Result: self._on_result,
+            wire.Confirm: self._on_confirm,
         }
         for kind in _OF_RECEIVERS:
             self._handlers[kind] = self.receivers.receive
@@ -215,7 +177,11 @@ class Session:
     # --- the link ----------------------------------------------------------------------
 
     def wake(self, now_ms: int) -> None:
-        """Do what is due: an attempt, a heartbeat, giving up. Receive what has come before."""
+        """Do what is due by time: an attempt to link, a heartbeat, giving a silent broker up.
+
+        The shell calls receive() with what has come before it calls this, so that a broker that was
+        heard is not taken for silent.
+        """
         self._now_ms = now_ms
         for outgoing in self.outgoing:
             outgoing.wake(now_ms)
@@ -225,7 +191,7 @@ class Session:
             self._transport = Connect(self.attempts.next_endpoint())
             self._link = Link(Side.CLIENT)
             self._commands = [
-                Hello(
+                wire.Hello(
                     VERSIONS,
                     self.id,
                     self.settings.identity,
@@ -241,31 +207,37 @@ class Session:
             assert self.welcome is not None
             if now_ms - self._heard_ms >= self.welcome.expiry_ms:
                 self.lost("silent", "the broker was not heard within the expiry time", now_ms)
-                self._commands = [Bye("silent", "you were not heard within the expiry time")]
+                self._commands = [wire.Bye("silent", "you were not heard within the expiry time")]
             elif now_ms - self._sent_ms >= self._heartbeat_ms:
-                self._commands.append(Ping())
+                self._commands.append(wire.Ping())
                 # Not only when it leaves: a socket that takes nothing must gather no PINGs.
                 self._sent_ms = now_ms
             self._suspects.wake(now_ms - self.attempts.linked_ms)
             self._commands += self.receivers.due(now_ms)
 
     def _number(self) -> int:
-        """Return the number of a replica that had a link; -1: it had none."""
+        """Return the number that a replica had on its last link, to ask for it again; -1: none.
+
+        The identity that was asked for is then a template such as web-{n}, of which the broker
+        gives each client one number.
+        """
         template = self.settings.identity
         if not self.identity or not is_template(template):
             return -1
         return replica_number(template, self.identity)
 
     def _own(self) -> frozenset[str]:
-        """Return the names of the client's own mailbox."""
+        """Return the names of the client's own mailbox: its temporary one, and its identity."""
         return frozenset({f"~{self.id.hex()}", self.identity} - {""})
 
     @property
     def _heartbeat_ms(self) -> int:
+        """Time without sending after which a PING leaves: as set, else as the broker asks for."""
         assert self.welcome is not None
         return self.settings.heartbeat_ms or self.welcome.heartbeat_ms
 
     def _talking(self) -> bool:
+        """Whether a link is open, or HELLO under way: then messages of the broker count."""
         return self.state is LinkState.LINKED or self.state is LinkState.CONNECTING
 
     def next_wake(self) -> int | None:
@@ -292,7 +264,11 @@ class Session:
     def lost(
         self, code: str, reason: str, now_ms: int, *, final: bool = False, retry_ms: int = 0
     ) -> None:
-        """End the link: the transport or the broker failed. final: trying again cannot cure it."""
+        """End the link: the transport or the broker failed; another attempt follows.
+
+        code, reason: why. final: trying again cannot cure it, and the session ends. retry_ms: the
+        shortest pause that the broker asked for.
+        """
         self._now_ms = now_ms
         if self.state is LinkState.CLOSED or (self.state is LinkState.WAITING and not final):
             return
@@ -321,10 +297,10 @@ class Session:
         self._events.append(Unlinked(code, reason, self.attempts.retry_at_ms, was_linked))
 
     def close(self) -> None:
-        """End the session in order; what is unconfirmed fails with ConnectionLost."""
+        """End the session, as the program asks; what is unconfirmed fails with ConnectionLost."""
         if self.state is not LinkState.CLOSED:
             if self.state is LinkState.LINKED:
-                self._commands.append(Bye())
+                self._commands.append(wire.Bye())
             self._close(None)
 
     def abandon(self, error: Exception) -> None:
@@ -351,6 +327,7 @@ class Session:
         self._events.append(Closed(error))
 
     def _log_of_link(self, line: str | None) -> None:
+        """Have a line about the link written to the log; None: none is due."""
         if line is not None:
             self._events.append(Warned(line, link=True))
 
@@ -365,6 +342,7 @@ class Session:
         return len(self.pending.by_number) + sum(outgoing.unanswered for outgoing in self.outgoing)
 
     def _standing_now(self) -> str:
+        """Say as standing(), for senders, which have no time at hand."""
         return self.standing(self._now_ms)
 
     def standing(self, now_ms: int) -> str:
@@ -373,8 +351,8 @@ class Session:
 
     # --- what the caller asks for ----------------------------------------------------------
 
-    def request(self, make: Callable[[int], Command], token: Any) -> Command:
-        """Send the command that `make(request number)` gives; ANSWERED comes with the token.
+    def request(self, make: Callable[[int], wire.Command], token: Any) -> wire.Command:
+        """Send the command that `make(request number)` gives; the event Answered has the token.
 
         It is sent again after a reconnect, unless repeating it could do harm. Returns the command.
         Raises what ended the session, or LocalProtocolError: an argument is wrong.
@@ -417,7 +395,7 @@ class Session:
             return
         opened.ending = True
         if self.state is LinkState.LINKED:
-            self._commands.append(Unsubscribe(opened.number))
+            self._commands.append(wire.Unsubscribe(opened.number))
         else:
             self.receivers.end(opened)
 
@@ -446,10 +424,12 @@ class Session:
         return all(outgoing.idle for outgoing in self.outgoing)
 
     def _raise_if_closed(self) -> None:
+        """Raise what ended the session, once it has ended: no call is taken any more."""
         if self.state is LinkState.CLOSED:
             raise self.error or ConnectionLost("the client is closed")
 
     def _broker_ms(self) -> int:
+        """Return the broker's clock, about, as WELCOME told it."""
         return self._now_ms + self._clock_ahead_ms
 
     # --- out -------------------------------------------------------------------------------
@@ -489,33 +469,36 @@ class Session:
 
     def take_outgoing(self, now_ms: int) -> list[list[Any]]:
         """The messages to be sent now, in order, each a list of frames."""
-        message = self._messages
-        self._put_outgoing(now_ms, message)
-        messages = message.finish()
-        while message.unsendable:
+        out = self._messages
+        self._put_outgoing(now_ms, out)
+        messages = out.finish()
+        while out.unsendable:
             # A caller that asked for what cannot be sent is told; what that sets free leaves, too.
-            unsendable, message.unsendable = message.unsendable, []
+            unsendable, out.unsendable = out.unsendable, []
             for commands, error in unsendable:
                 self._blame(commands, error)
-            self._put_outgoing(now_ms, message)
-            messages += message.finish()
+            self._put_outgoing(now_ms, out)
+            messages += out.finish()
         if messages:
             self._sent_ms = now_ms
         return messages
 
-    def _put_outgoing(self, now_ms: int, message: OutgoingMessages) -> None:
-        """Put commands, then batches of all senders in turn, then questions into a message."""
+    def _put_outgoing(self, now_ms: int, out: OutgoingMessages) -> None:
+        """Put what leaves in this turn into messages: the session's own commands first.
+
+        CREDIT, the batches of all senders and the callers' commands follow, if there is a link.
+        """
         suspicious = self._suspects.suspicious and self.state is LinkState.LINKED
-        message.begin(self._suspects.suspect if suspicious else None)
+        out.begin(self._suspects.suspect if suspicious else None)
         for command in self._commands:
             self._link.sent(command)
-            message.put(command, None)
+            out.put(command, None)
         self._commands.clear()
         if self.state is LinkState.LINKED:
-            self.receivers.take(message)
+            self.receivers.take(out)
             held_back = False
             for outgoing in list(self.outgoing):
-                if any(outgoing.queues) and not outgoing.take(now_ms, message):
+                if any(outgoing.queues) and not outgoing.take(now_ms, out):
                     # The window holds it back: it goes first in the next turn.
                     self.outgoing.remove(outgoing)
                     self.outgoing.insert(0, outgoing)
@@ -524,36 +507,43 @@ class Session:
                 # The PONG to it says that the broker has read what was sent before: room again.
                 probe = self._suspects.probe()
                 self.window.mark(probe)
-                message.put(Ping(probe), None)
+                out.put(wire.Ping(probe), None)
             # Last, so that an answer tells of what was asked for before it.
-            self.pending.take(message)
+            self.pending.take(out)
 
-    def _blame(self, commands: list[Command], error: ProtocolError | BrokerRefused) -> None:
-        """Fail a command, or a step with its parts, that can never be sent, and nothing else."""
-        command = commands[0]
+    def _blame(self, commands: list[wire.Command], error: ProtocolError | BrokerRefused) -> None:
+        """Fail a command, or a step with its parts, that can never be sent, and nothing else.
+
+        No message can carry it, or the broker ended the link for it: its caller is told as by a
+        REFUSED.
+        """
+        command = commands[0]  # of a step ATOMIC, whose tracker the caller waits for
         number = NUMBERS[type(command)]
-        if type(command) is Hello:
+        if type(command) is wire.Hello:
             self._close(BrokerRefused(error.code, error.reason))
             return
-        reference = reference_of(command)
+        reference = reference_of(command)  # tracker, request or subscription; 0: it has none
         opened = self.receivers.by_number.get(getattr(command, "subscription", 0))
         if opened is not None and (not reference or number in _OF_OPENED):
             self.receivers.fail(opened, BrokerRefused(error.code, error.reason))
             return
         if not reference:
             self.emit(Warned(f"{type(command).__name__} cannot be sent and is dropped: {error}"))
-        self._on_refused(Refused(number, reference, error.code, error.reason), ())
+        self._on_refused(wire.Refused(number, reference, error.code, error.reason), ())
 
     # --- in --------------------------------------------------------------------------------
 
     def receive(self, frames: Sequence[Any], now_ms: int) -> None:
-        """Take one message; a malformed one ends the link, and raises nothing."""
+        """Take one message that the shell has read; a malformed one ends the link, raising nothing.
+
+        Without a link, or an attempt at one, it is of a former link, and dropped.
+        """
         self._now_ms = self._heard_ms = now_ms
         if not self._talking():
             return
         try:
             for command, contents in decode_message(frames):
-                self._link.received(command)
+                self._link.received(command)  # raises where the protocol does not allow it now
                 handler = self._handlers.get(type(command))
                 if handler is None:
                     raise RemoteProtocolError(
@@ -561,14 +551,15 @@ class Session:
                     )
                 handler(command, contents)
                 if not self._talking():
-                    return
+                    return  # the command ended the link: what follows in the message is void
         except ProtocolError as error:
             self.lost(error.code, f"the broker broke the protocol: {error.reason}", now_ms)
-            self._commands = [Bye(error.code, error.reason[:200])]
+            self._commands = [wire.Bye(error.code, error.reason[:_BYE_REASON_MAX])]
 
-    def _on_welcome(self, command: Welcome, _: Sequence[Any]) -> None:
+    def _on_welcome(self, command: wire.Welcome, _: Sequence[Any]) -> None:
         """Take up a new link: its limits, and all that has to be opened or sent again."""
-        if not VERSIONS[0] <= command.version <= VERSIONS[1]:
+        oldest, newest = VERSIONS
+        if not oldest <= command.version <= newest:
             self.lost("version", f"the broker speaks {command.version}", self._now_ms, final=True)
             return
         self.state = LinkState.LINKED
@@ -595,7 +586,7 @@ class Session:
         former, self.identity = self.identity, identity
         self.mailboxes.own = self._own()
         if not former:
-            return
+            return  # it had none: a replica gets its first
         error = ConnectionLost(
             f"another client has the identity {former!r} now, and this one is {identity!r}: what "
             "was under way may have been done, and its answer goes to the other"
@@ -606,15 +597,15 @@ class Session:
         self.outbox.disown(error)
         self.steps.disown(error)
 
-    def _on_ping(self, command: Ping, _: Sequence[Any]) -> None:
-        self._commands.append(Pong(command.token))
+    def _on_ping(self, command: wire.Ping, _: Sequence[Any]) -> None:
+        """Answer the broker's PING, ahead of all else that leaves."""
+        self._commands.append(wire.Pong(command.token))
 
-    def _on_pong(self, command: Pong, _: Sequence[Any]) -> None:
+    def _on_pong(self, command: wire.Pong, _: Sequence[Any]) -> None:
         """Clear commands of suspicion that the broker understood: they left before the PING."""
-        # Having heard it is what counts, but where commands leave one by one: what was sent before
-        # the PING was understood.
+        # To a heartbeat nothing is cleared: that the broker was heard is noted by receive().
         self._suspects.cleared(command.token)
-        self.window.reached(command.token)
+        self.window.reached(command.token)  # room for contents that no CONFIRM answers
 
     def _find_blamed(self, code: str, reason: str) -> bool:
         """Fail the command for which the broker ended the link, so that it is not sent again.
@@ -624,17 +615,18 @@ class Session:
         when HELLO is at fault, and no link can be.
         """
         if self.state is LinkState.CONNECTING:
-            return code != "internal"
+            return code != "internal"  # an error of the broker's own may pass
         commands = self._suspects.find()
         if commands is not None:
             error = BrokerRefused(code, f"{reason}; the broker ended the link for it")
             self._blame(commands, error)
         return False
 
-    def _on_bye(self, command: Bye, _: Sequence[Any]) -> None:
-        """End the link that the broker has ended, for good if the code is final.
+    def _on_bye(self, command: wire.Bye, _: Sequence[Any]) -> None:
+        """End the link that the broker has ended, and the session if the code is final.
 
-        BYE with a code of BLAMED goes to the one command that is to blame, if that can be found.
+        A code of BLAMED says that a command of this client was at fault: its caller is told, if the
+        command can be found, and another attempt follows without it.
         """
         if command.code in BLAMED and self._find_blamed(command.code, command.reason):
             self.lost(command.code, command.reason, self._now_ms, final=True)
@@ -646,19 +638,24 @@ class Session:
             final=command.code in _FINAL_CODES,
         )
 
-    def _on_refused(self, command: Refused, _: Sequence[Any]) -> None:
-        """Hand a refusal to whatever its reference names: a call, a receiver, or the link."""
+    def _on_refused(self, command: wire.Refused, _: Sequence[Any]) -> None:
+        """Hand a refusal to what its reference names: a call, a receiver, or the link.
+
+        The number of the refused command tells what the reference is: a tracker, the number of
+        something opened, or that of a request.
+        """
         error = BrokerRefused(command.code, command.reason, command.retry_ms)
-        if command.revision >= 0:
+        if command.revision >= 0:  # an UPDATE_KEY met a key with this revision
             error = RevisionConflict(command.reason, command.revision)
         if command.code in RETRYABLE:
             self.attempts.put_off(command.reason or command.code, self._now_ms, command.retry_ms)
         number, reference = command.command, command.reference
         if command.code == "internal" and reference:
-            self._suspects.named = True
+            self._suspects.named = True  # a BYE that follows is for this command
         if number in _TRACKED:
             tracked = self.trackers.take(reference)
-            if not reference and number == NUMBERS[Publish]:
+            if not reference and number == NUMBERS[wire.Publish]:
+                # Of level `none`: no caller waits.
                 self.publisher.unpromised_refusals += 1
             if tracked is not None:
                 tracked.refused(error, self._now_ms)
@@ -666,13 +663,13 @@ class Session:
             self.receivers.erred(reference, error, self._now_ms)
         elif number in _OPENING:
             self.receivers.refused(reference, error, self._now_ms)
-        elif number == NUMBERS[Unsubscribe]:
+        elif number == NUMBERS[wire.Unsubscribe]:
             self.receivers.unknown(reference)
-        elif number == NUMBERS[OpenProducer] and self.publisher.producer_refused(
+        elif number == NUMBERS[wire.OpenProducer] and self.publisher.producer_refused(
             reference, error, self._now_ms
         ):
             pass
-        elif number in (0, NUMBERS[Hello]):
+        elif number in (0, NUMBERS[wire.Hello]):  # 0: the link as a whole
             final = command.code in _FINAL_CODES
             if command.code in BLAMED:
                 final = self._find_blamed(command.code, command.reason)
@@ -682,7 +679,7 @@ class Session:
         else:
             self.pending.refused(number, reference, error)
 
-    def _on_result(self, command: Result, _: Sequence[Any]) -> None:
+    def _on_result(self, command: wire.Result, _: Sequence[Any]) -> None:
         """Give the value of a RESULT to what asked for it: the publisher, or a caller."""
         try:
             if self.publisher.producer_opened(command.request, command.value):
@@ -693,7 +690,8 @@ class Session:
             ) from error
         self.pending.answered(command.request, command.value)
 
-    def _on_confirm(self, command: Confirm, _: Sequence[Any]) -> None:
+    def _on_confirm(self, command: wire.Confirm, _: Sequence[Any]) -> None:
+        """Give a CONFIRM to what its tracker names; an unknown one is of what no caller awaits."""
         tracked = self.trackers.take(command.tracker)
         if tracked is not None:
             tracked.confirmed(command)

@@ -23,7 +23,7 @@ class Standing(Opened):
         self.passed_over = False
         """Whether it is given nothing, since a lease of its records has ended."""
         self.waits = False
-        """Whether its program waits for a record, as its last take() found none."""
+        """Whether its program waits for a record, as its last take() (of a record) found none."""
 
     @property
     def stands_still(self) -> bool:
@@ -31,7 +31,10 @@ class Standing(Opened):
         return self.passed_over and not self.progressed and not self.waits
 
     def note_progress(self) -> bool:
-        """Note that the program made a call; return whether the member has to join the link now."""
+        """Note that the program made a call; return whether the member has to join the link now.
+
+        It has where the link began without it, as its program stood still.
+        """
         self.progressed = True
         joins, self.left_out = self.left_out, False
         return joins

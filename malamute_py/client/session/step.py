@@ -4,6 +4,12 @@ Owns the parts of a step, and what they have in hand until the step is over. The
 the same place are gathered row by row, and records for one stream, messages of one mailbox and
 replies to one request keep the order of the calls; what a step acknowledges is its caller's again
 when the step is not taken. Source: SPEC.md, section 4.8.
+
+Words: a part leaves as one command; its rows are records, messages, requests, replies, moves or
+numbers to acknowledge. A place is what its rows must agree in, a tuple that begins with the kind of
+the part: (PUBLISH, stream), for instance. A form is a place with the packing of the bodies (codec,
+lists). A holder is the inbox, offer or membership by which something was handed out; it lends the
+numbers to the step, so that no other call acknowledges them meanwhile.
 """
 
 from __future__ import annotations
@@ -56,7 +62,9 @@ from malamute_py.client.session.rows import ROW_BYTES, OutgoingRow
 from malamute_py.client.words import ConfirmAt
 
 PUBLISH, SEND, REQUEST, REPLY, ACK, MOVE, CONTENT, TRIM, PURGE, COMMAND = range(10)
+"""Kinds of parts. CONTENT: records that came encoded; COMMAND: a command as it is."""
 STAGE, STAGE_CONTENT = range(10, 12)
+"""Kinds for records of a transaction: staged by the broker rather than published."""
 _packing: Final = attrgetter("packing")
 Place: TypeAlias = tuple[Any, ...]
 """Facts that parts must share to be one: the kind, and all of the command but its rows."""
@@ -172,18 +180,21 @@ class Step:
     )  # fmt: skip
 
     def __init__(self, confirm: ConfirmAt = "default", key: bytes = b"") -> None:
-        """confirm: "synced" (the default), or "stored". key: the caller's own name for it.
+        """confirm: "synced" (the default), or "stored". key: the caller's own name for the step.
 
+        Under a key the broker takes it once; empty: one is drawn when it leaves.
         Raises LocalProtocolError: neither of these levels, or a key that is too long.
         """
         self.level = level_number(confirm)
         if self.level == Level.NONE:
             raise LocalProtocolError("bad_setting", "a step is confirmed: 'synced' or 'stored'")
-        self.key = key_of(key) if type(key) is not bytes or key else key
+        self.key = key_of(key) if type(key) is not bytes or key else key  # b"" needs no check
         self.parts: dict[Place, list[Any]] = {}
+        """Rows of each part by its place, in the order in which the parts leave."""
         self.size = 0
+        """Bytes of the contents, about."""
         self.count = 0
-        """Records and numbers."""
+        """Records, and numbers that are acknowledged."""
         self.merge_limited = False
         """Whether the step moves a cursor, or has a request with a name of the caller's or an
         encoded content: not every step may share a batch with it."""
@@ -194,10 +205,12 @@ class Step:
         """Whether the order of its parts matters: rows of several forms go to one place, or replies
         come before what ends their requests."""
         self.lent: list[tuple[Holder, list[int]]] = []
+        """Holders and the numbers that they have lent to the step."""
         self.untold: list[tuple[Holder, list[int]]] = []
         """Holders and numbers that its caller has again, who is about to be told so."""
         self.state = OPEN
         self.token: Any = None
+        """Object at which the caller waits for the outcome; None: none does."""
         self.first = -1
         """Row of its first record in the first content of what it was merged into; -1: it
         has none there."""
@@ -219,7 +232,7 @@ class Step:
         codec: str | None = None,
     ) -> None:
         """Add a record for a stream. Raises LocalProtocolError: an argument is wrong."""
-        # Names in NAMES were found good before.
+        # Names in NAMES were found good before: a look-up costs less than the check.
         if type(stream) is not str or stream not in NAMES:
             name_of("stream", stream)
         row = make_row(
@@ -252,11 +265,11 @@ class Step:
             self._add((PUBLISH, stream), row)
 
     def add_rows(self, stream: str, rows: Sequence[OutgoingRow], size: int) -> None:
-        """Add rows that were made before, for a stream. size: their bytes, with ROW_BYTES each."""
+        """Add rows of a transaction, for a stream. size: their bytes, with ROW_BYTES for each."""
         self.check_open()
-        for packing, some in groupby(rows, _packing):
+        for packing, some in groupby(rows, _packing):  # runs of one packing, in order
             place: Place = (PUBLISH, stream)
-            if packing is not None or self.turns:
+            if packing is not None or self.turns:  # as _add() does it for one row
                 place = self._in_turn(place, place if packing is None else (*place, packing))
             self.parts.setdefault(place, []).extend(some)
         self.size += size
@@ -274,7 +287,7 @@ class Step:
         if producer_id:
             raise LocalProtocolError("bad_batch", "a content in a step has no producer")
         self.check_open()
-        # By the number it is a part of its own.
+        # By the number no other content has its place: it is a part of its own.
         place = CONTENT, stream, typed, len(self.parts)
         self.parts[place] = [content]
         self.turns[PUBLISH, stream] = place, place  # rows that follow begin a part after it
@@ -296,7 +309,7 @@ class Step:
         priority: int = 0,
     ) -> None:
         """Add a message for a mailbox. Raises LocalProtocolError: an argument is wrong."""
-        # Whatever most callers leave out costs them a comparison.
+        # What most callers leave out costs them only this comparison, and no call.
         if type(mailbox) is not str or mailbox not in NAMES:
             name_of("mailbox", mailbox)
         if type(deliver_at_ms) is not int or deliver_at_ms:
@@ -342,7 +355,7 @@ class Step:
         if type(key) is not bytes or key:
             key = key_of(key)
             self.merge_limited = True
-        asked = StepRequest(key)
+        asked = StepRequest(key)  # the row's token, to which the encoder gives the key and row
         row = make_row(body, subject, fields, None, expires_at_ms, properties, asked, codec)
         terms = PLAIN
         if need_workers is not False or delay_ms is not NONE or priority is not NONE:
@@ -362,9 +375,10 @@ class Step:
         codec: str | None = None,
         expires_at_ms: Time | None = None,
     ) -> None:
-        """Add an answer to a request in hand. last: it completes the request.
+        """Add an answer to a worker's request in hand. last: it completes the request.
 
-        Raises BrokerRefused `not_held`, or LocalProtocolError as send().
+        Raises BrokerRefused `not_held`: the request is another worker's, or has its end; or
+        LocalProtocolError as send().
         """
         truth("last", last)
         _of_a_worker(request)
@@ -373,24 +387,29 @@ class Step:
         )
         if last:
             self._lend(request.opened, [request.number])
-        known = len(self.parts)
+        parts = len(self.parts)
         self._add((REPLY, request.opened, last, request.reply_to), row)
-        if not last and len(self.parts) > known:
-            # What ends a request, in whatever part, comes after the replies that others follow.
+        if not last and len(self.parts) > parts:
+            # A new part, at the end. What ends a request, in whatever part, comes after the replies
+            # that others follow: all parts but those replies move behind it.
             self.mixed = True
-            # The place of replies is (REPLY, opened, last, mailbox).
-            for place in [each for each in self.parts if each[0] != REPLY or each[2]]:
+            for place in list(self.parts):
+                kind, *facts = place
+                if kind == REPLY:
+                    _opened, ends_request, *_ = facts
+                    if not ends_request:
+                        continue
                 self.parts[place] = self.parts.pop(place)  # now it is the last one
 
     # --- acknowledgements -----------------------------------------------------------------------
 
     def complete(self, request: HandedOutRequest) -> None:
-        """A request in hand is done, without a (further) reply. Raises BrokerRefused."""
+        """Complete a request in hand without a (further) reply. Raises BrokerRefused `not_held`."""
         _of_a_worker(request)
         self._acknowledge(request, AckForm(WorkState.COMPLETED, 0))
 
     def fail(self, request: HandedOutRequest, reason: str = "") -> None:
-        """A request in hand becomes a dead letter. Raises BrokerRefused `not_held`."""
+        """Make a request in hand a dead letter. Raises BrokerRefused `not_held`."""
         _of_a_worker(request)
         self._acknowledge(request, AckForm(WorkState.FAILED, 0, reason_of(reason)))
 
@@ -410,8 +429,12 @@ class Step:
         self._acknowledge(held, AckForm(state, duration("delay_ms", delay_ms)))
 
     def _acknowledge(self, held: Any, form: AckForm) -> None:
-        """Add the numbers of a message, request, record or batch to what the step acknowledges."""
-        batch = getattr(held, "batch", held)
+        """Add the numbers of a message, request, record or batch to what the step acknowledges.
+
+        form: what becomes of them: done, failed, or given back. Raises BrokerRefused `not_held`, or
+        LocalProtocolError: nothing of the kind was handed over.
+        """
+        batch = getattr(held, "batch", held)  # a record of a group knows its holder by its batch
         opened = getattr(held, "opened", None) or getattr(batch, "opened", None)
         if opened is None:
             raise LocalProtocolError(
@@ -420,14 +443,18 @@ class Step:
             )
         numbers = getattr(held, "numbers", None)
         if numbers is None:
-            # Mail and requests have a number, records of a group an offset.
+            # Mail and requests have a number, records of a group an offset, for which a membership
+            # has another number if it was rewound.
             numbers = [held.number] if hasattr(held, "number") else batch.known([held.offset])
         self._lend(opened, numbers)
         self.parts.setdefault((ACK, opened, form), []).extend(numbers)
         self.count += len(numbers)
 
     def _lend(self, holder: Holder, numbers: list[int]) -> None:
-        """Give numbers that a reader holds to the step, which acknowledges them."""
+        """Have a holder lend numbers to the step, which acknowledges them.
+
+        Raises BrokerRefused `not_held`: it does not hold one of them, and none was lent.
+        """
         self.check_open()
         holder.lend(numbers)
         self.lent.append((holder, numbers))
@@ -445,8 +472,8 @@ class Step:
     ) -> None:
         """Move a cursor to `next`: an offset, or a subscription's position.
 
-        since: where it stands until now: the step is refused `conflict` when another client moved
-        it meanwhile. Without it any place before `next` will do. force: any place at all.
+        since: offset where the cursor must stand until now: the step is refused `conflict` when
+        another client has moved it. Without it any offset before `next` will do. force: any at all.
         Raises LocalProtocolError: the step moves this cursor already.
         """
         self.check_open()
@@ -458,12 +485,13 @@ class Step:
         before = -1 if since is None else integer("since", since, -1, code="bad_start")
         truth("force", force)
         if isinstance(next, Position):
+            # With the stream's epoch and uuid the broker refuses a position in a lost log.
             _, following, epoch, uuid = start_on_wire(next)
             move = Move(following, before, uuid, epoch, force)
         else:
             move = Move(integer("next", next, 0, code="bad_start"), before, force=force)
         self.parts[moved] = [move]
-        # A step that is merged with this one might move the same cursor.
+        # A step that is to be merged with this one might move the same cursor.
         self.merge_limited = True
 
     # --- removal ------------------------------------------------------------------------------
@@ -474,8 +502,8 @@ class Step:
         The identity needs the permission `trim`. The step is refused `bad_start` when the stream
         ends before it.
         """
-        offset, *place = self._removing(stream, before)
-        self.parts.setdefault((TRIM, stream, *place), []).append(offset)
+        offset, epoch, uuid = self._removing(stream, before)
+        self.parts.setdefault((TRIM, stream, epoch, uuid), []).append(offset)
 
     def purge(self, stream: str, pattern: str | Pattern, before: int | Position) -> None:
         """Remove the records of some subjects before an offset, or a subscription's position.
@@ -483,12 +511,15 @@ class Step:
         pattern: on subjects; a str is a topic, and "" refused. Needs the permission `trim`. The
         step is refused `limit` when too many purges of the stream still hide records.
         """
-        offset, *place = self._removing(stream, before)
-        wanted = tuple_of(purge_pattern(pattern))
-        self.parts.setdefault((PURGE, stream, *place, wanted), []).append(offset)
+        offset, epoch, uuid = self._removing(stream, before)
+        wanted = tuple_of(purge_pattern(pattern))  # a list could not be part of a key
+        self.parts.setdefault((PURGE, stream, epoch, uuid, wanted), []).append(offset)
 
     def _removing(self, stream: str, before: int | Position) -> tuple[int, int, bytes]:
-        """Return offset, epoch and uuid of a removal."""
+        """Return (offset, epoch, uuid) before which trim() or purge() removes records.
+
+        epoch and uuid of the stream: 0 and empty, where the caller named an offset alone.
+        """
         self.check_open()
         name_of("stream", stream)
         if isinstance(before, Position):
@@ -500,7 +531,7 @@ class Step:
         """Add a row to the part for its place; each part leaves as one command."""
         if self.state != OPEN:
             self.check_open()
-        if row.packing is not None or self.turns:
+        if row.packing is not None or self.turns:  # rare: a part has rows of one packing
             form = place if row.packing is None else (*place, row.packing)
             place = self._in_turn(place, form)
         rows = self.parts.get(place)
@@ -512,14 +543,16 @@ class Step:
         self.count += 1
 
     def _in_turn(self, base: Place, form: Place) -> Place:
-        """Return the place of a row of a form: the newest part, if it has that form, or a new one.
+        """Return the place for a row of a form: the newest part, if it has that form, or a new one.
 
-        A row in an older part would leave before rows that were added earlier.
+        base: the place without a packing. A row in an older part would leave before rows that were
+        added earlier.
         """
         newest, place = self.turns.get(base, (base, base))
         if newest != form:
             place = form
             if base in self.turns or base in self.parts:
+                # By the number it is a further part, beside an older one of the same form.
                 place = *form, len(self.parts)
                 self.mixed = True
         self.turns[base] = form, place
@@ -531,13 +564,16 @@ class Step:
             raise LocalProtocolError("unexpected", "the step was committed or given up already")
 
     def give_up(self) -> None:
-        """Give the step up: nothing of it happens."""
+        """Give up a step that was not committed: nothing of it happens; holders get all back."""
         if self.state == OPEN:
             self.state = OVER
             self.regain()
 
     def regain(self, error: MalamuteError | None = None) -> None:
-        """Let readers hold again what the step took from them; drop it after `not_held`."""
+        """Give the numbers back to the holders that lent them: the step is not taken.
+
+        error: why; after `not_held` some of the numbers are others', as each holder is told.
+        """
         not_held = isinstance(error, BrokerRefused) and error.code == "not_held"
         for holder, numbers in self.lent:
             holder.regained(numbers)
@@ -558,7 +594,10 @@ class Step:
             self.give_back_untold()
 
     def give_back_untold(self) -> None:
-        """Give back what its caller has again, who is not told any more."""
+        """Give numbers back to the broker that the holders have again: no caller is told so.
+
+        Called when the caller that was to be told has stopped waiting.
+        """
         for holder, numbers in self.untold:
             holder.give_back(numbers)
         self.untold = []
@@ -571,7 +610,7 @@ class Step:
 
 
 def _is_request(held: Any) -> bool:
-    """Whether what is in hand is a worker's request."""
+    """Whether something in hand is a worker's request: it alone has a mailbox for replies."""
     return hasattr(held, "reply_to")
 
 
@@ -586,15 +625,16 @@ OPEN: Final = -1
 
 
 def staged(place: Place, transaction: bytes, number: int) -> Place:
-    """Return the place of records that are staged, for that of records which are published.
+    """Return the place for staging records in a transaction, for that of publishing them.
 
-    number: place of their batch in the transaction.
+    place: (CONTENT, stream, typed, number) or (PUBLISH, stream, maybe a packing and a number).
+    number: that of their batch among those of the transaction.
     """
-    kind, stream, *packing = place
+    kind, stream, *rest = place
     if kind == CONTENT:
-        [typed, _] = packing
+        [typed, _] = rest
         return STAGE_CONTENT, stream, transaction, number, typed
-    return STAGE, stream, transaction, number, *packing
+    return STAGE, stream, transaction, number, *rest
 
 
 def rows_of_columns(
@@ -609,6 +649,7 @@ def rows_of_columns(
 ) -> list[OutgoingRow]:
     """Return a row for each body; what is given as a sequence has one value a record.
 
+    subject: of all records, or a sequence, which `subjects` gives instead.
     Raises LocalProtocolError: the columns differ in length, or a body is none.
     """
     bodies = several("bodies", bodies)
@@ -632,6 +673,7 @@ def rows_of_columns(
 
 
 def _column(name: str, value: Any, count: int) -> Iterable[Any]:
+    """Return the values of `count` records for an argument: its own one by one, or one for all."""
     if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__len__"):
         return repeat(value, count)  # One value for all; make_row() looks at it.
     return column_of(name, value, count)

@@ -6,6 +6,11 @@ together; a merged one that was refused was not taken at all and goes again in h
 step has its own answer in the end; one that was not answered goes again with the same bytes under
 the same key, and is taken once. Source: SPEC.md, section 4.8; docs/design.md, Queues and the
 checkpoint.
+
+Words: a part leaves as one command. A place is what the rows of a part must agree in, a tuple that
+begins with the kind of the part: (PUBLISH, stream) or (MOVE, stream, cursor), for instance. A form
+is a place with the packing of the bodies (codec, lists), where it is not the plain one. A holder is
+the inbox, offer or membership that lent a step the numbers which it acknowledges.
 """
 
 from __future__ import annotations
@@ -97,9 +102,13 @@ class OutgoingSteps(OutgoingBatch):
         self.content: list[Command] = []
         """ATOMIC and its parts, once it is encoded."""
         self.contents: list[bytes] = []
+        """Contents of those parts that have one, in their order."""
         self.key = b""
+        """Name of the step, under which the broker takes it once."""
         self.places: set[Place] = set()
+        """Places of the parts of all steps."""
         self.moves: dict[Place, Move] = {}
+        """The newest move of each cursor: the next one must go on from there."""
         self.turns: dict[Place, Place] = {}
         """Place of plain rows -> form of the newest rows there, where they are not plain."""
         self.numbers = 0
@@ -111,18 +120,22 @@ class OutgoingSteps(OutgoingBatch):
     def may_be_plain(self) -> bool:
         """Whether this is one move or one acknowledgement, which needs no ATOMIC around it.
 
-        An acknowledgement of very many ranges leaves as several commands, and is none.
+        An acknowledgement of very many ranges leaves as several commands, which do.
         """
         parts = self.rows[0].parts
         return (
             not self.plain
             and len(self.rows) == len(parts) == 1
-            and len(self.content) == 1 + len(parts)
-            and all(place[0] in (MOVE, ACK) for place in parts)
+            and len(self.content) == 2  # ATOMIC and the one command
+            and all(kind in (MOVE, ACK) for kind, *_ in parts)
         )
 
     def joins(self, step: Step, parts_max: int, bytes_max: int) -> bool:
-        """Whether a step may be merged with these, to be taken or refused together with them."""
+        """Whether a step may be merged with these, to be taken or refused together with them.
+
+        It may not if it has a key of its own, would make the batch too large, would change the
+        order of its rows, or needs a command that the other steps have no need of.
+        """
         if (
             self.sealed
             or step.key
@@ -132,19 +145,19 @@ class OutgoingSteps(OutgoingBatch):
         ):
             return False
         if not self.places.issuperset(step.parts):
-            fresh = step.parts.keys() - self.places
-            if len(self.places) + len(fresh) > parts_max:
+            new_places = step.parts.keys() - self.places
+            if len(self.places) + len(new_places) > parts_max:
                 return False
         if step.mixed or ((step.turns or self.turns) and self._turns_over(step)):
             return False
         for place in step.parts if step.merge_limited else ():
-            kind = place[0]
+            kind, *_ = place
             if kind == MOVE:
                 (move,) = step.parts[place]
                 before = self.moves.get(place)
                 if before is not None and not _follows(move, before):
                     return False
-            elif kind == CONTENT:
+            elif kind == CONTENT:  # it is a batch as it is: no rows can be added
                 return False
             elif kind == REQUEST:
                 _, _service, _reply_to, _timeout_ms, key, *_ = place
@@ -155,33 +168,39 @@ class OutgoingSteps(OutgoingBatch):
     def _turns_over(self, step: Step) -> bool:
         """Whether rows of a step would leave before rows of another form that were added earlier.
 
-        Rows of the same place and form leave together, as one part.
+        Rows of the same place and form leave together, as one part: so the newest form of the batch
+        at each place must be the step's.
         """
         for base, (form, _) in step.turns.items():
-            known = self.turns.get(base, base if base in self.places else form)
-            if known != form:
+            newest = self.turns.get(base, base if base in self.places else form)
+            if newest != form:
                 return True
+        # Plain rows of the step, at places where the newest rows of the batch are not plain.
         return any(self.turns.get(place, place) != place for place in step.parts)
 
     def take_in(self, step: Step) -> None:
-        """Merge a further step into this batch."""
+        """Merge a step into this batch, which it may join, or begin the batch with it."""
         self.rows.append(step)
         self.places.update(step.parts)
         if step.turns:
             self.turns.update({base: form for base, (form, _) in step.turns.items()})
-        if step.mixed:
+        if step.mixed:  # rows of a further step would join parts before its last one
             self.sealed = True
         if step.merge_limited:
             for place, rows in step.parts.items():
-                if place[0] == MOVE:
-                    self.moves[place] = rows[0]
-                elif place[0] == CONTENT:
+                kind, *_ = place
+                if kind == MOVE:
+                    self.moves[place] = rows[0]  # the next step's must go on from there
+                elif kind == CONTENT:
                     self.sealed = True
         self.bytes += step.size
         self.numbers += step.count
 
     def remove(self, step: Step) -> None:
-        """Take a step out of a batch that has not left, and that no other joins from now on."""
+        """Take a step out of a batch that has not left, as its caller withdraws it.
+
+        No other step joins the batch from now on.
+        """
         self.rows.remove(step)
         self.bytes -= step.size
         self.numbers -= step.count
@@ -210,27 +229,33 @@ class OutgoingSteps(OutgoingBatch):
                 step.end_untaken()
 
     def put_off(self) -> None:
-        """Drop the encoded form, so that a caller which withdraws now is left out of the next."""
+        """Drop the encoded form of refused steps, which leave again later and are encoded then.
+
+        So a step whose caller withdraws it until then is left out.
+        """
         self.content, self.contents = [], []
         self.bytes = sum(step.size for step in self.rows)
         for step in self.rows:
             step.state = QUEUED
 
     def encode(self) -> None:
-        """Make the parts. Raises what a row that cannot be encoded raises.
+        """Make ATOMIC, the commands of its parts and their contents, as the steps leave first.
 
         Each step notes where its records begin in the first content, the one of which CONFIRM
-        tells the offset.
+        tells the offset. Raises what a row that cannot be encoded raises.
         """
         steps = self.lane.owner
+        # Rows of the same place are gathered over all steps: they make one part.
         gathered: dict[Place, list[Any]] = {}
         first: Place | None = None
         for step in self.rows:
             step.first = -1
             for place, rows in step.parts.items():
                 known = gathered.get(place)
-                if first is None and place[0] in _OWNING:
-                    first = place
+                if first is None:
+                    kind, *_ = place
+                    if kind in _OWNING:
+                        first = place
                 if place == first:
                     step.first = 0 if known is None else len(known)
                 if known is None:
@@ -242,10 +267,10 @@ class OutgoingSteps(OutgoingBatch):
         commands: list[Command] = []
         contents: list[bytes] = []
         for place, rows in gathered.items():
-            kind = place[0]
+            kind, *_ = place
             if kind == MOVE:
                 commands.append(_move(place, rows))
-            elif kind == TRIM:
+            elif kind == TRIM:  # the rows are offsets: the highest does for all
                 _, stream, epoch, uuid = place
                 commands.append(Trim(stream, max(rows), 0, 0, uuid, epoch))
             elif kind == PURGE:
@@ -267,7 +292,8 @@ class OutgoingSteps(OutgoingBatch):
                 commands += rows
             elif kind == STAGE_CONTENT:
                 contents += rows
-                commands.append(_stage(place, typed=place[4]))
+                *_, typed = place
+                commands.append(_stage(place, typed=typed))
             elif kind == STAGE:
                 contents.append(content_of(rows, steps.limits))
                 commands.append(_stage(place))
@@ -285,21 +311,24 @@ class OutgoingSteps(OutgoingBatch):
             step.state = SENT
         commands = self.content
         if self.plain:
-            out.put(_alone(commands[1], tracker, self.level), None)
+            _, command = commands
+            out.put(_alone(command, tracker, self.level), None)
             return
         commands[0] = Atomic(tracker, len(commands) - 1, self.level, self.key)
         out.put_together(commands.copy(), self.contents)
 
     def settle(self, outcome: Confirm | MalamuteError) -> None:
-        """Give the callers their outcome, and the holders what became of the numbers they gave."""
+        """Give the callers their outcome, and tell holders what became of the numbers they lent."""
         told: list[tuple[Any, Any]] = []
         if isinstance(outcome, Confirm):
             for step in self.rows:
                 step.state = OVER
                 step.settle()
-                known = step.first >= 0 and outcome.offset >= 0
+                # The CONFIRM names the offset of the first content alone: steps without rows there
+                # are told none.
+                is_told_offset = step.first >= 0 and outcome.offset >= 0
                 step.confirmation = (
-                    confirmation(outcome, step.first, 1) if known else _nowhere(outcome)
+                    confirmation(outcome, step.first, 1) if is_told_offset else _nowhere(outcome)
                 )
                 if step.token is not None:
                     told.append((step.token, step.confirmation))
@@ -334,31 +363,34 @@ def _move(place: Place, moves: list[Move]) -> MoveCursor:
 
 
 def _stage(place: Place, *, typed: bool = False) -> Stage:
+    """Return the command that stages a batch of a transaction, in its place there."""
     _, stream, transaction, number = place[:4]
     return Stage(transaction, stream, number, 0, typed=typed)
 
 
 def _alone(part: Command, tracker: int, level: int) -> Command:
-    """Return a part of a step as a command of its own, with its tracker and level."""
+    """Return a part of a step as a command of its own, with a tracker and level for it."""
     return msgspec.structs.replace(part, tracker=tracker, level=level)
 
 
 def _owning(place: Place, rows: list[OutgoingRow], random: Callable[[int], bytes]) -> Command:
-    """Return the command that owns the content of these rows.
+    """Return the command that goes with the content of these rows, as a part of a step.
 
-    It has no tracker and no level: ATOMIC, which it is a part of, has them.
+    It has no tracker (0), no level (0) and no key: ATOMIC, which it is a part of, has them. A place
+    may end with the packing of the rows and a number, which no command states.
     """
-    kind = place[0]
+    kind, *_ = place
     if kind == PUBLISH:
-        return Publish(place[1], 0)
+        _, stream, *_ = place
+        return Publish(stream, 0)
     if kind == SEND:
-        _, mailbox, deliver_at_ms, priority = place[:4]
+        _, mailbox, deliver_at_ms, priority, *_ = place
         return Send(mailbox, 0, 0, b"", deliver_at_ms, priority)
     if kind == REQUEST:
-        _, service, reply_to, timeout_ms, key, terms = place[:6]
-        name = key or random(KEY_BYTES)
+        _, service, reply_to, timeout_ms, key, terms, *_ = place
+        name = key or random(KEY_BYTES)  # requests have a key also here: replies name them by it
         for number, row in enumerate(rows):
-            asked = row.token
+            asked = row.token  # a StepRequest, by which the caller knows the replies
             asked.key, asked.row = name, number
         return Request(
             service,
@@ -371,7 +403,7 @@ def _owning(place: Place, rows: list[OutgoingRow], random: Callable[[int], bytes
             terms.delay_ms,
             terms.priority,
         )
-    _, holder, last, _ = place[:4]
+    _, holder, last, *_ = place  # REPLY: the token of a row is the request's number
     return Reply(holder.number, [row.token for row in rows], 0, last)
 
 
@@ -391,6 +423,7 @@ class Steps(Lanes[OutgoingSteps]):
         """random: n -> n random bytes, for keys."""
         super().__init__(settings, trackers, window, emit)
         self.random = random
+        # Steps leave in the order of the calls, so that all have one lane, whatever they are of.
         main: dict[Any, Lane[OutgoingSteps]] = {}
         self._main: Lane[OutgoingSteps] = LastingLane(self, main, "")
         main[""] = self._main
@@ -427,7 +460,10 @@ class Steps(Lanes[OutgoingSteps]):
         self.window.queued_bytes += step.size
 
     def _check(self, step: Step) -> None:
-        """Raise LocalProtocolError unless a step is open and fits in one message and bundle."""
+        """Raise LocalProtocolError unless a step is open, and small enough to be taken as a whole.
+
+        Its parts leave in one message, and the broker's journal appends them in one write.
+        """
         if step.state != OPEN:
             step.check_open()
         if self.fatal is not None:
@@ -444,7 +480,7 @@ class Steps(Lanes[OutgoingSteps]):
             )
 
     def withdraw(self, step: Step) -> None:
-        """Take back a step that no caller waits for, if it has not left."""
+        """Take back a step whose caller waits no longer, if it has not left."""
         step.token = None
         if step.state == OVER:
             step.give_back_untold()
@@ -478,14 +514,14 @@ class Steps(Lanes[OutgoingSteps]):
 
         The broker took nothing of them.
         """
-        if not self._came_back(batch):
+        if not self._take_answered(batch):
             return
-        doubtful, batch.doubtful = batch.doubtful, False
-        before = batch.lane
+        doubtful, batch.doubtful = batch.doubtful, False  # it was under way when a link ended
+        former_lane = batch.lane
         # A lone step that its caller has given up is not sent again.
         again = error.code in RETRYABLE and (batch.count > 1 or batch.rows[0].token is not None)
         if again:
-            # A lane of its own: the steps that follow need not wait for it.
+            # A lane of its own, under a new number: the steps that follow need not wait for it.
             self._serial += 1
             batch.lane = self.lane(self._put_off, self._serial)
             self._block(batch.lane, now_ms + (error.retry_ms or RETRY_MS))
@@ -504,17 +540,17 @@ class Steps(Lanes[OutgoingSteps]):
             self._end(batch, ConnectionLost(f"it may have been done before: {error}"))
         else:
             self._end(batch, error)
-        for lane in {before, batch.lane}:
+        for lane in {former_lane, batch.lane}:
             if not lane.queue:
-                self._rest(lane)
+                self._note_empty(lane)
 
     def _divide(self, batch: OutgoingSteps) -> list[Any]:
         """Replace a merged step that was not taken by two, under keys of their own."""
-        batch.thin = True
+        batch.thin = True  # steps whose callers have given up are left out
         return super()._divide(batch)
 
 
 def _nowhere(confirm: Confirm) -> Confirmation:
-    """A step without a place of its own that the confirm would name."""
+    """Confirmation of a step of whose records the CONFIRM does not tell the offset (-1)."""
     plain = confirmation(confirm, 0, 0)
     return Confirmation(-1, plain.epoch, plain.level, plain.append_time_ms, 0, plain.duplicate)

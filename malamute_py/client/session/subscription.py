@@ -3,6 +3,11 @@
 Owns the position, the order of everything that arrived, and the credit given. The rule:
 each delivery begins where the last one ended, or the broker is at fault; credit is
 given back as records are consumed, never as they arrive. Source: SPEC.md, section 8.
+
+Words: a cover is the range of offsets [from, next) that a command accounts for, whether or not
+records of it were selected. An item is what waits to be consumed: an Arrival, which is a batch or
+the end of a cover without records, or a notice. A rewind is the loss of the log's end in a power
+failure of the broker: the reader goes back to where the log ends, and its epoch is a later one.
 """
 
 from __future__ import annotations
@@ -154,6 +159,7 @@ class SubscriptionState(Opened):
         self.next = -1
         """Offset at which the next cover must begin; -1: not known yet."""
         self.consumed_next = -1
+        """Offset after what was consumed; -1: not known yet."""
         self.held_records = 0
         """Received and not yet consumed."""
         self.held_bytes = 0
@@ -177,6 +183,7 @@ class SubscriptionState(Opened):
 
     @property
     def _received_to(self) -> Position:
+        """Position after what was received, from which a new link goes on."""
         return Position(self.stream_uuid, self.epoch, self.next)
 
     def take(self) -> Item | None:
@@ -217,13 +224,16 @@ class SubscriptionState(Opened):
             self.inbox.appendleft(Arrival(batch, following, size))
             self.held_records += len(batch)
             self.held_bytes += size
-            following = int(batch.offsets[0])
+            following = int(batch.offsets[0])  # the batch before ends where this one begins
         if batches:
             # The least one: after a rewind the offsets of the first batch lie above.
             self.consumed_next = min(int(batch.offsets[0]) for batch in batches)
 
     def closed_at(self, position: Position | None) -> None:
-        """Drop what waits; the position stays where the consumer was, which is gone."""
+        """Drop what waits, as the consumer has gone; the position stays where it was.
+
+        position: the consumer's own, where it is amid a batch; None: after what it took.
+        """
         if position is not None:
             self.consumed_next = position.next
         self.discard()
@@ -304,6 +314,7 @@ class SubscriptionState(Opened):
         self.live = False
         resumed = self.next >= 0
         another = resumed and command.stream != self.stream_uuid
+        # For _rewind(): what the position of a consumer that has not come to the notice is of.
         self._before = (
             (self.stream_uuid, self.epoch) if resumed else (command.stream, command.epoch)
         )
@@ -316,16 +327,17 @@ class SubscriptionState(Opened):
             self.end = command.end
         expected = self.next
         self.next = command.next
-        if expected < 0:
+        if expected < 0:  # the first SUBSCRIBED
             self.consumed_next = command.next
             if command.next > command.begin and self.request.start[:1] == _EARLIEST:
                 self.inbox.append(BegunNotice(command.next))
         elif command.next < expected or another:
+            # The log, or another stream of the name, ends before the position.
             self._rewind(RewoundNotice(expected, command.next, command.epoch))
         else:
-            if command.next > expected:
+            if command.next > expected:  # records were overwritten while there was no link
                 self.inbox.append(GapNotice(expected, command.next, "retention"))
-            self.shortened += command.tail < former
+            self.shortened += command.tail < former  # True counts as 1
 
     def deliver(
         self, command: Deliver, frames: Sequence[Any], limits: Limits = DEFAULT_LIMITS
@@ -339,8 +351,8 @@ class SubscriptionState(Opened):
         """
         self._check(command.from_, command.next, "DELIVER")
         batches, unreadable = taken_in(frames, command.rows, limits)
-        ends = []
-        before = command.from_
+        ends = []  # position of the reader after each batch
+        before = command.from_  # where the batch or the gap before ended
         for batch in batches:
             first, end = batch.span()
             if first < before or end > command.next:
@@ -361,7 +373,8 @@ class SubscriptionState(Opened):
         before = command.from_
         for place, (batch, end) in enumerate(zip(batches, ends, strict=True)):
             if gaps:
-                self._pass_over_unreadable(unreadable, place, command, before, batch.span()[0])
+                first, _ = batch.span()
+                self._pass_over_unreadable(unreadable, place, command, before, first)
                 before = end
             size = batch.stamp.size
             self.inbox.append(Arrival(batch, end, size))
@@ -374,6 +387,7 @@ class SubscriptionState(Opened):
             for batch in batches:
                 batch.schemas = self.schemas
         if gaps:
+            # Those after the last batch; then what was not selected up to the end of the cover.
             self._pass_over_unreadable(unreadable, len(batches), command, before, command.next)
             last = self.inbox[-1] if self.inbox else None
             if not isinstance(last, GapNotice) or last.to_offset < command.next:
@@ -383,9 +397,10 @@ class SubscriptionState(Opened):
     def _pass_over_unreadable(
         self, unreadable: list[Unreadable], place: int, command: Deliver, before: int, until: int
     ) -> None:
-        """Queue a gap for each unreadable batch before the batch in a place of a delivery.
+        """Queue a gap for each unreadable batch before the readable batch number `place`.
 
-        before, until: where the readable ones around it end and begin.
+        unreadable: those that are left; the ones passed over are taken out. before, until: where
+        the readable ones around them end and begin.
         """
         while unreadable and unreadable[0].place <= place:
             found = unreadable.pop(0)
@@ -406,12 +421,12 @@ class SubscriptionState(Opened):
         self._skip_to(command.next)
 
     def _skip_to(self, following: int) -> None:
-        """Pass over offsets of which nothing came, after what is queued before them."""
+        """Pass over offsets before `following`, of which nothing came, after what is queued."""
         self.next = following
         last = self.inbox[-1] if self.inbox else None
-        if last is None:
+        if last is None:  # all was consumed: so is this
             self.consumed_next = following
-        elif isinstance(last, Arrival):
+        elif isinstance(last, Arrival):  # it moves the position further when it is consumed
             self.inbox[-1] = Arrival(last.batch, following, last.bytes)
         else:
             self.inbox.append(Arrival(None, following, 0))
@@ -419,7 +434,7 @@ class SubscriptionState(Opened):
     def gap(self, command: Gap) -> None:
         """Queue a notice of records that will not come.
 
-        Raises RemoteProtocolError: not contiguous.
+        Raises RemoteProtocolError: it does not begin where the last command ended.
         """
         last = self.inbox[-1] if self.inbox else None
         if isinstance(last, GapNotice) and self.next == last.to_offset == command.to:
@@ -430,7 +445,10 @@ class SubscriptionState(Opened):
         self.inbox.append(GapNotice(command.from_, command.to, command.code, command.reason))
 
     def rewound(self, command: Rewound) -> None:
-        """Queue a notice that the log ends before the position that was asked for."""
+        """Queue a notice that the log ends before the position that was asked for.
+
+        SUBSCRIBED may have told the same before, by its `next`: the notice takes the place of that.
+        """
         last = self.inbox[-1] if self.inbox else None
         if isinstance(last, RewoundNotice) and last.to_offset == command.to:
             self.inbox.pop()  # the same step back, seen at SUBSCRIBED
@@ -478,9 +496,12 @@ class SubscriptionState(Opened):
 
 
 def cut(batch: Batch, first: int, end: int) -> Batch:
-    """The delivered records [first, end) of a batch, counted among the delivered ones."""
-    mask = np.zeros(batch.content.head.count, np.bool_)
-    if batch.indices is None:
+    """The delivered records [first, end) of a batch, counted among the delivered ones.
+
+    For a reader that stops amid a batch, and goes on there later.
+    """
+    mask = np.zeros(batch.content.head.count, np.bool_)  # one a row of the batch: True: kept
+    if batch.indices is None:  # all rows were delivered
         mask[first:end] = True
     else:
         mask[batch.indices[first:end]] = True

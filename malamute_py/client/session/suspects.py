@@ -32,25 +32,29 @@ class Suspects:
         self._probe = 0
 
     def probe(self) -> int:
-        """Return a token for a PING, higher than all before."""
+        """Return a token for a PING, higher than all before, so that its PONG clears those, too."""
         self._probe += 1
         return self._probe
 
     def suspect(self, commands: list[Command]) -> Command:
-        """Send commands by themselves; returns the PING whose answer will clear them."""
+        """Note commands that leave by themselves; returns the PING to follow, which clears them."""
         probe = self.probe()
         self._left.append((probe, commands))
         return Ping(probe)
 
     def cleared(self, token: int) -> None:
         """Clear the commands of suspicion that left before the PING of this PONG."""
-        while self._left and self._left[0][0] <= token:
+        while self._left:
+            ping_token, _ = self._left[0]
+            if ping_token > token:
+                break
             self._left.popleft()
 
     def wake(self, linked_for_ms: int) -> None:
         """Let commands share messages again once the link has lasted."""
         if self.suspicious and linked_for_ms >= _CLEARED_MS:
-            # What the broker took for malformed was given up, or has not come again.
+            # What the broker ended a link for was given up, or has not come again. Commands that no
+            # PONG has cleared yet are still suspected.
             self.suspicious = bool(self._left)
 
     def link_down(self) -> None:
@@ -61,13 +65,15 @@ class Suspects:
     def find(self) -> list[Command] | None:
         """Return the command for which the broker ended the link, with the parts of its step.
 
-        None: it is unknown, and on the next link each leaves by itself.
+        Called when a BYE or a refusal has ended the link by a code of BLAMED. None: the broker has
+        named it, and its caller knows; or it is unknown, and each leaves by itself from now on.
         """
         if self.named:
             return None
         if not self._left:
             self.suspicious = True
             return None
+        # PONGs have cleared those before: the first that is left is the one.
         _, commands = self._left.popleft()
         self.suspicious = False
         return commands

@@ -2,6 +2,10 @@
 
 Owns the way from a table to contents of a stream's declared schema. The rule: a table is validated
 in full, and cast to the newest version, before any of it is sent. Source: SPEC.md, section 5.9.
+
+Words: a content is the encoded form of a batch; the rows of a table are its records. A dictionary
+column of Arrow is codes, one a row, and a table of values. A column of views has its values as
+references into bytes that it may share with others.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ _TYPES: Final = "a table of pyarrow, polars, pandas or DuckDB, or a pyarrow reco
 
 
 def schema_message(schema: Any) -> bytes:
-    """A schema setting as its Arrow schema message; bytes are one already.
+    """The setting `schema` of a stream as its Arrow schema message; bytes are one already.
 
     The type of a dictionary column is that of its values; what pandas notes of itself is left out.
     Raises LocalProtocolError `bad_schema`: a stream cannot declare it.
@@ -42,7 +46,7 @@ def schema_message(schema: Any) -> bytes:
             name: value for name, value in (schema.metadata or {}).items() if name != b"pandas"
         }
         message = pa.schema(fields, metadata=metadata or None).serialize().to_pybytes()
-    if message:
+    if message:  # empty: the stream declares none
         try:
             read_schema(message)
         except SchemaError as error:
@@ -51,21 +55,25 @@ def schema_message(schema: Any) -> bytes:
 
 
 def stream_settings(named: dict[str, Any]) -> dict[str, Any]:
-    """Settings of a stream as the broker takes them. Raises LocalProtocolError `bad_schema`."""
+    """A caller's settings of a stream as the broker takes them, with the schema as its message.
+
+    Raises LocalProtocolError `bad_schema`.
+    """
     if named.get("schema") is not None:
         return {**named, "schema": schema_message(named["schema"])}
     return named
 
 
 def as_table(table: Any) -> Any:
-    """The argument as a pyarrow table. Raises LocalProtocolError: it is none of what can be."""
+    """A caller's table as one of pyarrow. Raises LocalProtocolError: it is none of _TYPES."""
     import pyarrow as pa
 
     if isinstance(table, pa.Table):
         return table
     if isinstance(table, pa.RecordBatch):
         return pa.Table.from_batches([table])
-    if type(table).__module__.partition(".")[0] == "pandas":
+    package, _, _ = type(table).__module__.partition(".")
+    if package == "pandas":  # which is not imported to find out
         return pa.Table.from_pandas(table, preserve_index=False)
     if not hasattr(table, "__arrow_c_stream__"):
         raise wrong("table", table, f"{_TYPES}, not a {type(table).__name__}", "bad_batch")
@@ -87,9 +95,10 @@ def subject_options(column: Any, name: str) -> dict[str, Any]:
     try:
         column = without_views(column)
         if isinstance(column, pa.DictionaryArray) and len(column.dictionary) > len(column):
-            column = column.dictionary_decode()  # most of its entries are others' subjects
+            column = column.dictionary_decode()  # most of its values are other rows' subjects
         if not isinstance(column, pa.DictionaryArray):
             column = column.cast(pa.string()).dictionary_encode()
+        # The encoder takes subjects in the same form: distinct values, and the code of each row.
         values, codes = column.dictionary.cast(pa.string()), column.indices.cast(pa.int32())
     except pa.ArrowException as error:
         raise LocalProtocolError("bad_batch", f"column {name!r}: {error}") from error
@@ -98,9 +107,9 @@ def subject_options(column: Any, name: str) -> dict[str, Any]:
     used = np.flatnonzero(np.bincount(codes, minlength=len(values)))
     if len(used) < len(values):
         # Code -> its code among the values in use.
-        places = np.zeros(len(values), np.int32)
-        places[used] = np.arange(len(used), dtype=np.int32)
-        values, codes = values.take(pa.array(used)), places[codes]
+        new_codes = np.zeros(len(values), np.int32)
+        new_codes[used] = np.arange(len(used), dtype=np.int32)
+        values, codes = values.take(pa.array(used)), new_codes[codes]
     if values.null_count:
         raise LocalProtocolError("bad_batch", f"column {name!r} has nulls")
     return {
@@ -173,7 +182,7 @@ class TableRows:
                 )
         if client_time and client_time not in whole.column_names:
             raise LocalProtocolError("bad_batch", f"the table has no column {client_time!r}")
-        beside = {subject, client_time}
+        beside = {subject, client_time}  # columns that do not become columns of the bodies
         for name in whole.column_names:
             if name not in schema.names and name not in beside:
                 raise LocalProtocolError(
@@ -188,7 +197,7 @@ class TableRows:
             self._columns["subject"] = whole.column(subject)
         if client_time:
             self._columns["client_time"] = whole.column(client_time)
-        self._rows = conform(whole, schema)
+        self._rows = conform(whole, schema)  # cast to the newest version, without other columns
 
     def contents(
         self,
@@ -197,7 +206,7 @@ class TableRows:
         properties: Mapping[str, Any] | None = None,
         content_bytes_max: int = 0,
     ) -> Iterator[tuple[bytes, int]]:
-        """(content, count) of each batch, of about so many bytes.
+        """Yield (content, count of its rows) of each batch, of about `batch_bytes`.
 
         properties: of each row. content_bytes_max: most bytes of a content of several rows, where
         the stream takes less than the limits say; 0: it does not. Raises LocalProtocolError: a row
@@ -209,12 +218,13 @@ class TableRows:
         if not count:
             return
         size = sum(_own_bytes(column).nbytes for column in self._rows.columns)
+        # Rows of a batch, as if all rows were of the mean size.
         rows = min(_ROWS_MAX, max(1, batch_bytes * count // max(1, size)))
         for first in range(0, count, rows):
             yield from self._encoded(first, min(rows, count - first), limits)
 
     def _encoded(self, first: int, count: int, limits: Limits) -> Iterator[tuple[bytes, int]]:
-        """The content of so many rows, or those of its halves where it gets too large."""
+        """Yield (content, count of rows) of some rows, or of their halves where it is too large."""
         rows = self._rows.slice(first, count).combine_chunks().to_batches()[0]
         # Columns of views are copied, so that the batch has the bytes of its own rows alone.
         columns = [
@@ -223,7 +233,7 @@ class TableRows:
         ]
         rows = rows.from_arrays(columns, schema=rows.schema)
         body = np.frombuffer(memoryview(rows.serialize()), np.uint8)
-        content = b""
+        content = b""  # stays empty where the rows are more than the broker takes in a batch
         try:
             content = encode_arrow(
                 body, count, schema_id=self._id, codec=self._codec, limits=limits,
@@ -240,7 +250,7 @@ class TableRows:
             yield from self._encoded(first + half, count - half, limits)
 
     def _headers(self, first: int, count: int) -> dict[str, Any]:
-        """Return what some rows have beside their columns, as options of the encoder."""
+        """Return subjects, client times and properties of some rows, as options of the encoder."""
         if self._given is not None:
             return self._given(first, count)
         import pyarrow as pa
@@ -253,13 +263,15 @@ class TableRows:
         if named is not None:
             column = without_views(named).slice(first, count)
             if column.num_chunks > 1 and pa.types.is_dictionary(column.type):
-                # The values of all chunks may be more than the type of their codes counts.
+                # Joined chunks share one table of values, which may be more than the type of the
+                # codes can count: so they become plain values.
                 column = column.cast(column.type.value_type)
             options = subject_options(column.combine_chunks(), self._subject)
         options["properties"] = self._properties
         timed = self._columns.get("client_time")
         if timed is not None:
             try:
+                # Times of a finer unit are cut to milliseconds; NO_TIME stands for null.
                 whole_ms = pc.CastOptions(pa.timestamp("ms"), allow_time_truncate=True)
                 times = timed.slice(first, count).cast(options=whole_ms)
             except pa.ArrowException as error:

@@ -7,6 +7,10 @@ leaves in one step with it, and where nothing was staged before, the broker appe
 a stream with a ring of its own the broker refuses that, and gets the records staged; what is too
 large for a ring leaves again in halves. No step of a transaction is merged with another. Source:
 SPEC.md, section 4.11.
+
+Words: to stage is to keep a batch aside in the log until the commit. A batch's place is its number
+among those of the transaction. A step's `parts` are rows by what they must agree in (a tuple that
+begins with the kind of the part, such as (PUBLISH, stream)); a part leaves as one batch.
 """
 
 from __future__ import annotations
@@ -40,8 +44,8 @@ class OpenTransaction:
     """One transaction of a client, from its beginning to its end."""
 
     __slots__ = (
-        "_bytes_max", "_chunk", "_halves", "_key", "_left", "_left_from", "_places", "_rows_max",
-        "begun", "confirm", "id", "open",
+        "_bytes_max", "_chunk", "_halves", "_key", "_places", "_rows_max", "_sent_last",
+        "_sent_last_from", "begun", "confirm", "id", "open",
     )  # fmt: skip
 
     def __init__(self, id: bytes, key: bytes, confirm: ConfirmAt) -> None:
@@ -56,9 +60,10 @@ class OpenTransaction:
         self._places = 0
         """Batches that were given a place."""
         self._chunk = Step()
-        self._left = Step()
+        """Records that gather: a step that never leaves itself."""
+        self._sent_last = Step()
         """Records that left last: they leave again where the broker refuses them."""
-        self._left_from = 0
+        self._sent_last_from = 0
         """Place of the first batch that left last."""
         self._halves: list[Step] = []
         """Records that the broker refused as too large, in smaller chunks, the first one last."""
@@ -82,9 +87,10 @@ class OpenTransaction:
             )
 
     def add(self, stream: str, rows: Sequence[OutgoingRow], at: int = 0) -> int:
-        """Add rows from a place on, as many as fit; returns the place of the first that does not.
+        """Add rows[at:] to the chunk, as many as fit; returns the index of the first that does not.
 
-        Where some do not, the records must leave before. Raises as `chunk`.
+        Where some do not, the caller has the chunk leave by take(), and adds the rest.
+        Raises as `chunk`.
         """
         chunk = self.chunk
         if self.is_full():
@@ -94,7 +100,7 @@ class OpenTransaction:
         end = at
         for row in rows[at : at + self._rows_max - chunk.count]:
             larger = size + row.size + ROW_BYTES
-            if larger > room and (size or chunk.parts):
+            if larger > room and (size or chunk.parts):  # an empty chunk takes a row of any size
                 break
             size = larger
             end += 1
@@ -102,16 +108,16 @@ class OpenTransaction:
         return end
 
     def is_full(self) -> bool:
-        """Whether the records must leave before others are added."""
+        """Whether the chunk must leave before others are added."""
         chunk = self._chunk
         return (
             chunk.size > self._bytes_max
             or chunk.count >= self._rows_max
-            or len(chunk.parts) >= PARTS_MAX - 1
+            or len(chunk.parts) >= PARTS_MAX - 1  # one part is left for the commit
         )
 
     def lacks_room_for(self, content: bytes) -> bool:
-        """Whether the records must leave before a content, beside which they are too many.
+        """Whether the chunk must leave before a content that came encoded can be added to it.
 
         Raises LocalProtocolError: the content is no batch, or as `chunk`.
         """
@@ -130,15 +136,18 @@ class OpenTransaction:
     # --- steps -----------------------------------------------------------------------------
 
     def begin(self, timeout_ms: int, limits: Limits) -> Step:
-        """Return the step that opens the transaction. limits: those of the broker."""
+        """Return the step that opens the transaction.
+
+        timeout_ms: after which the broker rolls it back. limits: the broker's.
+        """
         self.open = self.begun = True
         self._bytes_max = min(CHUNK_BYTES, limits.batch_bytes_max // 2)
         self._rows_max = min(CHUNK_ROWS, limits.batch_records_max)
         return self._step("stored", BeginTransaction(self.id, 0, timeout_ms))
 
     def take(self) -> Step:
-        """Return the step in which the records leave that have gathered."""
-        # The log has stages in front of the commit, whose confirm so covers them, too.
+        """Return the step in which the records leave that have gathered, to be staged."""
+        # `stored` is enough: the log has them in front of the commit, whose confirm covers them.
         chunk, self._chunk = self._chunk, Step()
         return self._named(self._staging(chunk, "stored"))
 
@@ -154,12 +163,18 @@ class OpenTransaction:
         return self._named(step, CommitTransaction(self.id, self._places, 0))
 
     def commit_again(self) -> Step:
-        """Return the step that commits, and stages what the last one was to publish or stage."""
-        step = self._staging(self._left, self.confirm)
+        """Return the step that commits once more, as the broker refused the last one.
+
+        It stages what that one was to publish or stage.
+        """
+        step = self._staging(self._sent_last, self.confirm)
         return self._named(step, CommitTransaction(self.id, self._places, 0))
 
     def repeated(self, step: Step) -> Step:
-        """Return a step again, under its key: the broker takes it once, whichever of them comes."""
+        """Return a copy of a step under the same key, to be sent again as its answer is unknown.
+
+        The broker takes it once, whichever of the two it gets first.
+        """
         again = Step(self.confirm, step.key)
         again.parts, again.size, again.count = step.parts, step.size, step.count
         again.level, again.merge_limited = step.level, step.merge_limited
@@ -170,17 +185,18 @@ class OpenTransaction:
 
         `take_half` takes the halves out; later chunks are smaller from the start.
         """
-        left, self._left = self._left, Step()
-        rows = [(place, row) for place, rows in left.parts.items() for row in rows]
+        whole, self._sent_last = self._sent_last, Step()
+        rows = [(place, row) for place, rows in whole.parts.items() for row in rows]
         if len(rows) < 2:
             return False
-        self._places = self._left_from
-        self._bytes_max = min(self._bytes_max, left.size // 2)
+        self._places = self._sent_last_from  # the broker has none of the batches: places are free
+        half_bytes = whole.size // 2
+        self._bytes_max = min(self._bytes_max, half_bytes)
         first, second = Step(), Step()
         for at, (place, row) in enumerate(rows):
             # Neither half is empty: the first row is in the first, the last one in the second.
             last = at == len(rows) - 1
-            half = second if last or (first.count and first.size >= left.size // 2) else first
+            half = second if last or (first.count and first.size >= half_bytes) else first
             _put_in_half(half, place, row)
         self._halves += [second, first]
         return True
@@ -188,7 +204,7 @@ class OpenTransaction:
     def take_half(self) -> Step | None:
         """Return the step in which the next half of what was too large leaves; None: all have."""
         if not self._halves:
-            self._left = Step()
+            self._sent_last = Step()  # the broker has taken all: nothing leaves again
             return None
         return self._named(self._staging(self._halves.pop(), "stored"))
 
@@ -200,9 +216,9 @@ class OpenTransaction:
         return self._step("stored", RollBackTransaction(self.id, 0))
 
     def _staging(self, chunk: Step, confirm: ConfirmAt) -> Step:
-        """Return a step that stages a chunk."""
+        """Return a step that stages a chunk: its batches get the next places."""
         step = Step(confirm)
-        self._left, self._left_from = chunk, self._places
+        self._sent_last, self._sent_last_from = chunk, self._places
         for place, rows in chunk.parts.items():
             step.parts[staged(place, self.id, self._places)] = rows
             self._places += 1
@@ -214,25 +230,30 @@ class OpenTransaction:
         step = Step(self.confirm)
         step.parts, step.size, step.count = dict(chunk.parts), chunk.size, chunk.count
         step.merge_limited = chunk.merge_limited
-        self._left, self._left_from = chunk, self._places
+        self._sent_last, self._sent_last_from = chunk, self._places
         return step
 
     def _step(self, confirm: ConfirmAt, command: Command) -> Step:
+        """Return a step of one command alone."""
         return self._named(Step(confirm), command)
 
     def _named(self, step: Step, command: Command | None = None) -> Step:
-        """Add a command to a step, and give the step a key, so that none is merged with it."""
+        """Add a command to a step, and give the step a key, so that none is merged with it.
+
+        The keys are the transaction's random key and the numbers that follow it.
+        """
         if command is not None:
             place: Place = (COMMAND, command)
             step.parts[place] = [command]
         step.key = self._key
-        number = int.from_bytes(self._key, "big") + 1
-        self._key = (number % (1 << 8 * len(self._key))).to_bytes(len(self._key), "big")
+        following = int.from_bytes(self._key, "big") + 1
+        beyond = 1 << 8 * len(self._key)  # after the highest number of so many bytes comes 0
+        self._key = (following % beyond).to_bytes(len(self._key), "big")
         return step
 
 
 def _put_in_half(half: Step, place: Place, row: Any) -> None:
-    """Add a row, or an encoded content, of a chunk that is halved to one of its halves."""
+    """Add a row, or a content that came encoded, of a chunk that is halved to one of the halves."""
     half.parts.setdefault(place, []).append(row)
     if isinstance(row, OutgoingRow):
         half.size += row.size + ROW_BYTES

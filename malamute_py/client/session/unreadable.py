@@ -3,7 +3,8 @@
 Owns the one place in which a client finds that a batch cannot be read: for its readers that is
 damage with a name, not an error in their program. The rule: the credit that such a batch took, in
 records and in bytes, is given back as that of any other; a batch that was damaged on its way ends
-the link instead, and comes again. Source: SPEC.md, sections 5.2 to 5.6.
+the link instead, and comes again. A derived batch is one that the broker made of rows of others: it
+does not tell all of its offsets where it is damaged. Source: SPEC.md, sections 5.2 to 5.6.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Unreadable(NamedTuple):
         stamp, rows = self.stamp, self.rows
         if stamp.derived:
             return []
-        if rows is None or len(rows) != (stamp.count + 7) // 8:
+        bitmap_bytes = (stamp.count + 7) // 8
+        if rows is None or len(rows) != bitmap_bytes:  # all rows, or the damage is in their count
             return [(stamp.base_offset, stamp.next_offset)]
         numbers = np.flatnonzero(rows_from_bitmap(rows, stamp.count)) + stamp.base_offset
         return merged([(number, number + 1) for number in numbers.tolist()])
@@ -59,15 +61,16 @@ _NONE: Final[list[Unreadable]] = []
 def taken_in(
     frames: Sequence[Any], rows: Any, limits: Limits
 ) -> tuple[list[Batch], list[Unreadable]]:
-    """The batches of a delivery that have rows, and those that cannot be read.
+    """(batches of a delivery that have rows, those that cannot be read), for any receiver.
 
-    rows: the bitmap of its only batch; None: all rows.
+    rows: the bitmap of its only batch; None: all rows of all batches.
     Raises BatchError: no batches as they are stored, or damaged on their way.
     """
     try:
+        # Most deliveries are one sound batch; None: it has several.
         lone = lone_batch(frames, rows, limits)
     except BatchError:
-        lone = None  # it is looked at once more, and named
+        lone = None  # iter_batches() finds the same again, and tells which batch it is
     if lone is not None and not lone.content.head.codec:
         # lone_batch() has checked its bodies: only those that a codec packed are left to check.
         return ([lone] if len(lone) else []), _NONE
@@ -75,6 +78,7 @@ def taken_in(
     unreadable: list[Unreadable] = []
 
     def note(stamp: Stamp, error: BatchError) -> None:
+        """Note a batch that cannot be read, with the count of readable ones before it."""
         unreadable.append(Unreadable(stamp, error.reason, rows, len(batches)))
 
     found: Iterable[Batch] = (lone,) if lone is not None else iter_batches(
@@ -89,13 +93,14 @@ def taken_in(
             if error.code != "unsupported":
                 note(batch.stamp, error)
                 continue
-            # What this client has no package for is no damage: the program that asks hears it.
+            # A codec that this client has no package for is no damage: the program is told when it
+            # asks for a body.
         batches.append(batch)
     return batches, unreadable
 
 
 def one_taken_in(command: Any, frames: Sequence[Any], limits: Limits) -> Batch | Unreadable:
-    """The one batch of a MAIL or WORK.
+    """The one batch that a MAIL or WORK brings, for an inbox or an offer.
 
     Raises RemoteProtocolError (BatchError among them): not one batch, no rows, or unreadable in a
     form whose numbers cannot be told.
@@ -109,6 +114,7 @@ def one_taken_in(command: Any, frames: Sequence[Any], limits: Limits) -> Batch |
     if batches or len(unreadable) != 1:
         count = len(batches) + len(unreadable)
         raise RemoteProtocolError("malformed", f"{name} with {count} batches where one is to be")
-    if unreadable[0].stamp.derived:
-        raise RemoteProtocolError("bad_batch", f"{name} with {unreadable[0].reason}")
-    return unreadable[0]
+    [found] = unreadable
+    if found.stamp.derived:
+        raise RemoteProtocolError("bad_batch", f"{name} with {found.reason}")
+    return found

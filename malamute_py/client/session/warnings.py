@@ -26,7 +26,9 @@ class Warnings:
         self._gathered: dict[str, tuple[int, str]] = {}
         """By kind: how many, and the first of them."""
         self._due_ms: int | None = None
+        """When what is gathered is written; None: nothing is gathered, or wake() was not called."""
         self._quiet_until_ms = 0
+        """No line is written before this time, as the last ones were written not long ago."""
 
     def add(self, kind: str, what: str) -> None:
         """Count one more warning of a kind. what: the text for the first of them only."""
@@ -34,7 +36,7 @@ class Warnings:
         self._gathered[kind] = count + 1, first
 
     def wake(self, now_ms: int) -> None:
-        """Write what is due."""
+        """Write what is due: a second after the first of them, and ten after the last lines."""
         if not self._gathered:
             return
         if self._due_ms is None:
@@ -44,7 +46,7 @@ class Warnings:
             self.flush()
 
     def flush(self) -> None:
-        """Write all at once."""
+        """Write all that is gathered, one line a kind, as events for the shell's log."""
         for kind, (count, first) in self._gathered.items():
             self._emit(Warned(f"{kind}: {first}" + (f" (and {count - 1} more)" * (count > 1))))
         self._gathered.clear()

@@ -178,11 +178,11 @@ def test_mail_is_sent_again_although_what_timed_out_before_it_was_refused_late()
 def test_a_lane_that_was_dropped_leaves_the_one_that_has_its_place_since() -> None:
     outbox = opened().session.outbox
     former = outbox.lane(outbox.mailboxes, "box")
-    outbox._rest(former)
+    outbox._note_empty(former)
     later = outbox.lane(outbox.mailboxes, "box")
-    outbox._rest(former)
+    outbox._note_empty(former)
     assert outbox.mailboxes == {"box": later}
-    outbox._rest(later)
+    outbox._note_empty(later)
     assert not outbox.mailboxes
 
 
