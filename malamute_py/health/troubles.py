@@ -100,19 +100,21 @@ def of_service(facts: ServiceFacts, now_ms: float) -> Iterator[Trouble]:
         words = (
             f"{many(facts.waiting, 'request')} waiting for {span(age_s)}, and no worker is there"
         )
-        yield Trouble(_UNSERVED + age_s, STUCK, "service", name, words)
+        yield Trouble(_weight(_UNSERVED, age_s), STUCK, "service", name, words)
     elif facts.waiting and not facts.credit and age_s > WAITING_S:
         words = f"{many(facts.waiting, 'request')} waiting for {span(age_s)}: all workers are busy"
-        yield Trouble(_WAITS + age_s, SLOW, "service", name, words)
+        yield Trouble(_weight(_WAITS, age_s), SLOW, "service", name, words)
     for worker in facts.workers:
         held_s = seconds_since(worker.since_ms, now_ms)
         if worker.held and held_s > HELD_S:
             words = (
                 f"{worker.holder} has had {many(worker.held, 'request')} in hand for {span(held_s)}"
             )
-            yield Trouble(_WAITS + held_s, SLOW, "service", name, words)
+            yield Trouble(_weight(_WAITS, held_s), SLOW, "service", name, words)
     if facts.dead:
-        yield Trouble(_BEHIND + facts.dead, SLOW, "service", name, many(facts.dead, "dead letter"))
+        yield Trouble(
+            _weight(_BEHIND, facts.dead), SLOW, "service", name, many(facts.dead, "dead letter")
+        )
 
 
 def of_mailbox(facts: MailboxFacts, now_ms: float) -> Iterator[Trouble]:
@@ -124,7 +126,11 @@ def of_mailbox(facts: MailboxFacts, now_ms: float) -> Iterator[Trouble]:
         kind = SLOW if facts.readers else STUCK
         words = f"{many(waiting, 'message')}, the oldest for {span(age_s)}: {reader}"
         yield Trouble(
-            (_WAITS if facts.readers else _UNREAD) + age_s, kind, "mailbox", (facts.name,), words
+            _weight(_WAITS if facts.readers else _UNREAD, age_s),
+            kind,
+            "mailbox",
+            (facts.name,),
+            words,
         )
 
 
@@ -137,18 +143,20 @@ def of_group(facts: GroupFacts, now_ms: float) -> Iterator[Trouble]:
     unmoved_s = seconds_since(facts.moved_ms, now_ms)
     if facts.lag and not facts.members:
         words = f"{many(facts.lag, 'record')} behind, and it has no members"
-        yield Trouble(_UNREAD + facts.lag, STUCK, "group", name, words)
+        yield Trouble(_weight(_UNREAD, facts.lag), STUCK, "group", name, words)
     elif facts.lag and unmoved_s > UNMOVED_S:
         words = f"{many(facts.lag, 'record')} behind, and has not moved for {span(unmoved_s)}"
-        yield Trouble(_BEHIND + unmoved_s, SLOW, "group", name, words)
+        yield Trouble(_weight(_BEHIND, unmoved_s), SLOW, "group", name, words)
     if facts.dead:
-        yield Trouble(_BEHIND + facts.dead, SLOW, "group", name, many(facts.dead, "dead letter"))
+        yield Trouble(
+            _weight(_BEHIND, facts.dead), SLOW, "group", name, many(facts.dead, "dead letter")
+        )
     for member in facts.members:
         held_s = seconds_since(member.oldest_ms, now_ms)
         if member.held and held_s > HELD_S:
             who = member.identity or f"link {member.link}"
             words = f"{who} has had {many(member.held, 'record')} in hand for {span(held_s)}"
-            yield Trouble(_WAITS + held_s, SLOW, "group", name, words)
+            yield Trouble(_weight(_WAITS, held_s), SLOW, "group", name, words)
 
 
 def of_cursor(facts: CursorFacts, now_ms: float) -> Iterator[Trouble]:
@@ -159,7 +167,9 @@ def of_cursor(facts: CursorFacts, now_ms: float) -> Iterator[Trouble]:
         if facts.pinned_bytes:
             words += f"; it holds back {size(facts.pinned_bytes)}"
         weight = _WAITS if facts.pinned_bytes else _CURSOR_LAGS
-        yield Trouble(weight + unmoved_s, SLOW, "cursor", (facts.stream, facts.cursor), words)
+        yield Trouble(
+            _weight(weight, unmoved_s), SLOW, "cursor", (facts.stream, facts.cursor), words
+        )
 
 
 def of_link(facts: LinkFacts) -> Iterator[Trouble]:
@@ -169,10 +179,18 @@ def of_link(facts: LinkFacts) -> Iterator[Trouble]:
     who = facts.identity or "anonymous"
     if facts.more.get("blocked"):
         words = f"{who} does not read: {size(unread)} delivered and not consumed"
-        yield Trouble(_UNREAD + unread, STUCK, "client", name, words)
+        yield Trouble(_weight(_UNREAD, unread), STUCK, "client", name, words)
     elif unread > UNREAD_BYTES:
         words = f"{who} reads slowly: {size(unread)} delivered and not consumed"
-        yield Trouble(_READS_SLOWLY + unread / 1e9, SLOW, "client", name, words)
+        yield Trouble(_weight(_READS_SLOWLY, unread / 1e9), SLOW, "client", name, words)
+
+
+def _weight(badness: float, much: float) -> float:
+    """Return a trouble's weight, which stays below that of each worse kind of trouble.
+
+    much: how long or how many it is.
+    """
+    return badness + min(much, 8 * badness)
 
 
 def seconds_since(at_ms: float, now_ms: float) -> float:

@@ -213,8 +213,8 @@ class Inbound:
                         if listener in self.held:
                             break
                         continue
-                if peer.connection is None and peer.fd >= 0:
-                    self._peers.attach(peer, self._unsure())
+                if peer.connection is None and peer.fd >= 0 and not self._attach(peer, now_ms):
+                    continue
                 if peer.queued is not None:
                     # Commands of an earlier message of the peer wait: the order stays.
                     peer.queue(Arrived(frames, size, parts))
@@ -342,15 +342,22 @@ class Inbound:
             self._core.link_lost(old.number, now_ms)
             self._peers.remove(old.number)
         peer = self._peers.add(listener, head)
+        return peer if self._attach(peer, now_ms) else None
+
+    def _attach(self, peer: Peer, now_ms: int) -> bool:
+        """Find the connection of a link that has none yet, if it can be told by now.
+
+        False: the user has too many connections, and the link has ended.
+        """
         if self._peers.attach(peer, self._unsure()):
             if not peer.identity and peer.connection is not None:
                 # Without a credential, the address is what the core can tell of the link.
                 self._core.came_from(peer.number, peer.connection.address, now_ms)
-            return peer
+            return True
         self._counters["connections_refused_total"] += 1
         reason = f"user {peer.identity} has links.user_connections_max connections already"
         self._core.malformed(peer.number, "limit", reason, now_ms)
-        return None
+        return False
 
     def _admit_held(self, listener: Listener, now_ms: int) -> bool:
         """Admit the peer of the message that the last turn held back; False: it is held still.

@@ -31,9 +31,9 @@ def start_doubts(config: Config) -> Iterator[ConfigError]:
     yield from doubts(complete)
     for doubt in permission_doubts(complete.permissions):
         # The place of the doubt: permissions that the configuration itself does not have stand in
-        # the users file. A doubt's key is permissions.IDENTITY.VERB.
-        _, _, key = doubt.key.partition(".")
-        here = key.startswith(tuple(f"{identity}." for identity in config.permissions))
+        # the users file. A doubt's key is permissions.IDENTITY.VERB, or ...IDENTITY.deny.VERB.
+        identity, _, _ = doubt.key.removeprefix("permissions.").rpartition(".")
+        here = {identity, identity.removesuffix(".deny")} & config.permissions.keys()
         place = "" if here else config.authentication.users_file
         yield ConfigError(doubt.key, doubt.why, place)
 

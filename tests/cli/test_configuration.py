@@ -216,14 +216,17 @@ def test_a_pattern_that_fits_no_name_is_a_warning(tmp_path: Path) -> None:
     users.write_text(
         f'[users.ann]\npassword = "{password}"\n[permissions.ann]\nread = ["*", "a.*.b"]\n'
         '[permissions.ann.deny]\nread = ["salaries.#"]\n'
+        '[permissions."bob.eve"]\nread = ["fares.#"]\n'  # The configuration has one for bob.
     )
     users.chmod(0o600)
     told = run_cli("config", "check", str(file), "--json").ok().json
     assert (told["good"], told["problems"]) == (True, [])
     places = {(each["place"], each["key"]) for each in told["warnings"]}
     assert places == {
-        (f"{file}:5", "permissions.bob.read"), (str(users), "permissions.ann.deny.read")
-    }  # fmt: skip
+        (f"{file}:5", "permissions.bob.read"),
+        (str(users), "permissions.ann.deny.read"),
+        (str(users), "permissions.bob.eve.read"),
+    }
     assert all("fits no name" in each["why"] for each in told["warnings"])
 
 

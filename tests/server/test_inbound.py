@@ -208,6 +208,25 @@ def test_a_newcomer_is_judged_once_its_connection_is_noted(
     assert taken.inbound._counters["claimed_ids_total"] == 0
 
 
+def test_a_link_whose_connection_is_told_late_counts_for_its_user_too() -> None:
+    """It was not refused where its user had too many connections."""
+    taken = Taken([SMALL] * 2)
+    peer = taken._peers[b"one"]
+    peer.fd = 7
+    refused: list[tuple[int, str]] = []
+    fakes: dict[str, Any] = {
+        "attach": lambda peer, unsure: False,
+        "is_known": lambda head: True,
+        "malformed": lambda link, code, reason, now_ms: refused.append((link, code)),
+    }
+    for name, fake in fakes.items():
+        setattr(taken, name, fake)
+    taken.inbound._guard = SimpleNamespace(connections=SimpleNamespace())
+    assert taken.turn() == 0
+    assert refused == [(peer.number, "limit")] * 2
+    assert taken.inbound._counters["connections_refused_total"] == 2
+
+
 @pytest.mark.parametrize("numbered", [True, False])
 def test_what_an_authenticated_connection_left_is_dropped_where_no_other_may_have_its_id(
     numbered: bool,

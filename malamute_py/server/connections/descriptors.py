@@ -129,17 +129,23 @@ def copied(fd: int, inode: int) -> Iterator[socket.socket]:
 
     libzmq may close the connection at any time and accept the next one under the same number (seen:
     14 in 400); what is done to the copy never meets that one. The copy is closed at the end. Raises
-    OSError when the connection is gone.
+    OSError when the connection is gone. Where no descriptor is left for a copy, the connection's
+    own is yielded: an offender must not stay because it has brought the others.
     """
-    copy = os.dup(fd)
-    try:
+    copy = fd
+    with contextlib.ExitStack() as stack:
+        try:
+            copy = os.dup(fd)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+        else:
+            stack.callback(os.close, copy)
         # The inode is compared before the descriptor is wrapped: the number may be a file's by now.
         if os.fstat(copy).st_ino != inode:
             raise ConnectionResetError(f"descriptor {fd} is another connection's")
         with Borrowed(copy) as own:
             yield own
-    finally:
-        os.close(copy)
 
 
 def whence(fd: int) -> tuple[int, bool, str]:

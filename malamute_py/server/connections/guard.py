@@ -396,7 +396,7 @@ class Guard:
                     own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 own.shutdown(socket.SHUT_RDWR)
         except OSError:
-            # The peer closed it first, or there is no descriptor left for the copy.
+            # The peer closed it first.
             return
         self.memory.was_cut()
         self._count("cut_total")
