@@ -27,12 +27,15 @@ class FieldsKind(PatternKind):
         """Sort the criteria, keep each once, and drop those that another one implies."""
         criteria = {tuple(criterion) for criterion in wire[2]}
         mode = wire[1]
+        # (name,) asks for presence, (name, value) for the value; [:1] is the presence of either.
         present = {criterion for criterion in criteria if len(criterion) == 1}
         if mode == "all":
             # A value implies presence.
             criteria -= {criterion[:1] for criterion in criteria if len(criterion) == 2}
         else:
+            # Presence is enough, whatever the value.
             criteria = present | {c for c in criteria if c[:1] not in present}
+        # With one criterion both modes mean the same.
         return ("fields", "all" if len(criteria) == 1 else mode, tuple(sorted(criteria)))
 
     def predicate(self, canonical: Canonical) -> Predicate:
@@ -64,7 +67,7 @@ class FieldsKind(PatternKind):
         return holds_any
 
     def filing(self, canonical: Canonical) -> Filing:
-        """File `all` under one conjunction, and `any` under one for each criterion."""
+        """File `all` under one conjunction of all criteria, and `any` under one for each."""
         _, mode, criteria = canonical
         facts: list[Fact] = [c[0] if len(c) == 1 else (c[0], c[1]) for c in criteria]
         if mode == "all":

@@ -43,8 +43,9 @@ Fact: TypeAlias = "Leaf | str | tuple[str, str]"
 class Filing(NamedTuple):
     """The conjunctions under which the index files a pattern: it is a candidate once one holds.
 
-    exact: every candidate matches; otherwise the predicate decides. The conjunctions must cover the
-    pattern: no header matches it without one of them holding.
+    A conjunction is a set of facts that must all hold. exact: every candidate matches; otherwise
+    the predicate decides. The conjunctions must cover the pattern: no header matches it without one
+    of them holding.
     """
 
     conjunctions: tuple[frozenset[Fact], ...]
