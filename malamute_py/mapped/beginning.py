@@ -50,7 +50,7 @@ class Beginning:
         which records are past the stream's age; 0: none are.
         """
         self.notices: list[BegunNotice | RewoundNotice] = []
-        """What the reader is told of its beginning, once offset() has returned."""
+        """Notices that the reader gets of its beginning, once offset() has returned."""
         self._entry = entry
         self._segments = segments
         self._tail = tail

@@ -78,8 +78,9 @@ class MovedRecords:
             if read is None:
                 self._copies = None  # it was overwritten: there is a newer copy further on
                 continue
-            self.next = wanted[-1] + 1
+            self.next = wanted[-1] + 1  # after the last of its offsets
             stamp, content, _ = read
+            # Of the copy only those rows whose newest copy it is, and which the reader selects.
             some, mask = selection.rows(content, stamp.base_offset, (0, END), now_ms)
             rows = np.isin(offsets_of(stamp, content), wanted)
             if mask is not None:

@@ -107,12 +107,15 @@ class Reading:
         self._selection.purge(entry.purges)
         self._closed = False
         self._looked = time.monotonic()
+        """Time of the last look at what became of the stream."""
         self._epoch = 0
+        """Epoch of the batch that was handed over last, for `position`; 0: none was."""
         self._idle = 0
         """Looks at the end of the log that found nothing since the caller asked."""
         self._why: Lost | None = None
         """Newest loss of the walk, until a batch is found after it."""
         self._last: MappedBatch | None = None
+        """The batch that was handed over last, if it is of views: checked with the next call."""
         self._schemas: Schemas | None = None
         """Versions of a typed stream's schema, once a batch needed one."""
         self._waiting: deque[Batch | MovedRecords | ReadingNotice | JournalCorrupt] = deque()
@@ -252,7 +255,8 @@ class Reading:
         """
         stamp = batch.stamp
         # The rows of a derived batch have gaps between their offsets: its count tells no end.
-        following = min(batch.span()[1] if stamp.derived else stamp.next_offset, self._end)
+        _, after = batch.span() if stamp.derived else (0, stamp.next_offset)
+        following = min(after, self._end)
         if isinstance(batch, MappedBatch):
             if waited and not batch.intact():
                 begin = max(stamp.base_offset, self._handed)
@@ -320,10 +324,10 @@ class Reading:
         stamp = found.stamp
         base, after = stamp.base_offset, min(stamp.next_offset, self._end)
         if base > self._next:
-            self._miss(base)
+            self._miss(base)  # no step has accounted for the offsets before the batch
         self._why = None
         if self._entry.settings.max_age_ms and stamp.append_time_ms < self._oldest_ms():
-            self._lose_aged(stamp.lsn)
+            self._lose_aged(stamp.lsn)  # it and those after it that are too old, as one gap
             if self._next >= after:
                 return True
         offsets = max(self._next, self._floor), self._end
@@ -621,4 +625,5 @@ class Reading:
 
 
 def _now_ms() -> int:
+    """Return the time in milliseconds since 1970."""
     return time.time_ns() // 1_000_000

@@ -246,6 +246,7 @@ class Segments:
         return os.path.lexists(self._path / segment_name(number))
 
     def _names(self) -> list[str]:
+        """Return the names of the ring's files; none: the ring was removed."""
         try:
             return self.storage.names()
         except FileNotFoundError:
@@ -314,6 +315,7 @@ class Segments:
         """
         closed = read_mark(self.storage, CLOSED_FILE, Closed)
         lsn = closed.end_lsn if closed is not None and closed.ring == self.uuid else 0
+        # A header is written when its segment begins; that of the newest may not be there yet.
         for number in self.numbers()[-2:]:
             segment = self.map(number)
             header = None if segment is None else read_segment_header(segment.header)

@@ -107,7 +107,7 @@ class Catalogue:
             try:
                 state = decode_snapshot(snapshot.bodies) if snapshot.bodies else None
             except msgspec.MsgspecError:
-                continue
+                continue  # damaged: an older one, and more changes after it, tell as well
             if state is not None:
                 self._tables, self._change_next = state.tables, state.change_next
             self._lsn = snapshot.facts.as_of_lsn
@@ -154,4 +154,5 @@ def _bodies(content: memoryview) -> tuple[bytes, ...]:
 
 
 def _is_change(stamp: Stamp) -> bool:
+    """Whether a batch of ring main is one of the change log's."""
     return stamp.control_kind == CHANGE

@@ -61,6 +61,7 @@ class ArrowTables:
             return pa.RecordBatchReader.from_batches(_schema(declared(), decode), iter(()))
 
         def all_of_them() -> Iterator[pa.RecordBatch]:
+            """Yield the piece that was taken for its schema, and then the others."""
             yield first
             yield from pieces
 

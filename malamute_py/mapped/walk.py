@@ -301,8 +301,10 @@ class Walk:
         if not later:
             self.lsn = min(bound_lsn, (number + 1) * self._segments.segment_bytes)
             return
-        self.lsn = min(bound_lsn, later[0] * self._segments.segment_bytes)
-        begun = first_snapshot(self._segments, later[0])
+        oldest_left = later[0]
+        self.lsn = min(bound_lsn, oldest_left * self._segments.segment_bytes)
+        # Its snapshot says how far the stream had come there, which bounds what is lost.
+        begun = first_snapshot(self._segments, oldest_left)
         row = None if begun is None else begun.facts.streams.get(self._stream)
         # The ring takes its oldest segment first: one that is missing between others is lost.
         code: Literal["retention", "damaged"] = "retention" if numbers == later else "damaged"
@@ -311,6 +313,7 @@ class Walk:
 
 
 def _name(segment: SegmentMap, at: int) -> str:
+    """Return a place in words, for the reason of a loss."""
     return f"segment {segment.number} at byte {at}"
 
 
@@ -386,10 +389,10 @@ def next_from(segments: Segments, stream: int, lsn: int, offset: int, bound_lsn:
 def young_from(
     segments: Segments, stream: int, lsn: int, offset: int, oldest_ms: int, bound_lsn: int
 ) -> int:
-    """Return the first offset from `offset` on that was appended at a time or later.
+    """Return the first offset from `offset` on that was appended at `oldest_ms` or later.
 
-    lsn: position in the ring from which to look for it. Without such a record before the bound it
-    is the offset after the last one.
+    For readers, which pass over records beyond their stream's age. lsn: position in the ring from
+    which to look for it. Without such a record before the bound it is the offset after the last.
     """
     walk = Walk(
         segments, stream, lsn, offset, contents=False,

@@ -105,7 +105,7 @@ def _repeats(expression: str) -> bool:
             most = token["rest"].lstrip(",") if token["rest"] else ""
             if int(most or token["low"]) > 1:
                 return True
-        elif token["quantifier"] is not None and token["flags"] is None:
+        elif token["quantifier"] is not None and token["flags"] is None:  # no `(?` of a group
             quantifiers += 1
     return quantifiers > QUANTIFIERS_MAX
 
@@ -147,6 +147,7 @@ class _Set:
     __slots__ = ("alive", "automaton", "members", "program", "singly")
 
     def __init__(self, members: list[tuple[int, str, int]]) -> None:
+        """Compile expressions together. members: (number of the pattern, expression, weight)."""
         self.members: list[tuple[int, str, int] | None] = list(members)
         """(number, expression, weight), None where discarded."""
         self.alive = len(members)
@@ -255,7 +256,7 @@ class RegexTable:
                     found.append(number)
 
     def steps(self, keys: Keys, found: list[int]) -> Iterator[None]:
-        """Do the work of lookup in steps of one set or expression and one key.
+        """Do the work of lookup() in steps of one set or expression and one key, for Index.steps().
 
         Expressions may come and go between the steps; those that are there throughout are found.
         """
@@ -287,15 +288,15 @@ class RegexTable:
         # expression is compiled anew about log2(SET_COUNT_MAX / OVERLAY_MAX) times in its life.
         program = sum(weight for _, _, weight in members)
         while self._sets and self._sets[-1].alive <= len(members):
-            last = self._sets[-1]
+            smallest = self._sets[-1]
             if (
-                last.alive + len(members) > SET_COUNT_MAX
-                or last.program + program > SET_PROGRAM_MAX
+                smallest.alive + len(members) > SET_COUNT_MAX
+                or smallest.program + program > SET_PROGRAM_MAX
             ):
                 break
             self._sets.pop()
-            members = last.living() + members
-            program += last.program
+            members = smallest.living() + members
+            program += smallest.program
         group = _Set(members)
         self._sets.append(group)
         self._sets.sort(key=lambda each: -each.alive)

@@ -41,7 +41,8 @@ class FieldsKind(PatternKind):
     def predicate(self, canonical: Canonical) -> Predicate:
         """Return a predicate that looks the names up."""
         _, mode, criteria = canonical
-        wanted = tuple((c[0], c[1] if len(c) == 2 else None) for c in criteria)
+        # A criterion is (name,) or (name, value); None stands for any value.
+        wanted = tuple((name, value[0] if value else None) for name, *value in criteria)
         if mode == "all":
 
             def holds_all(keys: Keys, fields: Fields) -> bool:
@@ -69,7 +70,8 @@ class FieldsKind(PatternKind):
     def filing(self, canonical: Canonical) -> Filing:
         """File `all` under one conjunction of all criteria, and `any` under one for each."""
         _, mode, criteria = canonical
-        facts: list[Fact] = [c[0] if len(c) == 1 else (c[0], c[1]) for c in criteria]
+        # The fact of (name,) is the name: the field is there; that of (name, value) is the pair.
+        facts: list[Fact] = [(name, *value) if value else name for name, *value in criteria]
         if mode == "all":
             return Filing((frozenset(facts),), exact=True)
         return Filing(tuple(frozenset((fact,)) for fact in facts), exact=True)

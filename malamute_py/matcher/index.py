@@ -58,6 +58,7 @@ class _Pattern:
     )
 
     def __init__(self, number: int, canonical: Canonical) -> None:
+        """number: of the pattern in this index."""
         self.number = number
         self.canonical = canonical
         self.added_by_callers = 0
@@ -191,7 +192,7 @@ class Index:
         self._leaving[number] = self._leaving.get(number, 0) + 1
         self._note(number, None)
         if pattern.held_by_patterns:
-            self._hidden.add(number)
+            self._hidden.add(number)  # it goes on as a part of others
         else:
             self._give_up(pattern)
 
@@ -292,6 +293,7 @@ class Index:
         negations follow from them; each predicate with expressions is a step.
         """
         if len(self._conjunctions):
+            # The facts that hold: each field's value, that each field is there, and the leaves.
             facts: list[HeldFact] = [*fields]
             facts.extend([name for name, _ in fields])
             if self._leaf_facts:
@@ -461,9 +463,10 @@ class Index:
             heappush(self._free, number)
 
     def _note(self, number: int, predicate: Predicate | None) -> None:
-        """Tell the memo that a pattern came or went.
+        """Tell the memo that a pattern came or, without a predicate, that it went.
 
-        The oldest entry then falls out of the memo's log, and its number may be used again.
+        The oldest change falls out of the memo's log by that. If it was the last one in the log by
+        which a number went, the number may be used again.
         """
         forgotten = self._memo.note(number, predicate)
         if forgotten is None:

@@ -137,7 +137,10 @@ def kind_of(canonical: Canonical) -> PatternKind:
 
 
 def canonicalise(wire: Pattern) -> Canonical:
-    """Return the canonical form of a pattern that has passed validate."""
+    """Return the canonical form of a pattern that has passed validate().
+
+    Raises PatternError: no kind of this name is known here.
+    """
     kind = _KINDS.get(wire[0])
     if kind is None:
         raise PatternError("unknown_pattern_kind", f"this broker has no pattern kind '{wire[0]}'")

@@ -23,6 +23,10 @@ _ENTRY_BYTES = 700
 """Bytes of an entry besides its texts and numbers: key tuples, dictionary slot, bitmap."""
 
 
+_FIELD_BYTES = 120
+"""Bytes of a field besides its texts: a tuple and the heads of two strings."""
+
+
 class _Entry:
     """The patterns that match one header, as of a generation: the count of changes until then."""
 
@@ -67,11 +71,11 @@ class Memo:
         return self._catch_up(entry, keys, fields)
 
     def put(self, keys: Keys, fields: Fields, numbers: BitMap) -> None:
-        """Remember what matches the header now."""
+        """Remember what matches the header now; the oldest headers go where that is too much."""
         header = (keys, fields)
         size = _ENTRY_BYTES + _bitmap_bytes(numbers) + sum(map(len, keys))
         for name, value in fields:
-            size += 120 + len(name) + len(value)
+            size += _FIELD_BYTES + len(name) + len(value)
         known = self._entries.get(header)
         if known is not None:
             self.bytes -= known.bytes

@@ -56,6 +56,7 @@ class _PartNode:
     __slots__ = ("hashed", "literals", "number", "parent", "part", "repeats", "star")
 
     def __init__(self, parent: _PartNode | None, part: str) -> None:
+        """part: on the way from the parent to this node."""
         self.parent = parent
         self.part = part
         self.repeats = part == "#"
@@ -118,6 +119,7 @@ class TopicTable:
         for part in parts:
             node = node.descend(part)
         node.number = -1
+        # Up from the pattern's end, as long as no other pattern needs the node.
         while (above := node.parent) is not None and node.is_bare():
             if node.part == "*":
                 above.star = None

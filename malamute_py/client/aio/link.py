@@ -181,7 +181,7 @@ class LoopLink:
             self.asked()
             return
         lone = not (self._scheduled or self._finished or self.session.window.unconfirmed_bytes)
-        self.wake_up()  # also for a lone one: a step watches the time of its confirm
+        self.wake_up()  # also for a lone one: a step sets the timer that its confirm may need
         if lone:
             self.engine.send()
 
