@@ -4,7 +4,8 @@ Owns the types and bounds of arguments, and the words in which a wrong one is re
 whatever a caller got wrong is raised as LocalProtocolError before anything was queued: `too_large`
 for what is over a limit, `bad_batch` for what makes a record, `bad_start` for a place in a stream,
 else `bad_setting`; the reason names the argument, shows its value and says what is allowed. A
-right value costs a comparison.
+right value costs a comparison. A function takes the argument's name and value, and returns the
+value, checked and in the form that the rest of the client takes.
 Source: SPEC.md, sections 3, 11 and 12.
 """
 

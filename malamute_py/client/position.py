@@ -105,7 +105,7 @@ def milliseconds(time: datetime | int) -> int:
 
 
 def as_datetime(time_ms: int) -> datetime:
-    """Datetime in UTC."""
+    """Return a datetime in UTC, with each millisecond: a float of seconds would lose some."""
     whole = datetime.fromtimestamp(time_ms // 1000, tz=UTC)
     return whole.replace(microsecond=time_ms % 1000 * 1000)
 

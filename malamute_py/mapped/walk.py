@@ -343,9 +343,9 @@ def begin_of(segments: Segments, stream: int, offset: int) -> tuple[int, int]:
     # A binary search: the snapshot at a segment's beginning says how far the stream had come.
     numbers = segments.numbers()
     begin_lsn: int | None = None
-    """Where the newest segment begins that no later record than the wanted one lies before."""
+    """Beginning of the newest segment before which all records of the stream have lower offsets."""
     oldest_left = 0, offset
-    """The answer if every segment begins after the wanted record."""
+    """The answer without such a segment: where the oldest one begins, and the stream goes on."""
     while numbers:
         middle = len(numbers) // 2
         snapshot = first_snapshot(segments, numbers[middle])

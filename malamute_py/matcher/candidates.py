@@ -133,7 +133,7 @@ def _by_key(pattern: Canonical, index: HeaderIndex) -> BitMap | None:
     if kind == "topic":
         parts = text.split(".")
         if "*" not in parts and "#" not in parts:
-            return BitMap(index.subject(text))
+            return BitMap(index.subject(text))  # one key, which the index finds by itself
     test = _key_test(pattern) if index.exact else _leading_test(pattern)
     if test is None:
         return None

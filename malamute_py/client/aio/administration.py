@@ -54,7 +54,7 @@ class AdministrationVerbs(PagedVerbs):
         """
         return await self._pages(
             LinkFacts,
-            lambda number, after: c.ListLinks(number, limit or 1000, after),
+            lambda number, after: c.ListLinks(number, limit or 1000, after),  # links of a page
             limit,
             listed="links",
             first=0,

@@ -5,8 +5,9 @@ drain. The rule: what a handler raises ends its request and nothing else; of the
 requests, no more are woken than have something to begin with.
 
 Words: `offering` is the session's half of a worker's offer, with the requests in hand: handed out
-to this worker and not ended. To drain is to begin no other request while those in hand come to
-their end.
+to this worker, until the broker has confirmed their ends. One is lost when the broker may have
+given it to another worker. To drain is to begin no other request while those in hand come to their
+end.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class HandlerRun:
                 result = await call(request)
                 if not request.finished:
                     if not self._link.has_room():
-                        # Of no size, and without end: a worker has nothing better to do.
+                        # Its size is known once it is encoded; only what has room is encoded.
                         await self._link.room(size=0, wait=None, name="a reply")
                     self._answer(request, result)
             except (Exception, asyncio.CancelledError) as error:
@@ -99,7 +100,7 @@ class HandlerRun:
             finally:
                 request.running = False
                 if request.lost:
-                    self._offering.ran(request)  # its place among those in hand is free now
+                    self._offering.ran(request)  # if it came again meanwhile, it begins now
 
     def _answer(self, request: Any, result: Any) -> None:
         """Send what a handler returned as the reply and end of its request; None completes it."""
@@ -137,8 +138,8 @@ class RequestWaker:
     def set(self) -> None:
         """Wake tasks, called by the link: something arrived, or nothing will any more.
 
-        One is enough for what arrived, since each wakes another where there is more. All are woken
-        when they are to end, or when nothing is in hand.
+        One is enough for requests that arrived, since each wakes another where there are more. All
+        are woken when they are to end, or when no request is in hand: the news is of the offer.
         """
         offering = self._offering
         over = offering.ended or offering.closing or offering.draining

@@ -322,6 +322,7 @@ class BulkPublisher:
         )
         link = self._link
         for first, end in bulk.cuts():
+            # Waited for before the batch is encoded, with a sequence that others could take.
             if not link.has_room():  # asyncio only
                 await link.room(link.session.batch_bytes, self._timeout_ms, self._stream)
             if True:  # sync: with link.lock:

@@ -4,9 +4,10 @@ Owns the way from what has arrived to the caller's loop. The rule: nothing is lo
 cancelled wait, a broken-off loop, or a change from records to batches amid a batch.
 
 Words: `_reading` is the session's half of the subscription, with what has arrived and was not
-taken. Its `next` is the offset up to which all has been handed over, its `shortened` counts the
-times that the log lost records which had not come. `_left` counts the rows at hand of the batch
-that records are taken of. link.wake_up() has the session's messages leave.
+taken. Its `next` is the offset at which what arrives next must begin, its `tail` the end of the
+stream when the broker accepted it, and its `shortened` counts the links that found a lower tail
+than the one before: the log had lost records that had not come. `_left` counts the rows at hand of
+the batch that records are taken of. link.wake_up() has the session's messages leave.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class SyncAdministrationVerbs(SyncPagedVerbs):
         """
         return self._pages(
             LinkFacts,
-            lambda number, after: c.ListLinks(number, limit or 1000, after),
+            lambda number, after: c.ListLinks(number, limit or 1000, after),  # links of a page
             limit,
             listed="links",
             first=0,

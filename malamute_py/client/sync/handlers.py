@@ -4,8 +4,9 @@ Owns the threads that run a handler, and the signals that drain. The rule: what 
 ends its request and nothing else.
 
 Words: `offering` is the session's half of a worker's offer, with the requests in hand: handed out
-to this worker and not ended. To drain is to begin no other request while those in hand come to
-their end.
+to this worker, until the broker has confirmed their ends. One is lost when the broker may have
+given it to another worker. To drain is to begin no other request while those in hand come to their
+end.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class HandlerRun:
             request.running = False
             if request.lost:
                 with self._link.lock:
-                    request.offering.ran(request)  # its place among those in hand is free now
+                    request.offering.ran(request)  # if it came again meanwhile, it begins now
                     self._link.notify()
 
     def _run(self, request: Any) -> None:

@@ -6,9 +6,9 @@ request and nothing else; leases are renewed by the client's own thread while ha
 handler may take as long as it wants.
 
 Words: an offer is a worker's statement that it takes requests; `offering` is the session's half of
-it, with the requests in hand: handed out to this worker and not ended. link.wake_up() has the
-session's messages leave; the window bounds what is sent and not confirmed, and link.room() waits
-for it.
+it, with the requests in hand: handed out to this worker, until the broker has confirmed their ends.
+link.wake_up() has the session's messages leave; the window bounds what is sent and not confirmed,
+and link.room() waits for it.
 """
 
 from __future__ import annotations
