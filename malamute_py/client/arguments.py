@@ -331,7 +331,7 @@ def pattern_of(value: Any) -> Any:
 
 
 def settings_of(settings: Any, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Settings from a mapping and by name. Raises LocalProtocolError."""
+    """Settings from a mapping, and `more` that were given by name. Raises LocalProtocolError."""
     if settings is None:
         return dict(more or {})
     if not isinstance(settings, Mapping):
@@ -387,8 +387,8 @@ def checked(command: Command) -> Command:
 def _in_words(command: Command, error: LocalProtocolError) -> LocalProtocolError:
     """Return the fault that the encoder or decoder of a command found, in the words of wrong().
 
-    The reason is msgspec's: of a field that the broker would not read `Expected ...`, of one that
-    cannot be encoded its name alone. Only by these words is it known which argument is wrong.
+    By the words of its reason alone is it known which argument is wrong: `Expected ... at NAME` of
+    a field that the broker would not read, `NAME=...` of one that cannot be encoded.
     """
     found = _FOUND.fullmatch(error.reason)
     if found is None:

@@ -92,7 +92,10 @@ class Spans:
         """Spans that are over, and when in ns: those of calls of threads that do not wait."""
 
     def connected(self, endpoints: tuple[str, ...], identity: Callable[[], str]) -> Spans:
-        """Return the maker for a client."""
+        """Return the maker for a client. identity: tells the client's, which the broker may change.
+
+        Its spans have the host and port of the broker where there is one endpoint, by tcp.
+        """
         common: dict[str, Any] = {}
         if len(endpoints) == 1:
             kind, _, where = endpoints[0].partition("://")
@@ -160,7 +163,7 @@ class Spans:
         """
         context: dict[str, str] = {}
         self._propagator.inject(context, set_span_in_context(span))
-        if not context:  # the span is not recorded
+        if not context:  # the span has no ids: the program has set up no tracing
             return given
         if given is None:
             return context
@@ -266,6 +269,7 @@ class Spans:
         """Run a block within the span of what the program does about an item."""
         context, links = self.origin_of(item)
         batch = item if isinstance(item, Batch) else getattr(item, "batch", None)
+        # A request names its service; of what else came, received() has noted where it came from.
         place = getattr(item, "service", "") or ("" if batch is None else _PLACES.get(batch, ""))
         count = 0 if isinstance(item, Record | RequestBase) else len(item)  # 0: it is one message
         span = self.start(
@@ -369,7 +373,7 @@ class TraceIds(logging.Filter):
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Let every line through."""
+        """Give a line the ids of its span, if there is one, and let it through."""
         found = get_current_span().get_span_context()
         if not found.is_valid and isinstance(record.args, tuple):
             for argument in record.args:

@@ -169,7 +169,7 @@ class Reading:
     def _bound(self) -> int:
         """Return the position in the ring up to which this reading sees records."""
         tail = self._tail
-        if self._request.visibility != "live":
+        if self._request.visibility != "live":  # only what no power loss takes back
             return min(tail.end_lsn, tail.synced_lsn)
         return tail.end_lsn
 
@@ -407,7 +407,10 @@ class Reading:
         self._waiting.append(item)
 
     def _schemas_with(self, number: int) -> Schemas | None:
-        """Return the versions of the stream's schema; the newest ones when one is not known."""
+        """Return the versions of the stream's schema, read anew where they lack a batch's.
+
+        number: of the version that the batch's rows have. None: the stream is not typed.
+        """
         known = self._schemas
         if known is None or number not in known.versions:
             known = self._schemas = self._declared() or known

@@ -139,7 +139,10 @@ class SegmentMap:
         return os.pread(self._fd, size, begin)
 
     def _open(self) -> None:
-        """Open the mapped file once more. Raises OSError: another one stands under its name."""
+        """Open the mapped file once more, for copy(): the mapping needs no descriptor.
+
+        Raises OSError: another file stands under its name.
+        """
         fd = open_regular(self._path, os.O_RDONLY)
         if os.fstat(fd).st_ino != self.inode:
             os.close(fd)
@@ -195,6 +198,7 @@ class Indexes:
         """bytes_max: of files; beyond it what was not asked for the longest is forgotten."""
         self._bytes_max = bytes_max
         self._bytes = 0
+        """Bytes of all files in `_held`."""
         self._held: OrderedDict[tuple[bytes, int], tuple[bytes, StoredIndex]] = OrderedDict()
         """(ring, segment) -> bytes of the file, and the index in them."""
         self._lock = threading.Lock()

@@ -144,7 +144,7 @@ class Selection:
                 masks.append((expiries == 0) | (expiries > now))  # 0: the row never expires
         if self._client_time is not None:
             masks.append(self._within(content))
-        masks += self._left(content, base)  # by the purges
+        masks += self._unpurged(content, base)
         if not inside:
             numbers = np.arange(base, base + count)
             masks.append((numbers >= low) & (numbers < high))
@@ -167,8 +167,8 @@ class Selection:
         chosen = np.fromiter(map(self._wanted, distinct), np.bool_, len(distinct))
         return np.full(content.head.count, chosen[0]) if codes is None else chosen[codes]
 
-    def _left(self, content: Content, base: int) -> Iterator[Array]:
-        """Masks of the rows that each purge leaves, of those that take any."""
+    def _unpurged(self, content: Content, base: int) -> Iterator[Array]:
+        """Yield for each purge that takes any row of a batch the mask of those that it leaves."""
         for before, matches in self._purgers:
             if base < before:
                 distinct, codes = content.headers()

@@ -79,6 +79,7 @@ class ByKey:
     """A RecordIndex as candidates() wants it: by key."""
 
     def __init__(self, index: RecordIndex) -> None:
+        """index: whose entries are asked for; all but subjects() is as it has it."""
         self._index = index
         self.exact = index.exact
         self.field = index.field
@@ -86,7 +87,7 @@ class ByKey:
         self.everything = index.everything
 
     def subjects(self) -> Iterator[tuple[str, BitMap]]:
-        """(keys of a record, entries that hold such a record). See HeaderIndex."""
+        """Yield (key, entries that hold a record with it), a key perhaps often. See HeaderIndex."""
         for keys, bitmap in self._index.subjects():
             for key in keys:
                 yield key, bitmap
@@ -151,12 +152,16 @@ def _key_test(pattern: Canonical) -> KeyTest:
 
 
 def _leading_test(pattern: Canonical) -> KeyTest | None:
-    """Return a test whether a key with these leading parts, or just these, may match."""
-    text: str = pattern[1]
-    if pattern[0] == "topic":
+    """Return a test whether a key with these leading parts, or just these, may match.
+
+    No leading parts, "", may begin any key. None: there is no such test.
+    """
+    kind, text = pattern
+    if kind == "topic":
         parts = tuple(text.split("."))
         return lambda key: not key or may_lead_to_match(parts, key.split("."))
-    if pattern[0] == "prefix":
+    if kind == "prefix":
+        # Either the parts have the prefix, or it goes on after them.
         return lambda key: not key or key.startswith(text) or text.startswith(f"{key}.")
     # The leading parts of a key cannot answer what an expression needs further on.
     return None

@@ -43,7 +43,10 @@ def _sorted(children: set[Canonical]) -> tuple[Canonical, ...]:
 
 
 def conjoin(children: Sequence[Canonical]) -> Canonical:
-    """Make the canonical `and` of canonical patterns."""
+    """Make the canonical `and` of canonical patterns: flat, in one order, each part once.
+
+    What matches everything adds nothing to it, what matches nothing decides it.
+    """
     flat: set[Canonical] = set()
     for child in children:
         flat.update(child[1:] if child[0] == "and" else (child,))
@@ -56,7 +59,10 @@ def conjoin(children: Sequence[Canonical]) -> Canonical:
 
 
 def disjoin(children: Sequence[Canonical]) -> Canonical:
-    """Make the canonical `or` of canonical patterns."""
+    """Make the canonical `or` of canonical patterns: flat, in one order, each part once.
+
+    What matches nothing adds nothing to it, what matches everything decides it.
+    """
     flat: set[Canonical] = set()
     for child in children:
         flat.update(child[1:] if child[0] == "or" else (child,))
@@ -137,7 +143,8 @@ def compile_pattern(wire: object) -> CompiledPattern:
     """Check and compile one pattern; raises PatternError with a code that may be sent."""
     canonical = normalise(wire)
     weight = check_weight(canonical)
-    return CompiledPattern(canonical, predicate_of(canonical), weight > 0)
+    # Only regular expressions have a weight, and only they may take long.
+    return CompiledPattern(canonical, predicate_of(canonical), slow=weight > 0)
 
 
 _ONLY_SUBJECTS: Final = frozenset({"all", "topic", "prefix", "regex"})

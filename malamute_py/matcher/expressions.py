@@ -54,6 +54,7 @@ OVERLAY_MAX: Final = 16
 
 
 def _options(memory_bytes: int) -> Any:
+    """Return options of RE2: a bound of memory, and no lines on standard error."""
     options = re2.Options()
     options.max_mem = memory_bytes
     options.log_errors = False

@@ -20,6 +20,7 @@ def parts_match(pattern: tuple[str, ...], parts: list[str]) -> bool:
     """Whether the parts of a topic pattern match the parts of a subject."""
     ends = _ends(pattern, parts)
     last = len(pattern)
+    # All of the pattern is used up, or all but a last `*`, which may be missing.
     return last in ends or (pattern[-1] == "*" and last > 1 and last - 1 in ends)
 
 

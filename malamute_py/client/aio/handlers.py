@@ -225,7 +225,8 @@ async def together(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
             for call in calls:
                 group.create_task(call)
     except BaseExceptionGroup as failed:
-        raise failed.exceptions[0] from None
+        first, *_ = failed.exceptions
+        raise first from None
 
 
 def within_span(scope: Callable[[Any], Any], handler: Callable[[Any], Any]) -> Callable[[Any], Any]:

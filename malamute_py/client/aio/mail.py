@@ -47,7 +47,7 @@ from malamute_py.client.words import AckWhen, ConfirmAt
 _PAUSE_EVERY: Final = 256  # asyncio only
 """Messages after which the event loop gets its turn, though more are at hand."""
 _NO_PRODUCER: Final = (0, 0, 0)
-"""Producer, epoch and sequence of a batch of mail: the broker tells copies by other means."""
+"""Producer id, epoch and sequence of a batch of mail, which the broker tells by its key."""
 
 
 class MailVerbs(AsyncVerbs):

@@ -186,7 +186,7 @@ class Member(MemberBase):
 
         That counts as an attempt, where the group has a bound of attempts.
         """
-        future = self._ack(held, AckForm(0, duration("delay_ms", delay_ms)))
+        future = self._ack(held, AckForm(again_ms=duration("delay_ms", delay_ms)))
         return await self._link.limit(future, timeout_ms, ACKED, "an acknowledgement")
 
     async def release(self, held: Held, timeout_ms: Wait = "default") -> bool:

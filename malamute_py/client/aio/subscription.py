@@ -156,7 +156,7 @@ class Subscription(SubscriptionBase):
                 return item.batch
 
     def _goes_on(self, before: int) -> bool:
-        """Whether a call has something to do that waits for records before an offset."""
+        """Whether a call has something to do that waits for records before the offset `before`."""
         reading = self._reading
         shortened = reading.shortened != self._shortened
         return bool(reading.inbox) or reading.ended or reading.next >= before or shortened

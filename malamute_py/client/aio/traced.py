@@ -150,6 +150,7 @@ def handed_over(operation: str, verb: Verb) -> Verb:
 
     @wraps(verb)
     def call(self: Any, *arguments: Any, **options: Any) -> Any:
+        """Call the verb; its span is over with the confirm, or at once where it raises."""
         given = [*arguments]
         # sync: spans_of(self._link).end_due()
         span = of_call.begin(self._link, given, options)
@@ -218,6 +219,7 @@ def of_stream(verb: Verb, *, many: bool = False) -> Verb:
 
     @wraps(verb)
     async def call(self: Any, *given: Any, **options: Any) -> Any:
+        """Call the verb within its span."""
         with_place = [self._stream, *given]
         with ending(of_call.begin(self._link, with_place, options)):
             _, *arguments = with_place
@@ -235,6 +237,7 @@ class _WindowCall:
     __slots__ = ("_open", "_span", "_window")
 
     def __init__(self, window: TracedBulkPublisher, span: Span) -> None:
+        """window: the run that the call is of. span: of the call."""
         self._window = window
         self._span = span
         self._open = 1

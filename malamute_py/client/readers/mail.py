@@ -63,6 +63,7 @@ class MailBatchBase(HandedOut, Generic[One]):
         return len(self.batch)
 
     def __iter__(self) -> Iterator[One]:
+        """Yield the messages; map() makes each without a call of a function of Python."""
         return map(
             self._letter,
             repeat(self.batch),

@@ -45,7 +45,7 @@ from malamute_py.client.sync.link import Pending, SyncVerbs, ThreadLink
 from malamute_py.client.words import AckWhen, ConfirmAt
 
 _NO_PRODUCER: Final = (0, 0, 0)
-"""Producer, epoch and sequence of a batch of mail: the broker tells copies by other means."""
+"""Producer id, epoch and sequence of a batch of mail, which the broker tells by its key."""
 
 
 class SyncMailVerbs(SyncVerbs):

@@ -176,7 +176,7 @@ class SyncMember(MemberBase):
 
         That counts as an attempt, where the group has a bound of attempts.
         """
-        pending = self._ack(held, AckForm(0, duration("delay_ms", delay_ms)))
+        pending = self._ack(held, AckForm(again_ms=duration("delay_ms", delay_ms)))
         return pending.result(timeout_ms, ACKED, "an acknowledgement")
 
     def release(self, held: Held, timeout_ms: Wait = "default") -> bool:

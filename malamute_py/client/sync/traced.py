@@ -148,6 +148,7 @@ def handed_over(operation: str, verb: Verb) -> Verb:
 
     @wraps(verb)
     def call(self: Any, *arguments: Any, **options: Any) -> Any:
+        """Call the verb; its span is over with the confirm, or at once where it raises."""
         given = [*arguments]
         spans_of(self._link).end_due()
         span = of_call.begin(self._link, given, options)
@@ -204,6 +205,7 @@ def of_stream(verb: Verb, *, many: bool = False) -> Verb:
 
     @wraps(verb)
     def call(self: Any, *given: Any, **options: Any) -> Any:
+        """Call the verb within its span."""
         with_place = [self._stream, *given]
         with ending(of_call.begin(self._link, with_place, options)):
             _, *arguments = with_place
@@ -221,6 +223,7 @@ class _WindowCall:
     __slots__ = ("_open", "_span", "_window")
 
     def __init__(self, window: SyncTracedBulkPublisher, span: Span) -> None:
+        """window: the run that the call is of. span: of the call."""
         self._window = window
         self._span = span
         self._open = 1
