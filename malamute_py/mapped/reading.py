@@ -123,21 +123,13 @@ class Reading:
         self._gathered = GatheredRows(entry.number)
         """Few rows of many batches that become one batch; they come after all that waits."""
         self._tables = ArrowTables()
-        quiet = 0
-        for _ in range(_ADVANCES_MAX):
-            quiet = 0 if tail.advance() else quiet + 1
-            if quiet == 2:
-                break  # at the second look in vain later batches were asked, too
+        self._reach_the_end()
         self._turns = tail.turns
         self._floor = trim_floor(entry, segments)
         """Offset below which no record is handed out: retention or a trim has removed it."""
         self._missing = missing(tail.stopped_lsn)
         # The offset after the last record there is. It costs a walk: 0 where nothing depends on it.
-        stop = 0
-        needs_stop = request.until or entry.settings.max_records
-        kind, *_ = request.start
-        if needs_stop or kind != StartKind.EARLIEST or self._missing.newest:
-            stop = self._next_offset(self._bound)
+        stop = self._next_offset(self._bound) if self._depends_on_stop() else 0
         self._missing_to = 0
         """Offset up to which records are known to have been in missing segments at the end."""
         if self._missing.newest and self._missing.next(entry.number) > stop:
@@ -156,6 +148,20 @@ class Reading:
         """Offsets of the walk, and of the caller while something waits to be handed over."""
         self._waiting.extend(beginning.notices)
         self._go_to(self._next)
+
+    def _reach_the_end(self) -> None:
+        """Take in what was written until now, before the reading begins."""
+        quiet_looks = 0
+        for _ in range(_ADVANCES_MAX):
+            quiet_looks = 0 if self._tail.advance() else quiet_looks + 1
+            if quiet_looks == 2:
+                break  # at the second look in vain later batches were asked, too
+
+    def _depends_on_stop(self) -> bool:
+        """Whether the beginning or the end of the reading depends on the end of the stream."""
+        kind, *_ = self._request.start
+        ends_there = bool(self._request.until or self._entry.settings.max_records)
+        return ends_there or kind != StartKind.EARLIEST or bool(self._missing.newest)
 
     # --- where it is ----------------------------------------------------------------------
 
