@@ -4,7 +4,8 @@ Owns the types and bounds of arguments, and the words in which a wrong one is re
 whatever a caller got wrong is raised as LocalProtocolError before anything was queued: `too_large`
 for what is over a limit, `bad_batch` for what makes a record, `bad_start` for a place in a stream,
 else `bad_setting`; the reason names the argument, shows its value and says what is allowed. A
-right value costs a comparison.
+right value costs a comparison. A function takes the argument's name and value, and returns the
+value, checked and in the form that the rest of the client takes.
 Source: SPEC.md, sections 3, 11 and 12.
 """
 
@@ -35,6 +36,7 @@ from malamute_protocol.limits import (
 )
 
 _SHOWN_MAX: Final = 60
+"""Characters of a wrong value that its refusal shows."""
 _SHORT: Final = 3
 """Characters of a name up to which another one is near only if it differs by case or a sign."""
 _NEAR: Final = 0.8
@@ -71,7 +73,7 @@ _SCALARS: Final = (bool, int, float, str, bytes, type(None))
 
 
 def wrong(name: str, value: Any, allowed: str, code: str = "bad_setting") -> LocalProtocolError:
-    """The error for an argument: its name, its value, and what is allowed instead."""
+    """Return the error for an argument: its name, its value, and what is allowed instead."""
     shown = repr(value)
     if len(shown) > _SHOWN_MAX:
         shown = f"{shown[:_SHOWN_MAX]}..."
@@ -116,10 +118,11 @@ def text(name: str, value: Any, most: int, code: str = "bad_setting") -> str:
 
 
 def name_of(name: str, value: Any) -> None:
-    """The name of a stream, mailbox or service, as far as it decides whether it can be sent.
+    """Check the name of a stream, mailbox or service, as far as it decides if it can be sent.
 
-    Which characters a name may have the broker says, in its answer to the command.
-    It is remembered in NAMES. Raises LocalProtocolError.
+    name: of the argument. Which characters a name may have the broker says, in its answer to the
+    command. A good one is remembered in NAMES, by which callers pass over the next check. Raises
+    LocalProtocolError.
     """
     text(name, value, NAME_BYTES_MAX, "bad_name")
     if len(NAMES) >= _NAMES_MAX:
@@ -145,11 +148,15 @@ def priority_of(value: Any) -> int:
 def time_of(
     name: str, value: Any, least: int = 0, most: int = TIME_MAX, code: str = "bad_setting"
 ) -> int:
-    """Milliseconds since 1970 of a time: an integer or a datetime. Raises LocalProtocolError."""
+    """Milliseconds since 1970 of a time: an integer or a datetime. Raises LocalProtocolError.
+
+    A datetime without a zone is local time. least, most: bounds of the milliseconds. code: of the
+    error.
+    """
     if isinstance(value, datetime):
         try:
             zoned = value if value.tzinfo is not None else value.astimezone()
-            # A float of seconds does not have each millisecond.
+            # In integers: a float of seconds, as timestamp() gives, does not have each millisecond.
             value = (zoned.astimezone(UTC) - _EPOCH) // _MILLISECOND
         except (ValueError, OverflowError) as error:
             allowed = f"milliseconds since 1970, or a datetime whose time in UTC exists: {error}"
@@ -174,7 +181,10 @@ def later_of(name: str, value: Any, code: str = "bad_setting") -> int:
 
 
 def column_time(name: str, value: Any) -> int:
-    """A time in a column of a batch, which has 64 bits. Raises LocalProtocolError."""
+    """A time in a column of a batch, which has 64 bits, also before 1970.
+
+    The least of 64 bits is left out: there it stands for no time. Raises LocalProtocolError.
+    """
     return time_of(name, value, 1 - _INT64, _INT64 - 1, "bad_batch")
 
 
@@ -187,7 +197,8 @@ def reason_of(value: Any) -> str:
     """Words for a person, cut to what a command may carry. Raises LocalProtocolError."""
     if not isinstance(value, str):
         raise wrong("reason", value, f"a str, not a {type(value).__name__}")
-    # What UTF-8 cannot express came from a file name or the like: it must not cost the reason.
+    # What UTF-8 cannot express came from a file name or the like: it must not cost the reason. It
+    # becomes longer by that, and so is cut once more.
     return value[:REASON_BYTES_MAX].encode(errors="backslashreplace").decode()[:REASON_BYTES_MAX]
 
 
@@ -219,7 +230,10 @@ def callback_of(name: str, value: Any) -> None:
 
 
 def subject_of(value: Any) -> Any:
-    """A subject, or a sequence of the subject and further keys. Raises LocalProtocolError."""
+    """A subject, or a sequence of the subject and further keys. Raises LocalProtocolError.
+
+    The code is `bad_batch` for what is none, `too_large` for too many keys or a long one.
+    """
     limits = DEFAULT_LIMITS
     if isinstance(value, str):
         text("subject", value, limits.subject_bytes_max, "bad_batch")
@@ -317,7 +331,7 @@ def pattern_of(value: Any) -> Any:
 
 
 def settings_of(settings: Any, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Settings from a mapping and by name. Raises LocalProtocolError."""
+    """Settings from a mapping, and `more` that were given by name. Raises LocalProtocolError."""
     if settings is None:
         return dict(more or {})
     if not isinstance(settings, Mapping):
@@ -329,7 +343,7 @@ def settings_of(settings: Any, more: Mapping[str, Any] | None = None) -> dict[st
 
 
 def beginning(prefix: Any) -> str:
-    """The question for all names that begin so. Raises LocalProtocolError."""
+    """The name in a command that asks for all whose names begin so. Raises LocalProtocolError."""
     return f"{text('prefix', prefix, NAME_BYTES_MAX)}*"
 
 
@@ -353,8 +367,9 @@ def ranges_of_messages(value: Any) -> list[tuple[int, int]]:
     for each in value:
         if not _is_sequence(each) or len(each) != 2:
             raise wrong("ranges", value, allowed)
-        first = integer("first of ranges", each[0], 0)
-        found.append((first, integer("end of ranges", each[1], first)))
+        first, end = each
+        first = integer("first of ranges", first, 0)
+        found.append((first, integer("end of ranges", end, first)))
     return found
 
 
@@ -370,11 +385,16 @@ def checked(command: Command) -> Command:
 
 
 def _in_words(command: Command, error: LocalProtocolError) -> LocalProtocolError:
-    """The fault that the encoder or the decoder of a command found, in the words of wrong()."""
+    """Return the fault that the encoder or decoder of a command found, in the words of wrong().
+
+    By the words of its reason alone is it known which argument is wrong: `Expected ... at NAME` of
+    a field that the broker would not read, `NAME=...` of one that cannot be encoded.
+    """
     found = _FOUND.fullmatch(error.reason)
     if found is None:
         code = "bad_setting" if error.code == "malformed" else error.code
         return LocalProtocolError(code, error.reason)
+    # inner: the place within the field, as `[0]` of a list.
     name, inner = found["field"] or found["name"], found["inner"] or ""
     # What is `from` on the wire is the field `from_`: a keyword of Python cannot name one.
     field = name if name in command.__struct_fields__ else f"{name}_"
@@ -382,7 +402,7 @@ def _in_words(command: Command, error: LocalProtocolError) -> LocalProtocolError
     # A compiled module sets no cause.
     cause = error.__cause__ or error.__context__
     expected = _EXPECTED.match(found["message"] or "")
-    if expected is not None:
+    if expected is not None:  # the decoder said what it wants
         allowed = _WORDS.get(expected["type"], expected["type"]) + (expected["bound"] or "")
         if expected["got"]:
             got = _WORDS.get(expected["got"], expected["got"])
@@ -390,7 +410,7 @@ def _in_words(command: Command, error: LocalProtocolError) -> LocalProtocolError
             allowed += f", not {got}" if inner else f", not a {type(value).__name__}"
     elif isinstance(cause, UnicodeEncodeError):
         allowed = "text that UTF-8 can express"
-    else:
+    else:  # the encoder could not: by the field's type it is found why
         hint = get_type_hints(type(command))[field]
         sort = get_origin(hint) or hint
         allowed = _SORTS.get(sort, "what MessagePack has")
@@ -406,9 +426,11 @@ def _in_words(command: Command, error: LocalProtocolError) -> LocalProtocolError
 
 
 def no_near_column(subject: str, columns: Sequence[str]) -> None:
-    """Check that one subject for all rows of a table is no column with a slip of the pen.
+    """Check that `subject` of publish_table() is no misspelt name of a column of the table.
 
-    Raises LocalProtocolError `bad_batch`: a column is called nearly so.
+    It is the name of a column, or else one subject for all rows: a misspelling would publish all
+    rows under the wrong subject. Raises LocalProtocolError `bad_batch`: a column is called nearly
+    so.
     """
     if not subject or subject in columns:
         return
@@ -425,4 +447,5 @@ def no_near_column(subject: str, columns: Sequence[str]) -> None:
 
 
 def _plain(name: str) -> str:
+    """Return a name without what is easily mistaken: case, and signs between words."""
     return name.lower().replace("_", "").replace("-", "").replace(" ", "")

@@ -67,7 +67,11 @@ class StreamVersions(Facts, frozen=True, kw_only=True, rename={"uuid": "stream"}
 
 
 def told_to_writers(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return of an answer to STREAM_INFO what an older broker leaves out of STREAM_SCHEMAS."""
+    """Return of an answer to STREAM_INFO what an older broker leaves out of STREAM_SCHEMAS.
+
+    That is which stream it is, and whether and how it keeps keys, under the names that a newer
+    broker's answer to STREAM_SCHEMAS has.
+    """
     settings = info.get("settings", {})
     told = {key: settings[key] for key in ("keep", "body_kind") if settings.get(key)}
     return {"stream": info["uuid"], **told}
@@ -177,8 +181,12 @@ class SettingsInForce(NamedTuple):
     """Outcome of that reload for each setting that differed or was wrong."""
 
     def change_of(self, key: str) -> ReloadedSetting | None:
-        """Return what the last reload did with a setting, or with the one that it is a part of."""
+        """Return what the last reload did with a setting, or with the one that it is a part of.
+
+        None: the reload did not touch it.
+        """
         for change in self.changes:
+            # With the dots `log.level` is a part of `log`, and `logs` is not.
             if f"{key}.".startswith(f"{change.key}."):
                 return change
         return None
@@ -444,7 +452,7 @@ Kind = TypeVar("Kind", bound=Facts)
 
 
 def facts(kind: type[Kind], value: Mapping[str, Any]) -> Kind:
-    """The facts of an answer.
+    """Return an answer's fields as facts of a kind; those that it does not know are in `more`.
 
     Raises RemoteProtocolError: a known one is of another type; LocalProtocolError: the answer is a
     listing, for which a name with `*` at its end asks, or no name of a stream.
@@ -471,7 +479,7 @@ def _known(kind: type[Facts]) -> frozenset[str]:
 
 
 def fact_list(kind: type[Kind], value: Mapping[str, Any], name: str) -> list[Kind]:
-    """A list of facts under `name`. Raises RemoteProtocolError as facts() does."""
+    """Return the list of facts that an answer has under `name`. Raises as facts()."""
     entries = value.get(name, [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise RemoteProtocolError("malformed", f"the answer has no list of maps {name!r}")
@@ -479,7 +487,7 @@ def fact_list(kind: type[Kind], value: Mapping[str, Any], name: str) -> list[Kin
 
 
 def place_of(entry: Any) -> Any:
-    """Return what names an entry of a page, for the page after it."""
+    """Return what names the last entry of a page: the next page is asked for after it."""
     match entry:
         case CursorFacts():
             return f"{entry.stream}/{entry.cursor}"

@@ -21,6 +21,7 @@ from malamute_protocol.pattern import Pattern, prefix, topic
 from malamute_py.client.arguments import integer, text
 
 KEY_BYTES_MAX = 255
+"""Bytes of a key: it is the subject of a record."""
 
 
 class KeyEntry(msgspec.Struct, frozen=True, gc=False):
@@ -39,7 +40,7 @@ class KeyEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 def key_of(key: Any) -> str:
-    """Return a key that may be one. Raises LocalProtocolError."""
+    """Return a key, checked: text of 1 to KEY_BYTES_MAX bytes. Raises LocalProtocolError."""
     if not text("key", key, KEY_BYTES_MAX):
         raise LocalProtocolError("bad_setting", "a key has at least one byte")
     return str(key)
@@ -65,7 +66,8 @@ def is_elsewhere(answer: Mapping[str, Any]) -> bool:
 def entry_of_answer(key: str, answer: Mapping[str, Any]) -> KeyEntry | None:
     """Return the entry that a RESULT of GET_KEY holds; None: there is no such key.
 
-    Raises RemoteProtocolError: it cannot be read.
+    The answer has the value by itself or, where its body is compressed, the batch that holds it and
+    its row there. Raises RemoteProtocolError: it cannot be read.
     """
     try:
         revision = int(answer["revision"])
@@ -81,9 +83,13 @@ def entry_of_answer(key: str, answer: Mapping[str, Any]) -> KeyEntry | None:
 
 
 def _entry_of_batch(key: str, content: Content, row: int, revision: int, time_ms: int) -> KeyEntry:
-    """Return one row of a batch as an entry. Raises BatchError: the batch cannot be read."""
+    """Return one row of a batch as an entry. Raises BatchError: the batch cannot be read.
+
+    revision, time_ms: what the answer says of the row.
+    """
     content.check()
     content.check_bodies()
+    # Each distinct header, and for each row its place among them; no codes: all have the first.
     headers, codes = content.headers()
     bodies = content.bodies()
     begin, end = int(bodies.offsets[row]), int(bodies.offsets[row + 1])
@@ -111,5 +117,8 @@ def entry_of_record(record: Record) -> KeyEntry:
 
 
 def pattern_of_key(key: str) -> Pattern:
-    """Return a pattern that selects a key, and perhaps others."""
+    """Return a pattern that selects a key, and perhaps others, which the caller passes over.
+
+    A topic would take `*` and `#` in a key for wildcards: such a key is asked for as a prefix.
+    """
     return prefix(key) if "*" in key or "#" in key else topic(key)

@@ -105,15 +105,19 @@ def milliseconds(time: datetime | int) -> int:
 
 
 def as_datetime(time_ms: int) -> datetime:
-    """Datetime in UTC."""
+    """Return a datetime in UTC, with each millisecond: a float of seconds would lose some."""
     whole = datetime.fromtimestamp(time_ms // 1000, tz=UTC)
     return whole.replace(microsecond=time_ms % 1000 * 1000)
 
 
 def start_on_wire(start: StartPoint) -> list[Any]:
-    """Wire form of a start point; raises LocalProtocolError `bad_start`."""
+    """Return the wire form of a start point: its kind, then what that takes (SPEC.md, section 6).
+
+    Raises LocalProtocolError `bad_start`: it is none, or a part of it is wrong.
+    """
     given: Any = start
     if hasattr(given, "__index__") and not isinstance(given, int):
+        # An offset of another type, as an integer of numpy.
         try:
             given = operator.index(given)
         except TypeError:  # Each array of numpy has the method, and most cannot do it.
@@ -125,7 +129,7 @@ def start_on_wire(start: StartPoint) -> list[Any]:
         case "latest":
             return [int(StartKind.LATEST)]
         case bool():
-            pass
+            pass  # True is an int of Python, and no offset
         case int() if 0 <= start < 1 << 63:
             return [int(StartKind.OFFSET), start]
         case datetime():
@@ -157,7 +161,7 @@ def start_on_wire(start: StartPoint) -> list[Any]:
             other = [] if otherwise is None else [start_on_wire(otherwise)]
             return [int(StartKind.CURSOR), start.name, *other]
         case list():
-            return start
+            return start  # the wire form itself, which the broker checks
         case _:
             pass
     raise _no_start(start)
@@ -174,6 +178,7 @@ def found_at(stream: str, start: StartPoint, answer: Mapping[str, Any]) -> Posit
 
 
 def _no_start(given: Any) -> LocalProtocolError:
+    """Return the error for what is no start point, with all that are."""
     return LocalProtocolError(
         "bad_start",
         f"{given!r} is no start point; use 'earliest', 'latest', an offset, a datetime, "

@@ -20,11 +20,13 @@ from malamute_py.client.arguments import duration
 
 _SCHEMES: Final = ("tcp://", "ipc://", "inproc://")
 _PORT: Final = DEFAULT_ENDPOINT.rpartition(":")[2]
+"""The port of a broker that was given none."""
 _PORTS: Final = re.compile("[0-9]{1,5}")
 _HOST: Final = re.compile(r"tcp://(\[[^]]*\]|[^:/]*)")
 _CURVE_KEY_CHARACTERS: Final = 40
 
 
+# Types of the settings that are checked by type alone; check() looks at the others one by one.
 _KINDS: Final[dict[str, type]] = {
     "endpoints": tuple,
     "identity": str,
@@ -127,11 +129,18 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     idempotent: bool = True
 
     def batch_target(self, limits: Limits) -> int:
-        """Bytes of bodies to fill a batch with: headers and stamp have the other half."""
+        """Bytes of bodies to fill a batch with, by the settings and a broker's limits.
+
+        Headers and stamp have the other half of the largest batch. A quarter of the window: the
+        next batches gather while this one is unconfirmed.
+        """
         return min(self.batch_bytes, limits.batch_bytes_max // 2, max(self.window_bytes // 4, 1))
 
     def wait_ms(self, asked: Wait) -> int | None:
-        """Wait of a call in milliseconds, from what its caller asked. Raises LocalProtocolError."""
+        """Wait of a call in milliseconds, from what its caller asked; None: without end.
+
+        Raises LocalProtocolError.
+        """
         if asked is None:
             return None
         if isinstance(asked, str) and asked == "default":
@@ -140,6 +149,15 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self) -> ClientSettings:
         """Return the settings themselves; raises SettingError for what cannot work."""
+        self._check_kinds()
+        self._check_identity()
+        self._check_endpoints()
+        self._check_curve_keys()
+        self._check_numbers()
+        return self
+
+    def _check_kinds(self) -> None:
+        """Check the type of each setting, and of the credential's parts. Raises SettingError."""
         for key, kind in _KINDS.items():
             value = getattr(self, key)
             if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
@@ -155,11 +173,17 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
             for field in self.credential.__struct_fields__:
                 if not isinstance(getattr(self.credential, field), str):
                     raise SettingError(f"credential.{field}", "must be a str")
+
+    def _check_identity(self) -> None:
+        """Check the identity: a name, or a template as web-{n}. Raises SettingError."""
         if self.identity:
             template = is_template(self.identity)
             fault = template_fault(self.identity) if template else name_fault(self.identity)
             if fault:
                 raise SettingError("identity", fault)
+
+    def _check_endpoints(self) -> None:
+        """Check that each endpoint has a known scheme and, for tcp, a port. Raises SettingError."""
         if not self.endpoints:
             raise SettingError("endpoints", f"name at least one, such as {DEFAULT_ENDPOINT}")
         for endpoint in self.endpoints:
@@ -173,12 +197,18 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
                 raise SettingError(
                     "endpoints", f"{endpoint!r} names no port; write {host[0]}:{_PORT}"
                 )
+
+    def _check_curve_keys(self) -> None:
+        """Check the length of the keys of a Curve. Raises SettingError."""
         if isinstance(self.credential, Curve):
             for key in ("server_key", "public_key", "secret_key"):
                 if len(getattr(self.credential, key)) != _CURVE_KEY_CHARACTERS:
                     raise SettingError(
                         f"credential.{key}", f"a CURVE key has {_CURVE_KEY_CHARACTERS} characters"
                     )
+
+    def _check_numbers(self) -> None:
+        """Check the bounds of times and sizes. Raises SettingError."""
         for key in (
             "retry_min_ms",
             "retry_max_ms",
@@ -195,11 +225,10 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
         _check_wait("call_timeout_ms", self.call_timeout_ms)
         if self.retry_max_ms < self.retry_min_ms:
             raise SettingError("retry_max_ms", "must not be less than retry_min_ms")
-        return self
 
 
 def _check_wait(key: str, value: Any) -> None:
-    """Raises SettingError."""
+    """Check a time to wait, or None: for ever. Raises SettingError."""
     if value is not None and (type(value) is not int or value <= 0):
         allowed = "milliseconds as an integer greater than 0, or None: for ever"
         raise SettingError(key, f"{value!r} is not {allowed}")
@@ -264,16 +293,19 @@ PAUSED: Final = "after wrong passwords a broker does not answer their user's add
 
 
 def no_link(settings: ClientSettings, timeout_ms: int | None, why: str) -> Timeout:
-    """Timeout for a broker that has not answered in time: why, and what to do."""
+    """Return the Timeout of connect() at a broker that has not answered: why, and what to do.
+
+    why: the reason that the last attempt ended with, as transport.py words it, or NO_ANSWER.
+    """
     endpoints = settings.endpoints
-    following = "; `malamute broker` starts one" if why.startswith("nothing answers") else ""
+    advice = "; `malamute broker` starts one" if why.startswith("nothing answers") else ""
     if why == NO_ANSWER and isinstance(settings.credential, Plain):
-        following = f"; {PAUSED}"
+        advice = f"; {PAUSED}"
     if any(endpoint.startswith("inproc://") for endpoint in endpoints):
-        following = (
+        advice = (
             "; an inproc endpoint is reached with the zmq.Context of its broker alone: connect by "
             "EmbeddedBroker.connect(), or give connect(context=broker.context)"
         )
     return Timeout(
-        f"no link to a broker at {', '.join(endpoints)} within {timeout_ms} ms: {why}{following}"
+        f"no link to a broker at {', '.join(endpoints)} within {timeout_ms} ms: {why}{advice}"
     )

@@ -1,8 +1,12 @@
 """Spans of a traced client: names, attributes, parents, links, and the context in properties.
 
 Owns all that a client tells OpenTelemetry. The rule: only Tracing and the traced clients import
-this module, so that a client without tracing imports nothing of OpenTelemetry. Source: the semantic
-conventions for messaging spans; ARCHITECTURE.md, Tracing.
+this module, so that a client without tracing imports nothing of OpenTelemetry.
+
+Words: a span is what OpenTelemetry is told of one piece of work: its beginning, end and outcome.
+Its context is its ids; a propagator writes it into texts and reads it from them. The context of a
+call travels in the properties of its records; the span of who gets them has it as its parent, or
+links to several. Source: the semantic conventions for messaging spans; ARCHITECTURE.md, Tracing.
 """
 
 from __future__ import annotations
@@ -76,7 +80,10 @@ class Spans:
         common: Mapping[str, Any] | None = None,
         identity: Callable[[], str] = str,
     ) -> None:
-        """common: attributes of each span. identity: tells the client's; empty: none."""
+        """tracer: begins spans. propagator: writes their context into texts, and reads it.
+
+        common: attributes of each span. identity: tells the client's; empty: none.
+        """
         self._tracer = tracer
         self._propagator = propagator
         self._common: dict[str, Any] = {"messaging.system": "malamute", **(common or {})}
@@ -85,7 +92,10 @@ class Spans:
         """Spans that are over, and when in ns: those of calls of threads that do not wait."""
 
     def connected(self, endpoints: tuple[str, ...], identity: Callable[[], str]) -> Spans:
-        """Return the maker for a client."""
+        """Return the maker for a client. identity: tells the client's, which the broker may change.
+
+        Its spans have the host and port of the broker where there is one endpoint, by tcp.
+        """
         common: dict[str, Any] = {}
         if len(endpoints) == 1:
             kind, _, where = endpoints[0].partition("://")
@@ -105,7 +115,12 @@ class Spans:
         links: tuple[Link, ...] = (),
         group: str = "",
     ) -> Span:
-        """Start a span. count: messages of a batch; 0: the call is about one message."""
+        """Start a span, with the attributes that the semantic conventions have for its operation.
+
+        place: stream, mailbox or service; empty: not known. count: messages of a batch; 0: the call
+        is about one message. context: of the parent; None: the current span's. links: other spans
+        that it belongs to.
+        """
         attributes: dict[str, Any] = {
             **self._common,
             "messaging.operation.name": operation,
@@ -127,8 +142,11 @@ class Spans:
         self, operation: str, kind: SpanKind, place: Any, payload: Any, *, many: bool,
         context: Context | None = None,
     ) -> Span:  # fmt: skip
-        """Start the span of a call that hands over a body, or many of them."""
-        # What is no name, and what has no length, the call is about to refuse.
+        """Start the span of a call that publishes or sends a body, or many of them.
+
+        place, payload: what the caller gave as name and as body or bodies, not checked yet: what is
+        no name, and what has no length, the call is about to refuse. many: the call takes several.
+        """
         return self.start(
             operation,
             kind,
@@ -145,7 +163,7 @@ class Spans:
         """
         context: dict[str, str] = {}
         self._propagator.inject(context, set_span_in_context(span))
-        if not context:
+        if not context:  # the span has no ids: the program has set up no tracing
             return given
         if given is None:
             return context
@@ -185,11 +203,14 @@ class Spans:
         return {**own, **context}
 
     def ends_later(self, span: Span) -> None:
-        """Note that a span is over now; end_due() ends it, in a thread that may wait."""
+        """Note that a span is over now; end_due() ends it, in a thread that may wait.
+
+        To end a span is to hand it to the program's exporter, which may take long.
+        """
         self._due.append((span, time_ns()))
 
     def end_due(self) -> None:
-        """End the spans that are over, each as of then."""
+        """End the spans that ends_later() noted, each as of then; called by callers' threads."""
         while self._due:
             try:
                 span, ended_ns = self._due.popleft()
@@ -207,27 +228,34 @@ class Spans:
         distinct: dict[tuple[int, int], Context] = {}
         for properties in _property_maps(item):
             context = self._extracted(properties)
-            span = get_current_span(context).get_span_context()
+            span = get_current_span(context).get_span_context()  # the sender's
             if span.is_valid:
                 distinct.setdefault((span.trace_id, span.span_id), context)
         return list(distinct.values())
 
     def _extracted(self, properties: Mapping[str, Any]) -> Context:
+        """Return the context that the propagator finds in properties; without one an empty one."""
         # Another program wrote them: propagators take texts only.
         texts = {key: value for key, value in properties.items() if isinstance(value, str)}
         return self._propagator.extract(texts, Context())
 
     def origin_of(self, item: Any) -> tuple[Context | None, tuple[Link, ...]]:
-        """Return the parent of a span about what arrived, or the links in its place."""
+        """Return (context of the parent, links) of a span about what arrived.
+
+        One context that came is the parent; of several none can be, and each is linked.
+        """
         contexts = self.contexts_of(item)
         if len(contexts) == 1:
             return contexts[0], ()
         return None, tuple(Link(get_current_span(one).get_span_context()) for one in contexts)
 
     def received(self, batch: Batch, place: str, group: str = "") -> None:
-        """Note that a batch is handed over to the program."""
+        """Give a batch that is handed over to the program a span, which ends at once.
+
+        place: stream or mailbox that it came from. group: by which it was read; empty: none.
+        """
         try:
-            _PLACES[batch] = place
+            _PLACES[batch] = place  # for processing(), which gets the item alone
             context, links = self.origin_of(batch)
             self.start(
                 "receive", SpanKind.CONSUMER, place, count=len(batch), context=context,
@@ -241,8 +269,9 @@ class Spans:
         """Run a block within the span of what the program does about an item."""
         context, links = self.origin_of(item)
         batch = item if isinstance(item, Batch) else getattr(item, "batch", None)
+        # A request names its service; of what else came, received() has noted where it came from.
         place = getattr(item, "service", "") or ("" if batch is None else _PLACES.get(batch, ""))
-        count = 0 if isinstance(item, Record | RequestBase) else len(item)
+        count = 0 if isinstance(item, Record | RequestBase) else len(item)  # 0: it is one message
         span = self.start(
             "process", SpanKind.CONSUMER, place, count=count, context=context, links=links
         )
@@ -268,7 +297,7 @@ def ending(span: Span) -> Iterator[None]:
     try:
         yield
     except GeneratorExit:
-        raise
+        raise  # a loop over replies was left early, which is no error
     except BaseException as error:
         failed(span, error)
         raise
@@ -306,7 +335,7 @@ def failed(span: Span, error: BaseException) -> None:
     """Give a span the status of an error, by the error's code where it has one."""
     code: Any = getattr(error, "code", "")
     if isinstance(error, RequestFailed):
-        code = error.why.partition(":")[0]
+        code, _, _ = error.why.partition(":")  # `code: what the worker said`
     span.set_attribute(
         "error.type", code if isinstance(code, str) and code else type(error).__name__
     )
@@ -314,7 +343,10 @@ def failed(span: Span, error: BaseException) -> None:
 
 
 def _property_maps(item: Any) -> Iterator[Mapping[str, Any]]:
-    """Return the properties of one item, or the distinct maps of a batch's, at most LINKS_MAX."""
+    """Yield the properties of one item, or the distinct maps of a batch's, at most LINKS_MAX.
+
+    Of a batch that cannot be read none come: tracing must not cost the program its records.
+    """
     batch = item if isinstance(item, Batch) else getattr(item, "batch", None)
     try:
         if isinstance(item, Record | RequestBase):
@@ -322,10 +354,11 @@ def _property_maps(item: Any) -> Iterator[Mapping[str, Any]]:
             return
         if not isinstance(batch, Batch):
             raise TypeError(f"{item!r} is no record, message, request or batch")
+        # Encoded maps, and for each row which one it has; no codes: one map for all rows.
         maps, codes = batch.content.properties()
         if codes is not None:
             used = np.unique(codes if batch.indices is None else codes[batch.indices])
-            maps = [maps[code] for code in used[used >= 0].tolist()]
+            maps = [maps[code] for code in used[used >= 0].tolist()]  # -1: the row has none
         for one in list(dict.fromkeys(maps))[:LINKS_MAX]:
             if one:
                 yield parse_properties(one)
@@ -340,7 +373,7 @@ class TraceIds(logging.Filter):
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Let every line through."""
+        """Give a line the ids of its span, if there is one, and let it through."""
         found = get_current_span().get_span_context()
         if not found.is_valid and isinstance(record.args, tuple):
             for argument in record.args:

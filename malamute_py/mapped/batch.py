@@ -54,7 +54,7 @@ class MappedBatch(Batch):
     def __init__(
         self, stamp: Stamp, content: Content, rows: Array | None, segment: SegmentMap
     ) -> None:
-        """segment: the mapping that `content` lies in. rows: as of Batch."""
+        """rows: mask of the delivered rows; None: all. segment: the mapping that has `content`."""
         super().__init__(stamp, content, rows)
         self.segment = segment
         self.told = False
@@ -77,11 +77,12 @@ class MappedBatch(Batch):
             raise Overwritten(self.stamp.base_offset, self.stamp.next_offset)
 
     def copy(self) -> Batch:
-        """The batch with bytes of its own, which stay what they are. Raises Overwritten."""
+        """Return the batch with bytes of its own, which stay what they are. Raises Overwritten."""
         if self._copy is None:
             stamp = self.stamp
             begin = stamp.lsn - self.segment.base_lsn
             data = memoryview(bytes(self.segment.view[begin : begin + stamp.size]))
+            # Checked after it was made: the ring may have come round while bytes were copied.
             found = check(data, stamp.lsn, 0)
             if not isinstance(found, Found) or not found.content_good or found.stamp != stamp:
                 self.told = True
@@ -98,7 +99,7 @@ class MappedBatch(Batch):
         try:
             stamp, content = extract(self.stamp, self.content, self.rows)
         except (BatchError, IndexError, ValueError):
-            self.check()
+            self.check()  # bytes that were overwritten may look like anything: this is the reason
             raise
         self.check()
         return Batch(Stamp.unpack(stamp), Content(content))
@@ -112,9 +113,10 @@ class MappedBatch(Batch):
         try:
             rows = rows_of(self.stamp, self.content, self.indices)
         except (BatchError, IndexError, ValueError):
-            self.check()
+            self.check()  # bytes that were overwritten may look like anything: this is the reason
             raise
         self.check()
+        # Checksums of its blocks are kept, so that the next search reads only the rows' blocks.
         segment = self.segment
         KNOWN.note(segment.ring, self.stamp, segment.view, self.stamp.lsn - segment.base_lsn)
         return rows
@@ -135,8 +137,8 @@ class MappedBatch(Batch):
     ) -> pa.RecordBatch:
         """The delivered records as an Arrow record batch, bodies and times without a copy.
 
-        Where rows are missing, and of a typed stream, all of it is a copy. Raises Overwritten, and
-        what to_arrow() of any batch raises.
+        Where rows are missing, and of a typed stream, all of it is a copy. decode, header, schema:
+        as of Batch.to_arrow(). Raises Overwritten, and what that raises.
         """
         typed = self.content.head.body_kind == ARROW
         if self.rows is not None or self._copy is not None or typed:

@@ -3,8 +3,9 @@
 Owns the comparison. The rule: no false alarm beside a broker that makes and removes segments
 meanwhile. The manifest is read before and after the look, and what both say alike was there all the
 time: a segment is in it after its file has its name, and out of it before the file is touched. Only
-the newest may still have the name of the one before the oldest, or the header of it. Source:
-FORMAT.md, sections 8 and 13.
+the newest may still have the name of the one before the oldest, or the header of it: the broker
+uses the oldest file again as the newest segment, by renaming it. Source: FORMAT.md, sections 8
+and 13.
 """
 
 from __future__ import annotations
@@ -44,15 +45,17 @@ NOTHING: Final = Missing("", "", {})
 
 
 def find_missing(segments: Segments, directory: FileStorage, ring: str, end_lsn: int) -> Missing:
-    """Compare a ring with its manifest. Raises OSError.
+    """Return which segments a ring's manifest names and its directory lacks. Raises OSError.
 
-    directory: the data directory. end_lsn: where the walk to the end of the log stopped.
+    Called when a reading begins. directory: the data directory. ring: its name. end_lsn: where the
+    walk to the end of the log stopped.
     """
     for _ in range(_LOOKS_MAX):
         expected = expected_of(directory, ring)
         if expected is None or expected.ring != segments.uuid:
             return NOTHING
         found = _compare(segments, expected, end_lsn)
+        # What is missing counts only if the broker has not changed the manifest meanwhile.
         if found is NOTHING or expected_of(directory, ring) == expected:
             return found
     return NOTHING
@@ -63,22 +66,22 @@ def _compare(segments: Segments, expected: Expected, end_lsn: int) -> Missing:
 
     expected: what the manifest says. end_lsn: how far the log was read.
     """
-    first = oldest = expected.first
+    first = first_there = expected.first
     # If the one before it is there, its file is about to be used again and as good as ever: then
     # none is missing in front.
     if not segments.is_there(first - 1):
-        while _is_missing(segments, expected, oldest):
-            oldest += 1
+        while _is_missing(segments, expected, first_there):
+            first_there += 1
     end, _ = place(end_lsn, segments.segment_bytes)
-    if end_lsn <= oldest * segments.segment_bytes:
-        # Nothing was read after those: the log may have ended in them.
-        oldest, end = first, max(first, end)
-    newest = end
-    while _is_missing(segments, expected, newest):
-        newest += 1
-    if oldest == first and newest == end:
+    if end_lsn <= first_there * segments.segment_bytes:
+        # Nothing was read after those: the log may have ended in them, so they count as newest.
+        first_there, end = first, max(first, end)
+    newest_end = end
+    while _is_missing(segments, expected, newest_end):
+        newest_end += 1
+    if first_there == first and newest_end == end:
         return NOTHING
-    return Missing(_name(first, oldest), _name(end, newest), expected.streams or {})
+    return Missing(_name(first, first_there), _name(end, newest_end), expected.streams or {})
 
 
 def _is_missing(segments: Segments, expected: Expected, number: int) -> bool:
@@ -93,6 +96,7 @@ def _is_missing(segments: Segments, expected: Expected, number: int) -> bool:
 
 
 def _name(first: int, end: int) -> str:
+    """Return the sentence about missing segments [first, end); "": there are none."""
     if first == end:
         return ""
     what = f"segment {first} is" if end == first + 1 else f"segments {first} to {end - 1} are"

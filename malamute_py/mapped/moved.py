@@ -1,9 +1,11 @@
 """Newest records that have moved: the copies of them in the files of their ring.
 
-Owns the reading of copies for a stream that keeps the last record of each subject. The rules: each
-offset is given once, in order, from the newest copy of it that is there; a copy that is overwritten
-while it is read has moved once more, and is looked for anew. A record that was replaced may be
-given as long as a copy of it is there: its successor comes later. Source: FORMAT.md, section 15.
+Owns the reading of copies for a stream that keeps the last record of each subject: before the
+broker overwrites such records, it appends them again, as rows of a hidden stream of their ring,
+where each row's body is a batch of some of them. The rules: each offset is given once, in order,
+from the newest copy of it that is there; a copy that is overwritten while it is read has moved once
+more, and is looked for anew. A record that was replaced may be given as long as a copy of it is
+there: its successor comes later. Source: FORMAT.md, section 15.
 """
 
 from __future__ import annotations
@@ -28,13 +30,16 @@ from malamute_py.mapped.walk import END, Found, Walk, begin_of
 
 
 class _Copy(NamedTuple):
-    """A copy, and its place."""
+    """A copy: one row of a batch of the hidden stream."""
 
     found: Found
     row: int
 
     def read(self) -> tuple[Stamp, Content, list[int]] | None:
-        """Return its batch, with bytes of its own, and the offsets that count; None: it is gone."""
+        """Return the batch in it, with bytes of its own, and which offsets count; None: it is gone.
+
+        Offsets do not count whose records were replaced before the copy was made.
+        """
         try:
             bodies = self.found.content().bodies()
             begin, end = int(bodies.offsets[self.row]), int(bodies.offsets[self.row + 1])
@@ -58,6 +63,7 @@ class MovedRecords:
         self._end = end
         self._bound = bound
         self._copies: deque[tuple[list[int], _Copy]] | None = None
+        """(offsets, the newest copy of them), in order; None: to be looked for (anew)."""
 
     def batch(self, selection: Selection, now_ms: Callable[[], int]) -> Batch | None:
         """Return the next batch, with bytes of its own; None at the end. Raises OSError."""
@@ -70,10 +76,11 @@ class MovedRecords:
             wanted, copy = self._copies.popleft()
             read = copy.read()
             if read is None:
-                self._copies = None
+                self._copies = None  # it was overwritten: there is a newer copy further on
                 continue
-            self.next = wanted[-1] + 1
+            self.next = wanted[-1] + 1  # after the last of its offsets
             stamp, content, _ = read
+            # Of the copy only those rows whose newest copy it is, and which the reader selects.
             some, mask = selection.rows(content, stamp.base_offset, (0, END), now_ms)
             rows = np.isin(offsets_of(stamp, content), wanted)
             if mask is not None:
@@ -96,13 +103,14 @@ class MovedRecords:
                     newest.update(
                         (offset, copy) for offset in offsets if self.next <= offset < self._end
                     )
+        # In the order of offsets, so that neighbours of one copy are given as one batch.
         by_copy = groupby(sorted(newest.items(), key=itemgetter(0)), key=itemgetter(1))
         return deque(([offset for offset, _ in records], copy) for copy, records in by_copy)
 
 
 def offsets_of(stamp: Stamp, content: Content) -> list[int]:
     """Return the offset of each row of a batch, which may be derived."""
-    deltas = content.offset_deltas
-    rows = np.arange(content.head.count) if deltas is None else deltas.astype(np.int64)
-    found: list[int] = (stamp.base_offset + rows).tolist()
+    deltas = content.offset_deltas  # of a derived batch: its offsets have gaps
+    distances = np.arange(content.head.count) if deltas is None else deltas.astype(np.int64)
+    found: list[int] = (stamp.base_offset + distances).tolist()
     return found

@@ -51,7 +51,7 @@ class LogReader:
     """The log of one broker, running or stopped. Made by open_reader(); one thread at a time."""
 
     def __init__(self, directory: FileStorage) -> None:
-        """Use open_reader()."""
+        """directory: the data directory. Callers use open_reader(), which checks it."""
         self._directory = directory
         self._rings: dict[str, tuple[Segments, RingTail]] = {}
         self._catalogue = Catalogue(*self._ring(_MAIN))
@@ -147,7 +147,11 @@ class LogReader:
             self._rings.pop(name)[0].forget()
 
     def _ring(self, name: str, wait_s: float = 0.0) -> tuple[Segments, RingTail]:
-        """Open a ring, once; wait_s: for how long to wait for a ring that is not begun."""
+        """Return a ring's segments and tail, opened once.
+
+        wait_s: for how long to wait for a ring that is not begun. Raises NoJournal: it still is
+        not; NewerFormat, JournalCorrupt: its file `ring` cannot be used.
+        """
         found = self._rings.get(name)
         if found is not None:
             return found
@@ -168,7 +172,10 @@ class LogReader:
         return found
 
     def _begun(self, name: str) -> FileStorage | None:
-        """Return a ring's directory; None while the broker has written no file of the ring."""
+        """Return a ring's directory; None while the broker has written no file of the ring.
+
+        Raises JournalCorrupt: the ring's manifest is there, and its directory is not.
+        """
         try:
             storage = self._directory.child(RINGS).child(directory_name(name))
         except FileNotFoundError as error:
@@ -209,6 +216,7 @@ def open_reader(path: str | Path) -> LogReader:
 
 
 def _times(client_time: Sequence[datetime | int] | None) -> tuple[int, int] | None:
+    """Return a window of client times in milliseconds."""
     if client_time is None:
         return None
     first, end = client_time

@@ -3,7 +3,16 @@
 Owns the position. The rules: a batch is handed out with its checksums good, and when the next one
 is asked for, the last one is checked against having been overwritten; what is not there any more is
 told as a subscription tells it, by GapNotice, or GapError where the reading is strict; nothing is
-lost to a timeout or an error. Source: FORMAT.md, section 8; SPEC.md, sections 6 and 8.
+lost to a timeout or an error.
+
+Words: the tail is the end of the ring, and how far it is synced. A turn of it is a loss of the
+place: the ring came round, or a broker was started anew. A walk yields steps: Found (a batch),
+Spotted (rows read without their batch), Passed (no wanted record), Lost. The floor is the offset
+below which retention or a trim left no record. Aged is what the stream's max_age_ms excludes.
+Missing are segments that the ring's manifest names and its directory lacks: the oldest, or the
+newest. A stream with `keep` keeps the newest record of each subject: before their segment is
+overwritten, the broker copies these records further on (they have moved). Source: FORMAT.md,
+section 8; SPEC.md, sections 6 and 8.
 """
 
 from __future__ import annotations
@@ -15,13 +24,11 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from malamute_protocol.batch import Batch, Record
-from malamute_protocol.commands import Start, StartKind
-from malamute_protocol.content import Content
+from malamute_protocol.commands import StartKind
 from malamute_protocol.content_layout import ARROW
-from malamute_protocol.errors import BatchError, LocalProtocolError, Timeout
-from malamute_protocol.gather import Gathering, Row
+from malamute_protocol.errors import BatchError, Timeout
+from malamute_protocol.gather import Row
 from malamute_protocol.schema import Schemas
-from malamute_protocol.stamp import Stamp, parse_message_id
 from malamute_py.changelog.settings import versions
 from malamute_py.client.position import Position
 from malamute_py.client.session.subscription import (
@@ -31,11 +38,10 @@ from malamute_py.client.session.subscription import (
     RewoundNotice,
 )
 from malamute_py.journal.errors import JournalCorrupt
-from malamute_py.journal.gathering import ROWS_MAX
-from malamute_py.journal.layout import TRIMS_FILE, Trims
-from malamute_py.journal.marks import read_mark
 from malamute_py.mapped.batch import MappedBatch, gathers, takes_out
+from malamute_py.mapped.beginning import Beginning, trim_floor
 from malamute_py.mapped.errors import Overwritten, StreamRemoved
+from malamute_py.mapped.gathered import GatheredRows
 from malamute_py.mapped.missing import NOTHING, Missing
 from malamute_py.mapped.moved import MovedRecords
 from malamute_py.mapped.request import ReadingNotice, Request
@@ -44,7 +50,6 @@ from malamute_py.mapped.selection import Selection
 from malamute_py.mapped.streams import Catalogue, StreamEntry
 from malamute_py.mapped.tables import ArrowTables
 from malamute_py.mapped.tail import RingTail
-from malamute_py.mapped.times import at_append_time, at_client_time
 from malamute_py.mapped.walk import (
     END,
     Found,
@@ -54,7 +59,6 @@ from malamute_py.mapped.walk import (
     Step,
     Walk,
     begin_of,
-    epoch_end,
     next_from,
     next_offset,
     young_from,
@@ -67,16 +71,13 @@ LOG = logging.getLogger("malamute.mapped")
 POLL_S: Final = 0.002
 """Time between two looks at the end of the log while no batch comes."""
 _ADVANCES_MAX: Final = 64
-"""Steps to the end of the log before reading begins: one for each damage, and a writer goes on."""
+"""Steps to the end of the log before reading begins, at most. One step ends at each damage, and
+while the broker writes, each brings something."""
 _BOUNDS: Final = "removed to keep the log within its bounds"
 _REMOVED: Final = "removed because a client of the broker asked for it"
 _AGED: Final = "past the age that the stream keeps"
 _THOROUGH: Final = 16
 """Looks at the end of the log of which one finds out why nothing follows."""
-_GATHERED_BYTES: Final = 1 << 20
-"""Bytes of a batch of rows that were gathered, about."""
-_GATHERED_WITHIN: Final = 64 << 20
-"""Bytes of the log over which rows are gathered: the caller waits for the first of them."""
 _CATALOGUE_S: Final = 0.25
 """Time between two looks whether the stream is still there."""
 
@@ -93,7 +94,7 @@ class Reading:
         missing: Callable[[int], Missing],
         request: Request,
     ) -> None:
-        """See LogReader.read(). segments, tail: of the stream's ring.
+        """See LogReader.read(), which makes it. segments, tail: of the stream's ring.
 
         missing: compares the ring with its manifest, given where a walk to its end stopped.
         """
@@ -106,59 +107,75 @@ class Reading:
         self._selection.purge(entry.purges)
         self._closed = False
         self._looked = time.monotonic()
+        """Time of the last look at what became of the stream."""
         self._epoch = 0
+        """Epoch of the batch that was handed over last, for `position`; 0: none was."""
         self._idle = 0
         """Looks at the end of the log that found nothing since the caller asked."""
         self._why: Lost | None = None
         """Newest loss of the walk, until a batch is found after it."""
         self._last: MappedBatch | None = None
+        """The batch that was handed over last, if it is of views: checked with the next call."""
         self._schemas: Schemas | None = None
         """Versions of a typed stream's schema, once a batch needed one."""
         self._waiting: deque[Batch | MovedRecords | ReadingNotice | JournalCorrupt] = deque()
         """Batches, notices and errors to be handed over to the caller, in order."""
-        self._gathering = Gathering(entry.number)
+        self._gathered = GatheredRows(entry.number)
         """Few rows of many batches that become one batch; they come after all that waits."""
-        self._gathered_lsn = 0
-        """Position in the ring of the first of these rows' batches."""
         self._tables = ArrowTables()
-        quiet = 0
-        for _ in range(_ADVANCES_MAX):
-            quiet = 0 if tail.advance() else quiet + 1
-            if quiet == 2:
-                break  # at the second look in vain later batches were asked, too
+        self._reach_the_end()
         self._turns = tail.turns
-        self._floor = self._read_floor()
+        self._floor = trim_floor(entry, segments)
         """Offset below which no record is handed out: retention or a trim has removed it."""
         self._missing = missing(tail.stopped_lsn)
-        stop = 0  # found out only where it matters
-        bounded = request.until or entry.settings.max_records
-        kind, *_ = request.start
-        if bounded or kind != StartKind.EARLIEST or self._missing.newest:
-            stop = self._next_offset(self._bound)
+        # The offset after the last record there is. It costs a walk: 0 where nothing depends on it.
+        stop = self._next_offset(self._bound) if self._depends_on_stop() else 0
         self._missing_to = 0
         """Offset up to which records are known to have been in missing segments at the end."""
         if self._missing.newest and self._missing.next(entry.number) > stop:
             self._missing_to = stop = self._missing.next(entry.number)
         self._raise_floor(stop)
         self._until_lsn = self._bound if request.until else END
+        """Position in the ring at which the reading ends; END: it follows what is written."""
         self._end = min(END if request.end is None else request.end, stop if request.until else END)
-        self._next = self._handed = self._begin(request.start, stop)
+        """Offset at which the reading ends."""
+        beginning = Beginning(
+            entry, segments, tail, self._missing,
+            floor=self._floor, stop=stop, end=self._end, bound_lsn=self._bound,
+            oldest_ms=self._oldest_ms(),
+        )  # fmt: skip
+        self._next = self._handed = beginning.offset(request.start)
         """Offsets of the walk, and of the caller while something waits to be handed over."""
+        self._waiting.extend(beginning.notices)
         self._go_to(self._next)
+
+    def _reach_the_end(self) -> None:
+        """Take in what was written until now, before the reading begins."""
+        quiet_looks = 0
+        for _ in range(_ADVANCES_MAX):
+            quiet_looks = 0 if self._tail.advance() else quiet_looks + 1
+            if quiet_looks == 2:
+                break  # at the second look in vain later batches were asked, too
+
+    def _depends_on_stop(self) -> bool:
+        """Whether the beginning or the end of the reading depends on the end of the stream."""
+        kind, *_ = self._request.start
+        ends_there = bool(self._request.until or self._entry.settings.max_records)
+        return ends_there or kind != StartKind.EARLIEST or bool(self._missing.newest)
 
     # --- where it is ----------------------------------------------------------------------
 
     @property
     def position(self) -> Position:
         """Return where a later reader, mapped or linked, goes on after the last batch."""
-        following = self._handed if self._waiting or len(self._gathering) else self._next
+        following = self._handed if self._waiting or len(self._gathered) else self._next
         return Position(self._entry.uuid, self._epoch, following)
 
     @property
     def _bound(self) -> int:
         """Return the position in the ring up to which this reading sees records."""
         tail = self._tail
-        if self._request.visibility != "live":
+        if self._request.visibility != "live":  # only what no power loss takes back
             return min(tail.end_lsn, tail.synced_lsn)
         return tail.end_lsn
 
@@ -169,116 +186,30 @@ class Reading:
             return tail.nexts[number]
         return next_offset(self._segments, number, bound_lsn)
 
-    def _begin(self, start: Start, stop: int) -> int:
-        """Return the offset to begin with; stop: that after the last record there is.
-
-        Raises LocalProtocolError `bad_start`: the start is of a kind that files do not tell.
-        """
-        kind, *arguments = start
-        if kind == StartKind.EARLIEST:
-            first = self._earliest()
-            # With keep nothing is lost: what is missing from offset 1 on was replaced.
-            if first > 0 and not self._entry.settings.keep:
-                self._note(BegunNotice(first))
-            return first
-        if kind == StartKind.LATEST:
-            return stop
-        if kind == StartKind.OFFSET:
-            return self._from_position(stop, *arguments)
-        if kind == StartKind.AFTER_ID:
-            message_id, *inclusive = arguments
-            time_ms, offset = parse_message_id(message_id)
-            following = offset if any(inclusive) else offset + 1
-            if 0 < time_ms < self._entry.created_ms:
-                return self._from_earlier_stream(following)
-            return self._no_later_than(following, stop)
-        if kind == StartKind.TIME:
-            time_ms, inclusive = arguments
-            return self._begin_of_moved(self._at_time(at_append_time, time_ms, inclusive, stop))
-        if kind == StartKind.CLIENT_TIME:
-            time_ms, inclusive = arguments
-            found = self._at_time(at_client_time, time_ms, inclusive, stop)
-            # Records that moved keep their client times: any of them may be of that time.
-            return self._begin_of_moved(found, moved_may_fit=True)
-        raise LocalProtocolError(
-            "bad_start",
-            "a reader of the files knows no cursors, and no last record of each subject: ask the"
-            " broker for them with a client",
-        )
-
-    def _earliest(self) -> int:
-        """Return the offset of the first record that is kept and not past the stream's age."""
-        if self._entry.settings.keep:
-            return 1
-        lsn, first = begin_of(self._segments, self._entry.number, self._floor)
-        if self._missing.oldest:
-            first = min(first, self._missing.first(self._entry.number))
-        return self._skip_aged(lsn, max(first, self._floor))
-
-    def _begin_of_moved(self, found: int, *, moved_may_fit: bool = False) -> int:
-        """Return 1 for an offset found by time, if records that have moved may be of that time.
-
-        moved_may_fit: they may, whatever was found; otherwise only where that is the oldest offset.
-        """
-        first = max(begin_of(self._segments, self._entry.number, self._floor)[1], self._floor)
-        moved = self._entry.settings.keep and first > 1
-        return 1 if moved and (moved_may_fit or found <= first) else found
-
-    def _from_position(self, stop: int, offset: int, epoch: int = 0, uuid: bytes = b"") -> int:
-        """Return the offset to begin with, for a reader that stood at `offset`.
-
-        uuid: of the stream that it read; empty: not told. Another stream of the name is read from
-        its beginning. epoch: that of its last record, or 0; if a later epoch began before the
-        offset, a power loss took records away there. stop: end of the stream. Where the reader
-        begins before its offset, it gets a RewoundNotice.
-        """
-        if uuid and uuid != self._entry.uuid:
-            return self._from_earlier_stream(offset)
-        last = epoch_end(self._segments, self._entry.number, epoch) if epoch else END
-        return self._no_later_than(offset, min(last, stop))
-
-    def _from_earlier_stream(self, offset: int) -> int:
-        """Return the beginning, with a RewoundNotice: `offset` is of another stream of the name."""
-        first = self._earliest()
-        self._note(RewoundNotice(offset, first, self._tail.epoch))
-        return first
-
-    def _no_later_than(self, offset: int, stop: int) -> int:
-        """Return the offset, or `stop` if that comes before, with a RewoundNotice to the reader."""
-        if offset > stop:
-            self._note(RewoundNotice(offset, stop, self._tail.epoch))
-        return min(offset, stop)
-
-    def _at_time(
-        self, find: Callable[..., int | None], time_ms: int, inclusive: bool, stop: int
-    ) -> int:
-        """Return the offset that a look-up by time finds; `stop`: none."""
-        least = time_ms if inclusive else time_ms + 1
-        # Records before the newest max_records are looked at: they are a gap, as to a subscription.
-        floor = self._read_floor()
-        found = find(self._segments, self._entry.number, floor, least, self._bound)
-        return stop if found is None else found
-
     def _go_to(self, offset: int) -> None:
-        """Go on at an offset, or at the first one after it that the log still has."""
+        """Walk from an offset on, or from the first one after it that the log still has.
+
+        What lies between is told as lost. _renew() begins the walk's steps.
+        """
         lsn, first = begin_of(self._segments, self._entry.number, offset)
-        choose = None if self._plain else self._selection.choose
+        selection, request = self._selection, self._request
+        every_batch = selection.everything and request.client_time is None
         self._steps: Iterator[Step] = iter(())
-        # Rows come without their batch as copies alone.
-        spots, known = self._selection.alone if choose and self._request.copy else (None, None)
-        self._at = Walk(
-            self._segments, self._entry.number, lsn, offset, choose=choose, spots=spots, known=known
+        # A row without its batch is a copy: a reading of views takes whole batches.
+        single_rows = request.copy and not every_batch
+        self._walk = Walk(
+            self._segments, self._entry.number, lsn, offset,
+            choose=None if every_batch else selection.choose,
+            spots=selection.spots if single_rows else None,
+            known=selection.of_known if single_rows else None,
         )  # fmt: skip
         if self._missing.oldest:
+            # The manifest tells how far retention had come: what it kept is lost with its files.
             kept = max(self._missing.first(self._entry.number), self._floor)
             self._lose(kept, "retention", _BOUNDS)
             self._lose(first, "damaged", self._missing.oldest)
         if max(first, self._floor) > self._next:
             self._lose(max(first, self._floor), "retention", _BOUNDS)
-
-    @property
-    def _plain(self) -> bool:
-        return self._selection.everything and self._request.client_time is None
 
     # --- batches ----------------------------------------------------------------------------
 
@@ -298,7 +229,7 @@ class Reading:
             last.check()
         self._idle = 0
         deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
-        waited = True
+        waited = True  # what waits from an earlier call was checked a while ago
         while True:
             while self._waiting:
                 item = self._waiting.popleft()
@@ -316,7 +247,7 @@ class Reading:
                     if not isinstance(item, BegunNotice):
                         self._handed = item.to_offset
                     self._tell(item)
-                waited = True
+                waited = True  # the program may have spent any time over a notice
             if self._closed:
                 return None
             waited = False
@@ -330,12 +261,13 @@ class Reading:
         """
         stamp = batch.stamp
         # The rows of a derived batch have gaps between their offsets: its count tells no end.
-        following = min(batch.span()[1] if stamp.derived else stamp.next_offset, self._end)
+        _, after = batch.span() if stamp.derived else (0, stamp.next_offset)
+        following = min(after, self._end)
         if isinstance(batch, MappedBatch):
             if waited and not batch.intact():
                 begin = max(stamp.base_offset, self._handed)
-                lost = list(self._losses(begin, following, "retention", _BOUNDS))
-                self._waiting.extendleft(reversed(lost))
+                in_its_place = list(self._losses(begin, following, "retention", _BOUNDS))
+                self._waiting.extendleft(reversed(in_its_place))
                 return None
             self._last = batch
         self._handed = following
@@ -352,11 +284,14 @@ class Reading:
         return batch
 
     def _advance(self) -> bool:
-        """Bring something to hand over, or the end, or more steps; False: nothing came."""
+        """Go on until something waits for the caller, or the reading is closed, or steps run out.
+
+        Returns False when the log has nothing more for now: the caller sleeps and asks again.
+        """
         for step in self._steps:
             if isinstance(step, Found):
                 if not self._take(step):
-                    self._steps = self._at.overtaken(step.segment.number, self._bound)
+                    self._steps = self._walk.overtaken(step.segment.number, self._bound)
                     return True
             elif isinstance(step, Spotted):
                 self._take_rows(step)
@@ -372,14 +307,16 @@ class Reading:
                 break
             if self._waiting:
                 return True
+        # The steps are over: rows that were gathered do not wait for the next ones.
         self._flush()
-        if self._next < self._end and self._at.lsn < self._until_lsn:
+        if self._next < self._end and self._walk.lsn < self._until_lsn:
             return bool(self._waiting) or self._renew()
+        # The end of the reading; offsets before it that no step accounted for are told as lost.
         self._lose_newest()
         if self._next < self._end:
             if self._waiting:
                 return True
-            self._look()
+            self._look()  # perhaps nothing came because the stream was removed
         self._miss(self._end)
         self._closed = True
         return True
@@ -393,10 +330,10 @@ class Reading:
         stamp = found.stamp
         base, after = stamp.base_offset, min(stamp.next_offset, self._end)
         if base > self._next:
-            self._miss(base)
+            self._miss(base)  # no step has accounted for the offsets before the batch
         self._why = None
         if self._entry.settings.max_age_ms and stamp.append_time_ms < self._oldest_ms():
-            self._lose_aged(stamp.lsn)
+            self._lose_aged(stamp.lsn)  # it and those after it that are too old, as one gap
             if self._next >= after:
                 return True
         offsets = max(self._next, self._floor), self._end
@@ -428,7 +365,11 @@ class Reading:
         return True
 
     def _hand_in(self, batch: MappedBatch) -> None:
-        """Have a batch wait for the caller, as the request wants it. Raises as its methods."""
+        """Have a batch wait for the caller, as the request wants it: as views, or copied.
+
+        Of a batch with few wanted rows these alone are copied; very few are gathered with those of
+        other batches. Raises as the batch's methods.
+        """
         if not self._request.copy:
             self._queue(batch)
         elif not takes_out(batch.content, batch.rows):
@@ -449,33 +390,33 @@ class Reading:
         self._next = max(self._next, min(spotted.rows[-1].offset + 1, end))
 
     def _gather(self, rows: list[Row], epoch: int, lsn: int) -> None:
-        """Put rows of one batch into the next gathered one."""
-        gathering = self._gathering
-        if not gathering.takes(rows[-1].offset, epoch):
+        """Put rows of one batch beside those of others; full batches of them wait for the caller.
+
+        epoch, lsn: of the rows' batch.
+        """
+        if not self._gathered.takes(rows[-1].offset, epoch):
             self._flush()
-        if not len(gathering):
-            self._gathered_lsn = lsn
-        gathering.add(rows, epoch, lsn)
-        if (
-            len(gathering) >= ROWS_MAX
-            or gathering.bytes >= _GATHERED_BYTES
-            or lsn - self._gathered_lsn >= _GATHERED_WITHIN
-        ):
+        self._gathered.add(rows, epoch, lsn)
+        if self._gathered.full:
             self._flush()
 
     def _flush(self) -> None:
         """Make a batch of the gathered rows: something else comes after them, or they are many."""
-        found = self._gathering.take()
-        if found is not None:
-            self._waiting.append(Batch(Stamp.unpack(found.stamp), Content(found.content)))
+        batch = self._gathered.batch()
+        if batch is not None:
+            self._waiting.append(batch)
 
     def _queue(self, item: Batch | MovedRecords | ReadingNotice | JournalCorrupt) -> None:
-        if len(self._gathering):
+        """Have something wait for the caller, after the rows that were gathered before it."""
+        if len(self._gathered):
             self._flush()
         self._waiting.append(item)
 
     def _schemas_with(self, number: int) -> Schemas | None:
-        """Return the versions of the stream's schema; the newest ones when one is not known."""
+        """Return the versions of the stream's schema, read anew where they lack a batch's.
+
+        number: of the version that the batch's rows have. None: the stream is not typed.
+        """
         known = self._schemas
         if known is None or number not in known.versions:
             known = self._schemas = self._declared() or known
@@ -504,7 +445,7 @@ class Reading:
         return min(young, self._end)
 
     def _raise_floor(self, next: int) -> None:
-        """Leave out records that the stream's max_records does not keep of those before `next`."""
+        """Raise the floor until at most the stream's max_records lie between it and `next`."""
         most = self._entry.settings.max_records
         self._floor = max(self._floor, next - most if most else 0)
 
@@ -513,33 +454,35 @@ class Reading:
         young = self._skip_aged(lsn, self._next)
         if young > self._next:
             self._lose(young, "retention", _AGED)
-            self._at.next = max(self._at.next, young)
+            self._walk.next = max(self._walk.next, young)
 
     def _renew(self) -> bool:
-        """Go on with batches written since the last look; False: there are none."""
+        """Begin steps over what was written since the last look; False: nothing was."""
         self._tail.advance(thorough=self._idle % _THOROUGH == 0)
         if self._tail.turns != self._turns:
+            # The ring came round, or was opened anew: the place is sought again by its offset.
             self._turns = self._tail.turns
             self._look()  # The ring of a stream that was removed is gone, too.
             stop = self._next_offset(self._tail.end_lsn)
             if self._next > stop:
-                self._note(RewoundNotice(self._next, stop, self._tail.epoch))
+                # A power loss took away what was read.
+                self._queue(RewoundNotice(self._next, stop, self._tail.epoch))
                 self._next = stop
             self._missing = NOTHING  # it was of the files before
             self._go_to(self._next)
-        if self._at.lsn >= self._bound:
+        if self._walk.lsn >= self._bound:
             self._idle += 1
             return self._lose_newest()
         self._idle = 0
         self._look_again(time.monotonic())
-        self._floor = self._read_floor()
+        self._floor = trim_floor(self._entry, self._segments)
         if self._entry.settings.max_records:
-            stream, lsn = self._entry.number, self._at.lsn
+            stream, lsn = self._entry.number, self._walk.lsn
             self._raise_floor(next_from(self._segments, stream, lsn, self._next, self._bound))
         if self._floor > self._next:
             self._lose(self._floor, "retention", _BOUNDS)
-        self._lose_aged(self._at.lsn)
-        self._steps = self._at.run(self._bound)
+        self._lose_aged(self._walk.lsn)
+        self._steps = self._walk.run(self._bound)
         return True
 
     def _look_again(self, now: float) -> None:
@@ -549,7 +492,10 @@ class Reading:
             self._look()
 
     def _look(self) -> None:
-        """Look at what became of the stream. Raises StreamRemoved, and ends the reading."""
+        """Take up the stream's settings, trims and purges as of now.
+
+        Raises StreamRemoved, after which the reading is closed.
+        """
         self._catalogue.refresh()
         entry = self._catalogue.entry(self._entry.number)
         if entry is None:
@@ -566,13 +512,6 @@ class Reading:
             raise Timeout(f"no record of '{self._entry.name}' came in time")
         time.sleep(POLL_S if deadline is None else min(POLL_S, deadline - now))
 
-    def _read_floor(self) -> int:
-        """Return the offset before which limits and removals left no record."""
-        trims = read_mark(self._segments.storage, TRIMS_FILE, Trims)
-        if trims is None or trims.ring != self._segments.uuid:
-            return self._entry.trimmed
-        return max(self._entry.trimmed, trims.first.get(self._entry.number, 0))
-
     def _miss(self, to_offset: int) -> None:
         """Report the offsets up to `to_offset` as lost: the walk found no batch of them."""
         why = self._why or Lost("damaged", "the batches are not in the ring")
@@ -588,7 +527,11 @@ class Reading:
     def _losses(
         self, begin: int, to_offset: int, code: str, reason: str
     ) -> Iterator[GapNotice | MovedRecords]:
-        """Yield what the caller gets in place of the offsets [begin, to_offset)."""
+        """Yield what the caller gets in place of the offsets [begin, to_offset).
+
+        That is a gap; or two, where a trim removed the first ones; or, of a stream with `keep`,
+        copies of the records that moved.
+        """
         if code == "retention" and self._entry.settings.keep:
             # What is left of these records has moved, and the others were replaced.
             if begin < to_offset:
@@ -607,19 +550,17 @@ class Reading:
         return self._bound
 
     def _lose_newest(self) -> bool:
-        """Report missing segments in which the log went on; False: there are none."""
+        """Report missing segments in which the log went on, once; False: there are none."""
         newest, self._missing = self._missing.newest, NOTHING
         if not newest:
             return False
         if self._missing_to:
             self._lose(self._missing_to, "damaged", newest)
         elif self._next < self._end or self._end != self._request.end:
+            # The reading is not complete without them: it was not asked to end before them.
             reason = f"{newest}; the log went on there, and nothing tells with which records"
             self._queue(JournalCorrupt(f"ring {self._entry.ring}", reason))
         return True
-
-    def _note(self, notice: ReadingNotice) -> None:
-        self._queue(notice)
 
     def _tell(self, notice: ReadingNotice) -> None:
         """Give the caller a notice. Raises GapError for a loss in a strict reading."""
@@ -678,7 +619,7 @@ class Reading:
         """End the reading. Batches and tables that were handed out stay what they are."""
         self._flush()
         if self._waiting:
-            self._next = self._handed
+            self._next = self._handed  # `position` is where the caller stands, not the walk
         self._closed = True
         self._steps = iter(())
         self._waiting.clear()
@@ -693,4 +634,5 @@ class Reading:
 
 
 def _now_ms() -> int:
+    """Return the time in milliseconds since 1970."""
     return time.time_ns() // 1_000_000

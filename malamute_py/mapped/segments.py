@@ -5,7 +5,12 @@ process share. The rules: nothing is written and no file is locked; pages are as
 before they are touched, so that a page that cannot be read is an error with a name instead of a
 signal; a mapping tells whether its file was given to another segment, since the writer changes the
 header before it overwrites a batch; an unpacked index is used for the very bytes that it was
-unpacked from. Source: FORMAT.md, sections 2 and 8.
+unpacked from.
+
+Words: a ring is a circle of segment files of one size, and an LSN a position in it, counted in
+bytes ever written. A file lives several times: the broker renames the oldest one to be the next
+segment. To bring in pages is to have the kernel read them before they are touched. Source:
+FORMAT.md, sections 2 and 8.
 """
 
 from __future__ import annotations
@@ -66,8 +71,9 @@ class SegmentMap:
         self.inode = facts.st_ino
         self.size = min(facts.st_size, segment_bytes)
         """Bytes that are there: less than a segment's where the file was cut off."""
-        # Never more than the file has: beyond its end a mapping is a signal. The broker allocates
-        # a segment before it has its name, and cuts none off.
+        # Never more than the file has: a read of a mapping beyond the end of its file is a signal
+        # that ends the process. The broker allocates a segment before it has its name, and cuts
+        # none off.
         self._path = path
         self._fd = -1
         """A descriptor for copy(), once it was called."""
@@ -76,7 +82,7 @@ class SegmentMap:
         self._present = bytearray(-(-self.size // _PIECE_BYTES))
         """For each piece of the file 1 once it was brought in."""
         self._ready = self._ready_end = 0
-        """Part of the file that was brought in, without a page that cannot be read."""
+        """One part of the file that is known to be brought in and readable: the quick answer."""
         self._unreadable: set[int] = set()
         """Pages that the disk cannot read."""
         self.unreadable(0, SEGMENT_HEADER_BYTES)
@@ -98,6 +104,7 @@ class SegmentMap:
             if not self._present[piece]:
                 self._bring(piece)
         if not self._unreadable:
+            # The part that is known grows if this one touches it, and else begins here.
             if not self._ready <= first * _PIECE_BYTES <= self._ready_end:
                 self._ready = first * _PIECE_BYTES
             self._ready_end = min(after * _PIECE_BYTES, self.size)
@@ -110,11 +117,12 @@ class SegmentMap:
     def unreadable_alone(self, begin: int, end: int) -> str:
         """Have the kernel bring in the pages of [begin, end), and none beside them.
 
-        For small parts that lie far apart. Returns what is wrong with it, or "".
+        For small parts that lie far apart, as bodies of rare rows, of which whole pieces would be
+        read in vain. Returns what is wrong with it, or "".
         """
         first, last = begin // _PIECE_BYTES, max(begin, end - 1) // _PIECE_BYTES
         if end > self.size or (self._present[first] and self._present[last]):
-            return self.unreadable(begin, end)
+            return self.unreadable(begin, end)  # which has the answer without another call
         page = begin - begin % mmap.PAGESIZE
         try:
             self._map.madvise(_MADV_POPULATE_READ, page, max(end - page, 1))
@@ -131,7 +139,10 @@ class SegmentMap:
         return os.pread(self._fd, size, begin)
 
     def _open(self) -> None:
-        """Open the mapped file once more. Raises OSError: another one stands under its name."""
+        """Open the mapped file once more, for copy(): the mapping needs no descriptor.
+
+        Raises OSError: another file stands under its name.
+        """
         fd = open_regular(self._path, os.O_RDONLY)
         if os.fstat(fd).st_ino != self.inode:
             os.close(fd)
@@ -149,6 +160,7 @@ class SegmentMap:
         except OSError as error:
             if error.errno not in _UNREADABLE:
                 return  # It says nothing of the pages: they come in when they are touched.
+            # Some page of the piece: each is tried alone.
             for at in range(begin, begin + size, mmap.PAGESIZE):
                 try:
                     self._map.madvise(_MADV_POPULATE_READ, at, mmap.PAGESIZE)
@@ -157,7 +169,7 @@ class SegmentMap:
                         self._unreadable.add(at // mmap.PAGESIZE)
 
     def readable(self) -> memoryview:
-        """All of the file, to be searched: pages that cannot be read are zeros."""
+        """Return all of the file, to be searched for batches: unreadable pages are zeros."""
         self.unreadable(0, self.size)
         if not self._unreadable:
             return self.view
@@ -168,10 +180,10 @@ class SegmentMap:
         return memoryview(data)
 
     def stamp(self, at: int) -> Stamp | str:
-        """The stamp at a position of the segment, or why there is none."""
+        """Return the stamp at a position of the segment, or a sentence why there is none."""
         if fault := self.unreadable(at, at + STAMP_BYTES):
             return fault
-        found = stamp_here(self.view, at, self.base_lsn + at)
+        found = stamp_here(self.view, at, self.base_lsn + at)  # the quick way, for a usual stamp
         return stamp_or_fault(self.view, at, self.base_lsn + at) if found is None else found
 
 
@@ -186,6 +198,7 @@ class Indexes:
         """bytes_max: of files; beyond it what was not asked for the longest is forgotten."""
         self._bytes_max = bytes_max
         self._bytes = 0
+        """Bytes of all files in `_held`."""
         self._held: OrderedDict[tuple[bytes, int], tuple[bytes, StoredIndex]] = OrderedDict()
         """(ring, segment) -> bytes of the file, and the index in them."""
         self._lock = threading.Lock()
@@ -198,6 +211,7 @@ class Indexes:
             if unpacked_from == data:
                 self._held.move_to_end(key)
                 return known
+        # Unpacked without the lock: two threads may do it at once, and the later one's is kept.
         found = read_index(data, ring, number)
         if found is None:
             return None
@@ -232,17 +246,18 @@ class Segments:
         return sorted(number for number in numbers if number is not None)
 
     def is_there(self, number: int) -> bool:
-        """True when something has the name of a segment."""
+        """True when something has the name of a segment, whether or not it can be read."""
         return os.path.lexists(self._path / segment_name(number))
 
     def _names(self) -> list[str]:
+        """Return the names of the ring's files; none: the ring was removed."""
         try:
             return self.storage.names()
         except FileNotFoundError:
             return []
 
     def map(self, number: int) -> SegmentMap | None:
-        """The segment's file; None: it is not there (any more), or was not begun.
+        """Return the mapping of a segment; None: it is not there (any more), or was not begun.
 
         Raises OSError: the file cannot be opened.
         """
@@ -274,7 +289,10 @@ class Segments:
         return found
 
     def replaced(self, number: int) -> bool:
-        """True when another file stands under the name: a broker has been started anew."""
+        """True when another file stands under the name of a mapped segment, or none.
+
+        The recovery of a broker that was started anew puts repaired copies in the place of files.
+        """
         held = self._maps.get(number)
         if held is None:
             return False
@@ -301,6 +319,7 @@ class Segments:
         """
         closed = read_mark(self.storage, CLOSED_FILE, Closed)
         lsn = closed.end_lsn if closed is not None and closed.ring == self.uuid else 0
+        # A header is written when its segment begins; that of the newest may not be there yet.
         for number in self.numbers()[-2:]:
             segment = self.map(number)
             header = None if segment is None else read_segment_header(segment.header)

@@ -2,8 +2,12 @@
 
 Owns the pattern, the client times and the ages of one reading. The rules: a header is matched once
 and then looked up; which index entries are read at all is decided as the broker decides it; a
-record that has expired, or is past its stream's age, is not handed out. Source: SPEC.md, sections
-5 and 8.
+record that has expired, or is past its stream's age, is not handed out.
+
+Words: a header is a record's subjects and fields. A content has each distinct header once, and for
+each row a code, its place among them; no codes: all rows have the first one. A purge removed the
+records of a subject before an offset. A rare row has a spot, a known batch was searched before: see
+walk.py. Source: SPEC.md, sections 5 and 8.
 """
 
 from __future__ import annotations
@@ -27,7 +31,6 @@ from malamute_py.journal.gathering import WantedRows
 from malamute_py.journal.index import Entries, StoredIndex
 from malamute_py.journal.known import KnownBatch, Read
 from malamute_py.journal.types import HeaderIndex
-from malamute_py.mapped.walk import OfKnown, Spots
 from malamute_py.matcher import ByKey, candidates, compile_pattern, rows_by_subject
 
 _HEADERS_MAX: Final = 65_536
@@ -59,7 +62,7 @@ class Selection:
         """For each purge the offset before which it removed records, and the test of a header."""
 
     def purge(self, purges: Sequence[PurgeMark]) -> None:
-        """Leave out records that were removed by subject."""
+        """Leave out records that were removed by subject; called after each look at the stream."""
         if purges != self._purges:
             self._purges = purges
             self._unchecked = self.everything and self._client_time is None and not purges
@@ -74,13 +77,13 @@ class Selection:
         return choose(index, self._stream, entries, search, self._client_time)
 
     def spots(self, index: StoredIndex, entries: Entries, first: int) -> WantedSpots | None:
-        """Return the wanted rare rows from an offset on, and which entries must be read whole.
+        """Return the wanted rare rows from offset `first` on, and which entries must be read whole.
 
-        None: the index has no usable spots.
+        None: the index has no usable spots, or every row is wanted, so that batches are read whole.
         """
         if self.everything or not len(entries.rows):
             return None
-        end = int(entries.rows["next"][-1])
+        end = int(entries.rows["next"][-1])  # the offset after the last entry
         found = wanted_spots(
             index, self._stream, entries, self._candidates, self._matches, self._client_time,
             first, end,
@@ -90,34 +93,35 @@ class Selection:
         # A row with a purged header counts only from the purge's offset on.
         kept = np.ones(len(found.spots), np.bool_)
         for before, matches in self._purgers:
-            hit = np.array([matches(*header) for header in found.headers], np.bool_)
-            kept &= ~hit[found.codes] | (found.spots["offset"] >= before)
+            purged_headers = np.array([matches(*header) for header in found.headers], np.bool_)
+            kept &= ~purged_headers[found.codes] | (found.spots["offset"] >= before)
         return found._replace(spots=found.spots[kept], codes=found.codes[kept])
-
-    @property
-    def alone(self) -> tuple[Spots, OfKnown]:
-        """The choices of rows that a walk reads without their batch."""
-        return self.spots, self.of_known
 
     def of_known(self, batch: KnownBatch, read: Read, at: int) -> list[Row] | None:
         """Return the wanted rows of a known batch, at any offset; None: it is to be read whole.
 
-        at: position of the batch in its segment.
+        read: returns a copy of bytes of its segment. at: position of the batch there. What is
+        remembered of a batch knows no purges: with any, batches are read whole.
         """
         if self._rare_rows is None or self._purges:
             return None
         return self._rare_rows.of_known(batch, read, at)
 
     def _candidates(self, index: HeaderIndex) -> BitMap:
-        """Entries that may hold a wanted record."""
+        """Return the entries that may hold a wanted record, by the index's headers.
+
+        The search gives None where the pattern rules out no entry.
+        """
         found = self._search(ByKey(index))
         return index.everything() if found is None else found
 
     def rows(
         self, content: Content, base: int, offsets: tuple[int, int], now_ms: Callable[[], int]
     ) -> tuple[bool, Array | None]:
-        """(whether any row is wanted, mask of those; None: all) with offsets in [from, to).
+        """Return (whether any row of a batch is wanted, mask of those; None: all).
 
+        base: offset of the first row. offsets: [from, to) that the reading takes. now_ms: called
+        only where some row may have expired.
         Raises BatchError, IndexError: the content is not what its checksum was of.
         """
         count = content.head.count
@@ -125,6 +129,7 @@ class Selection:
         inside = low <= base and base + count <= high
         if self._unchecked and inside and not content.head.earliest_expiry_ms:
             return True, None
+        # A row is wanted that all masks keep; what keeps every row adds no mask.
         masks: list[Array] = []
         if not self.everything:
             mask = self._by_header(content)
@@ -136,10 +141,10 @@ class Selection:
         if earliest_ms and earliest_ms <= (now := now_ms()):
             expiries = content.expiries
             if expiries is not None:
-                masks.append((expiries == 0) | (expiries > now))
+                masks.append((expiries == 0) | (expiries > now))  # 0: the row never expires
         if self._client_time is not None:
             masks.append(self._within(content))
-        masks += self._left(content, base)  # by the purges
+        masks += self._unpurged(content, base)
         if not inside:
             numbers = np.arange(base, base + count)
             masks.append((numbers >= low) & (numbers < high))
@@ -149,7 +154,10 @@ class Selection:
         return (True, None) if mask.all() else (bool(mask.any()), mask)
 
     def _by_header(self, content: Content) -> Array:
-        """Mask of the rows whose header is wanted."""
+        """Return the mask of the rows whose header is wanted.
+
+        A pattern of subjects alone may find its rows by their codes, without headers as objects.
+        """
         rows = None if self._by_subject is None else self._by_subject(content)
         if rows is not None:
             mask: Array = np.zeros(content.head.count, np.bool_)
@@ -159,14 +167,15 @@ class Selection:
         chosen = np.fromiter(map(self._wanted, distinct), np.bool_, len(distinct))
         return np.full(content.head.count, chosen[0]) if codes is None else chosen[codes]
 
-    def _left(self, content: Content, base: int) -> Iterator[Array]:
-        """Masks of the rows that each purge leaves, of those that take any."""
+    def _unpurged(self, content: Content, base: int) -> Iterator[Array]:
+        """Yield for each purge that takes any row of a batch the mask of those that it leaves."""
         for before, matches in self._purgers:
             if base < before:
                 distinct, codes = content.headers()
                 hit = np.fromiter((matches(*each) for each in distinct), np.bool_, len(distinct))
                 if hit.any():
                     rows = np.full(content.head.count, hit[0]) if codes is None else hit[codes]
+                    # A row stays whose header is another, or that came after the purge.
                     yield ~rows | (np.arange(base, base + len(rows)) >= before)
 
     def _wanted(self, header: Header) -> bool:

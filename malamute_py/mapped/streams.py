@@ -1,8 +1,8 @@
 """Which streams a data directory has: their names, numbers, uuids, rings and settings.
 
 Owns the tables as ring main's files tell them: the snapshot at a segment's start, and the changes
-since. The rule: what cannot be read of the changes is passed over, as a start of the broker does.
-Source: FORMAT.md, section 4; malamute_py/changelog.
+since, which are records of their own in ring main. The rule: what cannot be read of the changes is
+passed over, as a start of the broker does. Source: FORMAT.md, section 4; malamute_py/changelog.
 """
 
 from __future__ import annotations
@@ -52,13 +52,17 @@ class Catalogue:
         self._tail = tail
         self._tables = Tables()
         self._change_next = 0
+        """Number of the next change to apply: the tables have those before it."""
         self._lsn = 0
+        """Position in the ring up to which changes were applied."""
         self._turns = -1
+        """Turns of the tail when the tables were loaded; -1: they were not."""
 
     def refresh(self) -> None:
-        """Take in what changed. Raises OSError."""
+        """Take in what changed since the last call. Raises OSError."""
         self._tail.advance()
         if self._tail.turns != self._turns:
+            # The ring came round, or a broker was started anew: what was followed is gone.
             self._turns = self._tail.turns
             self._load()
         while self._lsn < self._tail.end_lsn:
@@ -103,7 +107,7 @@ class Catalogue:
             try:
                 state = decode_snapshot(snapshot.bodies) if snapshot.bodies else None
             except msgspec.MsgspecError:
-                continue
+                continue  # damaged: an older one, and more changes after it, tell as well
             if state is not None:
                 self._tables, self._change_next = state.tables, state.change_next
             self._lsn = snapshot.facts.as_of_lsn
@@ -114,11 +118,12 @@ class Catalogue:
         """Apply the changes of streams that the log has beyond what was read before."""
         meta = RingMeta(self._segments.uuid, self._segments.segment_bytes)
         follower = Follower(self._segments.storage, meta)
-        queues = Queues()
+        queues = Queues()  # apply() wants them, and changes of streams do not touch them
         for stamp, content in follower.read(self._lsn, self._tail.end_lsn, _is_change):
-            for place, body in enumerate(_bodies(content)):
-                if stamp.base_offset + place >= self._change_next:
-                    self._change_next = stamp.base_offset + place + 1
+            for row, body in enumerate(_bodies(content)):
+                number = stamp.base_offset + row
+                if number >= self._change_next:  # earlier ones are in the snapshot
+                    self._change_next = number + 1
                     change = decode_change(body)
                     if isinstance(change, STREAM_CHANGES):
                         apply(self._tables, queues, change)
@@ -149,4 +154,5 @@ def _bodies(content: memoryview) -> tuple[bytes, ...]:
 
 
 def _is_change(stamp: Stamp) -> bool:
+    """Whether a batch of ring main is one of the change log's."""
     return stamp.control_kind == CHANGE

@@ -31,14 +31,15 @@ class ArrowTables:
     ) -> pa.Table:
         """Return all batches as one table. Raises Overwritten: the ring came round meanwhile.
 
-        declared: asked for the schema of a table of no batches.
+        decode: plain columns instead of dictionaries. declared: asked for the schema of a table of
+        no batches.
         """
         import pyarrow as pa
 
         from malamute_protocol.merging import merged
 
         self._given.clear()
-        pieces = list(self._pieces(merged(_whole_or_own(batches)), decode))
+        pieces = list(self._pieces(merged(_small_ones_copied(batches)), decode))
         schema = pieces[0].schema if pieces else _schema(declared(), decode)
         table = pa.Table.from_batches(pieces, schema)
         self.check()
@@ -47,16 +48,20 @@ class ArrowTables:
     def reader(
         self, batches: Iterable[Batch], decode: bool, declared: Callable[[], Schemas | None]
     ) -> pa.RecordBatchReader:
-        """Return a reader of all batches, each of which is read as it is asked for."""
+        """Return a reader of all batches, each of which is read as it is asked for.
+
+        decode, declared: as of table().
+        """
         import pyarrow as pa
 
         self._given.clear()
         pieces = self._pieces(batches, decode)
-        first = next(pieces, None)
+        first = next(pieces, None)  # its schema is that of the reader, which is to have one at once
         if first is None:
             return pa.RecordBatchReader.from_batches(_schema(declared(), decode), iter(()))
 
         def all_of_them() -> Iterator[pa.RecordBatch]:
+            """Yield the piece that was taken for its schema, and then the others."""
             yield first
             yield from pieces
 
@@ -71,6 +76,7 @@ class ArrowTables:
                 version = batch.schemas.newest
             piece = batch.to_arrow(decode=decode, schema=version)
             if isinstance(batch, MappedBatch) and not batch.copied:
+                # Views: check() asks one batch of each segment whether it was overwritten.
                 self._given.setdefault(id(batch.segment), batch)
             yield piece
 
@@ -80,12 +86,12 @@ class ArrowTables:
             batch.check()
 
     def forget(self) -> None:
-        """Answer for no table any more."""
+        """Have check() answer for no table, and let go of the segments."""
         self._given.clear()
 
 
-def _whole_or_own(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """Yield all batches, copies of those that are small."""
+def _small_ones_copied(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """Yield all batches, copies of those that are small: merged() makes chunks of these."""
     for batch in batches:
         if isinstance(batch, MappedBatch) and is_small(batch):
             batch = batch.copy()

@@ -4,8 +4,13 @@ Owns the end of what is whole, and the end of what is known to be synced. The ru
 once its last batch is there and the contents of all of its batches are good, unless it is known to
 be synced; what fails its check is damage where something proves that it was synced, and else the
 end; a ring that went on past the place begins anew at its newest segment. What tells is the stamps,
-the segments' headers, their index files and the file `closed`. Source: FORMAT.md, sections 5, 7
-and 8.
+the segments' headers, their index files and the file `closed`.
+
+Words: an LSN is a position in the ring, counted in bytes ever written to it. A bundle is the
+batches of one write, of which a recovery keeps all or nothing: each stamp names the LSN of its
+bundle, the last one is flagged. Each stamp, header and index also tells how far the ring was synced
+when it was written. An epoch rises each time a broker opens the log. Source: FORMAT.md, sections
+5, 7 and 8.
 """
 
 from __future__ import annotations
@@ -21,9 +26,9 @@ from malamute_py.journal.types import SEGMENT_HEADER_BYTES
 from malamute_py.mapped.segments import SegmentMap, Segments
 
 _ANY_BUNDLE: Final = -1
-"""State of the walk: a bundle may go on whose beginning was not seen."""
+"""In place of a bundle's LSN: a bundle may go on whose beginning the walk has not seen."""
 _NO_BUNDLE: Final = -2
-"""State of the walk: the next batch begins a bundle."""
+"""In place of a bundle's LSN: the next batch begins a bundle."""
 _SEARCH_EVERY: Final = 1 << 11
 """Looks without news after which the rest of a segment is searched for later batches."""
 
@@ -42,6 +47,7 @@ class RingTail:
         self._segments = segments
         self._directory = directory
         self._bundle = _ANY_BUNDLE
+        """LSN of the bundle that the walk is amid, or one of the two words above."""
         self._epoch = 0
         self._begin_lsn = 0
         """Position of the bundle that comes next, or is not whole yet."""
@@ -76,8 +82,8 @@ class RingTail:
     def _begin(self) -> None:
         """Stand at the beginning of a segment from which on the log is to be walked.
 
-        That is the newest one that begins where the log is known to have come: what lies after
-        may be left over from before a crash, and only a walk tells.
+        That is the newest one that begins before a position known to be synced: what lies after
+        that position may be left over from before a crash, and only a walk tells.
         """
         self._bundle, self._epoch = _ANY_BUNDLE, 0
         self.nexts.clear()
@@ -93,10 +99,14 @@ class RingTail:
         self._begin_lsn = self.end_lsn = numbers[0] * size if numbers else 0
 
     def _walk(self) -> None:
-        """Go on from batch to batch, as far as each follows on the one before."""
+        """Go on from batch to batch, as far as each follows on the one before.
+
+        The end moves only to the end of a whole bundle: a bundle that is being written is walked
+        again the next time.
+        """
         size = self._segments.segment_bytes
         lsn, bundle, epoch = self._begin_lsn, self._bundle, self._epoch
-        nexts: dict[int, int] = {}
+        nexts: dict[int, int] = {}  # of the bundle that is not whole yet
         while True:
             number, at = place(lsn, size)
             lsn = number * size + at
@@ -122,25 +132,28 @@ class RingTail:
                     self._bundle, self._epoch = bundle, epoch
                     self.nexts.update(nexts)
                     nexts.clear()
-            else:
+            else:  # the segment is full, and its batches are good: the next one follows
                 lsn = segment.base_lsn + size
                 continue
             break
         self.stopped_lsn = lsn
 
     def _fault(self, segment: SegmentMap, stamp: Stamp, at: int, bundle: int, epoch: int) -> bool:
-        """Return whether a batch does not follow on those before it, or is not whole yet."""
+        """Return whether a batch does not follow on those before it, or is not whole yet.
+
+        bundle, epoch: of the batch before it; bundle may be _ANY_BUNDLE or _NO_BUNDLE.
+        """
         end = at + stamp.size
         if stamp.epoch < epoch or end > self._segments.segment_bytes:
-            return True
+            return True  # left over from before a crash
         if stamp.lsn < self.synced_lsn:
             return False  # what was synced belongs to the log, damaged or not
         if bundle == _NO_BUNDLE and stamp.bundle_lsn != stamp.lsn:
-            return True
+            return True  # the beginning of its bundle is not here
         if bundle >= 0 and (stamp.bundle_lsn, stamp.epoch) != (bundle, epoch):
-            return True
+            return True  # the bundle before it has no end
         if stamp.control_kind == PADDING:
-            return False
+            return False  # it fills the segment up, and has no content
         if segment.unreadable(at, end):
             return True
         return bool(content_fault(segment.view, at + stamp.stamp_bytes, end, stamp))
@@ -160,6 +173,7 @@ class RingTail:
             return True
         segment = self._segments.map(number)
         if segment is None:
+            # Either the next segment is not begun yet, or the ring came round and overwrote it.
             later = [n for n in self._segments.numbers() if n > number]
             if any(self._begun(n) for n in later):
                 self._begin_anew()
@@ -171,7 +185,8 @@ class RingTail:
             self.synced_lsn = proven
             return False
         if self.stopped_lsn >= self.synced_lsn and not self._proven_later(segment, at):
-            return False
+            return False  # the end of what was written
+        # The walk stopped before a synced place: this is damage, and the log goes on after it.
         self._begin_lsn = resume(segment, at, size, self._epoch)
         self._bundle = _ANY_BUNDLE
         # A bundle that lost its end is not among them, and may have had a stream's last record.
@@ -210,23 +225,26 @@ class RingTail:
         return False
 
     def _read_mark(self) -> Epoch:
-        """Return the epoch, and how often the directory was opened: a new start raises that."""
+        """Return the file `epoch`: the epoch, and how often brokers have opened the directory."""
         return read_mark(self._directory, EPOCH_FILE, Epoch) or Epoch(b"", 0, 0)
 
 
 def place(lsn: int, segment_bytes: int) -> tuple[int, int]:
     """(number of the segment, position in it) of the batch that begins at or after a position."""
     number, at = divmod(lsn, segment_bytes)
-    if segment_bytes - at < STAMP_BYTES:
+    if segment_bytes - at < STAMP_BYTES:  # no batch has room before the segment's end
         number, at = number + 1, 0
     return number, max(at, SEGMENT_HEADER_BYTES)
 
 
 def resume(segment: SegmentMap, at: int, stop: int, epoch: int) -> int:
-    """Return the LSN of the next good batch after damage in a segment; else that of `stop`."""
+    """Return the LSN of the next good batch after damage in a segment; else that of `stop`.
+
+    at, stop: positions of the damage and of the end of the search. epoch: least one of that batch.
+    """
     stamp = segment.stamp(at)
     if isinstance(stamp, Stamp) and stamp.epoch >= epoch and at + stamp.size <= stop:
-        return stamp.lsn + stamp.size
+        return stamp.lsn + stamp.size  # the stamp is good, and tells where its content ends
     data = segment.readable()[:stop]
     for later in candidates(data, segment.base_lsn, at):
         found = check(data, segment.base_lsn, later)

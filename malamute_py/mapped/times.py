@@ -1,7 +1,8 @@
 """Look-ups by time: where in a stream the first record of a time, or of a later one, lies.
 
-Owns the walks that look for it. The rule: an index says which batches may hold it, and a batch that
-is damaged or overwritten holds none. Source: SPEC.md, section 6.
+Owns the walks that look for it, for a reading that begins at a time. The rule: an index says which
+batches may hold it, and a batch that is damaged or overwritten holds none. Source: SPEC.md,
+section 6.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ def at_client_time(
             times = content.client_times if late else None
         except (BatchError, IndexError):
             continue  # Damaged or overwritten: it has no times.
-        hits = [] if times is None else (times >= least).nonzero()[0].tolist()
-        kept = floor - step.stamp.base_offset
-        first = next((row for row in hits if row >= kept), None)
+        late_rows = [] if times is None else (times >= least).nonzero()[0].tolist()
+        first_kept = floor - step.stamp.base_offset
+        first = next((row for row in late_rows if row >= first_kept), None)
         if first is not None and step.segment.intact():
             return step.stamp.base_offset + int(first)
     return None
@@ -59,9 +60,10 @@ def at_client_time(
 def _walk(
     segments: Segments, stream: int, floor: int, bound: int, choose: Choose, *, contents: bool
 ) -> Iterator[Found]:
-    """Yield the batches of a stream that an index's times pick, from its oldest record on.
+    """Yield the batches of a stream that may hold the time, from the first record to look at on.
 
-    contents: batches are read, too.
+    choose: picks them by the times in a segment's index; without an index all are yielded.
+    contents: whether contents are looked at, and so are checked.
     """
     lsn, first = begin_of(segments, stream, floor)
     for step in Walk(segments, stream, lsn, first, choose=choose, contents=contents).run(bound):

@@ -3,8 +3,13 @@
 Owns the order: segments by their index where there is one, batch by batch where there is none. The
 rules: what is handed out had both checksums good a moment ago, and a rare row that is read without
 its batch a checksum of its own; what is not there is a loss with a name, and where the ring went on
-past the place the walk goes on at its oldest segment. Source:
-FORMAT.md, sections 6 and 8.
+past the place the walk goes on at its oldest segment.
+
+Words: an LSN is a position in the ring, counted in bytes ever written to it. An entry of a
+segment's index is about adjacent batches of one stream. A rare row is one whose header few rows of
+its batch have; its spot in the index names its bytes, so that they are read without the batch. A
+known batch was searched before: checksums of its blocks are in memory. A bundle is batches of one
+write. Source: FORMAT.md, sections 6 and 8.
 """
 
 from __future__ import annotations
@@ -116,6 +121,7 @@ class Walk:
         """
         size = self._segments.segment_bytes
         while self.lsn < bound_lsn:
+            # No batch crosses the end of a segment: the next one may begin in the one after.
             number, at = place(self.lsn, size)
             self.lsn = number * size + at
             segment = self._segments.map(number)
@@ -140,7 +146,7 @@ class Walk:
         """Yield the stream's batches of a finished segment, as its index file names them.
 
         Entries that are not chosen are passed over unread; a batch that is not where the index says
-        is lost.
+        is lost. Where the broker overwrites the segment meanwhile, the rest of it is skipped.
         """
         entries = index.entries(self._stream, self.next, END)
         rows = entries.rows
@@ -153,14 +159,14 @@ class Walk:
             ends = np.searchsorted(rare.spots["offset"], rows["next"]).tolist()
         elif self._choose is not None and chosen:
             chosen = list(self._choose(index, entries))
-        done = 0
-        for at, size, after, take, end in zip(
+        spots_done = 0
+        for at, size, after, take, spots_end in zip(
             rows["position"].tolist(), rows["bytes"].tolist(), rows["next"].tolist(), chosen, ends,
             strict=True,
         ):  # fmt: skip
-            if rare is not None and end > done:
-                yield from self._alone(segment, rare, done, end)
-                done = end
+            if rare is not None and spots_end > spots_done:
+                yield from self._spotted(segment, rare, spots_done, spots_end)
+                spots_done = spots_end
                 if not segment.intact():
                     yield from self._skip(segment.number, END)
                     return
@@ -180,6 +186,7 @@ class Walk:
                     reason = step.reason
                 yield step
             if after > self.next:
+                # The entry promised records up to `after`, and they were not found.
                 if not segment.intact():
                     yield from self._skip(segment.number, END)
                     return
@@ -187,13 +194,17 @@ class Walk:
                 yield Lost("damaged", reason, after)
         self.lsn = segment.base_lsn + self._segments.segment_bytes
 
-    def _alone(
+    def _spotted(
         self, segment: SegmentMap, rare: WantedSpots, begin: int, end: int
     ) -> Iterator[Step]:
-        """Rare rows of one entry, which is one batch, each with its checksum good."""
+        """Yield the rare rows of one entry, which is one batch, read without the batch.
+
+        begin, end: which of the spots are of this entry. Each body has its checksum good; a damaged
+        one is Lost alone. It ends early where the segment is overwritten: the caller looks at that.
+        """
         rows: list[Row] = []
-        epoch = lsn = 0
-        for (offset, appended, client, epoch, batch_at, at, size, crc), code in zip(
+        epoch = lsn = 0  # of the batch: alike in all spots of the entry
+        for (offset, append_ms, client_ms, epoch, batch_at, at, size, crc), code in zip(
             rare.spots[begin:end].tolist(), rare.codes[begin:end].tolist(), strict=True
         ):
             lsn = segment.base_lsn + batch_at
@@ -202,10 +213,11 @@ class Walk:
             fault = segment.unreadable_alone(at, at + size)
             body = b"" if fault else bytes(segment.view[at : at + size])
             if not fault and google_crc32c.value(body) == crc:
-                rows.append(Row(rare.headers[code], offset, appended, client, body))
+                rows.append(Row(rare.headers[code], offset, append_ms, client_ms, body))
                 continue
             if not segment.intact():
                 return
+            # Damage: the good rows before it go first, since steps are in the order of offsets.
             if rows:
                 yield Spotted(rows, epoch, lsn)
             rows, self.next = [], offset + 1
@@ -219,7 +231,7 @@ class Walk:
     def _of_known(self, segment: SegmentMap, at: int, size: int) -> Spotted | None:
         """Return the wanted rows of an entry that is one known batch; None: it is to be read whole.
 
-        A batch is known whose block checksums are in memory.
+        segment, at, size: where the entry's bytes lie. The rows may be none.
         """
         if self._known is None:
             return None
@@ -240,7 +252,7 @@ class Walk:
             self.lsn = segment.base_lsn + stop
 
     def _within(self, segment: SegmentMap, at: int, stop: int) -> Iterator[Step]:
-        """Yield the stream's batches in a part of a segment.
+        """Yield the stream's batches between two positions of a segment, and what is damaged there.
 
         It ends early where the broker overwrites the segment while it is read. Each batch
         was right a moment before it is yielded: SegmentMap.intact() says afterwards whether it was
@@ -249,10 +261,11 @@ class Walk:
         epoch = 0
         while stop - at >= STAMP_BYTES:
             stamp = segment.stamp(at)
+            # Epochs only rise: a lower one is of a batch that was left over from before a crash.
             if isinstance(stamp, Stamp) and stamp.epoch >= epoch and at + stamp.size <= stop:
                 epoch, end = stamp.epoch, at + stamp.size
-                mine = stamp.stream == self._stream and stamp.control_kind == DATA
-                if not mine or (after := stamp.next_offset) <= self.next:
+                wanted = stamp.stream == self._stream and stamp.control_kind == DATA
+                if not wanted or (after := stamp.next_offset) <= self.next:
                     at = end
                     continue
                 fault = self._fault(segment, at, stamp) if self._contents else ""
@@ -272,7 +285,7 @@ class Walk:
             at = min(resume(segment, at, stop, epoch) - segment.base_lsn, stop)
 
     def _fault(self, segment: SegmentMap, at: int, stamp: Stamp) -> str:
-        """Say what is wrong with a batch in a segment; "": nothing."""
+        """Say what is wrong with a batch's bytes: the disk, or its checksum; "": nothing."""
         end = at + stamp.size
         fault = segment.unreadable(at, end)
         return fault or content_fault(segment.view, at + stamp.stamp_bytes, end, stamp)
@@ -281,14 +294,17 @@ class Walk:
         """Go on at the oldest segment that is there, after the segment `number` that is gone.
 
         What lay between is Lost: by retention if the ring has taken all before it, else by damage.
+        Where no later segment is there, none is told as lost: the broker may make one yet.
         """
         numbers = self._segments.numbers()
         later = [n for n in numbers if n > number]
         if not later:
             self.lsn = min(bound_lsn, (number + 1) * self._segments.segment_bytes)
             return
-        self.lsn = min(bound_lsn, later[0] * self._segments.segment_bytes)
-        begun = first_snapshot(self._segments, later[0])
+        oldest_left = later[0]
+        self.lsn = min(bound_lsn, oldest_left * self._segments.segment_bytes)
+        # Its snapshot says how far the stream had come there, which bounds what is lost.
+        begun = first_snapshot(self._segments, oldest_left)
         row = None if begun is None else begun.facts.streams.get(self._stream)
         # The ring takes its oldest segment first: one that is missing between others is lost.
         code: Literal["retention", "damaged"] = "retention" if numbers == later else "damaged"
@@ -297,11 +313,15 @@ class Walk:
 
 
 def _name(segment: SegmentMap, at: int) -> str:
+    """Return a place in words, for the reason of a loss."""
     return f"segment {segment.number} at byte {at}"
 
 
 def first_snapshot(segments: Segments, number: int) -> Snapshot | None:
-    """Return the ring's snapshot at the start of a segment; None: it is absent or unreadable."""
+    """Return the ring's snapshot at the start of a segment; None: it is absent or unreadable.
+
+    The broker begins each segment with one: it says how far each stream had come there.
+    """
     segment = segments.map(number)
     stamp = None if segment is None else segment.stamp(SEGMENT_HEADER_BYTES)
     if segment is None or not isinstance(stamp, Stamp) or stamp.control_kind != SNAPSHOT:
@@ -320,10 +340,12 @@ def begin_of(segments: Segments, stream: int, offset: int) -> tuple[int, int]:
 
     The second is the offset that was asked for, or the first one in the segments that are left.
     """
-    # The snapshot at a segment's beginning says how far the stream had come: segments are halved.
+    # A binary search: the snapshot at a segment's beginning says how far the stream had come.
     numbers = segments.numbers()
-    before: int | None = None
-    later = 0, offset
+    begin_lsn: int | None = None
+    """Beginning of the newest segment before which all records of the stream have lower offsets."""
+    oldest_left = 0, offset
+    """The answer without such a segment: where the oldest one begins, and the stream goes on."""
     while numbers:
         middle = len(numbers) // 2
         snapshot = first_snapshot(segments, numbers[middle])
@@ -331,16 +353,19 @@ def begin_of(segments: Segments, stream: int, offset: int) -> tuple[int, int]:
             del numbers[middle]  # a spare, or damaged: its neighbours tell as well
             continue
         row = snapshot.facts.streams.get(stream, StreamRow(0, 0, []))
-        # The bundle that a segment begins with may have begun in the one before.
+        # as_of_lsn: the bundle that a segment begins with may have begun in the one before.
         if row.next <= offset:
-            before, numbers = snapshot.facts.as_of_lsn, numbers[middle + 1 :]
+            begin_lsn, numbers = snapshot.facts.as_of_lsn, numbers[middle + 1 :]
         else:
-            later, numbers = (snapshot.facts.as_of_lsn, row.next), numbers[:middle]
-    return later if before is None else (before, offset)
+            oldest_left, numbers = (snapshot.facts.as_of_lsn, row.next), numbers[:middle]
+    return oldest_left if begin_lsn is None else (begin_lsn, offset)
 
 
 def next_offset(segments: Segments, stream: int, bound_lsn: int) -> int:
-    """The offset after a stream's last record before a position at which a bundle ends."""
+    """The offset after a stream's last record before a position at which a bundle ends.
+
+    The newest snapshot before the position tells most of it, a walk over stamps the rest.
+    """
     for number in reversed(segments.numbers()):
         snapshot = first_snapshot(segments, number)
         if snapshot is None or snapshot.facts.as_of_lsn > bound_lsn:
@@ -364,10 +389,10 @@ def next_from(segments: Segments, stream: int, lsn: int, offset: int, bound_lsn:
 def young_from(
     segments: Segments, stream: int, lsn: int, offset: int, oldest_ms: int, bound_lsn: int
 ) -> int:
-    """Return the first offset from `offset` on that was appended at a time or later.
+    """Return the first offset from `offset` on that was appended at `oldest_ms` or later.
 
-    lsn: position in the ring from which to look for it. Without such a record before the bound it
-    is the offset after the last one.
+    For readers, which pass over records beyond their stream's age. lsn: position in the ring from
+    which to look for it. Without such a record before the bound it is the offset after the last.
     """
     walk = Walk(
         segments, stream, lsn, offset, contents=False,
@@ -384,7 +409,11 @@ def young_from(
 
 
 def epoch_end(segments: Segments, stream: int, epoch: int) -> int:
-    """The offset at which an epoch after this one began in a stream; END: none did, as is known."""
+    """The offset at which an epoch after this one began in a stream; END: none did, as is known.
+
+    For a reader that comes back: a record of its epoch with this offset or a later one was taken
+    away by a power loss. The newest readable snapshot tells it.
+    """
     for number in reversed(segments.numbers()):
         snapshot = first_snapshot(segments, number)
         if snapshot is not None:

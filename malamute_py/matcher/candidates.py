@@ -3,8 +3,10 @@
 Owns the conservative evaluation of a pattern over a segment's header index. The rule: the answer
 contains every batch that holds a matching record, always; it contains no other for topic, prefix
 and regex patterns and alternatives of these, over an exact index. Negation needs care: a batch that
-holds a matching record may hold others too, so the complement of an answer is no answer. Source:
-docs/design.md, Journal.
+holds a matching record may hold others too, so the complement of an answer is no answer.
+
+Called for reads of history, to leave batches unread. Everywhere here None as an answer stands for
+every batch: the index cannot rule any out. Source: docs/design.md, Journal.
 """
 
 from __future__ import annotations
@@ -77,6 +79,7 @@ class ByKey:
     """A RecordIndex as candidates() wants it: by key."""
 
     def __init__(self, index: RecordIndex) -> None:
+        """index: whose entries are asked for; all but subjects() is as it has it."""
         self._index = index
         self.exact = index.exact
         self.field = index.field
@@ -84,7 +87,7 @@ class ByKey:
         self.everything = index.everything
 
     def subjects(self) -> Iterator[tuple[str, BitMap]]:
-        """(keys of a record, entries that hold such a record). See HeaderIndex."""
+        """Yield (key, entries that hold a record with it), a key perhaps often. See HeaderIndex."""
         for keys, bitmap in self._index.subjects():
             for key in keys:
                 yield key, bitmap
@@ -105,21 +108,21 @@ def _evaluate(pattern: Canonical, index: HeaderIndex) -> BitMap | None:
     if kind == "fields":
         return _by_field(pattern, index)
     if kind == "and":
-        return _both([_evaluate(child, index) for child in pattern[1:]])
+        return _in_all([_evaluate(child, index) for child in pattern[1:]])
     if kind == "or":
-        return _either([_evaluate(child, index) for child in pattern[1:]])
+        return _in_some([_evaluate(child, index) for child in pattern[1:]])
     if kind == "not" and index.exact:
-        return _without(pattern[1], index)
-    return None
+        return _with_a_key_outside(pattern[1], index)
+    return None  # a kind that the index knows nothing of
 
 
-def _both(parts: list[BitMap | None]) -> BitMap | None:
+def _in_all(parts: list[BitMap | None]) -> BitMap | None:
     """Return the batches that may match all parts. None, of a part or as the answer: any may."""
     known = [part for part in parts if part is not None]
     return BitMap.intersection(*known) if known else None
 
 
-def _either(parts: list[BitMap | None]) -> BitMap | None:
+def _in_some(parts: list[BitMap | None]) -> BitMap | None:
     """Return the batches that may match some part. None, of a part or as the answer: any may."""
     known = [part for part in parts if part is not None]
     return BitMap.union(*known) if len(known) == len(parts) else None
@@ -127,10 +130,11 @@ def _either(parts: list[BitMap | None]) -> BitMap | None:
 
 def _by_key(pattern: Canonical, index: HeaderIndex) -> BitMap | None:
     """Return the batches with a subject that a pattern may match; None: any may have one."""
-    if pattern[0] == "topic":
-        parts = pattern[1].split(".")
+    kind, text = pattern
+    if kind == "topic":
+        parts = text.split(".")
         if "*" not in parts and "#" not in parts:
-            return BitMap(index.subject(pattern[1]))
+            return BitMap(index.subject(text))  # one key, which the index finds by itself
     test = _key_test(pattern) if index.exact else _leading_test(pattern)
     if test is None:
         return None
@@ -142,32 +146,39 @@ def _by_key(pattern: Canonical, index: HeaderIndex) -> BitMap | None:
 
 
 def _key_test(pattern: Canonical) -> KeyTest:
+    """Return a test whether a whole key matches a topic, a prefix or an expression."""
     predicate = predicate_of(pattern)
     return lambda key: predicate((key,), ())
 
 
 def _leading_test(pattern: Canonical) -> KeyTest | None:
-    """Return a test whether a key with these leading parts, or just these, may match."""
-    text: str = pattern[1]
-    if pattern[0] == "topic":
+    """Return a test whether a key with these leading parts, or just these, may match.
+
+    No leading parts, "", may begin any key. None: there is no such test.
+    """
+    kind, text = pattern
+    if kind == "topic":
         parts = tuple(text.split("."))
         return lambda key: not key or may_lead_to_match(parts, key.split("."))
-    if pattern[0] == "prefix":
+    if kind == "prefix":
+        # Either the parts have the prefix, or it goes on after them.
         return lambda key: not key or key.startswith(text) or text.startswith(f"{key}.")
     # The leading parts of a key cannot answer what an expression needs further on.
     return None
 
 
 def _by_field(pattern: Canonical, index: HeaderIndex) -> BitMap | None:
-    """Return the batches that may hold a record with these fields."""
-    held = [index.field(c[0], c[1] if len(c) == 2 else None) for c in pattern[2]]
-    return _both(held) if pattern[1] == "all" else _either(held)
+    """Return the batches that may hold a record with these fields; None: any may."""
+    _, mode, criteria = pattern  # a criterion is (name,) or (name, value)
+    held = [index.field(name, value[0] if value else None) for name, *value in criteria]
+    return _in_all(held) if mode == "all" else _in_some(held)
 
 
-def _without(inner: Canonical, index: HeaderIndex) -> BitMap | None:
-    """Batches with a record that does not match inner, where keys alone decide that.
+def _with_a_key_outside(inner: Canonical, index: HeaderIndex) -> BitMap | None:
+    """Return the batches that may hold a record which does not match `inner`; None: any may.
 
-    No key of such a record matches inner, so its batch holds a key that does not.
+    No key of such a record matches `inner`, so its batch holds a key that does not. Only topics,
+    prefixes, expressions and alternatives of these are decided by keys.
     """
     leaves = inner[1:] if inner[0] == "or" else (inner,)
     if any(leaf[0] not in ("topic", "prefix", "regex") for leaf in leaves):

@@ -4,6 +4,10 @@ Owns how combinations are brought to one form and where the index looks for them
 combination that is not itself a negation always has a conjunction to be filed under; `positive`
 brings every pattern to that form or to the negation of one, so that no pattern has to be tried on
 each header merely because there is a `not` in it.
+
+Words: a fact is true or not of a header, a conjunction is facts that must all hold. The index files
+a pattern under conjunctions, of which one holds for each header that the pattern matches; where the
+reverse is not so (the filing is not exact), the pattern's predicate decides.
 """
 
 from __future__ import annotations
@@ -33,12 +37,16 @@ NONE: Canonical = ("not", ALL)
 
 
 def _sorted(children: set[Canonical]) -> tuple[Canonical, ...]:
+    """Return parts in an order that is alike for alike sets."""
     # By repr, as patterns of different shape do not compare.
     return tuple(sorted(children, key=repr))
 
 
 def conjoin(children: Sequence[Canonical]) -> Canonical:
-    """Make the canonical `and` of canonical patterns."""
+    """Make the canonical `and` of canonical patterns: flat, in one order, each part once.
+
+    What matches everything adds nothing to it, what matches nothing decides it.
+    """
     flat: set[Canonical] = set()
     for child in children:
         flat.update(child[1:] if child[0] == "and" else (child,))
@@ -51,7 +59,10 @@ def conjoin(children: Sequence[Canonical]) -> Canonical:
 
 
 def disjoin(children: Sequence[Canonical]) -> Canonical:
-    """Make the canonical `or` of canonical patterns."""
+    """Make the canonical `or` of canonical patterns: flat, in one order, each part once.
+
+    What matches nothing adds nothing to it, what matches everything decides it.
+    """
     flat: set[Canonical] = set()
     for child in children:
         flat.update(child[1:] if child[0] == "or" else (child,))
@@ -75,7 +86,8 @@ def positive(canonical: Canonical) -> tuple[bool, Canonical]:
     """Move negation out as far as it goes: (negated, a pattern that is not a negation).
 
     By De Morgan's laws: `not a or b` is `not (a and not b)`, and `not a and not b` is
-    `not (a or b)`. An `and` with a plain child stays as it is, negations inside.
+    `not (a or b)`. An `and` with a plain child stays as it is, negations inside: the index files it
+    under that child.
     """
     if canonical[0] == "not":
         negated, inner = positive(canonical[1])
@@ -84,26 +96,31 @@ def positive(canonical: Canonical) -> tuple[bool, Canonical]:
         return False, canonical
     children = [positive(child) for child in canonical[1:]]
     plain = [child for negated, child in children if not negated]
-    turned = [child for negated, child in children if negated]
-    outer = False
+    opposites = [child for negated, child in children if negated]
+    """For each negated child the pattern of which it is the negation."""
+    all_negated = False
+    """Whether the answer is the negation of `result`."""
     if canonical[0] == "or":
-        if turned:
-            outer, result = True, conjoin(turned + [negate(child) for child in plain])
+        if opposites:
+            all_negated, result = True, conjoin(opposites + [negate(child) for child in plain])
         else:
             result = disjoin(plain)
     elif plain:
-        result = conjoin(plain + [negate(child) for child in turned])
+        result = conjoin(plain + [negate(child) for child in opposites])
     else:
-        outer, result = True, disjoin(turned)
+        all_negated, result = True, disjoin(opposites)
     # Simplifying may have left nothing but negations, as in (everything or x) and not y.
     if result[0] == "not" or (result[0] == "and" and all(c[0] == "not" for c in result[1:])):
-        negated, result = positive(result)
-        outer = outer != negated
-    return outer, result
+        negated_again, result = positive(result)
+        all_negated = all_negated != negated_again  # a negation of a negation is none
+    return all_negated, result
 
 
 def normalise(wire: object) -> Canonical:
-    """Check a pattern and bring it to the form by which it is known; raises PatternError."""
+    """Check a pattern in wire form and bring it to its canonical form; raises PatternError.
+
+    Patterns that are equal in that form share a number in the index, and mean the same.
+    """
     negated, inner = positive(canonicalise(validate(wire)))
     return negate(inner) if negated else inner
 
@@ -126,7 +143,8 @@ def compile_pattern(wire: object) -> CompiledPattern:
     """Check and compile one pattern; raises PatternError with a code that may be sent."""
     canonical = normalise(wire)
     weight = check_weight(canonical)
-    return CompiledPattern(canonical, predicate_of(canonical), weight > 0)
+    # Only regular expressions have a weight, and only they may take long.
+    return CompiledPattern(canonical, predicate_of(canonical), slow=weight > 0)
 
 
 _ONLY_SUBJECTS: Final = frozenset({"all", "topic", "prefix", "regex"})
@@ -203,8 +221,8 @@ class AndKind(PatternKind):
         Without such a child, file under the conjunctions of the child that has the fewest.
         """
         facts: set[Fact] = set()
-        exact = True
-        wider: list[Filing] = []
+        exact = True  # until a child is left to the predicate
+        wider: list[Filing] = []  # of children that have alternatives
         for child in canonical[1:]:
             if child[0] == "not":
                 exact = False

@@ -6,6 +6,11 @@ then the bucket is split by each member's next fact. A look-up so visits only co
 share their rare facts with the header, however many there are. A plain hit count over all criteria,
 as in the Malamute whitepaper, touches every subscription that shares any criterion (docs/design.md,
 Matching: 187 us for ten criteria at 100,000).
+
+Words: a leaf is a pattern that a table of its kind finds, as a topic. A fact is true or not of a
+header: a leaf matches, a field is present, a field has a value. A conjunction is a pattern's number
+with the facts that must all hold. The nodes form a tree: an edge is a fact, and the way from the
+root to a node is the facts that all conjunctions below it share.
 """
 
 from __future__ import annotations
@@ -48,6 +53,7 @@ class _FactNode:
         self.bucket: dict[Member, frozenset[Code]] | None = None
         """Members to be compared one by one, with the facts that are still to be compared."""
         self.children: dict[Code, _FactNode] | None = None
+        """Next fact -> node, in place of a bucket that has been split; None: it has not been."""
 
 
 class Conjunctions:
@@ -59,8 +65,8 @@ class Conjunctions:
         self._codes: dict[HeldFact, Code] = {}
         """Codes of the facts that conjunctions ask for."""
         self._new_code = count()
-        self._crowd: dict[Code, int] = {}
-        """Fact -> in how many conjunctions it occurs."""
+        self._occurrences: dict[Code, int] = {}
+        """Fact -> in how many conjunctions it occurs: few make it rare."""
         self._order: dict[tuple[int, frozenset[HeldFact]], tuple[Code, ...]] = {}
         """The filing order of each number when it was added; discard() needs it again."""
 
@@ -68,26 +74,26 @@ class Conjunctions:
         return len(self._order)
 
     def add(self, number: int, facts: frozenset[HeldFact]) -> None:
-        """File the number under the facts, all of which must hold."""
+        """File the number of a pattern under the facts, all of which must hold for a match."""
         assert facts
         codes = {fact: self._code(fact) for fact in facts}
-        crowd = self._crowd
-        # Coarse ranks (powers of 16), then names, keep the order alike for alike conjunctions. They
-        # share their path, field after field, and a header follows one value of each field instead
-        # of every permutation.
-        filed = sorted(codes, key=lambda f: (crowd[codes[f]].bit_length() // 4, _name(f)))
+        occurrences = self._occurrences
+        # Rarest first, by coarse ranks (bit_length() // 4: powers of 16), then by name. So alike
+        # conjunctions have one order and share their path, field after field, and a header follows
+        # one value of each field instead of every permutation.
+        filed = sorted(codes, key=lambda f: (occurrences[codes[f]].bit_length() // 4, _name(f)))
         order = tuple([codes[fact] for fact in filed])
         for code in order:
-            crowd[code] += 1
+            occurrences[code] += 1
         self._order[number, facts] = order
-        self._insert(self._root, (number, order), 0)
+        self._insert(self._root, (number, order), depth=0)
 
     def _code(self, fact: HeldFact) -> Code:
         """Return the number of a fact, which gets one when it is new."""
         code = self._codes.get(fact)
         if code is None:
             code = self._codes[fact] = next(self._new_code)
-            self._crowd[code] = 0
+            self._occurrences[code] = 0
         return code
 
     def discard(self, number: int, facts: frozenset[HeldFact]) -> None:
@@ -95,14 +101,19 @@ class Conjunctions:
         order = self._order.pop((number, facts))
         for fact in facts:
             code = self._codes[fact]
-            self._crowd[code] -= 1
-            if not self._crowd[code]:
-                del self._crowd[code], self._codes[fact]
+            self._occurrences[code] -= 1
+            if not self._occurrences[code]:
+                del self._occurrences[code], self._codes[fact]
         self._remove((number, order))
 
     def lookup(self, facts: Iterable[HeldFact], found: list[int], wide: list[BitMap]) -> None:
-        """Append the numbers, or bitmaps of numbers, of conjunctions all of whose facts hold."""
+        """Append the numbers of conjunctions all of whose facts hold.
+
+        facts: all that hold of one header. found: gets numbers. wide: gets bitmaps of numbers,
+        where many conjunctions end at one node.
+        """
         codes = self._codes
+        # A fact without a code is one that no conjunction asks for.
         held = frozenset([codes[fact] for fact in facts if fact in codes])
         if held:
             self._collect(held, found, wide)
@@ -110,13 +121,14 @@ class Conjunctions:
     def classes(self, headers: Iterable[Fields]) -> list[tuple[BitMap, list[int]]]:
         """Group many headers: (numbers, places of the headers of whose fields just these hold).
 
-        Two groups may have the same numbers. Only the fields that some conjunction asks for are
-        compared, so that a field which differs in each header, a sequence or a time, costs one
-        look.
+        For indexes all of whose patterns ask for fields only. Two groups may have the same numbers.
+        Only the fields that some conjunction asks for are compared, so that a field which differs
+        in each header, a sequence or a time, costs one look.
         """
         codes = self._codes
         alike: dict[tuple[Code, ...], list[int]] = {}
         for place, fields in enumerate(headers):
+            # A field gives two facts: that it has its value, and that it is there.
             asked = [codes[field] for field in fields if field in codes]
             asked += [codes[name] for name, _ in fields if name in codes]
             if asked:
@@ -153,11 +165,13 @@ class Conjunctions:
                 else:
                     wide.append(node.wide)
             if node.bucket:
-                # By place: only members whose facts hold are to cost more than the comparison.
+                # member[0] is its number: unpacking the tuple would cost for members that do not
+                # hold, too.
                 bucket = node.bucket.items()
                 found.extend([member[0] for member, rest in bucket if contained(rest)])
             children = node.children
             if children:
+                # The children of all facts that hold, without a loop in Python.
                 pending.extend(filter(None, map(children.get, held)))
 
     def _insert(self, node: _FactNode, member: Member, depth: int) -> None:
@@ -193,6 +207,7 @@ class Conjunctions:
     def _remove(self, member: Member) -> None:
         """Take a conjunction from its node, and prune nodes that are empty then."""
         number, order = member
+        # Its node is the last one on the way of its facts: there the way ends, or a bucket is.
         way = [self._root]
         depth = 0
         while depth < len(order) and (children := way[-1].children) is not None:
@@ -203,25 +218,27 @@ class Conjunctions:
             node.done.remove(number)
             if node.wide is not None:
                 node.wide.discard(number)
+                # At half of the bound, so that one number to and fro does not make it each time.
                 if len(node.done) <= _WIDE // 2:
                     node.wide = None
         else:
             assert node.bucket is not None
             del node.bucket[member]
-        # Prune empty nodes; a split node with no children left may be a bucket again.
+        # Prune empty nodes from the last one up; a split node with no children left may be a bucket
+        # again, except the root, which has children always.
         for at in range(depth, 0, -1):
             node = way[at]
             if node.done or node.bucket or node.children:
                 break
-            above = way[at - 1].children
-            assert above is not None
-            del above[order[at - 1]]
-            if not above and at - 1 > 0:
-                way[at - 1].children = None
+            parent = way[at - 1]
+            assert parent.children is not None
+            del parent.children[order[at - 1]]
+            if not parent.children and parent is not self._root:
+                parent.children = None
 
 
 def _name(fact: HeldFact) -> tuple[int, str]:
-    """Return the key by which facts of equal rarity are sorted."""
+    """Return the key by which facts of equal rarity are sorted: by what they are, then by text."""
     if isinstance(fact, int):
         return (0, str(fact))
     return (1, fact) if isinstance(fact, str) else (2, "\0".join(fact))

@@ -12,7 +12,8 @@ The bound is for the worst case. An automaton that meets ever new states costs u
 byte of the key and each instruction of all programs (google-re2 1.1, measured with keys and
 expressions made for it): 17 expressions like `([ab]{0,30}a){0,30}c` took 100 ms for one new key of
 255 bytes. Repetition, counted or written out, is what makes so many states, so an expression full
-of it is counted as REPEATED_WEIGHT times as large as it is. All such expressions of one index
+of it is counted as REPEATED_WEIGHT times as large as it is: its weight. All such expressions of one
+index
 together take 10 to 16 ms at worst for such a key, and one alone takes 1 ms. Usual expressions
 (anchored, 16 instructions) took 30 us for 30,000 instructions together. Source: RE2's set.cc and
 dfa.cc.
@@ -53,6 +54,7 @@ OVERLAY_MAX: Final = 16
 
 
 def _options(memory_bytes: int) -> Any:
+    """Return options of RE2: a bound of memory, and no lines on standard error."""
     options = re2.Options()
     options.max_mem = memory_bytes
     options.log_errors = False
@@ -83,6 +85,8 @@ def _compile(expression: str) -> Any:
     return compiled
 
 
+# Finds what repeats: a counted repetition {low,rest}, or a quantifier. An empty alternative is one;
+# the `?` after an opening parenthesis is none, and is told by `flags`.
 _TOKENS: Final = re.compile(
     r"""
     \\Q.*?(?:\\E|$) | \\. | \[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]])*\]  # no quantifier is in these
@@ -98,10 +102,11 @@ def _repeats(expression: str) -> bool:
     quantifiers = 0
     for token in _TOKENS.finditer(expression):
         if token["low"] is not None:
+            # {3,5}: low 3, rest ",5"; without a bound above, as in {3,}, low alone tells.
             most = token["rest"].lstrip(",") if token["rest"] else ""
             if int(most or token["low"]) > 1:
                 return True
-        elif token["quantifier"] is not None and token["flags"] is None:
+        elif token["quantifier"] is not None and token["flags"] is None:  # no `(?` of a group
             quantifiers += 1
     return quantifiers > QUANTIFIERS_MAX
 
@@ -138,15 +143,18 @@ def check_weight(canonical: Canonical) -> int:
 
 
 class _Set:
-    """Expressions compiled together; discarded members stay until the set is rebuilt."""
+    """Expressions compiled into one automaton; discarded members stay until the set is rebuilt."""
 
     __slots__ = ("alive", "automaton", "members", "program", "singly")
 
     def __init__(self, members: list[tuple[int, str, int]]) -> None:
+        """Compile expressions together. members: (number of the pattern, expression, weight)."""
         self.members: list[tuple[int, str, int] | None] = list(members)
         """(number, expression, weight), None where discarded."""
         self.alive = len(members)
+        """How many members were not discarded."""
         self.program = sum(weight for _, _, weight in members)
+        """Weight of all members, discarded ones, too."""
         self.singly: list[Any] | None = None
         """Each expression compiled alone, once that was needed."""
         automaton = re2.Set.SearchSet(_options(SET_MEMORY_BYTES))
@@ -161,23 +169,25 @@ class _Set:
             self.automaton = None
 
     def living(self) -> list[tuple[int, str, int]]:
+        """Return the members that were not discarded."""
         return [member for member in self.members if member is not None]
 
     def lookup(self, key: bytes, found: list[int]) -> None:
         """Append the patterns of this set whose expression is found in a key.
 
-        Without hits of the automaton, or without one, each expression is tried by itself: an
-        automaton that ran out of memory finds nothing.
+        The witness matches every key: an automaton without any hit ran out of memory. Then, and
+        where there is no automaton, each expression is tried by itself.
         """
         hits = () if self.automaton is None else self.automaton.Match(key)
         if hits:
             members = [self.members[hit - 1] for hit in hits if hit]  # 0 is the witness.
         else:
             if self.singly is None:
-                self.singly = [each and _compile(each[1]) for each in self.members]
+                # member[1]: its expression.
+                self.singly = [member and _compile(member[1]) for member in self.members]
             alone = zip(self.members, self.singly, strict=True)
             members = [each for each, compiled in alone if each and compiled.search(key)]
-        found.extend([member[0] for member in members if member is not None])
+        found.extend([member[0] for member in members if member is not None])  # its number
 
 
 class RegexTable:
@@ -191,7 +201,9 @@ class RegexTable:
         self._sets: list[_Set] = []
         """The largest first."""
         self._where: dict[int, tuple[_Set, int]] = {}
+        """Number of an expression that is in a set -> the set, and its place there."""
         self._program = 0
+        """Weight of all expressions."""
 
     def __len__(self) -> int:
         return len(self._overlay) + len(self._where)
@@ -245,7 +257,7 @@ class RegexTable:
                     found.append(number)
 
     def steps(self, keys: Keys, found: list[int]) -> Iterator[None]:
-        """Do the work of lookup in steps of one set or expression and one key.
+        """Do the work of lookup() in steps of one set or expression and one key, for Index.steps().
 
         Expressions may come and go between the steps; those that are there throughout are found.
         """
@@ -263,26 +275,29 @@ class RegexTable:
                 yield
 
     def _settle(self) -> None:
-        """Move the overlay into a set, with every smaller set that still fits."""
+        """Move the overlay into a set, with every smaller set that still fits; it was full."""
         members = [(n, text, weight) for n, (_, text, weight) in self._overlay.items()]
         self._overlay.clear()
         self._place(members)
 
     def _place(self, members: list[tuple[int, str, int]]) -> None:
-        """Put expressions into a set, together with those of smaller sets."""
-        # Only sets that are not larger are taken in: an expression is compiled anew
-        # about log2(SET_COUNT_MAX / OVERLAY_MAX) times in its life.
+        """Put expressions into a set, together with those of smaller sets, which it replaces.
+
+        members: (number, expression, weight).
+        """
+        # Only sets that are not larger are taken in, so that each set at least doubles: an
+        # expression is compiled anew about log2(SET_COUNT_MAX / OVERLAY_MAX) times in its life.
         program = sum(weight for _, _, weight in members)
         while self._sets and self._sets[-1].alive <= len(members):
-            last = self._sets[-1]
+            smallest = self._sets[-1]
             if (
-                last.alive + len(members) > SET_COUNT_MAX
-                or last.program + program > SET_PROGRAM_MAX
+                smallest.alive + len(members) > SET_COUNT_MAX
+                or smallest.program + program > SET_PROGRAM_MAX
             ):
                 break
             self._sets.pop()
-            members = last.living() + members
-            program += last.program
+            members = smallest.living() + members
+            program += smallest.program
         group = _Set(members)
         self._sets.append(group)
         self._sets.sort(key=lambda each: -each.alive)

@@ -27,18 +27,22 @@ class FieldsKind(PatternKind):
         """Sort the criteria, keep each once, and drop those that another one implies."""
         criteria = {tuple(criterion) for criterion in wire[2]}
         mode = wire[1]
+        # (name,) asks for presence, (name, value) for the value; [:1] is the presence of either.
         present = {criterion for criterion in criteria if len(criterion) == 1}
         if mode == "all":
             # A value implies presence.
             criteria -= {criterion[:1] for criterion in criteria if len(criterion) == 2}
         else:
+            # Presence is enough, whatever the value.
             criteria = present | {c for c in criteria if c[:1] not in present}
+        # With one criterion both modes mean the same.
         return ("fields", "all" if len(criteria) == 1 else mode, tuple(sorted(criteria)))
 
     def predicate(self, canonical: Canonical) -> Predicate:
         """Return a predicate that looks the names up."""
         _, mode, criteria = canonical
-        wanted = tuple((c[0], c[1] if len(c) == 2 else None) for c in criteria)
+        # A criterion is (name,) or (name, value); None stands for any value.
+        wanted = tuple((name, value[0] if value else None) for name, *value in criteria)
         if mode == "all":
 
             def holds_all(keys: Keys, fields: Fields) -> bool:
@@ -64,9 +68,10 @@ class FieldsKind(PatternKind):
         return holds_any
 
     def filing(self, canonical: Canonical) -> Filing:
-        """File `all` under one conjunction, and `any` under one for each criterion."""
+        """File `all` under one conjunction of all criteria, and `any` under one for each."""
         _, mode, criteria = canonical
-        facts: list[Fact] = [c[0] if len(c) == 1 else (c[0], c[1]) for c in criteria]
+        # The fact of (name,) is the name: the field is there; that of (name, value) is the pair.
+        facts: list[Fact] = [(name, *value) if value else name for name, *value in criteria]
         if mode == "all":
             return Filing((frozenset(facts),), exact=True)
         return Filing(tuple(frozenset((fact,)) for fact in facts), exact=True)

@@ -3,8 +3,15 @@
 Owns the numbers of one stream's patterns. The rules: the same pattern has one number, however often
 it is added; a header seen before is one dictionary look-up; a new header costs by what it matches,
 not by how many patterns there are; add and discard cost the same however many headers are
-remembered. Source: docs/design.md, Matching. scan.py gives the same answers by comparing one
-pattern at a time, and the tests hold the two together.
+remembered. scan.py gives the same answers by comparing one pattern at a time, and the tests hold
+the two together.
+
+Words: a pattern's canonical form is alike for all that mean the same. A leaf is a pattern that the
+table of its kind finds (a topic, a prefix, an expression). Any other one is filed under
+conjunctions, sets of facts that must all hold: a leaf matches, a field is present, a field has a
+value. A check is the predicate of a pattern that does not always match when its conjunction holds.
+A negation is filed as the complement of its opposite. The memo has headers that were seen before.
+Source: docs/design.md, Matching.
 """
 
 from __future__ import annotations
@@ -51,6 +58,7 @@ class _Pattern:
     )
 
     def __init__(self, number: int, canonical: Canonical) -> None:
+        """number: of the pattern in this index."""
         self.number = number
         self.canonical = canonical
         self.added_by_callers = 0
@@ -73,7 +81,10 @@ STEP_HEADERS: Final = 64
 def _gather(
     alike: dict[bytes, tuple[BitMap, list[int]]], numbers: BitMap, places: list[int]
 ) -> None:
-    """Put each place to the others that the same patterns match."""
+    """Put the places of headers to the others that the same patterns match.
+
+    alike: (numbers of the patterns, places), by the bytes of the numbers, as bitmaps have no hash.
+    """
     if not numbers:
         return
     value = numbers.serialize()
@@ -81,7 +92,8 @@ def _gather(
     if known is None:
         alike[value] = (numbers, places)
     else:
-        known[1].extend(places)
+        _, places_before = known
+        places_before.extend(places)
 
 
 class Index:
@@ -119,9 +131,10 @@ class Index:
         self._checked = BitMap()
         """Keys of `_checks`."""
         self._check_weights: dict[int, int] = {}
-        """Weight of the expressions in a pattern; expressions filed as leaves count in their
-        table."""
+        """Pattern with a check -> weight (instructions) of the expressions in it; expressions that
+        are filed as leaves count in their table."""
         self._check_weight = 0
+        """Sum of these weights."""
         self._complements: dict[int, int] = {}
         """Number of a pattern -> the number of its negation."""
         self._negated = BitMap()
@@ -131,7 +144,8 @@ class Index:
         self._hidden = BitMap()
         """Numbers that are only parts of other patterns, and so are left out of results."""
         self._leaving: dict[int, int] = {}
-        """Numbers that were discarded, and how many such changes the memo's log holds."""
+        """Numbers that were discarded, and how many such changes the memo's log holds: while there
+        is one, remembered headers may have the number, and no other pattern gets it."""
         self._added = 0
         """Patterns that callers have added, each counted once."""
 
@@ -178,7 +192,7 @@ class Index:
         self._leaving[number] = self._leaving.get(number, 0) + 1
         self._note(number, None)
         if pattern.held_by_patterns:
-            self._hidden.add(number)
+            self._hidden.add(number)  # it goes on as a part of others
         else:
             self._give_up(pattern)
 
@@ -196,8 +210,8 @@ class Index:
     def classes(self, headers: Sequence[tuple[Keys, Fields]]) -> list[tuple[BitMap, list[int]]]:
         """Match many headers: (numbers of patterns, places of the headers that just these match).
 
-        For tables too large to come again: the answer is not remembered, and drives out nothing
-        that is. Headers that no pattern matches are left out.
+        For header tables of batches that are too large to come again: the answer is not remembered,
+        and drives out nothing that is. Headers that no pattern matches are left out.
         """
         alike: dict[bytes, tuple[BitMap, list[int]]] = {}
         if not (self._tables or self._complements or self._checks or self._hidden):
@@ -207,8 +221,8 @@ class Index:
             return list(alike.values())
         # Where all patterns are topics, headers of one key, its subject, are matched together.
         topics = self._tables.get("topic")
-        others = len(self._tables) - (topics is not None)
-        topics_only = not (others or len(self._conjunctions) or self._complements)
+        other_kinds = len(self._tables) - (topics is not None)
+        topics_only = not (other_kinds or len(self._conjunctions) or self._complements)
         found: dict[tuple[int, ...], list[int]] = {}
         one_by_one = list(range(len(headers)))
         if topics_only and isinstance(topics, TopicTable):
@@ -216,10 +230,10 @@ class Index:
             if not one_by_one:
                 found = topics.classes([keys[0] for keys, _ in headers])
             else:
-                together = [place for place, (keys, _) in enumerate(headers) if len(keys) == 1]
-                subjects = [headers[place][0][0] for place in together]
-                for numbers, places in topics.classes(subjects).items():
-                    found[numbers] = [together[place] for place in places]
+                single = [(keys[0], at) for at, (keys, _) in enumerate(headers) if len(keys) == 1]
+                for numbers, places in topics.classes([subject for subject, _ in single]).items():
+                    # Places among the single subjects become places among all headers.
+                    found[numbers] = [single[place][1] for place in places]
         hidden = self._hidden
         for numbers, places in found.items():
             bits = BitMap(numbers) - hidden if hidden else BitMap(numbers)
@@ -235,14 +249,14 @@ class Index:
         return "regex" in self._tables or bool(self._check_weight)
 
     def steps(self, keys: Keys, fields: Fields) -> Generator[None, None, BitMap]:
-        """Do the work of match in steps, between which patterns may come and go.
+        """Do the work of match() in steps, between which patterns may come and go; see `slow`.
 
         The answer is right for patterns that are there throughout; others may or may not be in it.
         """
         numbers = self._memo.get(keys, fields)
         if numbers is not None:
             return numbers
-        since = self._memo.generation
+        generation_before = self._memo.generation
         found: list[int] = []
         for table in list(self._tables.values()):
             if isinstance(table, RegexTable):
@@ -250,7 +264,8 @@ class Index:
             else:
                 table.lookup(keys, fields, found)
         numbers = yield from self._conclude(keys, fields, found)
-        if self._memo.generation == since:
+        # Remembered only if no pattern came or went meanwhile, which the answer may lack.
+        if self._memo.generation == generation_before:
             self._memo.put(keys, fields, numbers)
         return numbers
 
@@ -265,7 +280,7 @@ class Index:
         while True:
             try:
                 next(concluding)
-            except StopIteration as end:
+            except StopIteration as end:  # it carries what the generator returns
                 numbers: BitMap = end.value
                 return numbers
 
@@ -278,6 +293,7 @@ class Index:
         negations follow from them; each predicate with expressions is a step.
         """
         if len(self._conjunctions):
+            # The facts that hold: each field's value, that each field is there, and the leaves.
             facts: list[HeldFact] = [*fields]
             facts.extend([name for name, _ in fields])
             if self._leaf_facts:
@@ -297,6 +313,7 @@ class Index:
         else:
             numbers = BitMap(found)
         if self._complements:
+            # Every negation matches, except those whose opposite does.
             matched = numbers & self._negated
             numbers |= self._negations - BitMap([self._complements[n] for n in matched])
         if self._hidden:
@@ -306,20 +323,23 @@ class Index:
     # --- filing ------------------------------------------------------------------------
 
     def _take_up(self, canonical: Canonical, predicate: Predicate | None = None) -> _Pattern:
-        """Give a pattern a number and file it.
+        """Give a pattern that is new to the index a number, and file it.
 
         It is kept out of match results until add() files it for a caller of its own, as it may be
-        only a part of another pattern. Raises PatternError: nothing was changed.
+        only a part of another pattern. predicate: of the pattern, if the caller has compiled it.
+        Raises PatternError: nothing was changed.
         """
-        number = self._free[0] if self._free else self._next
+        # The least free number: small numbers keep the bitmaps of results small.
         if self._free:
-            heappop(self._free)
+            number = heappop(self._free)
         else:
+            number = self._next
             self._next += 1
         pattern = _Pattern(number, canonical)
         try:
             if canonical[0] == "not":
-                pattern.negates = self._hold(pattern, canonical[1])
+                opposite = canonical[1]
+                pattern.negates = self._hold(pattern, opposite)
                 self._complements[pattern.negates] = number
                 self._negated.add(pattern.negates)
                 self._negations.add(number)
@@ -337,7 +357,11 @@ class Index:
         return pattern
 
     def _file(self, pattern: _Pattern, predicate: Predicate | None) -> None:
-        """Put a pattern into the table of its kind, or its conjunctions into theirs."""
+        """Put a pattern into the table of its kind, or its conjunctions into theirs.
+
+        predicate: as of _take_up(). Raises PatternError: nothing was filed, and the caller lets go
+        of the parts that the pattern holds.
+        """
         canonical = pattern.canonical
         kind = kind_of(canonical)
         filing = kind.filing(canonical)
@@ -355,6 +379,7 @@ class Index:
             return
         conjunctions = []
         for conjunction in filing.conjunctions:
+            # A leaf in a conjunction is a part, with a number of its own that stands for it.
             facts: list[HeldFact] = [
                 self._hold(pattern, fact.canonical) if isinstance(fact, Leaf) else fact
                 for fact in conjunction
@@ -383,7 +408,11 @@ class Index:
             self._checked.add(pattern.number)
 
     def _give_up(self, pattern: _Pattern) -> None:
-        """Remove a pattern that no caller asks for and no other pattern holds."""
+        """Remove a pattern that no caller asks for and no other pattern holds.
+
+        It is taken out of where _take_up() and _file() have put it: a complement, a leaf in the
+        table of its kind, or conjunctions. Its parts are let go.
+        """
         number = pattern.number
         del self._patterns[number]
         del self._numbers[pattern.canonical]
@@ -434,9 +463,10 @@ class Index:
             heappush(self._free, number)
 
     def _note(self, number: int, predicate: Predicate | None) -> None:
-        """Tell the memo that a pattern came or went.
+        """Tell the memo that a pattern came or, without a predicate, that it went.
 
-        The oldest entry then falls out of the memo's log, and its number may be used again.
+        The oldest change falls out of the memo's log by that. If it was the last one in the log by
+        which a number went, the number may be used again.
         """
         forgotten = self._memo.note(number, predicate)
         if forgotten is None:
@@ -448,7 +478,7 @@ class Index:
 
 
 class Classing:
-    """Headers grouped by the patterns that match them, in steps with other work in between."""
+    """Headers of one batch grouped by the patterns that match them, with other work in between."""
 
     def __init__(
         self,
@@ -458,8 +488,7 @@ class Classing:
     ) -> None:
         """headers: of one batch; asked for after the steps of `first`, which make them."""
         self._alike: dict[bytes, tuple[BitMap, list[int]]] = {}
-        # Without a reference to this object, so that all is free at once when its last reader
-        # leaves.
+        # The generator gets no reference to this object: a circle would wait for the collector.
         self.steps: Final = self._all(index, headers, first, self._alike)
 
     def run(self, more: Callable[[], bool]) -> bool:

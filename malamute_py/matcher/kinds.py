@@ -43,8 +43,9 @@ Fact: TypeAlias = "Leaf | str | tuple[str, str]"
 class Filing(NamedTuple):
     """The conjunctions under which the index files a pattern: it is a candidate once one holds.
 
-    exact: every candidate matches; otherwise the predicate decides. The conjunctions must cover the
-    pattern: no header matches it without one of them holding.
+    A conjunction is a set of facts that must all hold. exact: every candidate matches; otherwise
+    the predicate decides. The conjunctions must cover the pattern: no header matches it without one
+    of them holding.
     """
 
     conjunctions: tuple[frozenset[Fact], ...]
@@ -136,7 +137,10 @@ def kind_of(canonical: Canonical) -> PatternKind:
 
 
 def canonicalise(wire: Pattern) -> Canonical:
-    """Return the canonical form of a pattern that has passed validate."""
+    """Return the canonical form of a pattern that has passed validate().
+
+    Raises PatternError: no kind of this name is known here.
+    """
     kind = _KINDS.get(wire[0])
     if kind is None:
         raise PatternError("unknown_pattern_kind", f"this broker has no pattern kind '{wire[0]}'")

@@ -23,7 +23,13 @@ _ENTRY_BYTES = 700
 """Bytes of an entry besides its texts and numbers: key tuples, dictionary slot, bitmap."""
 
 
+_FIELD_BYTES = 120
+"""Bytes of a field besides its texts: a tuple and the heads of two strings."""
+
+
 class _Entry:
+    """The patterns that match one header, as of a generation: the count of changes until then."""
+
     __slots__ = ("bytes", "generation", "numbers")
 
     def __init__(self, numbers: BitMap, generation: int, size: int) -> None:
@@ -41,9 +47,11 @@ class Memo:
         # OrderedDict, as deleting at the front of a dict makes the next deletion slower.
         self._entries: OrderedDict[tuple[Keys, Fields], _Entry] = OrderedDict()
         self._generation = 0
+        """Number of the next change of patterns."""
         self._log: list[tuple[int, Predicate | None] | None] = [None] * LOG_MAX
         """Change g is at g % LOG_MAX: (number, its predicate), or (number, None) if discarded."""
         self.bytes = 0
+        """Bytes of all entries, about."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -63,11 +71,11 @@ class Memo:
         return self._catch_up(entry, keys, fields)
 
     def put(self, keys: Keys, fields: Fields, numbers: BitMap) -> None:
-        """Remember what matches the header now."""
+        """Remember what matches the header now; the oldest headers go where that is too much."""
         header = (keys, fields)
         size = _ENTRY_BYTES + _bitmap_bytes(numbers) + sum(map(len, keys))
         for name, value in fields:
-            size += 120 + len(name) + len(value)
+            size += _FIELD_BYTES + len(name) + len(value)
         known = self._entries.get(header)
         if known is not None:
             self.bytes -= known.bytes
@@ -80,16 +88,23 @@ class Memo:
     def note(self, number: int, predicate: Predicate | None) -> int | None:
         """Note that a pattern came or, without a predicate, that it went.
 
-        Returns a number that went before, once nothing remembered can contain it.
+        Returns the number of an earlier pattern whose discard falls out of the log by this; None:
+        no discard does. No remembered header that can still be brought up to date has the number.
         """
         slot = self._generation % LOG_MAX
-        forgotten = self._log[slot]
+        overwritten = self._log[slot]
         self._log[slot] = number, predicate
         self._generation += 1
-        return None if forgotten is None or forgotten[1] is not None else forgotten[0]
+        if overwritten is None:
+            return None
+        earlier, predicate_of_it = overwritten
+        return earlier if predicate_of_it is None else None
 
     def _catch_up(self, entry: _Entry, keys: Keys, fields: Fields) -> BitMap | None:
-        """Apply the changes since an entry was made; return its numbers, or None: too many."""
+        """Apply the changes since an entry was last right; return its numbers, or None: too many.
+
+        None has the caller match the header anew.
+        """
         if self._generation - entry.generation > LOG_MAX:
             return None
         before = entry.numbers
@@ -107,7 +122,7 @@ class Memo:
             holds = predicate is not None and predicate(keys, fields)
             if holds != (number in numbers):
                 if numbers is before:
-                    numbers = before.copy()
+                    numbers = before.copy()  # callers have the bitmap from before
                 if holds:
                     numbers.add(number)
                 else:
@@ -122,6 +137,9 @@ class Memo:
 
 
 def _bitmap_bytes(numbers: BitMap) -> int:
-    """Return about how many bytes the bitmap takes: two a number, at most 8 KiB for each 65,536."""
+    """Return about how many bytes the bitmap takes.
+
+    A roaring bitmap is a container for each 65,536 numbers: two bytes a number, 8 KiB at most.
+    """
     count = len(numbers)
     return min(2 * count, 8192 * ((numbers.max() >> 16) + 1)) if count else 0

@@ -45,7 +45,7 @@ class PrefixTable:
         """Try every length in use."""
         numbers = self._numbers
         for key in keys:
-            for length in self._lengths:
+            for length in self._lengths:  # ascending
                 if length > len(key):
                     break
                 number = numbers.get(key[:length])

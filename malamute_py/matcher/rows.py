@@ -2,7 +2,11 @@
 
 Owns what one pattern selects of each header table. The rules: a subject is matched once, however
 many tables have it, as long as its verdict is kept; tables that the protocol's memo shares are one
-table; what is kept is bounded. Source: SPEC.md, sections 5 and 7.
+table; what is kept is bounded.
+
+Words: a batch has each distinct header once, in its header table, and for each row a code, the
+place of its subject there. A verdict is whether the pattern matches a subject. Source: SPEC.md,
+sections 5 and 7.
 """
 
 from __future__ import annotations
@@ -57,26 +61,27 @@ class SubjectRows:
         table = content.table
         content.check_codes()
         codes = content.subject_codes
-        if codes is None:
+        if codes is None:  # all rows have the table's first subject
             chosen, _ = self._chosen(table)
             return np.arange(content.head.count) if len(chosen) and chosen[0] else _NO_ROWS
         return self.of(table, codes)
 
     def of(self, table: HeaderTable, codes: Array) -> Array:
         """Return the selected rows, ascending. codes: each row's subject, good ones of `table`."""
-        chosen, places = self._chosen(table)
-        if len(places) == 1:
+        chosen, chosen_codes = self._chosen(table)
+        if len(chosen_codes) == 1:
             # This takes a tenth of the time of a look-up of each row's code.
-            return np.flatnonzero(codes == int(places[0]))
-        return np.flatnonzero(chosen[codes]) if len(places) else _NO_ROWS
+            (only,) = chosen_codes
+            return np.flatnonzero(codes == int(only))
+        return np.flatnonzero(chosen[codes]) if len(chosen_codes) else _NO_ROWS
 
     def _chosen(self, table: HeaderTable) -> tuple[Array, Array]:
         """Return the mask of a table's subjects that match, and their codes."""
         # The table is held beside what is known of it: an id is unique among the living only.
         found = self._known.get(id(table))
         if found is not None:
-            _, chosen, places = found
-            return chosen, places
+            _, chosen, chosen_codes = found
+            return chosen, chosen_codes
         keys = table.keys
         verdicts = list(map(self._verdicts.get, keys))
         if None in verdicts:
@@ -84,13 +89,16 @@ class SubjectRows:
         chosen = np.array(verdicts, np.bool_)
         if self._known_subjects + len(keys) > _SUBJECTS_KEPT:
             self._known, self._known_subjects = {}, 0
-        places = np.flatnonzero(chosen)
-        self._known[id(table)] = (table, chosen, places)
+        chosen_codes = np.flatnonzero(chosen)
+        self._known[id(table)] = (table, chosen, chosen_codes)
         self._known_subjects += len(keys)
-        return chosen, places
+        return chosen, chosen_codes
 
     def _judge(self, keys: Sequence[tuple[str, ...]], verdicts: list[bool | None]) -> None:
-        """Fill in the verdicts that are None, and keep them for later tables."""
+        """Fill in the verdicts that are None, and keep them for later tables.
+
+        keys: those of each subject of a table; verdicts: at the same places.
+        """
         matches, kept = self._matches, self._verdicts
         if len(kept) + verdicts.count(None) > VERDICTS_MAX:
             kept.clear()
@@ -103,7 +111,10 @@ class SubjectRows:
 
 
 def rows_by_subject(pattern: Pattern) -> SubjectRows | None:
-    """Return the rows of a checked pattern; None: it asks for fields, or one match costs much."""
+    """Return a finder of the rows that a checked pattern selects, for reads of history.
+
+    None: the pattern asks for fields, or one match costs much; rows are then found by each header.
+    """
     compiled = compile_pattern(pattern)
     if compiled.slow or not asks_subjects_only(compiled.wire):
         return None

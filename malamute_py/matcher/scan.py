@@ -34,7 +34,7 @@ def _holds(pattern: list[Any], keys: tuple[str, ...], fields: dict[str, str]) ->
     if kind == "fields":
         mode, criteria = rest
         hits = 0
-        for name, *value in criteria:
+        for name, *value in criteria:  # [name] asks for presence, [name, value] for the value
             if name in fields and (not value or fields[name] == value[0]):
                 hits += 1
         return hits == len(criteria) if mode == "all" else hits >= 1

@@ -20,6 +20,7 @@ def parts_match(pattern: tuple[str, ...], parts: list[str]) -> bool:
     """Whether the parts of a topic pattern match the parts of a subject."""
     ends = _ends(pattern, parts)
     last = len(pattern)
+    # All of the pattern is used up, or all but a last `*`, which may be missing.
     return last in ends or (pattern[-1] == "*" and last > 1 and last - 1 in ends)
 
 
@@ -29,16 +30,16 @@ def may_lead_to_match(pattern: tuple[str, ...], parts: list[str]) -> bool:
 
 
 def _ends(pattern: tuple[str, ...], parts: list[str]) -> set[int]:
-    """How many pattern parts may be used up once all subject parts are; more may still follow.
+    """How many pattern parts may be used up once all subject parts are; empty: none can match.
 
-    A position just after a `#` stays possible with every further part.
+    All ways at once: `ends` has each number of pattern parts that the subject parts until now fit.
     """
     ends = {0}
     for part in parts:
         onward = set()
         for at in ends:
             if at and pattern[at - 1] == "#":
-                onward.add(at)
+                onward.add(at)  # the `#` before it takes this part, too
             if at < len(pattern) and pattern[at] in ("*", "#", part):
                 onward.add(at + 1)
         ends = onward
@@ -48,16 +49,21 @@ def _ends(pattern: tuple[str, ...], parts: list[str]) -> set[int]:
 
 
 class _PartNode:
-    """A node of the trie, at which the patterns with one beginning divide."""
+    """A node of the trie, at which the patterns with one beginning divide.
+
+    Its children are by their part: literal ones in `literals`, `*` in `star`, `#` in `hashed`.
+    """
 
     __slots__ = ("hashed", "literals", "number", "parent", "part", "repeats", "star")
 
     def __init__(self, parent: _PartNode | None, part: str) -> None:
+        """part: on the way from the parent to this node."""
         self.parent = parent
         self.part = part
         self.repeats = part == "#"
+        """Whether a walk may stay here for any further part."""
         self.number = -1
-        """The number of the pattern that ends here."""
+        """The number of the pattern that ends here; -1: none does."""
         self.literals: dict[str, _PartNode] | None = None
         self.star: _PartNode | None = None
         self.hashed: _PartNode | None = None
@@ -114,6 +120,7 @@ class TopicTable:
         for part in parts:
             node = node.descend(part)
         node.number = -1
+        # Up from the pattern's end, as long as no other pattern needs the node.
         while (above := node.parent) is not None and node.is_bare():
             if node.part == "*":
                 above.star = None
@@ -137,10 +144,12 @@ class TopicTable:
     def classes(self, subjects: Sequence[str]) -> dict[tuple[int, ...], list[int]]:
         """Match many subjects: numbers of patterns -> places of the subjects that just these match.
 
-        Subjects walk the trie together for as long as they meet the same nodes, so that a level at
-        which no pattern names a part costs nothing. Subjects without a match are left out.
+        For the header table of a large batch. Subjects walk the trie together for as long as they
+        meet the same nodes, so that a level at which no pattern names a part costs nothing.
+        Subjects without a match are left out.
         """
         parts = [subject.split(".") for subject in subjects]
+        # By the count of their parts: subjects of one length are through after as many steps.
         by_length: dict[int, list[int]] = {}
         for place, split in enumerate(parts):
             alike = by_length.get(len(split))
@@ -150,6 +159,7 @@ class TopicTable:
                 alike.append(place)
         found: dict[tuple[int, ...], list[int]] = {}
         for length, places in by_length.items():
+            # Nodes that the subjects' parts until now lead to -> places of the subjects.
             states: dict[tuple[_PartNode, ...], list[int]] = {(self._root,): places}
             for depth in range(length):
                 onward: dict[tuple[_PartNode, ...], list[int]] = {}
@@ -165,27 +175,32 @@ class TopicTable:
         return found
 
     def _add_whole(self, subjects: Sequence[str], found: dict[tuple[int, ...], list[int]]) -> None:
-        """Move the subjects that a pattern without wildcards names to classes of their own."""
+        """Add the patterns without wildcards to what classes() found by the trie.
+
+        A subject that such a pattern names moves to the class that has its number, too.
+        """
         whole = self._whole
         named = {
             place: whole[subject] for place, subject in enumerate(subjects) if subject in whole
         }
+        """Place of a subject -> the number of the pattern that is just this subject."""
         if not named:
             return
-        left = dict(named)
+        unclassed = dict(named)
+        """Subjects that no wildcard has matched either, once the loop is through."""
         for numbers, places in list(found.items()):
-            inside = [place for place in places if place in named]
-            if not inside:
+            moving = [place for place in places if place in named]
+            if not moving:
                 continue
-            rest = [place for place in places if place not in named]
-            if rest:
-                found[numbers] = rest
+            staying = [place for place in places if place not in named]
+            if staying:
+                found[numbers] = staying
             else:
                 del found[numbers]
-            for place in inside:
-                key = tuple(sorted((*numbers, left.pop(place))))
+            for place in moving:
+                key = tuple(sorted((*numbers, unclassed.pop(place))))
                 found.setdefault(key, []).append(place)
-        for place, number in left.items():
+        for place, number in unclassed.items():
             found.setdefault((number,), []).append(place)
 
     def _walk(self, parts: list[str], found: list[int]) -> None:
@@ -237,6 +252,7 @@ def _step(
     places: of those subjects in `parts`, which has the parts of each. depth: the part to compare.
     onward: gets the nodes that are met, with the places of the subjects that meet them.
     """
+    # Wildcards lead all subjects to the same nodes; only literal parts divide them.
     common: list[_PartNode] = []
     literals: list[dict[str, _PartNode]] = []
     for node in nodes:
@@ -254,25 +270,27 @@ def _step(
         if shared:
             onward.setdefault(shared, []).extend(places)
         return
-    rest: list[int] = []
-    met: dict[str, list[int]] = {}
+    unnamed: list[int] = []
+    """Places of the subjects whose part no pattern names here."""
+    by_part: dict[str, list[int]] = {}
+    """Named part -> places of the subjects that have it."""
     for place in places:
         part = parts[place][depth]
-        alike = met.get(part)
+        alike = by_part.get(part)
         if alike is None:
             for named in literals:
                 if part in named:
-                    met[part] = [place]
+                    by_part[part] = [place]
                     break
             else:
-                rest.append(place)
+                unnamed.append(place)
         else:
             alike.append(place)
-    for part, members in met.items():
+    for part, members in by_part.items():
         following = [named[part] for named in literals if part in named]
         onward.setdefault((*following, *shared), []).extend(members)
-    if rest and shared:
-        onward.setdefault(shared, []).extend(rest)
+    if unnamed and shared:
+        onward.setdefault(shared, []).extend(unnamed)
 
 
 def _numbers_at(nodes: tuple[_PartNode, ...]) -> tuple[int, ...]:
@@ -306,7 +324,7 @@ class TopicKind(PatternKind):
         if "#" not in pattern and len(pattern) > 1:
             return _positional(pattern)
         if pattern[-1] == "#" and "*" not in pattern and "#" not in pattern[:-1]:
-            return _beginning(text[:-1])
+            return _beginning(text[:-1])  # `forex.` of `forex.#`
         return lambda keys, fields: any(parts_match(pattern, key.split(".")) for key in keys)
 
     def table(self) -> Table:
@@ -328,10 +346,10 @@ def _beginning(start: str) -> Predicate:
 
 
 def _positional(pattern: tuple[str, ...]) -> Predicate:
-    """Make the predicate of a pattern without `#`, whose number of parts is known."""
+    """Make the predicate of a pattern without `#`: literal parts at their places, `*` anything."""
     literals = tuple((at, part) for at, part in enumerate(pattern) if part != "*")
     most = len(pattern)
-    least = most - 1 if pattern[-1] == "*" else most
+    least = most - 1 if pattern[-1] == "*" else most  # a last `*` may be missing
 
     def positional(keys: Keys, fields: Fields) -> bool:
         """Whether a key has so many parts, and the literal ones at their places."""

@@ -55,7 +55,10 @@ class Daemon:
         return f"tcp://127.0.0.1:{self._port}"
 
     def start(self, wait_s: float = 60.0) -> None:
-        """Start the process and wait until it listens; raises DaemonFailed."""
+        """Start the process and wait until it listens.
+
+        Raises DaemonFailed: it ended, or did not listen in time and was killed.
+        """
         command = [*self._program, "broker", "--listen", self.endpoint, "--data", str(self._data)]
         for setting in self._settings:
             command += ["--set", setting]
@@ -97,7 +100,7 @@ class Daemon:
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
     def tail(self) -> str:
-        """Return the end of its log."""
+        """Return the end of its log, for an error's message."""
         return self._log.read_text(errors="replace")[-2000:]
 
     def kill(self) -> None:
@@ -145,7 +148,7 @@ class Daemon:
     def disk_bytes(self) -> int:
         """Return the bytes that the data directory occupies on disk."""
         return sum(
-            os.stat(Path(folder) / name).st_blocks * 512
+            os.stat(Path(folder) / name).st_blocks * 512  # stat() counts blocks of 512 bytes
             for folder, _, names in os.walk(self._data)
             for name in names
         )

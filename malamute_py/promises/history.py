@@ -1,7 +1,11 @@
 """The journal of calls and promises, and the check of it.
 
 Owns the events and the rules that they must meet. The rule: an event of an intent is written before
-the call, one of a promise after it, and the check sees nothing but the events. Source: SPEC.md,
+the call, one of a promise after it, and the check sees nothing but the events.
+
+Words: an element is one record, message, request or step that a client of the run handed in; its id
+is the producer's letters, a colon and a number that rises. A place is a stream or mailbox in which
+an element must be found in the end. A fault is a broken promise, as a sentence. Source: SPEC.md,
 section 8; README.md, "What is promised".
 """
 
@@ -36,6 +40,7 @@ NOTE: Final = "note"
 PLACES: Final = {"record": ("",), "step": ("left", "right", "audit"), "request": ("answers",)}
 """Kind -> the places that hold each confirmed element."""
 _NAMED_MAX: Final = 5
+"""Ids that one fault names."""
 
 
 class Event(NamedTuple):
@@ -90,28 +95,35 @@ class Verdict(NamedTuple):
 
 
 class _Kind:
-    """The calls, promises and findings of one kind."""
+    """The calls, promises and findings of one kind, by the events' names; numbers are offsets."""
 
     def __init__(self) -> None:
         self.asked: set[str] = set()
         self.confirmed: dict[str, int] = {}
+        """Id -> number that the confirm named; -1: it named none."""
         self.seen: dict[str, set[int]] = defaultdict(set)
+        """Id -> numbers under which a reader got it."""
         self.places: dict[str, list[tuple[str, int]]] = defaultdict(list)
+        """Place -> (id, number) of all that it held in the end, in its order."""
         self.looked: set[str] = set()
+        """Places that were read to their end."""
         self.done: set[tuple[str, int]] = set()
+        """(id, number) of what the broker took an acknowledgement of."""
         self.first = 0
+        """Offset that the log began at: retention may have taken what lay before."""
 
 
 def check(events: Iterable[Event], *, retention: bool = True) -> Verdict:
-    """Compare the events with the promises.
+    """Compare the events of a run with what the broker promised. Called when the run is over.
 
     retention: False: nothing was to be removed, so that every log must begin with its first record.
     """
     faults: list[str] = []
     kinds: dict[str, _Kind] = defaultdict(_Kind)
     for event in events:
-        name, _, place = event.kind.partition("/")
+        name, _, place = event.kind.partition("/")  # as step/left; most kinds have one place
         of = kinds[name]
+        # In the order of the file: a SEEN after a DONE is an element that came again.
         if event.what == ASKED:
             of.asked.add(event.id)
         elif event.what == CONFIRMED:
@@ -147,8 +159,13 @@ def check(events: Iterable[Event], *, retention: bool = True) -> Verdict:
 
 
 def _check_places(name: str, of: _Kind, faults: list[str]) -> None:
-    """Check that each place holds each confirmed element once, and all places in one order."""
+    """Check that each place holds each confirmed element once, and all places in one order.
+
+    name: the kind: record, step or group. of: its events. faults: gets what is broken.
+    """
     orders = {}
+    """Place -> ids that it holds, in its order."""
+    # The places that must be there, also those without a finding, and all others.
     places = {place: of.places[place] for place in (*PLACES.get(name, ()), *of.places)}
     unread = sorted(places.keys() - of.looked)
     faults += [f"{name}s were not looked for {_where(place)}" for place in unread]
@@ -159,6 +176,7 @@ def _check_places(name: str, of: _Kind, faults: list[str]) -> None:
         where = _where(place)
         _say(faults, f"{name}s {where} more than once", [id for id, n in counted.items() if n > 1])
         _say(faults, f"{name}s {where} that were never asked for", set(counted) - of.asked)
+        # Retention may have taken an element before the log's first offset.
         lost = [
             id
             for id, number in of.confirmed.items()
@@ -175,7 +193,8 @@ def _check_places(name: str, of: _Kind, faults: list[str]) -> None:
             _say(faults, f"{name}s {where} at another offset than was confirmed", renumbered)
             _say(faults, f"{name}s {where} after a later one of their producer", _out_of_order(ids))
             numbered = {number: id for id, number in found}
-            # What a durable reader saw must be in the log, at the same offset.
+            # What a durable reader saw must be in the log, at the same offset: another element is
+            # there, or the log ends before it.
             other = [
                 id
                 for id, seen in of.seen.items()
@@ -183,16 +202,18 @@ def _check_places(name: str, of: _Kind, faults: list[str]) -> None:
                        for number in seen)
             ]  # fmt: skip
             _say(faults, f"{name}s that a durable reader saw where the log has others", other)
-    first = next(iter(orders.values()), [])
+    # A step is in all of its places or in none, and steps are in one order everywhere.
+    first_place = next(iter(orders.values()), [])
     for place, ids in orders.items():
-        if name == "step" and ids != first:
-            apart = set(ids) ^ set(first)
+        if name == "step" and ids != first_place:
+            apart = set(ids) ^ set(first_place)
             _say(faults, f"steps of which only a part is in {place}", apart or {"(their order)"})
     if name == "group":
         _say(faults, "records that no member of the group was given", of.asked - set(of.seen))
 
 
 def _where(place: str) -> str:
+    """Return a place in words; "": the stream of the records."""
     return f"in {place}" if place else "in the log"
 
 
@@ -213,6 +234,7 @@ def _check_mail(of: _Kind, faults: list[str]) -> None:
     _say(faults, "messages confirmed and never delivered", set(of.confirmed) - set(of.seen))
     _say(faults, "messages taken twice", [id for id, seen in of.seen.items() if len(seen) > 1])
     _say(faults, "messages that were never sent", set(of.seen) - of.asked)
+    # Seen under just the number that was confirmed; what was never seen is a fault of its own.
     renumbered = [
         id for id, number in of.confirmed.items() if of.seen.get(id, {number}) != {number}
     ]
@@ -230,6 +252,7 @@ def _check_requests(of: _Kind, faults: list[str]) -> None:
 
 
 def _say(faults: list[str], what: str, ids: Iterable[str]) -> None:
+    """Add a fault about these elements, some of which it names; none: there is no fault."""
     named = sorted(ids)
     if named:
         more = f" and {len(named) - _NAMED_MAX} more" if len(named) > _NAMED_MAX else ""

@@ -12,7 +12,9 @@ import socket
 import struct
 
 _PIECE = 1 << 16
+"""Bytes that are passed on at once, at most."""
 _RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER of no time: close() then resets the connection instead of ending it in order."""
 
 
 class Proxy:
@@ -70,16 +72,18 @@ class Proxy:
                 plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             writer.close()
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Connect a client through to the broker, and pump both ways."""
+    async def _accept(
+        self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter
+    ) -> None:
+        """Connect a client that has come through to the broker, and pump both ways."""
         try:
-            there, to = await asyncio.open_connection(*self._target)
+            from_broker, to_broker = await asyncio.open_connection(*self._target)
         except OSError:
-            writer.close()
+            to_client.close()  # no broker: the client finds out as without a proxy
             return
-        pair = (writer, to)
+        pair = (to_client, to_broker)
         self._pairs.add(pair)
-        for source, sink in ((reader, to), (there, writer)):
+        for source, sink in ((from_client, to_broker), (from_broker, to_client)):
             pump = asyncio.ensure_future(self._pump(source, sink, pair))
             self._pumps.add(pump)
             pump.add_done_callback(self._pumps.discard)
@@ -88,10 +92,13 @@ class Proxy:
         self, source: asyncio.StreamReader, sink: asyncio.StreamWriter,
         pair: tuple[asyncio.StreamWriter, asyncio.StreamWriter],
     ) -> None:  # fmt: skip
-        """Pass on bytes one way until either end is gone."""
+        """Pass on bytes one way until either end is gone.
+
+        pair: the writers of both ends, which are closed then.
+        """
         try:
             while data := await source.read(_PIECE):
-                await self._flowing.wait()
+                await self._flowing.wait()  # stall() has it wait until flow()
                 if self.delay_s:
                     await asyncio.sleep(self.delay_s)
                 sink.write(data)

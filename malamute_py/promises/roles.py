@@ -3,6 +3,11 @@
 Owns one run's names and its clients. The rules: every record, message, request and step has an id
 of its own; an error of a call is written down as unsure, and the role goes on; each element that
 was handed out is acknowledged by its own confirm, so that it is known when it must not come again.
+
+Words: a role is what one client does all the time: it writes (publishes, sends, asks, steps), or
+reads. An element is one record, message, request or step. The book is the journal of the run;
+ASKED, CONFIRMED, SEEN and others are its events (history.py). A disturbance is a kill of the broker
+or the like.
 """
 
 from __future__ import annotations
@@ -31,10 +36,13 @@ from malamute_py.promises.history import (
 )
 
 _IN_FLIGHT = 32
+"""Calls of one writer that are under way at once, at most."""
 _BEHIND_MAX = 200
 """Elements that may wait for a reader: those that wait long meet few disturbances."""
 _PAUSE_S = 0.002
+"""Pause of a writer between two calls."""
 _AGAIN_S = 0.05
+"""Time between two looks of a writer whose reader is behind."""
 PROGRESS = ("record", "mail", "request", "step", "group", "call")
 """Kinds of which something must be confirmed after every disturbance."""
 
@@ -57,11 +65,17 @@ class Roles:
         self._writing: list[asyncio.Task[None]] = []
         self._reading: list[asyncio.Task[None]] = []
         self._stopped = asyncio.Event()
+        """Set when the writers are to end."""
         self._beside: set[asyncio.Task[None]] = set()
+        """Acknowledgements under way."""
         self._answered: list[tuple[str, int]] = []
+        """(id, number) of the messages in the mailbox of answers to requests."""
         self._audited: list[tuple[str, int]] = []
+        """(id, number) of the messages that steps put into their mailbox."""
         self._mails: set[str] = set()
+        """Ids of mail that the reader was given."""
         self._grouped: set[str] = set()
+        """Ids of steps' records that a member of the group was given."""
         self._owed: dict[str, set[str]] = {"mail": set(), "request": set(), "step": set()}
         """Kind -> ids that readers must have been given in the end."""
         self.failures: list[str] = []
@@ -71,6 +85,7 @@ class Roles:
         """Connect all clients, and let them begin."""
 
         async def client() -> Client:
+            """Return one more client of the run."""
             made = await connect(endpoint, **self._options)
             self._clients.append(made)
             return made
@@ -89,7 +104,7 @@ class Roles:
             self._read_once(await client(), self._audit, self._audited),
         )
         self._reading = [asyncio.create_task(self._kept(each)) for each in readers]
-        # The letter begins the ids of a writer's elements.
+        # The kind of its elements, the letter that their ids begin with, and the call.
         writers = (
             self._keep_going(await client(), "record", "a", self._publish),
             self._keep_going(await client(), "record", "b", self._publish_many),
@@ -105,7 +120,7 @@ class Roles:
         """Return how many of each kind were confirmed so far."""
         counts = self._book.counts
         made = {kind: counts[CONFIRMED, kind] for kind in PROGRESS}
-        made["group"] = counts[DONE, "group"]
+        made["group"] = counts[DONE, "group"]  # of a group the acknowledgements
         return made
 
     async def finish(self, patience_s: float) -> list[str]:
@@ -118,6 +133,7 @@ class Roles:
         _, late = await asyncio.wait(self._writing, timeout=patience_s)
         if late:
             stuck.append(f"{len(late)} of the writers' calls never ended")
+        # Before the readers are waited for: what is found is what the group's members owe.
         reader = self._clients[0]
         for kind, stream in (
             ("record/", self._records),
@@ -162,7 +178,10 @@ class Roles:
         )
 
     def _unreached(self, kind: str) -> int:
-        """Return how many confirmed elements have not reached their readers."""
+        """Return how many elements of a kind were confirmed and have not reached their readers.
+
+        Calls and loose records have no reader: none of them is behind.
+        """
         counts = self._book.counts
         reached = {
             "record": counts[SEEN, "record"],
@@ -175,7 +194,7 @@ class Roles:
         return counts[CONFIRMED, kind] - reached[kind]
 
     def _aside(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a call beside the reader's next read."""
+        """Run a call beside the reader's next read; finish() cancels those that have not ended."""
         task = asyncio.create_task(work)
         self._beside.add(task)
         task.add_done_callback(self._beside.discard)
@@ -185,11 +204,16 @@ class Roles:
     async def _keep_going(
         self, client: Client, kind: str, name: str, one: Callable[[Client, str], Awaitable[None]]
     ) -> None:
-        """Make calls of `one`, several in flight, each with an id of its own, until stopped."""
+        """Make calls of `one`, several in flight, each with an id of its own, until stopped.
+
+        kind: of the elements. name: the letter that their ids begin with. one: makes one call, and
+        writes down that it was made and confirmed.
+        """
         inflight: set[asyncio.Task[None]] = set()
         number = 0
 
         async def guarded(id: str) -> None:
+            """Make one call; an error of it is no fault, as it may have been done or not."""
             try:
                 await one(client, id)
             except MalamuteError as error:
@@ -210,12 +234,14 @@ class Roles:
             await asyncio.wait(inflight)
 
     async def _publish(self, client: Client, id: str) -> None:
+        """Publish one record, and write down the offset that the confirm names."""
         self._book.note(ASKED, "record", id)
         done = await client.publish(self._records, id.encode(), confirm=self._level)
         self._book.note(CONFIRMED, "record", id, done.offset)
 
     async def _publish_many(self, client: Client, id: str) -> None:
         """Publish twenty records in one call, and write down each one's asking and confirm."""
+        # Each call is a producer of its own: calls in flight have no order among each other.
         ids = [f"{id.replace(':', '.')}:{n}" for n in range(20)]
         for each in ids:
             self._book.note(ASKED, "record", each)
@@ -232,12 +258,14 @@ class Roles:
         await client.publish_many(self._loose, bodies, confirm="stored")
 
     async def _send(self, client: Client, id: str) -> None:
+        """Send one message, which the readers of the mailbox owe from then on."""
         self._book.note(ASKED, "mail", id)
         done = await client.send(self._mail, id.encode(), confirm=self._level)
         self._book.note(CONFIRMED, "mail", id, done.offset)
         self._owed["mail"].add(id)
 
     async def _submit(self, client: Client, id: str) -> None:
+        """Queue one request, whose answer comes into the mailbox of the answers."""
         self._book.note(ASKED, "request", id)
         await client.submit(self._service, id.encode(), reply_to=self._answers, confirm=self._level)
         self._book.note(CONFIRMED, "request", id)
@@ -282,6 +310,7 @@ class Roles:
 
     @property
     def _durable(self) -> bool:
+        """Whether what was confirmed survives a power loss, and readers see nothing else."""
         return self._level == "synced"
 
     async def _read_mail(self, client: Client) -> None:
@@ -296,7 +325,10 @@ class Roles:
     async def _done(
         self, kind: str, what: list[tuple[str, int]], ack: Callable[[], Awaitable[object]]
     ) -> None:
-        """Acknowledge, and write down what the broker confirmed; the others come again."""
+        """Acknowledge, and write down what the broker confirmed; the others come again.
+
+        what: (id, number) of the elements. ack: the call that acknowledges them.
+        """
         try:
             confirmed = await ack()
         except MalamuteError:
@@ -315,6 +347,7 @@ class Roles:
                 self._aside(self._done("work", [(id, -1)], partial(self._reply, request)))
 
     async def _reply(self, request: Request) -> object:
+        """Answer a request with its own body; returns the broker's confirm, or None: too late."""
         return await request.reply(request.body, wait=True)
 
     async def _read_once(self, client: Client, mailbox: str, into: list[tuple[str, int]]) -> None:
@@ -340,10 +373,14 @@ class Roles:
                 await self._done("group", done, partial(group.ack, batch))
 
     async def _find(self, client: Client, kind: str, stream: str) -> None:
-        """Write down what a stream holds, and where it begins if its retention took records."""
-        name = kind.partition("/")[0]
+        """Write down what a stream holds, and where it begins if its retention took records.
+
+        kind: of its elements, and after the slash the place.
+        """
+        name, _, _ = kind.partition("/")
 
         def noticed(notice: Notice) -> None:
+            """Write down the offset that the log begins at."""
             if isinstance(notice, BegunNotice):
                 self._book.note(FIRST, name, "", notice.offset)
 

@@ -22,6 +22,7 @@ from malamute_py.promises.proxy import Proxy
 from malamute_py.promises.roles import Roles
 
 JUMPING = (sys.executable, "-m", "malamute_py.promises.jumping")
+"""Command of a broker whose clock jumps at each SIGUSR1."""
 SETTINGS = (
     "limits.batch_bytes_max=1048576", "limits.record_bytes_max=524288",
     "journal.segment_bytes=2097152", "journal.ring_bytes=8589934592",
@@ -63,8 +64,10 @@ class Run:
     ) -> None:
         """End after so many minutes or disturbances, whichever is given and comes first.
 
-        pause_s: mean time from one to the next. options: of the clients. told: called after each,
-        with their number and the last one's name. after_kill: called while the broker is dead.
+        journal: file that the events are written to. seed: of the choice of disturbances. pause_s:
+        mean time from one to the next. level: of the confirms. options: of the clients. patience_s:
+        how long a kind of call may make no progress. told: called after each disturbance, with
+        their number and the last one's name. after_kill: called while the broker is dead.
         """
         self._journal = journal
         self._chance = random.Random(seed)
@@ -104,10 +107,15 @@ class Run:
     async def _run(
         self, endpoint: str, kinds: list[str], daemon: Daemon | None, command: str
     ) -> Found:
-        """Start the roles, disturb them, and check what they wrote down."""
+        """Start the roles (the clients), disturb them, and check what they wrote down.
+
+        kinds: of disturbances; one that is there several times is chosen as often. daemon: a broker
+        of the run's own; None: the broker of others. command: has their broker killed.
+        """
         began = time.monotonic()
         proxy: Proxy | None = None
         if endpoint.startswith("tcp://"):
+            # The clients connect to the proxy, which can cut, stall and delay.
             host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
             proxy = Proxy(host, int(port))
             endpoint = await proxy.start()
@@ -127,6 +135,7 @@ class Run:
                 await roles.close()
                 if proxy is not None:
                     await proxy.close()
+        # A broker of the run's own has room for all records: none may be missing.
         verdict = check(read_events(self._journal), retention=daemon is None)
         faults = verdict.faults + ends + ([stuck] if stuck else [])
         return Found(
@@ -137,15 +146,16 @@ class Run:
         self, book: Book, roles: Roles, kinds: list[str], proxy: Proxy | None,
         daemon: Daemon | None, command: str,
     ) -> str:  # fmt: skip
-        """Disturb until it is time; returns what stood still, or nothing."""
+        """Disturb until it is time; returns a sentence about what stood still, "": nothing."""
         done = 0
         while done < self._most and time.monotonic() < self._until:
+            # Every kind of call makes progress before the next disturbance.
             before = roles.progress()
             stuck = await self._moved(roles, before)
             if stuck:
                 return stuck
             await asyncio.sleep(self._chance.expovariate(1 / self._pause_s))
-            if not kinds:
+            if not kinds:  # of a broker that is not ours, and not reached by tcp
                 continue
             kind = self._chance.choice(kinds)
             book.note(NOTE, "disturbance", kind)
@@ -156,7 +166,10 @@ class Run:
         return await self._moved(roles, roles.progress())
 
     async def _moved(self, roles: Roles, before: dict[str, int]) -> str:
-        """Wait until something of every kind was confirmed; returns the kinds that were late."""
+        """Wait until something of every kind was confirmed since `before`, counts by kind.
+
+        Returns "", or after the run's patience a sentence with the kinds that were late.
+        """
         until = time.monotonic() + self._patience_s
         while time.monotonic() < until:
             now = roles.progress()
@@ -169,7 +182,7 @@ class Run:
     async def _one(
         self, kind: str, proxy: Proxy | None, daemon: Daemon | None, command: str
     ) -> None:
-        """Do one disturbance."""
+        """Do one disturbance, to its end: a killed broker is started again, a frozen one thawed."""
         chance = self._chance
         if kind == "kill" and daemon is not None:
             daemon.kill()

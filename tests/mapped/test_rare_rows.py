@@ -19,7 +19,6 @@ from malamute_py.journal import known as known_module
 from malamute_py.journal.check import content_fault
 from malamute_py.journal.gathering import TAKEN_MAX
 from malamute_py.mapped import LogReader, open_reader
-from malamute_py.mapped import reading as reading_module
 from malamute_py.mapped import walk as walk_module
 from malamute_py.mapped.segments import MAPS_MAX
 from tests.journal.rings import S
@@ -175,7 +174,7 @@ def test_a_reader_goes_on_after_each_batch_where_the_last_one_ended(
         # Many rows of a batch come with it, in between.
         log.put(trades, *[b"many"] * 4, subject="rare")
     log.tidy()
-    monkeypatch.setattr(reading_module, "ROWS_MAX", 3)
+    monkeypatch.setattr("malamute_py.mapped.gathered.ROWS_MAX", 3)
     whole = [seen(each) for each in reader.read("trades", "rare", until="tail").records()]
     assert len(whole) == 36
     reading = reader.read("trades", "rare", copy=True, until="tail", strict=True)

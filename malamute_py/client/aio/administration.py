@@ -36,7 +36,7 @@ class AdministrationVerbs(PagedVerbs):
         Needs the permission admin. Raises BrokerRefused.
         """
         found: list[SettingInForce] = []
-        while True:
+        while True:  # a page each; the last answer tells the reload, too
             after = found[-1].key if found else ""
             value = await self._link.ask(partial(_info, after))
             page = value.get("settings", [])
@@ -54,7 +54,7 @@ class AdministrationVerbs(PagedVerbs):
         """
         return await self._pages(
             LinkFacts,
-            lambda number, after: c.ListLinks(number, limit or 1000, after),
+            lambda number, after: c.ListLinks(number, limit or 1000, after),  # links of a page
             limit,
             listed="links",
             first=0,
@@ -108,4 +108,5 @@ class AdministrationVerbs(PagedVerbs):
 
 
 def _info(settings_after: str, number: int) -> c.BrokerInfo:
+    """Return the question for a page of settings: those whose keys follow after a key."""
     return c.BrokerInfo(number, settings_after)

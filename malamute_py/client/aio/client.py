@@ -86,7 +86,10 @@ def connect(
 
 
 def _traced(asked: Any) -> Callable[..., Client]:
-    """The maker of clients for a tracing that was asked for. Raises SettingError."""
+    """Return the maker of clients for connect(tracing=asked). Raises SettingError.
+
+    The class with spans is imported only here: it needs OpenTelemetry.
+    """
     tracing = tracing_of(asked)
     if tracing is None:
         return Client
@@ -138,6 +141,7 @@ class Client(PublishVerbs, StreamVerbs, MailVerbs, WorkVerbs, QueueVerbs, Admini
         truth("wait", wait)
 
         def ready() -> bool:
+            """Whether the wait is over: by a link, by the end, or by the first failure."""
             failed = not wait and isinstance(link.last, Unlinked)
             return failed or session.state in (LinkState.LINKED, LinkState.CLOSED)
 
@@ -189,7 +193,7 @@ class Client(PublishVerbs, StreamVerbs, MailVerbs, WorkVerbs, QueueVerbs, Admini
             with contextlib.suppress(MalamuteError):
                 await self.flush(drain_ms)
         if True:  # sync: with self._link.lock:
-            if flush_ms:
+            if flush_ms:  # 0: the broker gives the requests back when the link ends
                 offerings.close_all()
                 # sync: self._link.notify()
         if self._session.state is not LinkState.CLOSED and flush_ms and not self._session.idle:

@@ -67,9 +67,9 @@ class StreamCursor(CursorName):
         Raises BrokerRefused.
         """
         named, wire = settings_of(settings, more), start_on_wire(start)
-        swap = truth("replace", replace)
+        anew = truth("replace", replace)
         value = await self._link.ask(
-            lambda number: c.EditCursor(number, self.stream, self.name, named, wire, swap)
+            lambda number: c.EditCursor(number, self.stream, self.name, named, wire, anew)
         )
         return facts(CursorFacts, {"stream": self.stream, "cursor": self.name, **value})
 

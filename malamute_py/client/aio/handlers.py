@@ -3,6 +3,11 @@
 Owns the tasks that run a handler, the waking of those that wait for requests, and the signals that
 drain. The rule: what a handler raises ends its request and nothing else; of the tasks that wait for
 requests, no more are woken than have something to begin with.
+
+Words: `offering` is the session's half of a worker's offer, with the requests in hand: handed out
+to this worker, until the broker has confirmed their ends. One is lost when the broker may have
+given it to another worker. To drain is to begin no other request while those in hand come to their
+end.
 """
 
 from __future__ import annotations
@@ -40,7 +45,10 @@ class HandlerRun:
         on_error: OnError,
         delay_ms: int,
     ) -> None:
-        """begin: the worker's next request if there is one; following: waits for the next."""
+        """begin: returns the worker's next request if there is one; following: waits for the next.
+
+        on_error, delay_ms: of what a handler raises; see Client.serve().
+        """
         self._link = link
         self._offering = offering
         self._begin = begin
@@ -68,13 +76,14 @@ class HandlerRun:
                 result = await call(request)
                 if not request.finished:
                     if not self._link.has_room():
-                        await self._link.room(0, None, "a reply")
+                        # Its size is known once it is encoded; only what has room is encoded.
+                        await self._link.room(size=0, wait=None, name="a reply")
                     self._answer(request, result)
             except (Exception, asyncio.CancelledError) as error:
                 # The error ends its request and nothing else, unless this run itself is cancelled.
                 task = asyncio.current_task()
                 if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
-                    self._finish(request, RELEASED, 0, "")
+                    self._finish(request, RELEASED)
                     raise
                 if self._offering.ended or request.lost:
                     # Another worker has it, or will: it is not ours to fail.
@@ -84,28 +93,33 @@ class HandlerRun:
                 LOG.warning("the handler of %r failed", request, exc_info=True)
                 reason = f"{type(error).__name__}: {error}"
                 if self._on_error == "fail":
-                    self._finish(request, FAILED, 0, reason)
+                    self._finish(request, FAILED, reason=reason)
                 else:
-                    self._finish(request, RETURNED, request.retry_ms(self._delay_ms), reason)
+                    again_ms = request.retry_ms(self._delay_ms)
+                    self._finish(request, RETURNED, again_ms=again_ms, reason=reason)
             finally:
                 request.running = False
                 if request.lost:
-                    self._offering.ran(request)
+                    self._offering.ran(request)  # if it came again meanwhile, it begins now
 
     def _answer(self, request: Any, result: Any) -> None:
         """Send what a handler returned as the reply and end of its request; None completes it."""
         if result is None:
-            self._finish(request, COMPLETED, 0, "")
+            self._finish(request, COMPLETED)
         elif isinstance(result, _BODIES):
             row = make_row(result, "", None, None, None, None, ReplyToken(request))
-            self._link.session.offerings.reply(request, row, True)
+            self._link.session.offerings.reply(request, row, last=True)
             # The last of what was in hand: no other reply comes that it could leave with.
             self._link.gather(last=not self._offering.unfinished)
         else:
             kind = type(result).__name__
             raise TypeError(f"a handler returns bytes, str, a list of these or None, not {kind}")
 
-    def _finish(self, request: Any, state: int, again_ms: int, reason: str) -> None:
+    def _finish(self, request: Any, state: int, *, again_ms: int = 0, reason: str = "") -> None:
+        """Give a request an end without a reply: completed, failed, returned or released.
+
+        Nothing is to be said once the offer has ended: the broker has its requests then.
+        """
         if not self._offering.ended:
             self._link.session.offerings.end(request, state, again_ms=again_ms, reason=reason)
             self._link.wake_up()
@@ -115,17 +129,22 @@ class RequestWaker:
     """Wakes the tasks that wait for requests, in the order in which they began to wait."""
 
     def __init__(self, offering: Any) -> None:
+        """offering: whose requests the tasks wait for."""
         self._offering = offering
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._woken = 0
         """Waiting tasks that were woken and have not had their turn yet."""
 
     def set(self) -> None:
-        """Something arrived, or nothing will any more."""
+        """Wake tasks, called by the link: something arrived, or nothing will any more.
+
+        One is enough for requests that arrived, since each wakes another where there are more. All
+        are woken when they are to end, or when no request is in hand: the news is of the offer.
+        """
         offering = self._offering
         over = offering.ended or offering.closing or offering.draining
-        everybody = over or not offering.in_hand
-        self._wake(len(self._waiting) if everybody else 1)
+        wake_all = over or not offering.in_hand
+        self._wake(len(self._waiting) if wake_all else 1)
 
     def wake_another(self) -> None:
         """Wake one more waiting task: there are more requests than the calling task begins now.
@@ -154,7 +173,7 @@ class RequestWaker:
         try:
             await future
         except asyncio.CancelledError:
-            if future.done() and not future.cancelled():
+            if future.done() and not future.cancelled():  # it was woken, and then cancelled
                 self.set()  # what it was woken for goes to the next
             raise
         finally:
@@ -180,6 +199,7 @@ def drain_on_signals(link: LoopLink) -> Iterator[None]:
         LOG.info("%s: the worker begins nothing more", signal.Signals(number).name)
 
     def interrupted(number: int, frame: object) -> None:
+        """Have the event loop hear a signal, where it has no handlers of its own."""
         loop.call_soon_threadsafe(heard, number)
 
     numbers = (signal.SIGINT, signal.SIGTERM)
@@ -205,11 +225,15 @@ async def together(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
             for call in calls:
                 group.create_task(call)
     except BaseExceptionGroup as failed:
-        raise failed.exceptions[0] from None
+        first, *_ = failed.exceptions
+        raise first from None
 
 
 def within_span(scope: Callable[[Any], Any], handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Make a handler of the same kind that runs in `with scope(request)`."""
+    """Make a handler of the same kind that runs in `with scope(request)`, for traced workers.
+
+    The kinds: an async generator function, a coroutine function, any other callable.
+    """
     called = (handler, type(handler).__call__)  # a function, or an object that is called
     if any(map(inspect.isasyncgenfunction, called)):
 
@@ -238,7 +262,11 @@ def within_span(scope: Callable[[Any], Any], handler: Callable[[Any], Any]) -> C
 def _caller(
     handler: Callable[[Any], Any], threads: ThreadPoolExecutor
 ) -> Callable[[Any], Awaitable[Any]]:
-    """The handler as a coroutine function; threads: for one that is none."""
+    """Return the handler as a coroutine function of a request, whose result is the last reply.
+
+    An async generator's values are replies, none of them the last. threads: for a handler that is
+    no coroutine function; it sees the context variables of the task that calls it.
+    """
     called = (handler, type(handler).__call__)  # a function, or an object that is called
     if any(map(inspect.isasyncgenfunction, called)):
 

@@ -2,6 +2,9 @@
 
 Owns these verbs as awaitables. The rule: as in client.py: a cancelled call leaves all others as
 they were; a change whose call was cancelled may still be made, and then is made once.
+
+Words: a key is a subject of the stream, its value the newest record, its revision the offset of
+that. A deletion is a record, too: a marker without a value.
 """
 
 from __future__ import annotations
@@ -87,6 +90,7 @@ class KeyView:
         """
         stream, key = self._stream, key_of(key)
         answer = await self._ask(lambda number: c.GetKey(number, stream, key))
+        # A value that is too large for the answer is read as records are.
         return await self._newest(key) if is_elsewhere(answer) else entry_of_answer(key, answer)
 
     async def _newest(self, key: str) -> KeyEntry | None:
@@ -102,7 +106,7 @@ class KeyView:
         newest: KeyEntry | None = None
         async with subscription:
             while (record := await subscription.next_record(wait_ms)) is not None:
-                if record.subject == key:
+                if record.subject == key:  # a pattern also matches a record's further keys
                     newest = entry_of_record(record)
         for notice in notices:
             if newest is None and isinstance(notice, GapNotice):
@@ -127,7 +131,7 @@ class KeyView:
         broker has just begun with, and Client.refused_unconfirmed counts it.
         """
         if self._empty is None:
-            await self._known()
+            await self._known()  # else a put would make the stream, without keys
         return await self._change(
             key, value, changed_fields(fields), codec, None, confirm, timeout_ms
         )
@@ -185,7 +189,10 @@ class KeyView:
         timeout_ms: Wait,
         properties: Properties | None = None,
     ) -> int:
-        """Publish one record; revision: what its key must have, None: whatever it has."""
+        """Publish one record, the new value or deletion of a key, and return its offset.
+
+        revision: of the key as the broker must have it, else it refuses; None: whatever it has.
+        """
         link = self._link
         future: asyncio.Future[Confirmation] = link.loop.create_future()
         row = make_row(value, key_of(key), fields, None, None, properties, future, codec)
@@ -202,14 +209,15 @@ class KeyView:
             return (await link.limit(future, timeout_ms, PUBLISHED, self._stream)).offset
         except BrokerRefused as error:
             if error.code in _NO_KEYS:
-                self._empty = None
+                self._empty = None  # the next put asks for the stream again
             raise
 
     async def _known(self) -> bytes | list[bytes]:
-        """Return the body of a deletion marker, once it is known that the stream has keys.
+        """Return the body of a deletion marker; asks the broker whether the stream has keys, once.
 
-        A first put would otherwise make a stream that keeps no keys. Raises BrokerRefused
-        `unsupported`: the stream was made without them.
+        A first put would otherwise make a stream that keeps no keys. The marker's body is empty: of
+        a stream of lists an empty list. Raises BrokerRefused `unsupported`: the stream was made
+        without keys.
         """
         if self._empty is None:
             stream = self._stream
@@ -232,7 +240,7 @@ class KeyView:
         integer("limit", limit, 0)
         stream, wire = self._stream, make_pattern(pattern)
         found: dict[str, int] = {}
-        after, more = "", True
+        after, more = "", True  # the last key of the page before, and whether others follow it
         while more and (not limit or len(found) < limit):
             page = await self._ask(_page(stream, wire, after, max(0, limit - len(found))))
             found.update(page["keys"])
@@ -266,7 +274,10 @@ class KeyView:
         until: Until = "",
         on_notice: Callable[[Notice], None] | None = None,
     ) -> Subscription:
-        """Read what no power loss can take back."""
+        """Subscribe to what no power loss can take back, for get(), watch() and history().
+
+        until="tail": to the end that the stream has now.
+        """
         request = subscribe_options(
             self._stream,
             pattern,
@@ -283,7 +294,11 @@ class KeyView:
         return Subscription(self._link, request, strict=False, on_notice=on_notice)
 
     async def _ask(self, make: Callable[[int], Any]) -> dict[str, Any]:
-        """Ask, and again when the broker says that it cannot answer just now."""
+        """Ask the broker, and again when it says that it cannot answer just now.
+
+        make: as of link.ask(). The pauses are bounded by the client's call_timeout_ms; then the
+        refusal is raised.
+        """
         left_ms = self._link.engine.settings.call_timeout_ms
         while True:
             try:
@@ -322,6 +337,7 @@ class KeyWatch:
         """
         subscription = self._subscription
         if not self.complete:
+            # The present ends at the tail that the stream had when the broker accepted.
             if self._gaps != subscription.gaps:
                 # A log that lost records may never come to the tail that it had before.
                 await subscription.accepted(timeout_ms)
@@ -349,6 +365,7 @@ class KeyWatch:
 
 
 def _page(stream: str, pattern: Pattern, after: str, limit: int) -> Callable[[int], c.ListKeys]:
+    """Return the maker of the question for the keys that follow after a key."""
     return lambda number: c.ListKeys(number, stream, pattern, after, limit)
 
 

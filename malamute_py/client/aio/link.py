@@ -3,6 +3,12 @@
 Owns the watching of the socket, the timer, and the callers that wait. The rule: the socket's
 descriptor is edge-triggered, so after every step its events are asked for again; nothing
 that a caller's code raises reaches the link.
+
+Words: the session is the protocol without a socket; it turns calls into messages, and what comes
+into events. The engine has the session and the socket. A step is one piece of the engine's work:
+send, receive, hand out events. The window bounds the bytes that are queued or unconfirmed: it has
+room, or callers wait for it. To gather is to let several callers' messages leave together. To rest
+is to wait for the event loop to call again: for the socket, the timer or a caller.
 """
 
 from __future__ import annotations
@@ -49,6 +55,7 @@ _STAMP_MS: Final = 100
 _EXACT_BELOW_MS: Final = 2_000
 """Waits that are shorter are counted from the call."""
 _FRESH_MIN: Final = 1024
+"""Entries of calls with a bounded wait from which on answered ones are looked for and dropped."""
 
 Value = TypeVar("Value")
 
@@ -72,11 +79,16 @@ class LoopLink:
         context: zmq.Context[Any] | None,
         on_link: Callable[[LinkEvent], None] | None,
     ) -> None:
-        """on_link: called with each change of the link; what it raises is logged."""
+        """Begin to connect. Made by Client, in the event loop that will drive it.
+
+        on_link: called with each change of the link; what it raises is logged.
+        """
         self.loop = watching_loop()
         self.engine = Engine(settings, context)
         self.session = self.engine.session
         self._window = self.session.window
+        # Acknowledgements of replies may be held back to leave with the next requests: the end of
+        # each turn (see _step()) lets them go.
         self.session.mailboxes.may_hold = True
         self.publisher = self.session.publisher
         self.spans: Spans | None = None
@@ -92,6 +104,7 @@ class LoopLink:
         """Number of the transport whose descriptors, `_watched`, are watched."""
         self._watched: list[int] = []
         self._scheduled = False
+        """A step is about to be done, in the event loop's next turn."""
         self._resting = False
         """_rest() is about to be called, after the callers that were just told something."""
         self._told = 0
@@ -108,12 +121,15 @@ class LoopLink:
         answered before they are looked at, and need no entry below. The answered ones in front go
         with each step: memory that is used again soon is still in the processor's cache."""
         self._fresh_max = _FRESH_MIN
+        """Length of `fresh` at which answered calls are dropped from all of it."""
         self._stamped_ms = 0
         """Time of the last look at `fresh`."""
         self._limits: list[tuple[int, int, asyncio.Future[Any], int, str, str]] = []
         """A heap of (time, number of the entry, future, how long, for what, its name)."""
         self._entries = 0
+        """Entries of the heap until now: their numbers keep futures from being compared."""
         self._sweep_at = _FRESH_MIN
+        """Length of `_limits` at which answered calls are dropped from it."""
         self._room: OrderedDict[asyncio.Future[None], int] = OrderedDict()
         """Callers that wait for room in the window, in order, and for how many bytes."""
         self._arrivals: dict[object, Waker] = {
@@ -130,7 +146,8 @@ class LoopLink:
     def wake_up(self) -> None:
         """Have a step done soon: what was asked for until then leaves together.
 
-        Raises LocalProtocolError: the event loop of this client is closed.
+        Called by every verb that has given the session something to do. Raises LocalProtocolError:
+        the event loop of this client is closed.
         """
         if not self._scheduled and not self._finished:
             try:
@@ -140,7 +157,10 @@ class LoopLink:
             self._scheduled = True
 
     def stay(self) -> None:
-        """Raise LocalProtocolError in an event loop, or a thread, that does not drive this one."""
+        """Raise LocalProtocolError unless the running event loop is the one that drives this link.
+
+        Called where a caller would otherwise wait for ever.
+        """
         try:
             here = asyncio.get_running_loop()
         except RuntimeError:
@@ -150,26 +170,27 @@ class LoopLink:
             raise _elsewhere()
 
     def leave(self) -> None:
-        """Have a record leave: at once where no other is under way, else with those that gather.
+        """Have a record leave that publish() has just given to the session.
 
-        While others are unconfirmed, records gather until the event loop turns, or until all
-        callers that were confirmed together have published anew: a caller that publishes much gets
-        large batches, and a lone record does not wait for the turn.
+        It leaves at once where no other is under way. While others are unconfirmed, records gather
+        until the event loop turns, or until all callers that were confirmed together have published
+        anew: a caller that publishes much gets large batches, and a lone record does not wait for
+        the turn.
         """
         if self._told:
             self.asked()
             return
         lone = not (self._scheduled or self._finished or self.session.window.unconfirmed_bytes)
-        self.wake_up()
+        self.wake_up()  # also for a lone one: a step sets the timer that its confirm may need
         if lone:
             self.engine.send()
 
     def asked(self) -> None:
-        """Have what a caller has just said leave.
+        """Have leave what a caller has just asked for, as request() does.
 
-        Where the last step answered several callers (`_told`), it waits until each of them has said
-        something, so that all leave together. The last of them has it sent at once: a turn of the
-        event loop costs some 10 us. Callers that say nothing are waited for until that turn ends.
+        Where the last step answered several callers (`_told`), it waits until each of them has
+        asked for something, so that all leave together. The last of them has it sent at once: a
+        turn of the event loop costs some 10 us. The others are waited for until that turn ends.
         """
         if self._told > 1:
             self._told -= 1
@@ -199,7 +220,8 @@ class LoopLink:
             self.wake_up()
 
     def _scheduled_step(self) -> None:
-        if self._scheduled:  # else another has done it meanwhile
+        """Do the step that wake_up() has asked for."""
+        if self._scheduled:  # else the socket, or a gathering caller, has had it done meanwhile
             self._step()
 
     def _signalled(self, descriptor: int) -> None:
@@ -219,14 +241,15 @@ class LoopLink:
         except Exception as error:  # noqa: BLE001 - no caller may be left waiting for ever
             LOG.exception("the client failed; please report this")
             self.session.abandon(error)
-            self.engine.drop(0)
+            self.engine.drop(linger_ms=0)
             events = self.session.take_events()
-        if self.engine.generation != self._generation:
+        if self.engine.generation != self._generation:  # another socket
             self._generation = self.engine.generation
             self._watch()
         told = 0
         for event in events:
             if type(event) is Settled:
+                # Answers to many callers at once; a token is the future that its caller awaits.
                 told += len(event.pairs)
                 for token, outcome in event.pairs:
                     _settle(token, outcome)
@@ -240,9 +263,10 @@ class LoopLink:
             self._look_at_limits(clock_ms())
         if not self.quiet.is_set() and self.session.idle:
             self.quiet.set()
-        # Behind the callers who have just been told something: what they ask for leaves together.
+        # The callers who have just been told something run now, in this turn of the event loop.
+        # _rest_at_last() comes behind them: what they ask for leaves together.
         if self.session.mailboxes.holding:
-            self._gathered = True
+            self._gathered = True  # held acknowledgements leave then, at the latest
         elif not events:
             self._rest()
             return
@@ -271,7 +295,7 @@ class LoopLink:
             self._set_timer()
 
     def _watch(self) -> None:
-        """Have the event loop watch the descriptors of the transport there is now."""
+        """Have the event loop watch the descriptors of the engine's transport, its new socket."""
         for descriptor in self._watched:
             self.loop.remove_reader(descriptor)
         self._watched = []
@@ -284,8 +308,9 @@ class LoopLink:
     def _set_timer(self) -> None:
         """Have a step made when the engine, or the earliest wait of a caller, is due."""
         at_ms = self.engine.next_wake()
-        earliest_ms, *_ = self._limits[0] if self._limits else (None,)
-        for limit_ms in (self._stamped_ms + _STAMP_MS if self.fresh else None, earliest_ms):
+        earliest_end_ms, *_ = self._limits[0] if self._limits else (None,)
+        next_stamp_ms = self._stamped_ms + _STAMP_MS if self.fresh else None
+        for limit_ms in (next_stamp_ms, earliest_end_ms):
             if limit_ms is not None and (at_ms is None or limit_ms < at_ms):
                 at_ms = limit_ms
         if self._timer is not None:
@@ -301,13 +326,15 @@ class LoopLink:
             self._timer = self.loop.call_later(delay_s, self._on_timer)
 
     def _on_timer(self) -> None:
+        """Take note that the timer has fired, and have a step done."""
         self._timer = None
         self.wake_up()
 
     def stop(self) -> None:
         """Close the session, send its last word, tell all callers, let go; may be repeated.
 
-        Raises LocalProtocolError: another thread drives this client.
+        Called by abort(), which close() ends with. Raises LocalProtocolError: another thread, or
+        another event loop, drives this client.
         """
         if not self.loop.is_closed():
             self.stay()
@@ -326,17 +353,21 @@ class LoopLink:
     # --- what happened -----------------------------------------------------------------------
 
     def _handle(self, event: Event) -> None:
-        """Pass one event of the session on to the callers or receivers that wait for it."""
+        """Pass one event of the session on to the callers or receivers that wait for it.
+
+        What the caller gave the session as its token comes back with the outcome: a future, or an
+        object with settled(), as of a run of batches.
+        """
         if type(event) is Published:
-            if event.single:
+            if event.single:  # records that were published one by one, with a future each
                 _confirm(event.tokens, event.outcome)
             elif event.tokens is not None:
                 event.tokens.settled(event.count, event.outcome)
         elif type(event) is Arrived:
             opened = event.opened
-            arrival = self._arrivals.get(opened)
-            if arrival is not None:
-                arrival.set()
+            waker = self._arrivals.get(opened)
+            if waker is not None:
+                waker.set()
                 if opened.ended:
                     del self._arrivals[opened]
         elif type(event) is Confirmed:
@@ -359,8 +390,8 @@ class LoopLink:
             future, _ = self._room.popitem(last=False)
             if not future.done():
                 future.set_result(None)  # the publish that follows raises what ended it
-        for arrival in self._arrivals.values():
-            arrival.set()
+        for waker in self._arrivals.values():
+            waker.set()
         self.quiet.set()
 
     # --- bounds of waiting -----------------------------------------------------------------
@@ -387,7 +418,7 @@ class LoopLink:
         return future
 
     def _look_at_limits(self, now_ms: int) -> None:
-        """Fail the callers whose waits are over.
+        """Fail the callers whose waits are over. Called in each step.
 
         Calls since the last look get their times first, all at once: one clock read for each costs
         more.
@@ -398,8 +429,11 @@ class LoopLink:
             else:
                 self._drop_answered(self.fresh)
         limits = self._limits
-        while limits and limits[0][0] <= now_ms:
-            _, _, future, wait_ms, what, name = heapq.heappop(limits)
+        while limits:
+            end_ms, _, future, wait_ms, what, name = limits[0]
+            if end_ms > now_ms:
+                break
+            heapq.heappop(limits)
             if not future.done():
                 future.set_exception(timed_out(what, name, wait_ms, self.standing()))
 
@@ -412,7 +446,7 @@ class LoopLink:
             count += 1
         del fresh[:count]
         if len(fresh) >= self._fresh_max:
-            fresh[:] = [entry for entry in fresh if not entry[0].done()]
+            fresh[:] = [entry for entry in fresh if not entry[0].done()]  # entry[0]: the future
             self._fresh_max = max(_FRESH_MIN, 2 * len(fresh))
 
     def _stamp(self, now_ms: int) -> None:
@@ -420,25 +454,28 @@ class LoopLink:
         self._stamped_ms = now_ms
         by_default_ms = self.engine.settings.call_timeout_ms
         for future, asked_ms, what, name in self.fresh:
-            wait_ms = by_default_ms if asked_ms < 0 else asked_ms
+            wait_ms = by_default_ms if asked_ms < 0 else asked_ms  # -1: the default; see limit()
             if wait_ms is not None and not future.done():
                 self._entries += 1
                 entry = (now_ms + wait_ms, self._entries, future, wait_ms, what, name)
                 heapq.heappush(self._limits, entry)
         self.fresh.clear()
         if len(self._limits) >= self._sweep_at:
-            self._limits = [entry for entry in self._limits if not entry[2].done()]
+            self._limits = [entry for entry in self._limits if not entry[2].done()]  # the future
             heapq.heapify(self._limits)
             self._sweep_at = max(_FRESH_MIN, 2 * len(self._limits))
 
     def standing(self) -> str:
-        """Describe the link in words."""
+        """Describe the link in words, for the message of a Timeout."""
         return self.session.standing(clock_ms())
 
     # --- waiting -------------------------------------------------------------------------------
 
     def has_room(self) -> bool:
-        """Whether the window has room and no caller waits for it already."""
+        """Whether the window has room and no caller waits for it already.
+
+        Asked before anything is put on its way; room() waits where it says no.
+        """
         # As Window.has_room() does it, without its call for each record.
         window = self._window
         return (
@@ -451,15 +488,16 @@ class LoopLink:
         """Wait until the window has room for more; callers are served in order.
 
         A caller that finds the room taken again, by a call that came in between, waits again, and
-        no longer than `wait` in all. name: of what room is wanted for. Returns what is left of
-        `wait` for what the caller waits for next. Raises Timeout: there was no room in time.
+        no longer than `wait` in all. size: bytes that the caller will put on their way. name: of
+        what room is wanted for. Returns what is left of `wait` for what the caller waits for next.
+        Raises Timeout: there was no room in time.
         """
         wait_ms = self.engine.settings.wait_ms(wait)
         until_ms = None if wait_ms is None else clock_ms() + wait_ms
         while True:
             future = self.loop.create_future()
             self.limit(future, wait, ROOM, name)
-            self._room[future] = size
+            self._room[future] = size  # _give_room() settles the future
             self.wake_up()
             try:
                 await future
@@ -487,12 +525,18 @@ class LoopLink:
     async def members(
         self, stream: str, group: str, ready: Callable[[Membership], bool], what: str, name: str
     ) -> None:
-        """Wait until each membership of this client in a group is ready. what, name: as until()."""
+        """Wait until each membership of this client in a group is ready. what, name: as until().
+
+        For verbs over a group, which is to be asked for after its members have joined or left.
+        """
         for member in self.session.memberships_of(stream, group):
             await self.until(partial(ready, member), member, "default", what, name)
 
     def watch(self, opened: Watched, waker: Waker) -> None:
-        """Have `waker.set()` called whenever what was opened has something new."""
+        """Have `waker.set()` called whenever what was opened has something new, until forget().
+
+        For a worker, several tasks of which may wait; other callers wait by until().
+        """
         self._arrivals[opened] = waker
 
     async def until(
@@ -522,23 +566,26 @@ class LoopLink:
 
     def _arrival(self, opened: object) -> Waker:
         """Return the waker that is set when `opened` has something new from now on."""
-        arrival = self._arrivals.get(opened)
-        if arrival is None:
-            arrival = self._arrivals[opened] = asyncio.Event()
-        elif isinstance(arrival, asyncio.Event):
-            arrival.clear()
-        return arrival
+        waker = self._arrivals.get(opened)
+        if waker is None:
+            waker = self._arrivals[opened] = asyncio.Event()
+        elif isinstance(waker, asyncio.Event):
+            waker.clear()
+        return waker
 
     def notify(self, opened: object) -> None:
-        """Have the callers that wait for `opened` look at it again."""
-        arrival = self._arrivals.get(opened)
-        if arrival is not None:
-            if isinstance(arrival, asyncio.Event):
+        """Have the callers that wait for `opened` look at it again.
+
+        Called after a change that the session tells no event of, as when a caller closes it.
+        """
+        waker = self._arrivals.get(opened)
+        if waker is not None:
+            if isinstance(waker, asyncio.Event):
                 del self._arrivals[opened]  # the next caller that waits brings its own
-            arrival.set()
+            waker.set()
 
     def let_go(self, opened: Watched) -> None:
-        """End what no caller wants any more."""
+        """End what no caller wants any more, as the replies of a request."""
         self.session.drop(opened)
         self.forget(opened)
         self.wake_up()
@@ -548,15 +595,19 @@ class LoopLink:
         self._arrivals.pop(opened, None)
 
     def dropped(self, opened: Watched) -> None:
-        """An object that was not closed was garbage-collected; may be called in any thread."""
+        """Have the next step close what a program never closed, as its object was collected.
+
+        A finalizer of the object calls this, in any thread and amid any other call.
+        """
         self._dropped.append(opened)
         with contextlib.suppress(RuntimeError):  # the loop is closed, and the link with it
             self.loop.call_soon_threadsafe(self.wake_up)
 
     async def ask(self, make: Callable[[int], Any], wait: Wait = "default") -> dict[str, Any]:
-        """Send a request and wait for its answer.
+        """Send a command that a RESULT answers, and wait for the fields of that.
 
-        Raises BrokerRefused, ConnectionLost, or Timeout after `wait`.
+        make: returns the command, given the number by which its answer is known. Raises
+        BrokerRefused, ConnectionLost, or Timeout after `wait`.
         """
         self.stay()
         future: asyncio.Future[dict[str, Any]] = self.loop.create_future()
@@ -571,6 +622,7 @@ class LoopLink:
 
 
 def _elsewhere() -> LocalProtocolError:
+    """Return the error of a call in an event loop that does not drive the client."""
     return LocalProtocolError(
         "unexpected",
         "this client belongs to another event loop: connect in the loop that uses it, or use"
@@ -601,7 +653,10 @@ def _settle(future: asyncio.Future[Any], outcome: Any) -> None:
 
 
 def _confirm(futures: Sequence[asyncio.Future[Any] | None], outcome: Any) -> None:
-    """Settle one future a row of a content that was confirmed or has failed."""
+    """Settle the futures of the rows of a content, one a row, that was confirmed or has failed.
+
+    futures: None for a row that no caller waits for. outcome: a Confirm, or the error.
+    """
     if isinstance(outcome, Confirm):
         for future, told in zip(futures, confirmations(outcome, len(futures)), strict=True):
             if future is not None and not future.done():

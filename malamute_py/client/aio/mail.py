@@ -2,6 +2,11 @@
 
 Owns the verbs as awaitables. The rule: a cancelled call leaves the link and all other
 calls as they were; a request whose caller was cancelled is cancelled at the broker, too.
+
+Words: the window bounds the bytes that are sent and not confirmed; link.room() waits until it has
+room. link.wake_up() has leave what the session was given. A row is one message with what belongs to
+it, and with the token by which its outcome finds its caller. until_ms is the time at which the
+session gives up trying again; 0: never.
 """
 
 from __future__ import annotations
@@ -41,6 +46,8 @@ from malamute_py.client.words import AckWhen, ConfirmAt
 
 _PAUSE_EVERY: Final = 256  # asyncio only
 """Messages after which the event loop gets its turn, though more are at hand."""
+_NO_PRODUCER: Final = (0, 0, 0)
+"""Producer id, epoch and sequence of a batch of mail, which the broker tells by its key."""
 
 
 class MailVerbs(AsyncVerbs):
@@ -136,7 +143,7 @@ class MailVerbs(AsyncVerbs):
         if True:  # sync: with link.lock:
             if not self._session.window.has_room():
                 raise BrokerRefused("window", "too much is unconfirmed: await some of it first")
-            # From here on as send(), which saves the call.
+            # From here on as send(), again: a function for both would be one call more a message.
             self._session.outbox.send(
                 mailbox,
                 row,
@@ -192,14 +199,15 @@ class MailVerbs(AsyncVerbs):
             return []
         level = level_number(confirm)
         future: asyncio.Future[list[Confirmation]] = link.loop.create_future()
+        # It gathers the confirms of all batches, and settles the caller's wait with the last one.
         tally = Tally(future)
         tally.left = len(bodies)
         until_ms = 0 if wait_ms is None else clock_ms() + wait_ms
         at_ms = 0 if deliver_at_ms is None else later_of("deliver_at_ms", deliver_at_ms)
         for first, end in bulk.cuts():
             # sync: # Encoded outside the lock: the link's thread goes on sending meanwhile.
-            content = bulk.encode(first, end, (0, 0, 0))
-            if content is None:
+            content = bulk.encode(first, end, _NO_PRODUCER)
+            if content is None:  # too large: bulk cuts it in two, which come next
                 continue
             if True:  # sync: with link.lock:
                 if not link.has_room():
@@ -296,6 +304,7 @@ class MailVerbs(AsyncVerbs):
             else session.settings.wait_ms(timeout_ms)
         )
         future: asyncio.Future[Reply] = link.loop.create_future()
+        # Most have none. By identity, which costs least: request_terms() takes other zeros, too.
         terms = PLAIN
         if need_workers is not False or delay_ms is not NONE or priority is not NONE:
             terms = request_terms(need_workers, delay_ms, priority)
@@ -375,7 +384,10 @@ class MailVerbs(AsyncVerbs):
                 yield reply
 
     async def _replies(self, replies: Replies) -> AsyncGenerator[Reply, None]:
-        """Yield the replies of a request until the last; let go of it at any end."""
+        """Yield the replies of a request until the last; let go of it at any end.
+
+        replies: the token of the request, which the session puts its replies into.
+        """
         link = self._link
         try:
             while True:
@@ -390,7 +402,7 @@ class MailVerbs(AsyncVerbs):
                 if replies.ended:
                     return
         finally:
-            # The collector may come here, too, amid any other call.
+            # Cancels what is not answered. The collector may come here, too, amid any other call.
             link.let_go(replies)
 
     async def submit(
@@ -442,7 +454,7 @@ class MailVerbs(AsyncVerbs):
                 key=b"" if key is None else key_of(key),
                 terms=terms,
                 until_ms=0 if wait_ms is None else clock_ms() + wait_ms,
-                waits=False,
+                waits=False,  # for a reply: the confirm is what the caller gets
             )
             link.wake_up()
         return await future
@@ -539,7 +551,7 @@ class Inbox(InboxBase[Mail]):
 
     async def __anext__(self) -> Mail:
         if True:  # sync: with self._link.lock:
-            if self._read():
+            if self._read():  # with ack="next" the message before is acknowledged
                 self._link.wake_up()
             self._until_pause -= 1  # asyncio only
             if self._until_pause <= 0:  # asyncio only
@@ -576,17 +588,17 @@ class Inbox(InboxBase[Mail]):
                 item = self._rest()
         assert item is not None
         delivered, batch = item
-        self._handed(batch)
+        self._handed(batch)  # to be acknowledged with the next call
         return MailBatch(Mail, batch, delivered, self)
 
     async def _fill(self, timeout_ms: int | None) -> bool:
-        """Have messages at hand; False: there will be none any more."""
+        """Wait until messages of a batch are at hand; False: there will be none any more."""
         view, mailbox, link = self._view, self._view.mailbox, self._link
         while True:
             item = view.take()
             if item is not None:
                 self._begin(*item)
-                if link.session.consumed(mailbox):
+                if link.session.consumed(mailbox):  # credit is to be given back
                     link.wake_up()
                 return True
             if view.ended:
@@ -613,14 +625,14 @@ class Inbox(InboxBase[Mail]):
     async def _acknowledge(
         self, ranges: list[tuple[int, int]], again_ms: int = -1, timeout_ms: Wait = "default"
     ) -> bool:
-        """Acknowledge messages in ranges that are known to be right."""
+        """Acknowledge messages in ranges that are known to be right; see acknowledge()."""
         link = self._link
         wait_ms = link.engine.settings.wait_ms(timeout_ms)
         future: asyncio.Future[bool] = link.loop.create_future()
         if True:  # sync: with link.lock:
             if self._view.closed:
                 return False
-            self._view.collect()
+            self._view.collect()  # what ack="next" was to acknowledge goes first
             self._view.mailbox.ack(ranges, again_ms, future)
             link.wake_up()
         return await link.limit(future, wait_ms, ACKED, "an acknowledgement")

@@ -2,6 +2,11 @@
 
 Owns how a member takes its records and acknowledges them, as awaitables. The rule: as in client.py:
 a cancelled call leaves all others as they were.
+
+Words: `_membership` is the session's half of the member, with what has arrived. A record is handed
+over when the program gets it; with ack="next" it is acknowledged when the next one is asked for. A
+lease is the time after which the broker gives a record that this member is silent about to another
+one. link.wake_up() has the session's messages leave.
 """
 
 from __future__ import annotations
@@ -83,7 +88,7 @@ class Member(MemberBase):
         Raises Timeout (nothing is lost), the broker's refusal, or GapError when strict.
         """
         self._acknowledge_handed()
-        batch = self._rest()
+        batch = self._rest()  # of a batch that was iterated by records
         if batch is None:
             batch = await self._next(timeout_ms)
         if batch is not None:
@@ -98,6 +103,7 @@ class Member(MemberBase):
                 if self._closed:
                     return None
                 item = self._take()
+                # Credit is to be given back, or the membership has something to say.
                 if link.session.consumed(membership) or membership.wakes:
                     link.wake_up()
                 if item is None:
@@ -114,7 +120,7 @@ class Member(MemberBase):
                             "record",
                         )
                     except BaseException:
-                        membership.waits = False
+                        membership.waits = False  # this caller waits for a record no longer
                         raise
                     continue
             if isinstance(item, HeldBatch):
@@ -136,6 +142,7 @@ class Member(MemberBase):
         if self._until_pause <= 0:  # asyncio only
             self._until_pause = _PAUSE_EVERY
             await asyncio.sleep(0)
+        # Records at hand whose lease was lost: _next() has the broker say first whose they are.
         while not self._left or self._membership.lost_lease:
             batch = await self._next(self._timeout_ms)
             if batch is None:
@@ -149,7 +156,10 @@ class Member(MemberBase):
     # --- acknowledging ---------------------------------------------------------------------
 
     def _acknowledge_handed(self, form: AckForm = DONE) -> None:
-        """Acknowledge the records that were handed to the caller last."""
+        """Acknowledge the records that were handed to the caller last, with ack="next".
+
+        form: as what: done, or given back.
+        """
         if not self._handed:
             return
         if True:  # sync: with self._link.lock:
@@ -176,7 +186,7 @@ class Member(MemberBase):
 
         That counts as an attempt, where the group has a bound of attempts.
         """
-        future = self._ack(held, AckForm(0, duration("delay_ms", delay_ms)))
+        future = self._ack(held, AckForm(again_ms=duration("delay_ms", delay_ms)))
         return await self._link.limit(future, timeout_ms, ACKED, "an acknowledgement")
 
     async def release(self, held: Held, timeout_ms: Wait = "default") -> bool:
@@ -206,10 +216,13 @@ class Member(MemberBase):
         return await self._link.limit(future, timeout_ms, ACKED, "an acknowledgement")
 
     def _ack(self, held: Held, form: AckForm) -> asyncio.Future[bool]:
-        """Acknowledge a record or batch; the future gets True, or False: it came too late."""
+        """Acknowledge a record or batch, as `form` says: done, given back, or failed.
+
+        The result gets True, or False: it came too late.
+        """
         offsets = numbers_of(held, self._membership)
         future: asyncio.Future[bool] = self._link.loop.create_future()
-        self._unhand(offsets)
+        self._unhand(offsets)  # ack="next" has no more to say of them
         if True:  # sync: with self._link.lock:
             if self._membership.ended:
                 future.set_result(False)

@@ -17,6 +17,7 @@ class Opening(Generic[C]):
     """Client that opens when it is awaited or entered."""
 
     def __init__(self, open_client: Callable[[], Awaitable[C]]) -> None:
+        """open_client: makes the client, and returns it once its link is open."""
         self._open = open_client
         self._client: C | None = None
 

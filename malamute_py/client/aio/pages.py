@@ -25,8 +25,9 @@ class PagedVerbs(AsyncVerbs):
     ) -> list[Kind]:  # fmt: skip
         """Return the entries of all pages, or `limit` of them if that is not 0.
 
-        make: (request number, after) -> the question. listed: key of the entries in the answer.
-        first: what `after` is for the first page.
+        kind: class of an entry. make: (request number, after) -> the question; `after` is what
+        names the last entry of the page before. listed: key of the entries in the answer. first:
+        what `after` is for the first page.
         """
         integer("limit", limit, 0)
         found: list[Kind] = []
@@ -45,4 +46,5 @@ class PagedVerbs(AsyncVerbs):
 
 
 def _following(make: Callable[[int, Any], Any], after: Any, number: int) -> Any:
+    """Return the question for the page after an entry; `number` comes last, as ask() gives it."""
     return make(number, after)

@@ -2,6 +2,11 @@
 
 Owns the verbs as awaitables. The rule: a cancelled call leaves the link and all
 other calls as they were; a record whose publish was cancelled may still be in the log.
+
+Words: the window bounds the bytes that are sent and not confirmed; link.room() waits until it has
+room. link.wake_up() has leave what the session was given. A row is one record with what belongs to
+it, and with the token by which its outcome finds its caller. A content is an encoded batch. A run
+is the batches of one BulkPublisher.
 """
 
 from __future__ import annotations
@@ -202,6 +207,7 @@ class PublishVerbs(AsyncVerbs):
             for content in arrow_contents(
                 table, body, subject, properties, batch_bytes, self._publisher.limits
             ):
+                # Not by publish_batch(), which would check what was encoded here.
                 await window._add(content, content_count(content))
         return window.confirmations
 
@@ -259,7 +265,7 @@ class PublishVerbs(AsyncVerbs):
         keep: bool = True,
         kind: type[BulkPublisher] | None = None,
     ) -> BulkPublisher:
-        """A run of publishing. kind: of a client that asks for another than the plain one."""
+        """Begin a run. kind: its class; None: the plain one. A traced client has another."""
         name_of("stream", stream)
         kind = BulkPublisher if kind is None else kind
         return kind(self._link, stream, level_number(confirm), keep, timeout_ms)
@@ -282,6 +288,7 @@ class BulkPublisher:
         """Records without an outcome: a batch may be confirmed in parts."""
         self._tables = Tables(link)
         self._least = int(Level.REPLICATED)
+        """Least level that was promised of any record; at first the highest there is."""
         self.confirmations: list[Confirmation] = []
         """One a batch, in order, when they are kept."""
         self.published = 0
@@ -315,6 +322,7 @@ class BulkPublisher:
         )
         link = self._link
         for first, end in bulk.cuts():
+            # Waited for before the batch is encoded, with a sequence that others could take.
             if not link.has_room():  # asyncio only
                 await link.room(link.session.batch_bytes, self._timeout_ms, self._stream)
             if True:  # sync: with link.lock:
@@ -322,7 +330,7 @@ class BulkPublisher:
                 producer = self._publisher.expected(self._stream, self._level)
             # sync: # Encoded outside the lock: the link's thread goes on sending meanwhile.
             content = bulk.encode(first, end, producer)
-            if content is not None:
+            if content is not None:  # else it is too large, and its halves come next
                 await self._add(content, end - first)
             # The link sends this batch while the next one is encoded.
             await asyncio.sleep(0)  # asyncio only
@@ -368,8 +376,8 @@ class BulkPublisher:
     ) -> None:
         """Put an encoded batch on its way once the window has room.
 
-        taker: of its outcome; None: this. typed: the batch has rows of a table. Raises what an
-        earlier batch met.
+        count: its records. taker: has settled() called with its outcome; None: this. typed: the
+        batch has rows of a table. Raises what an earlier batch met.
         """
         link = self._link
         if True:  # sync: with link.lock:
@@ -385,14 +393,17 @@ class BulkPublisher:
             link.wake_up()
 
     def settled(self, count: int, outcome: Confirm | MalamuteError) -> None:
-        """Take the outcome of `count` records of one batch; called by the link."""
+        """Take the outcome of `count` records of one batch; called by the link.
+
+        The first failure is kept for wait() and the next batch; a notice has wait() look again.
+        """
         self._open -= count
         if isinstance(outcome, Confirm):
             self.confirmed += count
             self._least = min(self._least, outcome.level)
             self.level = LEVEL_NAMES.get(self._least, str(self._least))
             if self._keep:
-                self.confirmations.append(confirmation(outcome, 0, count))
+                self.confirmations.append(confirmation(outcome, index=0, count=count))
         elif self.error is None:
             self.error = outcome
         self._link.notify(self)  # asyncio only
@@ -403,16 +414,17 @@ class BulkPublisher:
         timeout_ms: how long nothing may be confirmed; by default as the window was asked for.
         Raises the first failure, or Timeout.
         """
-        unsaid = isinstance(timeout_ms, str) and timeout_ms == DEFAULT_WAIT
-        wait = self._timeout_ms if unsaid else timeout_ms
+        by_default = isinstance(timeout_ms, str) and timeout_ms == DEFAULT_WAIT
+        wait = self._timeout_ms if by_default else timeout_ms
         if True:  # sync: with self._link.lock:
+            # The wait begins anew with each confirm.
             while self._open:
-                await self._fewer_than(self._open, wait)
+                await self._changed_from(self._open, wait)
         if self.error is not None:
             raise self.error
 
-    async def _fewer_than(self, open_now: int, wait: Wait) -> None:
-        """Wait until fewer records are open, or others were added. Raises Timeout."""
+    async def _changed_from(self, open_now: int, wait: Wait) -> None:
+        """Wait until more or fewer records than `open_now` have no outcome. Raises Timeout."""
         await self._link.until(lambda: self._open != open_now, self, wait, WINDOW, self._stream)
 
     async def __aenter__(self) -> BulkPublisher:

@@ -1,7 +1,8 @@
 """The verbs over cursors, groups, steps, mailboxes and services, in asyncio.
 
 Owns these verbs as awaitables. The rule: as in client.py: a cancelled call leaves all others as
-they were.
+they were. link.ask() sends a command, made with the number by which its answer is known, and
+returns the fields of the answer.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class QueueVerbs(PagedVerbs):
         step = AtomicStep(self._link)
         step.trim(stream, found)
         await step.commit()
-        return found.next if isinstance(found, Position) else found
+        return found.next if isinstance(found, Position) else found  # next: its offset
 
     async def purge(
         self, stream: str, pattern: str | Pattern, *, before: StartPoint = "latest"
@@ -137,15 +138,21 @@ class QueueVerbs(PagedVerbs):
         step = AtomicStep(self._link)
         step.purge(stream, pattern, found)
         await step.commit()
-        return found.next if isinstance(found, Position) else found
+        return found.next if isinstance(found, Position) else found  # next: its offset
 
     async def _found(self, stream: str, start: StartPoint) -> Position | int:
-        """Return the place of a start point: the offset, or a position of the stream."""
+        """Return the place of a start point: the offset, or a position of the stream.
+
+        An offset and a Position are places; others are looked up at the broker. A Position also
+        tells the broker which stream of the name is meant.
+        """
         if isinstance(start, Position):
             return start
         wire = start_on_wire(start)
-        if wire[:1] == [c.StartKind.OFFSET] and wire is not start:
-            return int(wire[1])
+        # A caller's own list in the form of the wire goes to the broker, which checks it.
+        if wire is not start and wire[:1] == [c.StartKind.OFFSET]:
+            _, offset = wire
+            return int(offset)
         value = await self._link.ask(lambda number: c.FindOffset(number, stream, wire))
         return found_at(stream, start, value)
 
@@ -256,10 +263,10 @@ class QueueVerbs(PagedVerbs):
         mailbox; "": STREAM.GROUP.dead), lease_ms (silence of a member about a record before another
         gets it, for members that join from then on; 0: none), description. Raises BrokerRefused.
         """
-        named, swap = settings_of(settings, more), truth("replace", replace)
+        named, anew = settings_of(settings, more), truth("replace", replace)
         # The first member makes the group, and its command may be on its way yet.
         await self._link.members(stream, group, decided, OPENED, JOINING)
-        value = await self._link.ask(lambda number: c.EditGroup(number, stream, group, named, swap))
+        value = await self._link.ask(lambda number: c.EditGroup(number, stream, group, named, anew))
         return facts(GroupFacts, {"stream": stream, "group": group, **value})
 
     async def requeue_group(self, stream: str, group: str, numbers: Sequence[int] = ()) -> int:
@@ -346,8 +353,8 @@ class QueueVerbs(PagedVerbs):
         messages that name no expiry; 0: they do not expire), level ("synced" or "stored",
         what confirm="default" means), description. Raises BrokerRefused `bad_setting`.
         """
-        named, swap = settings_of(settings, more), truth("replace", replace)
-        value = await self._link.ask(lambda number: c.EditMailbox(number, mailbox, named, swap))
+        named, anew = settings_of(settings, more), truth("replace", replace)
+        value = await self._link.ask(lambda number: c.EditMailbox(number, mailbox, named, anew))
         return facts(MailboxFacts, {"name": mailbox, **value})
 
     async def remove_mailbox(self, mailbox: str) -> int:
@@ -402,8 +409,8 @@ class QueueVerbs(PagedVerbs):
         doubles), timeout_ms (of requests that name none), dead_letters (name of their mailbox;
         "": SERVICE.dead), level, description. Raises BrokerRefused.
         """
-        named, swap = settings_of(settings, more), truth("replace", replace)
-        value = await self._link.ask(lambda number: c.EditService(number, service, named, swap))
+        named, anew = settings_of(settings, more), truth("replace", replace)
+        value = await self._link.ask(lambda number: c.EditService(number, service, named, anew))
         return facts(ServiceFacts, {"name": service, **value})
 
     async def requeue(self, service: str, numbers: Sequence[int] = ()) -> int:

@@ -98,6 +98,7 @@ class AtomicStep(Step):
         except _TOLD:
             raise
         except (Timeout, asyncio.CancelledError):
+            # It is not sent again; if it was not taken, what it was to acknowledge goes back.
             if True:  # sync: with link.lock:
                 link.session.steps.withdraw(self)
                 link.wake_up()
@@ -120,7 +121,7 @@ class AtomicStep(Step):
                 try:
                     timeout_ms = await link.room(self.size, timeout_ms, "a step")
                 except (Timeout, asyncio.CancelledError):
-                    self.end_untaken()
+                    self.end_untaken()  # what it was to acknowledge goes back to the broker
                     link.wake_up()
                     raise
             link.session.steps.add(self, future)

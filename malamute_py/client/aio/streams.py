@@ -1,7 +1,8 @@
 """Streams in asyncio: subscribe, read keys, create, edit, look for an offset.
 
 Owns the verbs as awaitables. The rule: a cancelled call leaves the link and all other calls as
-they were.
+they were. link.ask() sends a command, made with the number by which its answer is known, and
+returns the fields of the answer.
 """
 
 from __future__ import annotations
@@ -134,8 +135,8 @@ class StreamVerbs(PagedVerbs):
         columns of the old one, some perhaps wider (int32 to int64, float to double), and nullable
         ones after them; another is refused `bad_schema`. Raises BrokerRefused.
         """
-        named, swap = stream_settings(settings_of(settings, more)), truth("replace", replace)
-        value = await self._link.ask(lambda number: c.EditStream(number, stream, named, swap))
+        named, anew = stream_settings(settings_of(settings, more)), truth("replace", replace)
+        value = await self._link.ask(lambda number: c.EditStream(number, stream, named, anew))
         return facts(StreamFacts, {"name": stream, **value})
 
     async def remove_stream(self, stream: str) -> None:
@@ -214,7 +215,11 @@ class StreamVerbs(PagedVerbs):
 
 
 async def _versions(link: LoopLink, stream: str) -> dict[str, Any]:
-    """The answer to STREAM_SCHEMAS. Raises BrokerRefused: `unsupported`: an older broker."""
+    """Return the answer to STREAM_SCHEMAS: versions of a stream's schema, and facts for writers.
+
+    The session takes up the stream's bound of a batch. Raises BrokerRefused: `unsupported`: an
+    older broker.
+    """
     welcome = link.session.welcome
     if welcome is not None and not welcome.features & Feature.TYPED:
         raise BrokerRefused("unsupported", "this broker has no typed streams")

@@ -60,6 +60,7 @@ class Tables:
         rows = None
         known = self._known.get(stream)
         if known is not None:
+            # Without a question to the broker, where the table fits what is known.
             try:
                 rows = TableRows(table, known, **options)
             except LocalProtocolError as error:

@@ -2,7 +2,12 @@
 
 Owns which calls and which arrivals have spans. The rule: a traced client is made of subclasses,
 which connect(tracing=...) chooses, so that a client without tracing has not one call or look-up
-more. Source: ARCHITECTURE.md, Tracing.
+more.
+
+Words: a span is what OpenTelemetry is told of one piece of work: its beginning, end and outcome.
+Its context, an id, travels in the properties of records, so that those who get them can link their
+own spans to it. The place is the stream, mailbox or service that a call names. The payload is its
+body, bodies, table or encoded content. spans.py makes the spans. Source: ARCHITECTURE.md, Tracing.
 """
 
 from __future__ import annotations
@@ -77,7 +82,11 @@ class _Call:
     def __init__(
         self, operation: str, verb: Any, kind: SpanKind, *, many: bool, named: bool = True
     ) -> None:
-        """many: it takes several bodies at once. named: its first argument names the place."""
+        """operation: the span's name. verb: the method of the client that the span is around.
+
+        many: it takes several bodies at once. named: its first argument names the place; otherwise
+        its object stands for one stream.
+        """
         self._operation = operation
         self._kind = kind
         self._many = many
@@ -85,7 +94,9 @@ class _Call:
         self._place_and_payload = names[:2] if named else ["", *names[:1]]
         """Names of the arguments with the place and with the payload; "": it has none."""
         self._takes_properties = not {"properties", "options"}.isdisjoint(names)
+        """Whether the context can be given as a property; `options` may have it as others have."""
         self._takes_content = "content" in names
+        """Whether an encoded batch is given, which the context must be put into."""
 
     def begin(
         self, link: LoopLink, given: list[Any], options: dict[str, Any],
@@ -97,6 +108,7 @@ class _Call:
         parent; None: the current one.
         """
         spans = spans_of(link)
+        # The caller may have given each of them by position or by name.
         place, payload = (
             given[i] if i < len(given) else options.get(name)
             for i, name in enumerate(self._place_and_payload)
@@ -109,7 +121,7 @@ class _Call:
         elif self._takes_content:
             carried = spans.carried_in(payload, span, link.publisher.limits)
             if len(given) > 1:
-                given[1] = carried
+                given[1] = carried  # the content comes after the place
             elif "content" in options:
                 options["content"] = carried
         return span
@@ -124,6 +136,7 @@ def traced(operation: str, verb: Verb, kind: SpanKind = _PRODUCER, *, many: bool
 
     @wraps(verb)
     async def call(self: Any, *arguments: Any, **options: Any) -> Any:
+        """Call the verb within its span."""
         given = [*arguments]
         with ending(of_call.begin(self._link, given, options)):
             return await verb(self, *given, **options)
@@ -137,6 +150,7 @@ def handed_over(operation: str, verb: Verb) -> Verb:
 
     @wraps(verb)
     def call(self: Any, *arguments: Any, **options: Any) -> Any:
+        """Call the verb; its span is over with the confirm, or at once where it raises."""
         given = [*arguments]
         # sync: spans_of(self._link).end_due()
         span = of_call.begin(self._link, given, options)
@@ -205,19 +219,25 @@ def of_stream(verb: Verb, *, many: bool = False) -> Verb:
 
     @wraps(verb)
     async def call(self: Any, *given: Any, **options: Any) -> Any:
+        """Call the verb within its span."""
         with_place = [self._stream, *given]
         with ending(of_call.begin(self._link, with_place, options)):
-            return await verb(self, *with_place[1:], **options)
+            _, *arguments = with_place
+            return await verb(self, *arguments, **options)
 
     return cast("Verb", call)
 
 
 class _WindowCall:
-    """Batches of one call of a window, whose span ends once each of them has its outcome."""
+    """Batches of one call of a BulkPublisher, whose span ends once each has its outcome.
+
+    It is the token of these batches: the link calls settled(), which tells the BulkPublisher, too.
+    """
 
     __slots__ = ("_open", "_span", "_window")
 
     def __init__(self, window: TracedBulkPublisher, span: Span) -> None:
+        """window: the run that the call is of. span: of the call."""
         self._window = window
         self._span = span
         self._open = 1
@@ -248,32 +268,37 @@ _WINDOW_CALL: ContextVar[_WindowCall] = ContextVar("malamute_window_call")
 
 
 def of_window(verb: Verb, *, many: bool = False) -> Verb:
-    """Make of a call of a window one with a span, which ends once its last batch is confirmed."""
+    """Make of a call of a BulkPublisher one with a span, until its last batch is confirmed.
+
+    Its batches go through TracedBulkPublisher._add(), which counts them at the call.
+    """
     of_call = _Call("publish", verb, _PRODUCER, many=many, named=False)
 
     @wraps(verb)
     async def call(self: Any, *given: Any, **options: Any) -> Any:
+        """Call the verb; its span ends now if it put no batch on its way, else with the last."""
         # sync: spans_of(self._link).end_due()
         with_place = [self._stream, *given]
         batches = _WindowCall(self, of_call.begin(self._link, with_place, options))
         outer = _WINDOW_CALL.set(batches)
         met: BaseException | None = None
         try:
-            return await verb(self, *with_place[1:], **options)
+            _, *arguments = with_place
+            return await verb(self, *arguments, **options)
         except BaseException as error:
             met = error
             raise
         finally:
             _WINDOW_CALL.reset(outer)
             if True:  # sync: with self._link.lock:
-                batches.ended(1, met)
+                batches.ended(1, met)  # the call itself, which counts as one
             # sync: spans_of(self._link).end_due()
 
     return cast("Verb", call)
 
 
 def of_step(verb: Verb) -> Verb:
-    """Make of what puts records into a step one whose records carry the context of its span."""
+    """Make of a verb of a step one whose records carry the context of the step's span."""
 
     @wraps(verb)
     def call(self: Any, *arguments: Any, **options: Any) -> Any:
@@ -284,7 +309,7 @@ def of_step(verb: Verb) -> Verb:
 
 
 def staged(verb: Verb, *, many: bool = False) -> Verb:
-    """Make of what adds records to a transaction one with a span, which the commit links."""
+    """Make of a verb of a transaction one with a span, to which the commit's span links."""
     of_call = _Call("stage", verb, _PRODUCER, many=many)
 
     @wraps(verb)
@@ -311,6 +336,7 @@ class TracedBulkPublisher(BulkPublisher):
         *,
         typed: bool = False,
     ) -> None:
+        """Put a batch on its way, and count it at its call; see BulkPublisher._add()."""
         call = _WINDOW_CALL.get()
         if True:  # sync: with self._link.lock:
             call.added(count)
@@ -339,6 +365,7 @@ class TracedSubscription(Subscription):
     """A subscription in which each batch that is handed over has a span."""
 
     async def _next(self, timeout_ms: int | None, before: int = NO_OFFSET) -> Batch | None:
+        """Return the next batch, which gets a span; see Subscription._next()."""
         batch = await super()._next(timeout_ms, before)
         if batch is not None:
             spans_of(self._link).received(batch, self._reading.request.stream)
@@ -349,6 +376,7 @@ class TracedMember(Member):
     """A member of a group in which each batch that is handed over has a span."""
 
     async def _next(self, timeout_ms: int | None) -> HeldBatch | None:
+        """Return the next batch, which gets a span; see Member._next()."""
         batch = await super()._next(timeout_ms)
         if batch is not None:
             asked = self._membership.asked
@@ -360,6 +388,7 @@ class TracedInbox(Inbox):
     """An inbox in which messages that were sent together have a span as they are handed over."""
 
     def _begin(self, delivered: HandoutBatch, batch: Batch) -> None:
+        """Have the messages of a batch at hand, which gets a span; see InboxBase._begin()."""
         super()._begin(delivered, batch)
         place = self._view.mailbox.asked.mailbox or self._link.session.identity
         spans_of(self._link).received(batch, place)
@@ -455,6 +484,7 @@ class TracedTransaction(Transaction):
             await super().begin(timeout_ms)
 
     async def _begin(self) -> None:
+        """Have the broker open it, with a new span; see Transaction._begin()."""
         self._span = spans_of(self._link).start("transaction", _PRODUCER)
         with self._ended_if_over():
             await super()._begin()
@@ -530,15 +560,16 @@ class TracedClient(Client):
     _transaction_type = TracedTransaction
 
     def __init__(self, tracing: Tracing, *settings: Any, **options: Any) -> None:
-        """The rest as Client()."""
+        """tracing: the user's settings, with the maker of spans. The rest as Client()."""
         super().__init__(*settings, **options)
         session = self._session
         # sync: self._link.pending_type = TracedPending
+        # The identity is told by the broker, and may change with a link.
         self._link.spans = tracing.spans.connected(
             self.settings.endpoints, lambda: session.identity
         )
         for log in (LOG, LINK_LOG):
-            log.addFilter(TRACE_IDS)
+            log.addFilter(TRACE_IDS)  # log lines get the ids of the current span
 
     publish = traced("publish", Client.publish)
     publish_nowait = handed_over("publish", Client.publish_nowait)

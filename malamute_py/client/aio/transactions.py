@@ -5,6 +5,12 @@ leaves all others as they were; one chunk of records is under way while the next
 that a transaction of any size needs little memory; a commit whose call was cancelled may still be
 taken, and then is taken whole; a commit whose wait was over can be asked for again, under its key;
 until its outcome is told, no other transaction begins, whose records might be the same ones.
+
+Words: a step is commands that the broker takes together or not at all; here the beginning, each
+chunk of records, the commit, the rollback. To stage is to have the broker keep a chunk until the
+commit. A step that is sent again under its key is taken once. `_opened` is the session's half of
+the transaction: its chunk, and whether it is open. A transaction is in doubt when its commit has
+left and its caller was not told the outcome.
 """
 
 from __future__ import annotations
@@ -70,6 +76,7 @@ class Transaction:
         self._taking_back: Step | None = None
         """The step that rolls back what a commit may have taken, until the broker answers it."""
         self._future: asyncio.Future[Confirmation] | None = None
+        """Gets the answer to `_step`."""
 
     @property
     def id(self) -> bytes:
@@ -96,7 +103,7 @@ class Transaction:
             raise
 
     async def _begin(self) -> None:
-        """Have the broker open it, while the first records gather."""
+        """Have the broker open it, while the first records gather; the answer is not waited for."""
         self._check_told()
         if self._opened.begun:
             # The broker may know the former one yet, and its batches keep their places.
@@ -118,6 +125,7 @@ class Transaction:
             )
 
     def _new(self) -> OpenTransaction:
+        """Return a transaction that has not begun, with a name and a key of its own."""
         random = self._link.session.steps.random
         return OpenTransaction(random(ID_BYTES), random(KEY_BYTES), self._confirm)
 
@@ -135,12 +143,13 @@ class Transaction:
         link = self._link
         wait_ms = link.engine.settings.wait_ms(timeout_ms)
         until_ms = None if wait_ms is None else clock_ms() + wait_ms
-        repeated = self._in_doubt
+        repeated = self._in_doubt  # an earlier call may have had it taken
         try:
             confirmation = self._committed
             if confirmation is None:
                 confirmation = self._committed = await self._decide(until_ms)
             if self._opened.was_staged:
+                # Its records are committed, and on their way into their streams.
                 id = self._opened.id
                 await link.ask(lambda number: c.AwaitTransaction(number, id), _left(until_ms))
         except Timeout:
@@ -161,16 +170,19 @@ class Transaction:
         return STAGED if self._opened.open else NOT_STAGED
 
     async def _decide(self, until_ms: int | None) -> Confirmation:
-        """Have the broker decide; a refusal ends the transaction."""
-        opened, step = self._opened, self._commit_unanswered
-        if step is None:
+        """Have the broker commit it; a refusal ends the transaction.
+
+        A commit that was sent and not answered, by an earlier call, is sent again under its key.
+        """
+        opened, unanswered = self._opened, self._commit_unanswered
+        if unanswered is None:
             opened.check_open()
         try:
-            if step is None:
+            if unanswered is None:
                 await self._arrived(_left(until_ms))
                 step = opened.commit()
             else:
-                step = opened.repeated(step)
+                step = opened.repeated(unanswered)
             return await self._commit(step, until_ms)
         except (BrokerRefused, LocalProtocolError):
             self._commit_unanswered = None
@@ -191,7 +203,8 @@ class Transaction:
             try:
                 confirmation = await self._take(step, _left(until_ms))
             except _REFUSED as error:
-                # Where a stream has a ring of its own, what goes there is staged before the commit.
+                # `cross_ring`: a stream has a ring of its own, for which the commit has no way.
+                # commit_again() makes a step that stages the records before it commits them.
                 if error.code != "cross_ring" or opened.was_staged:
                     self._commit_unanswered, self._in_doubt = None, False
                     await self._stage_smaller(error, _left(until_ms))
@@ -212,7 +225,7 @@ class Transaction:
             try:
                 await self._take(step, timeout_ms)
             except _REFUSED as again:
-                if again.code != "too_large" or not opened.split():
+                if again.code != "too_large" or not opened.split():  # it cuts this half in two
                     raise
             except BaseException:
                 self._abandon()
@@ -232,16 +245,19 @@ class Transaction:
     async def _take_back(self, timeout_ms: Wait) -> None:
         """Roll back what a commit may have taken. Raises where it has, or may have."""
         if self._committed is not None:
-            self._check_told()
-        opened, step = self._opened, self._taking_back
-        # Under its key, where its answer was lost.
-        self._taking_back = opened.roll_back() if step is None else opened.repeated(step)
+            self._check_told()  # raises: the broker has said that it took the commit
+        opened, unanswered = self._opened, self._taking_back
+        # A rollback whose answer was lost is sent again, under its key.
+        if unanswered is None:
+            self._taking_back = opened.roll_back()
+        else:
+            self._taking_back = opened.repeated(unanswered)
         try:
             await self._take(self._taking_back, timeout_ms)
         except BrokerRefused as error:
             self._taking_back = None
             if error.code not in _ROLLED_BACK:
-                self._check_told()
+                self._check_told()  # raises: the commit may have been taken
         self._commit_unanswered = self._taking_back = None
         self._in_doubt = False
 
@@ -263,7 +279,7 @@ class Transaction:
         if step is None:
             return
         if True:  # sync: with self._link.lock:
-            self._link.session.steps.withdraw(step)
+            self._link.session.steps.withdraw(step)  # it is not sent, or not sent again
 
     def _abandon(self) -> None:
         """Have it rolled back without waiting for the answer, as when the caller is cancelled."""
@@ -278,6 +294,7 @@ class Transaction:
         try:
             if not self._opened.open:
                 await self._begin()
+            # The beginning leaves, and a cancellation shows before the block begins.
             await asyncio.sleep(0)  # asyncio only
         except BaseException:
             if self._opened.open:  # The block does not begin, and so does not end it.
@@ -298,7 +315,7 @@ class Transaction:
             try:
                 await self.commit()
             except Exception:
-                raise
+                raise  # a refusal, or a Timeout, after which the caller may commit again
             except BaseException:
                 # A commit that has left goes on; before that the block ends as one cancelled.
                 if self._opened.open:
@@ -308,7 +325,7 @@ class Transaction:
             with contextlib.suppress(MalamuteError):
                 await self.roll_back()
         else:
-            self._abandon()
+            self._abandon()  # a cancellation or an interrupt: nothing is waited for
 
     # --- records ---------------------------------------------------------------------------
 
@@ -393,6 +410,7 @@ class Transaction:
         )
         for at, content in enumerate(contents):
             try:
+                # Not a subclass's, which would give each batch a span of its own.
                 await Transaction.publish_batch(self, stream, content, typed=True)
             except BaseException:
                 if at and opened.open:
@@ -402,7 +420,7 @@ class Transaction:
     async def _add(self, stream: str, rows: Sequence[OutgoingRow]) -> None:
         """Add rows for a stream, and stage each chunk that gets full."""
         opened = self._opened
-        at = opened.add(stream, rows)
+        at = opened.add(stream, rows)  # how many rows are in; fewer than all: the chunk is full
         while at < len(rows):
             try:
                 await self._flush()
@@ -414,7 +432,7 @@ class Transaction:
             at = opened.add(stream, rows, at)
 
     async def _flush(self) -> None:
-        """Send the records that have gathered, once the chunk before them was taken."""
+        """Stage the records that have gathered, once the broker has taken the chunk before them."""
         await self._arrived("default")
         await self._send(self._opened.take())
 
@@ -427,7 +445,11 @@ class Transaction:
         self._future = future
 
     async def _arrived(self, timeout_ms: Wait) -> None:
-        """Wait until the chunk that is under way was taken. Raises what the broker answered."""
+        """Wait until the broker has taken the beginning or chunk that is under way.
+
+        Raises what it answered, also to records of earlier calls. A chunk that is refused as too
+        large is staged in smaller batches.
+        """
         step, future, self._future = self._step, self._future, None
         if step is None:
             return
@@ -447,7 +469,10 @@ class Transaction:
         self._step = None
 
     async def _take(self, step: Step, timeout_ms: Wait) -> Confirmation:
-        """Have a step taken, and wait for its confirm."""
+        """Have the broker take a step, and wait for its confirm.
+
+        After a Timeout or a cancellation the step is not sent again; it may have been taken.
+        """
         link = self._link
         future: asyncio.Future[Confirmation] = link.loop.create_future()
         left = await self._put(step, future, timeout_ms)

@@ -3,6 +3,11 @@
 Owns the way from requests in hand to tasks and back. The rule: what a handler raises ends
 its request and nothing else; leases are renewed by the link while handlers run, so a handler
 may take as long as it wants as long as it lets the event loop turn.
+
+Words: an offer is a worker's statement that it takes requests; `offering` is the session's half of
+it, with the requests in hand: handed out to this worker, until the broker has confirmed their ends.
+link.wake_up() has the session's messages leave; the window bounds what is sent and not confirmed,
+and link.room() waits for it.
 """
 
 from __future__ import annotations
@@ -53,6 +58,7 @@ from malamute_py.client.words import ConfirmAt, OnError
 # sync: )
 
 _CLOSE_MS: Final = 5_000
+"""How long close() waits for the broker's word."""
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
@@ -166,6 +172,7 @@ class WorkVerbs(AsyncVerbs):
         # sync:     run.raise_error()
 
     async def _run_one(self, served: Served) -> None:  # asyncio only
+        """Run one registered handler, with a worker of its own."""
         async with self._worker_type(self._link, served.offered) as worker:
             await worker.run(served.handler, on_error=served.on_error, delay_ms=served.delay_ms)
 
@@ -206,7 +213,7 @@ class Request(RequestBase):
             if not link.has_room():
                 timeout_ms = await link.room(row.size, timeout_ms, "a reply")
             if not self.offering.offerings.reply(self, row, last):
-                raise _over(self)
+                raise _finished_already(self)
             link.wake_up()
         if future is None:
             return None
@@ -269,14 +276,18 @@ class Request(RequestBase):
         again_ms: int = 0,
         reason: str = "",
     ) -> bool:
-        """Give a request an end, and wait for the broker's word on it where that is asked for."""
+        """Give a request an end, and wait for the broker's word on it where that is asked for.
+
+        state: COMPLETED, FAILED, RETURNED (into the queue, after again_ms) or RELEASED (at once,
+        counting as no attempt). Returns False when it came too late: the request was not held.
+        """
         link: LoopLink = self.offering.link
         future: asyncio.Future[bool] | None = link.loop.create_future() if wait else None
         if True:  # sync: with link.lock:
             if not self.offering.offerings.end(
                 self, state, again_ms=again_ms, reason=reason, token=future
             ):
-                raise _over(self)
+                raise _finished_already(self)
             link.wake_up()
         if future is None:
             return True
@@ -353,7 +364,7 @@ class Worker:
             raise timed_out(NOTHING, "request", wait_ms, self._link.standing()) from None
 
     async def _next(self) -> Request | None:  # asyncio only
-        """Return the next request to begin; None: the offer has ended, or takes no more."""
+        """Return the next request to begin, once there is one; None: the offer takes no more."""
         offering = self._offering
         while True:
             request = self._begin()
@@ -366,11 +377,11 @@ class Worker:
             await self._waker.wait()
 
     def _begin(self) -> Request | None:  # asyncio only
-        """The next request if there is one now."""
+        """Return the next request to begin if there is one now."""
         offering = self._offering
         request = offering.take()
         if request is not None and offering.queue:
-            self._waker.wake_another()
+            self._waker.wake_another()  # there is one more, for another task that waits
         return request  # type: ignore[return-value]
 
     def __aiter__(self) -> Worker:
@@ -419,7 +430,7 @@ class Worker:
             if drain and not offering.ended:
                 link.session.offerings.drain(offering)
                 link.wake_up()
-                link.notify(offering)
+                link.notify(offering)  # those that wait for a request end their iteration
                 with suppress(Timeout):
                     await link.until(
                         lambda: not offering.in_hand or offering.ended,
@@ -435,6 +446,7 @@ class Worker:
                 try:
                     await link.until(lambda: offering.ended, offering, wait_ms, ACKED, "the end")
                 except Timeout:
+                    # The broker's word is not waited for: the offer is over here.
                     link.session.unsubscribe(offering)
                     link.wake_up()
         link.notify(offering)  # asyncio only
@@ -447,7 +459,8 @@ class Worker:
         await self.close()
 
 
-def _over(request: RequestBase) -> MalamuteError:
+def _finished_already(request: RequestBase) -> MalamuteError:
+    """Return the error of a call on a request that is not in hand any more."""
     if request.offering.ended:
         return request.offering.error or ConnectionLost("the worker is closed")
     return LocalProtocolError("conflict", f"{request!r} was finished already")

@@ -17,7 +17,9 @@ from typing import Any, Final, Protocol
 READABLE: Final = 1
 """The event that Poller.register() takes; POLLIN where there is poll()."""
 _MARK: Final = b"\0"
+"""The byte that a ring writes: that it can be read is all that counts."""
 _MANY: Final = 4096
+"""Rings that one call of silence() takes back, at most."""
 
 
 class Bell:
@@ -31,6 +33,7 @@ class Bell:
     """Make it unreadable until the next ring. Raises BlockingIOError: it was."""
 
     def __init__(self) -> None:
+        """Open a pipe or, where that cannot be done in one call, a pair of sockets."""
         self._closing: list[Callable[[], object]]
         if hasattr(os, "pipe2"):
             self.descriptor, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -83,7 +86,8 @@ class Selecting:
     def poll(self, timeout_ms: Any = None, /) -> list[tuple[int, int]]:
         """Wait until some can be read; None: without end."""
         timeout_s = None if timeout_ms is None else timeout_ms / 1_000
-        return [(found, READABLE) for found in select.select(self._watched, (), (), timeout_s)[0]]
+        readable, _, _ = select.select(self._watched, (), (), timeout_s)
+        return [(found, READABLE) for found in readable]
 
 
 def poller() -> Poller:

@@ -1,7 +1,11 @@
-"""The turning of the wheel that both shells share: drain, think, send.
+"""The work of a client's link that both shells share: receive, let the session decide, send.
 
 Owns the session and its socket. The rule: all of it happens in the thread of the socket,
 in bounded bursts, and what was received is taken in before a broker is called silent.
+
+Words: the session is the protocol without a socket; it says when a socket is wanted (Connect) or is
+to go (Disconnect), and what may leave. A shell, of the event loop or of a thread, calls step() and
+sleeps in between on the socket's descriptors.
 """
 
 from __future__ import annotations
@@ -46,7 +50,9 @@ class Engine:
         """Changes with every socket, so that a shell knows when to watch another."""
         self._context = context if context is not None else zmq.Context.instance()
         self._unsent: deque[list[Any]] = deque()
+        """Messages that were taken of the session and that the socket would not take yet."""
         self._looked_ms = 0
+        """Time at which the socket was read last."""
 
     def step(self) -> list[Event]:
         """Take in what has come, do what is due, send what may leave; returns what happened."""
@@ -58,8 +64,8 @@ class Engine:
             # The context is the caller's, or an embedded broker's that has stopped.
             reason = "the zmq.Context of this client was terminated"
             self.session.lost("closed", reason, clock_ms(), final=True)
-            self.session.take_transport()
-            self.drop(0)
+            self.session.take_transport()  # its wish to disconnect: drop() does it
+            self.drop(linger_ms=0)
         return self.session.take_events()
 
     def _turn(self) -> None:
@@ -76,14 +82,18 @@ class Engine:
         wanted = session.take_transport()
         if wanted is not None:
             self._connect_or_disconnect(wanted)
-            # HELLO leaves at once; what a refused endpoint means is known at once, too.
+            # HELLO leaves at once. An endpoint that cannot be used ended the session just now,
+            # which wants no socket then.
             self._send(now_ms)
             again = session.take_transport()
             if again is not None:
                 self._connect_or_disconnect(again)
 
     def send(self) -> None:
-        """Send what may leave, and nothing else; what happened is told by the next step."""
+        """Send what may leave, and nothing else; what happened is told by the next step.
+
+        For a shell that knows that nothing else will leave with it.
+        """
         # If the context is gone, the next step tells all callers.
         with contextlib.suppress(zmq.ZMQError):
             self._send(clock_ms())
@@ -116,7 +126,7 @@ class Engine:
         """Send what was taken of the session; True: nothing of it is left."""
         unsent = self._unsent
         while unsent:
-            if not transport.send(unsent[0]):
+            if not transport.send(unsent[0]):  # the socket's queue is full: it stays the first
                 return False
             unsent.popleft()
         return True
@@ -133,7 +143,7 @@ class Engine:
                 self.transport = Transport(self._context, self.settings, wanted.endpoint)
             except (zmq.ZMQError, ValueError) as error:
                 if self._context.closed or getattr(error, "errno", 0) in _GONE:
-                    raise zmq.ContextTerminated from error
+                    raise zmq.ContextTerminated from error  # for step(), which ends the session
                 reason = f"{wanted.endpoint} cannot be used: {error}"
                 self.session.lost("bad_setting", reason, clock_ms(), final=True)
 
@@ -147,9 +157,9 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether more can be done at once.
+        """Whether a step has work at once, so that the shell is not to sleep.
 
-        Asked after each step: it re-arms the socket's descriptor.
+        Asked after each step: without that look the socket's descriptor would not signal again.
         """
         transport = self.transport
         try:

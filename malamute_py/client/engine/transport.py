@@ -3,7 +3,10 @@
 Owns the socket's options and the reading of connection failures. The rule: one thread a
 socket, never blocking, never reconnecting by itself: the session decides when a new one is
 made, so nothing that was queued for a lost link is ever sent on another.
-Source: SPEC.md, section 2.
+
+Words: a monitor is a second socket, on which libzmq tells of the first one's connection. The
+descriptors of both are edge-triggered: one signals once, and again only after the events of its
+socket were looked at. Source: SPEC.md, section 2.
 """
 
 from __future__ import annotations
@@ -36,16 +39,20 @@ drops what came before, a BYE too, and between two frames of a message ends the 
 (`Assertion failed: !_more`, fq.cpp)."""
 _MECHANISM_MISMATCH: Final = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 _COPY_BELOW: Final = 8 << 10
+"""Size of a received frame below which it is copied; see drain()."""
 _SEND_COPY_BELOW: Final = 64 << 10
+"""Size of a sent frame below which it is copied; see send()."""
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _MORE: Final = int(zmq.SNDMORE | zmq.NOBLOCK)
 """Numbers: an `|` of flags of zmq costs as much as sending a small frame."""
 _POLLIN: Final = int(zmq.POLLIN)
 _POLLOUT: Final = int(zmq.POLLOUT)
 _MOST_OF: Final = 0.9
+"""Part of an attempt's time after which a handshake that fails was given up by libzmq."""
 _TRY_AGAIN: Final = 300
 """ZAP status: a temporary failure."""
 _KEPT_BYTES: Final = 4 << 20
+"""Size of the block of keep_freed()."""
 
 
 @functools.cache
@@ -73,13 +80,14 @@ class Failure(NamedTuple):
     code: str
     reason: str
     final: bool
+    """Whether another attempt would fail as well, so that the session ends."""
 
 
 class Transport:
     """A socket that is connecting or connected to one endpoint."""
 
     def __init__(self, context: zmq.Context[Any], settings: ClientSettings, endpoint: str) -> None:
-        """Raises zmq.ZMQError: the endpoint or a key cannot be used at all."""
+        """Begin to connect. Raises zmq.ZMQError: the endpoint or a key cannot be used at all."""
         keep_freed()
         self.endpoint = endpoint
         self._credential = _CREDENTIALS[type(settings.credential)]
@@ -103,7 +111,7 @@ class Transport:
             """Descriptors to watch for reading, the socket's first; both are edge-triggered."""
             self.socket.connect(endpoint)
         except BaseException:
-            self.close(0)
+            self.close(linger_ms=0)
             raise
 
     def _set_options(self, settings: ClientSettings) -> None:
@@ -125,13 +133,13 @@ class Transport:
             socket.curve_secretkey = credential.secret_key.encode()
 
     def drain(self, most: int) -> Iterator[list[Any]]:
-        """The messages that have come, at most so many, each a list of buffers.
+        """Yield the messages that have come, at most so many, each a list of buffers, a frame each.
 
         Large frames are not copied. Small ones are: libzmq cuts them from a buffer of 8 KiB that
         each of them would keep, and bytes are read at less cost than a view of a frame.
         """
         socket = self.socket
-        receive = socket.recv  # (flags, copy)
+        receive = socket.recv  # (flags, copy): False gives frames that are copied only if asked
         for _ in range(most):
             # Asked first: the exception that an empty socket raises costs three times as much.
             if not _events(socket) & _POLLIN:
@@ -167,8 +175,8 @@ class Transport:
         """Whether the socket or its monitor can be read, or written if `to_send`, at once.
 
         To be asked before sleeping on the descriptors: both sockets must be looked at for
-        theirs to signal again, the monitor's for the first time too (without that look, a
-        refused connection went unnoticed until the attempt's time was over).
+        theirs to signal again, the monitor's for the first time too: without that look, a
+        refused connection goes unnoticed until the attempt's time is over.
         """
         if to_send or not (self._armed or self.readable):
             events = _events(self.socket, _POLLIN | _POLLOUT)
@@ -187,13 +195,14 @@ class Transport:
         return self._alarmed and not self._failed
 
     def signalled(self, descriptor: int) -> None:
-        """Note that one of the descriptors can be read."""
+        """Note that one of the descriptors can be read; called by the shell that watches them."""
         self.readable = True  # what the monitor reports comes after what was received
-        if descriptor != self.descriptors[0]:
+        socket_descriptor, _ = self.descriptors
+        if descriptor != socket_descriptor:
             self._alarmed = True
 
     def failure(self) -> Failure | None:
-        """The first failure that the monitor has told; None: none yet, or it was returned."""
+        """Return the first failure that the monitor told; None: none yet, or it was returned."""
         found: Failure | None = None
         while found is None and self._told():
             assert self.monitor is not None
@@ -248,7 +257,10 @@ class Transport:
 
 
 def _send_of(socket: zmq.Socket[bytes]) -> Callable[..., Any]:
-    """A socket's send() past a layer of pyzmq for other kinds of sockets, which costs as much."""
+    """Return a socket's send() of libzmq's binding, past that of pyzmq's class over it.
+
+    The layer in between is for other kinds of sockets, and costs as much as the sending.
+    """
     return super(zmq.Socket, socket).send
 
 

@@ -49,5 +49,9 @@ OPENED: Final = "{} was not accepted within {} ms; it is asked for again on each
 
 
 def timed_out(what: str, name: str, waited_ms: int | None, standing: str) -> Timeout:
-    """The error of a wait; what: one of the sentences. standing: what is known of the link."""
+    """Return the error of a wait that was over.
+
+    what: one of the sentences above. name: of what was waited for, where the sentence names it.
+    standing: what is known of the link, in words.
+    """
     return Timeout(f"{what.format(name, waited_ms)}; {standing}")

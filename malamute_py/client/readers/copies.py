@@ -30,7 +30,10 @@ def keys(record: Record) -> str | tuple[str, ...]:
 
 
 def columns(records: list[Record]) -> dict[str, Any]:
-    """Return the further columns of the records, a value each, without empty columns."""
+    """Return the further columns of the records as options of publish_many(), a value each.
+
+    A column in which no record has anything is left out.
+    """
     found: dict[str, Any] = {}
     fields = [record.fields for record in records]
     if any(fields):

@@ -37,6 +37,10 @@ class CursorName:
     def _moving(
         self, step: Moving, next: int | Position, since: int | None, *, force: bool = False
     ) -> Moving:
-        """The step, with the cursor's move in it."""
+        """Return the step, with the cursor's move in it.
+
+        next: where the cursor is to stand. since: where it must stand until now; None: anywhere
+        before `next`, or, with force, anywhere at all.
+        """
         step.move_cursor(self.stream, self.name, next, since=since, force=force)
         return step

@@ -45,7 +45,10 @@ class MemberBase(SubscriptionBase):
             self._handed_of, self._handed = batch, offsets
 
     def _take_handed(self) -> list[int]:
-        """Offsets that were handed over last and are done now."""
+        """Take the offsets that were handed over last, to acknowledge them.
+
+        Of records that a power loss took back they are numbers that no record has; see known().
+        """
         handed, self._handed = self._handed, []
         known: list[int] = self._handed_of.known(handed)
         return known
@@ -64,9 +67,10 @@ class MemberBase(SubscriptionBase):
         return None if self._membership.lost_lease else self._left_over()
 
     def _take(self) -> HeldBatch | Notice | None:
-        """Take the next batch or notice of the membership.
+        """Take the next batch or notice of the membership; None: nothing has come.
 
-        Records that others may have by now go back to the membership first, in doubt.
+        Where a lease has ended, records at hand may be another member's by now: they go back to the
+        membership first, in doubt, and come again once the broker has said whose they are.
         """
         if self._membership.lost_lease:
             rest = self._left_over()
@@ -83,7 +87,11 @@ class MemberBase(SubscriptionBase):
 
 
 def numbers_of(held: Any, membership: Membership) -> list[int]:
-    """Offsets of a record or batch. Raises LocalProtocolError: not of this membership."""
+    """Return the offsets of a record or batch that this member was given, to acknowledge them.
+
+    Of records that a power loss took back they are numbers that no record has; see known(). Raises
+    LocalProtocolError: it is not of this membership.
+    """
     batch = held if isinstance(held, HeldBatch) else getattr(held, "batch", None)
     if not isinstance(batch, HeldBatch) or batch.opened is not membership:
         raise LocalProtocolError("unexpected", f"{held!r} did not come from this member")

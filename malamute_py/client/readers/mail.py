@@ -3,6 +3,10 @@
 Owns what the inboxes of both shells share. The rule: a message is acknowledged when the
 reader says so or, if it was asked for so, when the next one is asked for; whatever becomes
 of the reader's loop, what was not acknowledged goes to the next reader.
+
+Words: the view is this reader's half of a mailbox that the session has open, which several readers
+of the client may share. A delivery is what the broker sent together: batches, or some of their
+messages. The batch at hand is the one whose messages are being handed over.
 """
 
 from __future__ import annotations
@@ -48,6 +52,7 @@ class MailBatchBase(HandedOut, Generic[One]):
     __slots__ = ("_letter", "_of", "_reader", "batch")
 
     def __init__(self, letter: Any, batch: Batch, of: HandoutBatch, reader: Any) -> None:
+        """letter: class of one message. of: the delivery that they came in. reader: the inbox."""
         self.batch = batch
         """The columns; its offsets are the messages' numbers."""
         self._letter = letter
@@ -58,6 +63,7 @@ class MailBatchBase(HandedOut, Generic[One]):
         return len(self.batch)
 
     def __iter__(self) -> Iterator[One]:
+        """Yield the messages; map() makes each without a call of a function of Python."""
         return map(
             self._letter,
             repeat(self.batch),
@@ -92,11 +98,12 @@ class InboxBase(Generic[One]):
     """Class of one message."""
 
     def __init__(self, mailboxes: OpenedMailboxes, asked: InboxOptions, ack: AckWhen) -> None:
-        """Raises what ended the session."""
+        """Open the mailbox. Raises what ended the session."""
         self._view: MailboxView = mailboxes.read(asked)
         self._mailboxes = mailboxes
         self._acks_next = ack == "next"
         self._batch: Batch | None = None
+        """The batch at hand, and the delivery and the rows left of it."""
         self._of: HandoutBatch | None = None
         self._rows: Iterator[int] = iter(())
         self._left = 0
@@ -138,25 +145,29 @@ class InboxBase(Generic[One]):
         return mail
 
     def _read(self) -> bool:
-        """Count what was handed over last as read; returns whether it is to be acknowledged."""
+        """Count what was handed over last as read; returns whether there was anything to count.
+
+        With ack="next" the shells call it before they hand over more.
+        """
         if self._last >= 0:
-            self._view.done(self._last)
+            self._view.done(self._last)  # acknowledged together with its neighbours
             self._last = -1
             return True
         if self._last_batch is not None:
-            self._view.collect()
+            self._view.collect()  # single messages before it go first
             self._view.mailbox.ack(ranges_of(self._last_batch))
             self._last_batch = None
             return True
         return False
 
     def _rest(self) -> tuple[HandoutBatch, Batch] | None:
-        """Take what is left of the batch whose messages are being iterated."""
+        """Take what is left of the batch at hand: (its delivery, the rows left); None: nothing."""
         if not self._left or self._batch is None or self._of is None:
             return None
         batch, of = self._batch, self._of
         if self._left < len(batch):
-            batch = chosen(batch, list(rows_of(batch))[-self._left :])
+            rows_left = list(rows_of(batch))[-self._left :]
+            batch = chosen(batch, rows_left)
         self._left = 0
         self._rows = iter(())
         return of, batch
@@ -167,6 +178,7 @@ class InboxBase(Generic[One]):
             self._last_batch = batch
 
     def _close(self) -> None:
+        """Close the view, which gives back what was not acknowledged."""
         self._left = 0
         self._rows = iter(())
         self._last, self._last_batch = -1, None

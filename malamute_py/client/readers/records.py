@@ -1,7 +1,8 @@
 """A consumer's place amid a batch, and the notices that it met.
 
 Owns what the subscriptions of both shells share. The rule: rows that were not handed over
-stay at hand, whatever becomes of the caller's loop, and a gap is never silent.
+stay at hand, whatever becomes of the caller's loop, and a gap is never silent. The batch at hand is
+the one whose records are being handed over one by one; `_left` of them have not been.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from malamute_py.client.session.subscription import (
 )
 
 _NOTICES_KEPT: Final = 1000
+"""Notices that notices() can return; older ones are forgotten."""
 
 
 class SubscriptionBase:
@@ -47,6 +49,7 @@ class SubscriptionBase:
         """Value of `shortened` of the state that was taken note of last."""
 
     def _open(self, batch: Batch) -> None:
+        """Have a batch at hand, to hand its records over one by one."""
         self._batch = batch
         self._rows = batch.records()
         self._left = len(batch)
@@ -73,7 +76,11 @@ class SubscriptionBase:
         return int(self._batch.offsets[len(self._batch) - self._left])
 
     def _note(self, notice: Notice) -> None:
-        """Pass a notice on. Raises GapError when the subscription is strict."""
+        """Pass a notice on: to notices(), to on_notice or the log, and to `gaps`.
+
+        Raises GapError for a gap or a rewind when the subscription is strict. A ModeNotice tells of
+        live and lagging alone, which is no loss.
+        """
         self._notices.append(notice)
         if isinstance(notice, BegunNotice):
             LOG.info("a subscription from the earliest record begins at offset %d", notice.offset)

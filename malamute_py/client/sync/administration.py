@@ -37,7 +37,7 @@ class SyncAdministrationVerbs(SyncPagedVerbs):
         Needs the permission admin. Raises BrokerRefused.
         """
         found: list[SettingInForce] = []
-        while True:
+        while True:  # a page each; the last answer tells the reload, too
             after = found[-1].key if found else ""
             value = self._link.ask(partial(_info, after))
             page = value.get("settings", [])
@@ -55,7 +55,7 @@ class SyncAdministrationVerbs(SyncPagedVerbs):
         """
         return self._pages(
             LinkFacts,
-            lambda number, after: c.ListLinks(number, limit or 1000, after),
+            lambda number, after: c.ListLinks(number, limit or 1000, after),  # links of a page
             limit,
             listed="links",
             first=0,
@@ -109,4 +109,5 @@ class SyncAdministrationVerbs(SyncPagedVerbs):
 
 
 def _info(settings_after: str, number: int) -> c.BrokerInfo:
+    """Return the question for a page of settings: those whose keys follow after a key."""
     return c.BrokerInfo(number, settings_after)

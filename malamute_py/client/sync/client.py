@@ -76,7 +76,10 @@ def connect_sync(
 
 
 def _traced(asked: Any) -> Callable[..., SyncClient]:
-    """The maker of clients for a tracing that was asked for. Raises SettingError."""
+    """Return the maker of clients for connect(tracing=asked). Raises SettingError.
+
+    The class with spans is imported only here: it needs OpenTelemetry.
+    """
     tracing = tracing_of(asked)
     if tracing is None:
         return SyncClient
@@ -135,6 +138,7 @@ class SyncClient(
         truth("wait", wait)
 
         def ready() -> bool:
+            """Whether the wait is over: by a link, by the end, or by the first failure."""
             failed = not wait and isinstance(link.last, Unlinked)
             return failed or session.state in (LinkState.LINKED, LinkState.CLOSED)
 
@@ -181,7 +185,7 @@ class SyncClient(
             with contextlib.suppress(MalamuteError):
                 self.flush(drain_ms)
         with self._link.lock:
-            if flush_ms:
+            if flush_ms:  # 0: the broker gives the requests back when the link ends
                 offerings.close_all()
                 self._link.notify()
         if self._session.state is not LinkState.CLOSED and flush_ms and not self._session.idle:

@@ -2,6 +2,11 @@
 
 Owns the threads that run a handler, and the signals that drain. The rule: what a handler raises
 ends its request and nothing else.
+
+Words: `offering` is the session's half of a worker's offer, with the requests in hand: handed out
+to this worker, until the broker has confirmed their ends. One is lost when the broker may have
+given it to another worker. To drain is to begin no other request while those in hand come to their
+end.
 """
 
 from __future__ import annotations
@@ -65,6 +70,7 @@ class HandlerRun:
             thread.join()
 
     def _handle_all(self) -> None:
+        """Handle one request after the other, in a thread, until there are no more."""
         link = self._link
         try:
             while (request := self._next()) is not None:
@@ -77,6 +83,7 @@ class HandlerRun:
                 link.notify()
 
     def _handle(self, request: Any) -> None:
+        """Handle one request, marked as running meanwhile."""
         request.running = True
         try:
             self._run(request)
@@ -84,10 +91,11 @@ class HandlerRun:
             request.running = False
             if request.lost:
                 with self._link.lock:
-                    request.offering.ran(request)
+                    request.offering.ran(request)  # if it came again meanwhile, it begins now
                     self._link.notify()
 
     def _run(self, request: Any) -> None:
+        """Call the handler, and answer the request; what it raises ends the request."""
         try:
             result: Any = self._handler(request)
             if inspect.isgenerator(result):
@@ -115,6 +123,7 @@ class HandlerRun:
                 )  # fmt: skip
 
     def _answer(self, request: Any, result: Any) -> None:
+        """Send what a handler returned as the reply and end of its request; None completes it."""
         if result is None:
             self._finish(request, COMPLETED)
         elif isinstance(result, _BODIES):
@@ -123,13 +132,17 @@ class HandlerRun:
             with link.lock:
                 if not link.has_room():
                     link.room(None, "a reply")
-                request.offering.offerings.reply(request, row, True)
+                request.offering.offerings.reply(request, row, last=True)
                 link.wake_up()
         else:
             kind = type(result).__name__
             raise TypeError(f"a handler returns bytes, str, a list of these or None, not {kind}")
 
     def _finish(self, request: Any, state: int, **more: Any) -> None:
+        """Give a request an end without a reply: completed, failed or returned.
+
+        Nothing is to be said once the offer has ended: the broker has its requests then.
+        """
         link = self._link
         with link.lock:
             if not request.offering.ended:
@@ -144,7 +157,10 @@ class HandlerRun:
 
 
 def within_span(scope: Callable[[Any], Any], handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Make a handler of the same kind that runs in `with scope(request)`."""
+    """Make a handler of the same kind that runs in `with scope(request)`, for traced workers.
+
+    The kinds: a generator function, any other callable.
+    """
     if any(map(inspect.isgeneratorfunction, (handler, type(handler).__call__))):
 
         def replies(request: Any) -> Iterator[Any]:
@@ -165,6 +181,7 @@ def drain_on_signals(link: ThreadLink) -> Iterator[None]:
     """Drain the client's offers at the first SIGTERM or SIGINT, interrupt at the second."""
 
     def drain(number: int) -> None:
+        """Have all offers begin nothing more, and the threads that wait for requests look."""
         with link.lock:
             link.session.offerings.drain_all()
             link.wake_up()
@@ -174,6 +191,7 @@ def drain_on_signals(link: ThreadLink) -> Iterator[None]:
     told: list[int] = []
 
     def heard(number: int, frame: object) -> None:
+        """Drain at the first signal; interrupt the main thread at the second."""
         told.append(number)
         if len(told) > 1:
             raise KeyboardInterrupt
@@ -190,10 +208,11 @@ def drain_on_signals(link: ThreadLink) -> Iterator[None]:
 
 
 def next_job(link: ThreadLink, offering: Any, timeout_ms: int | None) -> Any:
-    """The next request of a worker; None when it was closed. See SyncWorker.next()."""
+    """Wait for the next request of a worker; None when it was closed. See SyncWorker.next()."""
     found: list[RequestBase] = []
 
     def ready() -> bool:
+        """Take a request if there is one; True: with one, or as there will be none any more."""
         request = offering.take()
         if request is not None:
             found.append(request)

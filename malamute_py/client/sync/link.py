@@ -4,6 +4,11 @@ Owns the thread, the lock over the session, and the callers that wait. The rule:
 thread touches the socket; callers change the session under the lock and wake the thread;
 a caller that waits can be interrupted, by a timeout or by the client's end. A forked child has
 neither thread nor socket: there every call says so instead of waiting for ever.
+
+Words: the session is the protocol without a socket; it turns calls into messages, and what comes
+into events. The engine has the session and the socket. A step is one piece of the engine's work:
+send, receive, hand out events. The window bounds the bytes that are queued or unconfirmed: it has
+room, or callers wait for it.
 """
 
 from __future__ import annotations
@@ -49,6 +54,7 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 _JOIN_S: Final = 5.0
+"""How long stop() waits for the thread to end."""
 
 
 class Pending(Generic[Value]):
@@ -97,7 +103,10 @@ class ThreadLink:
         context: zmq.Context[Any] | None,
         on_link: Callable[[LinkEvent], None] | None,
     ) -> None:
-        """on_link: called in the link's thread; what it raises is logged."""
+        """Begin to connect, in a thread of the link's own.
+
+        on_link: called in that thread; what it raises is logged.
+        """
         self.lock = threading.Lock()
         """Over the session and everything that callers share with the thread."""
         self.spans: Spans | None = None
@@ -105,15 +114,20 @@ class ThreadLink:
         self.pending_type: type[Pending[Any]] = Pending
         """Type of what a call that does not wait returns; a traced client has its own."""
         self.last: LinkEvent | None = None
+        """The newest change of the link."""
         self.engine = Engine(settings, context)
         self.session = self.engine.session
         self.publisher = self.session.publisher
         self.has_room = self.session.window.has_room
         self._happened = threading.Condition(self.lock)
+        """Notified when waiting callers are to look again."""
         self._waiting = 0
+        """Callers that wait."""
         self._on_link = on_link
         self._dropped: deque[Watched] = deque()
+        """Readers that programs dropped, perhaps amid a step: the next step closes them."""
         self._awake = True
+        """Whether the thread does a step before it sleeps again: it need not be woken."""
         self._stopping = False
         self._bell = Bell()
         self._thread = threading.Thread(target=self._run, name="malamute-client", daemon=True)
@@ -126,11 +140,11 @@ class ThreadLink:
         """Have a step done: what was asked for until it begins leaves together."""
         if not self._awake:
             self._awake = True
-            with contextlib.suppress(BlockingIOError):
+            with contextlib.suppress(BlockingIOError):  # it has rung so often that it is heard
                 self._bell.ring()
 
     def wait_for(self, ready: Callable[[], bool], wait: Wait, what: str, name: str = "") -> None:
-        """Give up the lock until `ready()`. Raises Timeout; what, name: see waits.py."""
+        """Give up the lock until `ready()`. Raises Timeout; what, name: its words, see waits.py."""
         timeout_ms = self.engine.settings.wait_ms(wait)
         if threading.current_thread() is self._thread and not ready():
             raise RuntimeError("on_link runs in the client's own thread: nothing can be awaited")
@@ -147,10 +161,10 @@ class ThreadLink:
             self._waiting -= 1
 
     def dropped(self, opened: Watched) -> None:
-        """A subscription, inbox or worker was garbage-collected unclosed.
+        """Have the next step close what a program never closed, as its object was collected.
 
-        May be called amid anything, the lock held by this very thread included: no lock here.
-        The thread notices at its next turn, a heartbeat later at the latest.
+        A finalizer of the object calls this, amid anything, the lock held by this very thread
+        included: no lock here. The thread notices with its next step, a heartbeat later at most.
         """
         self._dropped.append(opened)
 
@@ -206,9 +220,10 @@ class ThreadLink:
         self._happened.notify_all()
 
     def ask(self, make: Callable[[int], Any], wait: Wait = "default") -> dict[str, Any]:
-        """Send a request and wait for its answer; takes the lock itself.
+        """Send a command that a RESULT answers, and wait for the fields of that; takes the lock.
 
-        Raises BrokerRefused, ConnectionLost, or Timeout after `wait`.
+        make: returns the command, given the number by which its answer is known. Raises
+        BrokerRefused, ConnectionLost, or Timeout after `wait`.
         """
         pending: Pending[dict[str, Any]] = Pending(self)
         with self.lock:
@@ -250,6 +265,7 @@ class ThreadLink:
     # --- the thread --------------------------------------------------------------------------
 
     def _run(self) -> None:
+        """Drive the engine until the link is stopped; the thread's whole life."""
         try:
             self._turn_to_the_end()
         except BaseException as error:  # noqa: BLE001 - see there
@@ -263,10 +279,11 @@ class ThreadLink:
         finally:
             with self.lock:
                 self._awake = True  # for good: nothing is written to what is closed
-                self.engine.drop(0)
+                self.engine.drop(linger_ms=0)
                 self._bell.close()
 
     def _turn_to_the_end(self) -> None:
+        """Do a step, tell those that wait for it, and sleep; again and again until stop()."""
         waiting = poller()
         waiting.register(self._bell.descriptor, READABLE)
         watched: list[int] = []
@@ -281,13 +298,14 @@ class ThreadLink:
                 # Who waits for everything to be confirmed is told by no event of its own.
                 if self._waiting and (events or self.session.idle):
                     self._happened.notify_all()
-                if self.engine.generation != generation:
+                if self.engine.generation != generation:  # another socket
                     generation = self.engine.generation
                     watched = self._watch(waiting, watched)
                 busy = self.engine.busy
                 stopping = self._stopping
                 wake_ms = self.engine.next_wake()
                 self._awake = busy
+            # Without the lock: on_link may call the client.
             if self._on_link is not None:
                 for event in told:
                     guarded("on_link", self._on_link, event)
@@ -297,15 +315,20 @@ class ThreadLink:
                 self._sleep(waiting, wake_ms)
 
     def _step(self) -> list[Event]:
+        """Let the engine work once, and return what happened; a defect of ours ends the session."""
         try:
             return self.engine.step()
         except Exception as error:  # noqa: BLE001 - no caller may be left waiting for ever
             LOG.exception("the client failed; please report this")
             self.session.abandon(error)
-            self.engine.drop(0)
+            self.engine.drop(linger_ms=0)
             return self.session.take_events()
 
     def _watch(self, waiting: Poller, watched: list[int]) -> list[int]:
+        """Have the poller watch the engine's new socket; returns its descriptors.
+
+        watched: those of the socket before.
+        """
         for descriptor in watched:
             with contextlib.suppress(KeyError):
                 waiting.unregister(descriptor)
@@ -318,6 +341,8 @@ class ThreadLink:
         return watched
 
     def _sleep(self, waiting: Poller, wake_ms: int | None) -> None:
+        """Sleep until a caller rings, the socket signals, or a time has come (None: no time)."""
+        # A millisecond later: a sleep that ends early finds nothing due.
         timeout_ms = None if wake_ms is None else max(0, wake_ms - clock_ms()) + 1
         for descriptor, _ in waiting.poll(timeout_ms):
             if descriptor == self._bell.descriptor:
@@ -327,9 +352,13 @@ class ThreadLink:
                 self.engine.transport.signalled(descriptor)
 
     def _handle(self, event: Event) -> bool:
-        """Settle the callers; True for an event that on_link gets."""
+        """Settle the callers that an event is about; True for an event that on_link gets.
+
+        What a caller gave the session as its token comes back with the outcome: a Pending, or an
+        object with settled(), as of a run of batches.
+        """
         if isinstance(event, Published):
-            if event.single:
+            if event.single:  # records that were published one by one
                 _confirm(event.tokens, event.outcome)
             elif event.tokens is not None:
                 event.tokens.settled(event.count, event.outcome)
@@ -351,7 +380,10 @@ class ThreadLink:
 
 
 def _confirm(tokens: Sequence[Pending[Any] | None], outcome: Any) -> None:
-    """Settle one token a row of a content that was confirmed or has failed."""
+    """Settle the tokens of the rows of a content, one a row, that was confirmed or has failed.
+
+    tokens: None for a row that no caller waits for. outcome: a Confirm, or the error.
+    """
     if isinstance(outcome, Confirm):
         for pending, told in zip(tokens, confirmations(outcome, len(tokens)), strict=True):
             if pending is not None:
@@ -366,6 +398,7 @@ _LINKS: Final[weakref.WeakSet[ThreadLink]] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
+    """Have each link of the process fail its calls, in the child of a fork."""
     for link in list(_LINKS):
         link.forked()
 

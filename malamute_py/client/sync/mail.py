@@ -4,13 +4,18 @@
 Owns the verbs as blocking calls. The rule: any thread may call any of them; a wait ends by its
 timeout, by the client's close, or by what it waits for; a request whose caller was interrupted is
 cancelled at the broker, too.
+
+Words: the window bounds the bytes that are sent and not confirmed; link.room() waits until it has
+room. link.wake_up() has leave what the session was given. A row is one message with what belongs to
+it, and with the token by which its outcome finds its caller. until_ms is the time at which the
+session gives up trying again; 0: never.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from malamute_protocol.commands import CancelRequest
 from malamute_protocol.errors import BrokerRefused
@@ -38,6 +43,9 @@ from malamute_py.client.session.requests import PLAIN, Replies
 from malamute_py.client.settings import DEFAULT_WAIT, Wait
 from malamute_py.client.sync.link import Pending, SyncVerbs, ThreadLink
 from malamute_py.client.words import AckWhen, ConfirmAt
+
+_NO_PRODUCER: Final = (0, 0, 0)
+"""Producer id, epoch and sequence of a batch of mail, which the broker tells by its key."""
 
 
 class SyncMailVerbs(SyncVerbs):
@@ -132,7 +140,7 @@ class SyncMailVerbs(SyncVerbs):
         with link.lock:
             if not self._session.window.has_room():
                 raise BrokerRefused("window", "too much is unconfirmed: wait for some of it")
-            # From here on as send(), which saves the call.
+            # From here on as send(), again: a function for both would be one call more a message.
             self._session.outbox.send(
                 mailbox,
                 row,
@@ -188,14 +196,15 @@ class SyncMailVerbs(SyncVerbs):
             return []
         level = level_number(confirm)
         pending: Pending[list[Confirmation]] = Pending(link)
+        # It gathers the confirms of all batches, and settles the caller's wait with the last one.
         tally = Tally(pending)
         tally.left = len(bodies)
         until_ms = 0 if wait_ms is None else clock_ms() + wait_ms
         at_ms = 0 if deliver_at_ms is None else later_of("deliver_at_ms", deliver_at_ms)
         for first, end in bulk.cuts():
             # Encoded outside the lock: the link's thread goes on sending meanwhile.
-            content = bulk.encode(first, end, (0, 0, 0))
-            if content is None:
+            content = bulk.encode(first, end, _NO_PRODUCER)
+            if content is None:  # too large: bulk cuts it in two, which come next
                 continue
             with link.lock:
                 if not link.has_room():
@@ -291,6 +300,7 @@ class SyncMailVerbs(SyncVerbs):
             else session.settings.wait_ms(timeout_ms)
         )
         pending: Pending[Reply] = Pending(link)
+        # Most have none. By identity, which costs least: request_terms() takes other zeros, too.
         terms = PLAIN
         if need_workers is not False or delay_ms is not NONE or priority is not NONE:
             terms = request_terms(need_workers, delay_ms, priority)
@@ -367,7 +377,10 @@ class SyncMailVerbs(SyncVerbs):
         return self._replies(replies)
 
     def _replies(self, replies: Replies) -> Generator[Reply, None, None]:
-        """Yield the replies of a request until the last; let go of it at any end."""
+        """Yield the replies of a request until the last; let go of it at any end.
+
+        replies: the token of the request, which the session puts its replies into.
+        """
         link = self._link
         try:
             while True:
@@ -380,7 +393,7 @@ class SyncMailVerbs(SyncVerbs):
                 if replies.ended:
                     return
         finally:
-            # The collector may come here, too, amid any other call.
+            # Cancels what is not answered. The collector may come here, too, amid any other call.
             link.let_go(replies)
 
     def submit(
@@ -432,7 +445,7 @@ class SyncMailVerbs(SyncVerbs):
                 key=b"" if key is None else key_of(key),
                 terms=terms,
                 until_ms=0 if wait_ms is None else clock_ms() + wait_ms,
-                waits=False,
+                waits=False,  # for a reply: the confirm is what the caller gets
             )
             link.wake_up()
         return pending.result(None)
@@ -528,7 +541,7 @@ class SyncInbox(InboxBase[SyncMail]):
 
     def __next__(self) -> SyncMail:
         with self._link.lock:
-            if self._read():
+            if self._read():  # with ack="next" the message before is acknowledged
                 self._link.wake_up()
             if not self._left and not self._fill(self._timeout_ms):
                 raise StopIteration
@@ -561,17 +574,17 @@ class SyncInbox(InboxBase[SyncMail]):
                 item = self._rest()
         assert item is not None
         delivered, batch = item
-        self._handed(batch)
+        self._handed(batch)  # to be acknowledged with the next call
         return SyncMailBatch(SyncMail, batch, delivered, self)
 
     def _fill(self, timeout_ms: int | None) -> bool:
-        """Have messages at hand; False: there will be none any more."""
+        """Wait until messages of a batch are at hand; False: there will be none any more."""
         view, mailbox, link = self._view, self._view.mailbox, self._link
         while True:
             item = view.take()
             if item is not None:
                 self._begin(*item)
-                if link.session.consumed(mailbox):
+                if link.session.consumed(mailbox):  # credit is to be given back
                     link.wake_up()
                 return True
             if view.ended:
@@ -598,14 +611,14 @@ class SyncInbox(InboxBase[SyncMail]):
     def _acknowledge(
         self, ranges: list[tuple[int, int]], again_ms: int = -1, timeout_ms: Wait = "default"
     ) -> bool:
-        """Acknowledge messages in ranges that are known to be right."""
+        """Acknowledge messages in ranges that are known to be right; see acknowledge()."""
         link = self._link
         wait_ms = link.engine.settings.wait_ms(timeout_ms)
         pending: Pending[bool] = Pending(link)
         with link.lock:
             if self._view.closed:
                 return False
-            self._view.collect()
+            self._view.collect()  # what ack="next" was to acknowledge goes first
             self._view.mailbox.ack(ranges, again_ms, pending)
             link.wake_up()
         return pending.result(wait_ms, ACKED, "an acknowledgement")

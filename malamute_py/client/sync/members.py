@@ -3,6 +3,11 @@
 
 Owns how a member takes its records and acknowledges them, as blocking calls. The rule: as in
 client.py: a timeout or the client's end interrupts a waiting caller.
+
+Words: `_membership` is the session's half of the member, with what has arrived. A record is handed
+over when the program gets it; with ack="next" it is acknowledged when the next one is asked for. A
+lease is the time after which the broker gives a record that this member is silent about to another
+one. link.wake_up() has the session's messages leave.
 """
 
 from __future__ import annotations
@@ -79,7 +84,7 @@ class SyncMember(MemberBase):
         Raises Timeout (nothing is lost), the broker's refusal, or GapError when strict.
         """
         self._acknowledge_handed()
-        batch = self._rest()
+        batch = self._rest()  # of a batch that was iterated by records
         if batch is None:
             batch = self._next(timeout_ms)
         if batch is not None:
@@ -94,6 +99,7 @@ class SyncMember(MemberBase):
                 if self._closed:
                     return None
                 item = self._take()
+                # Credit is to be given back, or the membership has something to say.
                 if link.session.consumed(membership) or membership.wakes:
                     link.wake_up()
                 if item is None:
@@ -109,7 +115,7 @@ class SyncMember(MemberBase):
                             "record",
                         )
                     except BaseException:
-                        membership.waits = False
+                        membership.waits = False  # this caller waits for a record no longer
                         raise
                     continue
             if isinstance(item, HeldBatch):
@@ -126,6 +132,7 @@ class SyncMember(MemberBase):
 
     def __next__(self) -> Record:
         self._acknowledge_handed()
+        # Records at hand whose lease was lost: _next() has the broker say first whose they are.
         while not self._left or self._membership.lost_lease:
             batch = self._next(self._timeout_ms)
             if batch is None:
@@ -139,7 +146,10 @@ class SyncMember(MemberBase):
     # --- acknowledging ---------------------------------------------------------------------
 
     def _acknowledge_handed(self, form: AckForm = DONE) -> None:
-        """Acknowledge the records that were handed to the caller last."""
+        """Acknowledge the records that were handed to the caller last, with ack="next".
+
+        form: as what: done, or given back.
+        """
         if not self._handed:
             return
         with self._link.lock:
@@ -166,7 +176,7 @@ class SyncMember(MemberBase):
 
         That counts as an attempt, where the group has a bound of attempts.
         """
-        pending = self._ack(held, AckForm(0, duration("delay_ms", delay_ms)))
+        pending = self._ack(held, AckForm(again_ms=duration("delay_ms", delay_ms)))
         return pending.result(timeout_ms, ACKED, "an acknowledgement")
 
     def release(self, held: Held, timeout_ms: Wait = "default") -> bool:
@@ -196,10 +206,13 @@ class SyncMember(MemberBase):
         return pending.result(timeout_ms, ACKED, "an acknowledgement")
 
     def _ack(self, held: Held, form: AckForm) -> Pending[bool]:
-        """Acknowledge a record or batch; the future gets True, or False: it came too late."""
+        """Acknowledge a record or batch, as `form` says: done, given back, or failed.
+
+        The result gets True, or False: it came too late.
+        """
         offsets = numbers_of(held, self._membership)
         pending: Pending[bool] = Pending(self._link)
-        self._unhand(offsets)
+        self._unhand(offsets)  # ack="next" has no more to say of them
         with self._link.lock:
             if self._membership.ended:
                 pending.settle(False)

@@ -3,6 +3,11 @@
 
 Owns the verbs as blocking calls. The rule: any thread may call any of them; a wait ends by its
 timeout, by the client's close, or by what it waits for, and never harms the link.
+
+Words: the window bounds the bytes that are sent and not confirmed; link.room() waits until it has
+room. link.wake_up() has leave what the session was given. A row is one record with what belongs to
+it, and with the token by which its outcome finds its caller. A content is an encoded batch. A run
+is the batches of one BulkPublisher.
 """
 
 from __future__ import annotations
@@ -195,6 +200,7 @@ class SyncPublishVerbs(SyncVerbs):
             for content in arrow_contents(
                 table, body, subject, properties, batch_bytes, self._publisher.limits
             ):
+                # Not by publish_batch(), which would check what was encoded here.
                 window._add(content, content_count(content))
         return window.confirmations
 
@@ -252,7 +258,7 @@ class SyncPublishVerbs(SyncVerbs):
         keep: bool = True,
         kind: type[SyncBulkPublisher] | None = None,
     ) -> SyncBulkPublisher:
-        """A run of publishing. kind: of a client that asks for another than the plain one."""
+        """Begin a run. kind: its class; None: the plain one. A traced client has another."""
         name_of("stream", stream)
         kind = SyncBulkPublisher if kind is None else kind
         return kind(self._link, stream, level_number(confirm), keep, timeout_ms)
@@ -275,6 +281,7 @@ class SyncBulkPublisher:
         """Records without an outcome: a batch may be confirmed in parts."""
         self._tables = Tables(link)
         self._least = int(Level.REPLICATED)
+        """Least level that was promised of any record; at first the highest there is."""
         self.confirmations: list[Confirmation] = []
         """One a batch, in order, when they are kept."""
         self.published = 0
@@ -313,7 +320,7 @@ class SyncBulkPublisher:
                 producer = self._publisher.expected(self._stream, self._level)
             # Encoded outside the lock: the link's thread goes on sending meanwhile.
             content = bulk.encode(first, end, producer)
-            if content is not None:
+            if content is not None:  # else it is too large, and its halves come next
                 self._add(content, end - first)
 
     def publish_batch(self, content: bytes, *, typed: bool = False) -> None:
@@ -355,8 +362,8 @@ class SyncBulkPublisher:
     ) -> None:
         """Put an encoded batch on its way once the window has room.
 
-        taker: of its outcome; None: this. typed: the batch has rows of a table. Raises what an
-        earlier batch met.
+        count: its records. taker: has settled() called with its outcome; None: this. typed: the
+        batch has rows of a table. Raises what an earlier batch met.
         """
         link = self._link
         with link.lock:
@@ -372,14 +379,17 @@ class SyncBulkPublisher:
             link.wake_up()
 
     def settled(self, count: int, outcome: Confirm | MalamuteError) -> None:
-        """Take the outcome of `count` records of one batch; called by the link, under its lock."""
+        """Take the outcome of `count` records of one batch; called by the link, under its lock.
+
+        The first failure is kept for wait() and the next batch; a notice has wait() look again.
+        """
         self._open -= count
         if isinstance(outcome, Confirm):
             self.confirmed += count
             self._least = min(self._least, outcome.level)
             self.level = LEVEL_NAMES.get(self._least, str(self._least))
             if self._keep:
-                self.confirmations.append(confirmation(outcome, 0, count))
+                self.confirmations.append(confirmation(outcome, index=0, count=count))
         elif self.error is None:
             self.error = outcome
 
@@ -389,16 +399,17 @@ class SyncBulkPublisher:
         timeout_ms: how long nothing may be confirmed; by default as the window was asked for.
         Raises the first failure, or Timeout.
         """
-        unsaid = isinstance(timeout_ms, str) and timeout_ms == DEFAULT_WAIT
-        wait = self._timeout_ms if unsaid else timeout_ms
+        by_default = isinstance(timeout_ms, str) and timeout_ms == DEFAULT_WAIT
+        wait = self._timeout_ms if by_default else timeout_ms
         with self._link.lock:
+            # The wait begins anew with each confirm.
             while self._open:
-                self._fewer_than(self._open, wait)
+                self._changed_from(self._open, wait)
         if self.error is not None:
             raise self.error
 
-    def _fewer_than(self, open_now: int, wait: Wait) -> None:
-        """Wait until fewer records are open, or others were added. Raises Timeout."""
+    def _changed_from(self, open_now: int, wait: Wait) -> None:
+        """Wait until more or fewer records than `open_now` have no outcome. Raises Timeout."""
         self._link.until(lambda: self._open != open_now, wait, WINDOW, self._stream)
 
     def __enter__(self) -> SyncBulkPublisher:

@@ -2,7 +2,8 @@
 """The verbs over cursors, groups, steps, mailboxes and services, for threads.
 
 Owns these verbs as blocking calls. The rule: as in client.py: a timeout or the client's end
-interrupts a waiting caller.
+interrupts a waiting caller. link.ask() sends a command, made with the number by which its answer is
+known, and returns the fields of the answer.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ class SyncQueueVerbs(SyncPagedVerbs):
         step = SyncAtomicStep(self._link)
         step.trim(stream, found)
         step.commit()
-        return found.next if isinstance(found, Position) else found
+        return found.next if isinstance(found, Position) else found  # next: its offset
 
     def purge(self, stream: str, pattern: str | Pattern, *, before: StartPoint = "latest") -> int:
         """Remove the records of some subjects, until now or before a start point, for good.
@@ -138,15 +139,21 @@ class SyncQueueVerbs(SyncPagedVerbs):
         step = SyncAtomicStep(self._link)
         step.purge(stream, pattern, found)
         step.commit()
-        return found.next if isinstance(found, Position) else found
+        return found.next if isinstance(found, Position) else found  # next: its offset
 
     def _found(self, stream: str, start: StartPoint) -> Position | int:
-        """Return the place of a start point: the offset, or a position of the stream."""
+        """Return the place of a start point: the offset, or a position of the stream.
+
+        An offset and a Position are places; others are looked up at the broker. A Position also
+        tells the broker which stream of the name is meant.
+        """
         if isinstance(start, Position):
             return start
         wire = start_on_wire(start)
-        if wire[:1] == [c.StartKind.OFFSET] and wire is not start:
-            return int(wire[1])
+        # A caller's own list in the form of the wire goes to the broker, which checks it.
+        if wire is not start and wire[:1] == [c.StartKind.OFFSET]:
+            _, offset = wire
+            return int(offset)
         value = self._link.ask(lambda number: c.FindOffset(number, stream, wire))
         return found_at(stream, start, value)
 
@@ -257,10 +264,10 @@ class SyncQueueVerbs(SyncPagedVerbs):
         mailbox; "": STREAM.GROUP.dead), lease_ms (silence of a member about a record before another
         gets it, for members that join from then on; 0: none), description. Raises BrokerRefused.
         """
-        named, swap = settings_of(settings, more), truth("replace", replace)
+        named, anew = settings_of(settings, more), truth("replace", replace)
         # The first member makes the group, and its command may be on its way yet.
         self._link.members(stream, group, decided, OPENED, JOINING)
-        value = self._link.ask(lambda number: c.EditGroup(number, stream, group, named, swap))
+        value = self._link.ask(lambda number: c.EditGroup(number, stream, group, named, anew))
         return facts(GroupFacts, {"stream": stream, "group": group, **value})
 
     def requeue_group(self, stream: str, group: str, numbers: Sequence[int] = ()) -> int:
@@ -345,8 +352,8 @@ class SyncQueueVerbs(SyncPagedVerbs):
         messages that name no expiry; 0: they do not expire), level ("synced" or "stored",
         what confirm="default" means), description. Raises BrokerRefused `bad_setting`.
         """
-        named, swap = settings_of(settings, more), truth("replace", replace)
-        value = self._link.ask(lambda number: c.EditMailbox(number, mailbox, named, swap))
+        named, anew = settings_of(settings, more), truth("replace", replace)
+        value = self._link.ask(lambda number: c.EditMailbox(number, mailbox, named, anew))
         return facts(MailboxFacts, {"name": mailbox, **value})
 
     def remove_mailbox(self, mailbox: str) -> int:
@@ -401,8 +408,8 @@ class SyncQueueVerbs(SyncPagedVerbs):
         doubles), timeout_ms (of requests that name none), dead_letters (name of their mailbox;
         "": SERVICE.dead), level, description. Raises BrokerRefused.
         """
-        named, swap = settings_of(settings, more), truth("replace", replace)
-        value = self._link.ask(lambda number: c.EditService(number, service, named, swap))
+        named, anew = settings_of(settings, more), truth("replace", replace)
+        value = self._link.ask(lambda number: c.EditService(number, service, named, anew))
         return facts(ServiceFacts, {"name": service, **value})
 
     def requeue(self, service: str, numbers: Sequence[int] = ()) -> int:

@@ -97,6 +97,7 @@ class SyncAtomicStep(Step):
         except _TOLD:
             raise
         except BaseException:
+            # It is not sent again; if it was not taken, what it was to acknowledge goes back.
             with link.lock:
                 link.session.steps.withdraw(self)
                 link.wake_up()
@@ -119,7 +120,7 @@ class SyncAtomicStep(Step):
                 try:
                     timeout_ms = link.room(timeout_ms, "a step")
                 except BaseException:
-                    self.end_untaken()
+                    self.end_untaken()  # what it was to acknowledge goes back to the broker
                     link.wake_up()
                     raise
             link.session.steps.add(self, pending)

@@ -2,7 +2,8 @@
 """Streams for threads: subscribe, read keys, create, edit, look for an offset.
 
 Owns the verbs as blocking calls. The rule: any thread may call any of them; a wait ends by its
-timeout, or by the client's close.
+timeout, or by the client's close. link.ask() sends a command, made with the number by which its
+answer is known, and returns the fields of the answer.
 """
 
 from __future__ import annotations
@@ -136,8 +137,8 @@ class SyncStreamVerbs(SyncPagedVerbs):
         columns of the old one, some perhaps wider (int32 to int64, float to double), and nullable
         ones after them; another is refused `bad_schema`. Raises BrokerRefused.
         """
-        named, swap = stream_settings(settings_of(settings, more)), truth("replace", replace)
-        value = self._link.ask(lambda number: c.EditStream(number, stream, named, swap))
+        named, anew = stream_settings(settings_of(settings, more)), truth("replace", replace)
+        value = self._link.ask(lambda number: c.EditStream(number, stream, named, anew))
         return facts(StreamFacts, {"name": stream, **value})
 
     def remove_stream(self, stream: str) -> None:
@@ -216,7 +217,11 @@ class SyncStreamVerbs(SyncPagedVerbs):
 
 
 def _versions(link: ThreadLink, stream: str) -> dict[str, Any]:
-    """The answer to STREAM_SCHEMAS. Raises BrokerRefused: `unsupported`: an older broker."""
+    """Return the answer to STREAM_SCHEMAS: versions of a stream's schema, and facts for writers.
+
+    The session takes up the stream's bound of a batch. Raises BrokerRefused: `unsupported`: an
+    older broker.
+    """
     welcome = link.session.welcome
     if welcome is not None and not welcome.features & Feature.TYPED:
         raise BrokerRefused("unsupported", "this broker has no typed streams")

@@ -3,6 +3,12 @@
 
 Owns the way from what has arrived to the caller's loop. The rule: nothing is lost to a timeout, a
 broken-off loop, or a change from records to batches amid a batch.
+
+Words: `_reading` is the session's half of the subscription, with what has arrived and was not
+taken. Its `next` is the offset at which what arrives next must begin, its `tail` the end of the
+stream when the broker accepted it, and its `shortened` counts the links that found a lower tail
+than the one before: the log had lost records that had not come. `_left` counts the rows at hand of
+the batch that records are taken of. link.wake_up() has the session's messages leave.
 """
 
 from __future__ import annotations
@@ -78,7 +84,10 @@ class SyncSubscription(SubscriptionBase):
         return self._reading.ended
 
     def accepted(self, timeout_ms: Wait = "default") -> Position:
-        """Return where delivery begins, once the broker accepts. Raises its refusal, or Timeout."""
+        """Return where delivery begins, once the broker accepts. Raises its refusal, or Timeout.
+
+        Raises BrokerRefused `cancelled` where it was closed before that.
+        """
         reading = self._reading
         with self._link.lock:
             self._link.until(
@@ -103,7 +112,10 @@ class SyncSubscription(SubscriptionBase):
         return rest if rest is not None else self._next(timeout_ms)
 
     def _next(self, timeout_ms: int | None, before: int = NO_OFFSET) -> Batch | None:
-        """The next batch; None at the end, and once no record before this offset is to come."""
+        """Return the next batch that has arrived, and give the caller the notices before it.
+
+        None at the end, and once no record before the offset `before` is to come.
+        """
         reading, link = self._reading, self._link
         while True:
             with link.lock:
@@ -111,12 +123,12 @@ class SyncSubscription(SubscriptionBase):
                     self._shortened = reading.shortened
                     self.gaps += 1
                     if before != NO_OFFSET:
-                        # The log has lost records that had not come: the former tail may never be.
+                        # The log may never come to the former tail, and the caller would wait on.
                         before = reading.tail
                 if before != NO_OFFSET and reading.goes_on_from(before):
                     return None
                 item = reading.take()
-                if link.session.consumed(reading):
+                if link.session.consumed(reading):  # credit is to be given back
                     link.wake_up()
                 if item is None:
                     if reading.error is not None:
@@ -133,12 +145,13 @@ class SyncSubscription(SubscriptionBase):
             if not isinstance(item, Arrival):
                 self._note(item)
                 if isinstance(item, RewoundNotice) and before != NO_OFFSET:
+                    # Offsets before `before` may not be there any more.
                     return self._next(timeout_ms, reading.tail)
             elif item.batch is not None:
                 return item.batch
 
     def _goes_on(self, before: int) -> bool:
-        """Whether a call has something to do that waits for records before an offset."""
+        """Whether a call has something to do that waits for records before the offset `before`."""
         reading = self._reading
         shortened = reading.shortened != self._shortened
         return bool(reading.inbox) or reading.ended or reading.next >= before or shortened
@@ -168,11 +181,13 @@ class SyncSubscription(SubscriptionBase):
                     break
                 if left is not None:
                     if len(batch) > left:
+                        # The rows beyond are at hand for the next call.
                         self._open(cut(batch, left, len(batch)))
                         batch = cut(batch, 0, left)
                     left -= len(batch)
                 pieces.append(batch)
         except BaseException:
+            # Nothing is lost: the batches come again with the next call.
             with self._link.lock:
                 self._reading.take_back(pieces)
             raise
@@ -190,9 +205,9 @@ class SyncSubscription(SubscriptionBase):
     ) -> Record | None:
         """The next record; None at the end. Raises as next_batch().
 
-        before: None also once no record before this offset is to come; after a rewind, and where
-        the log lost records that had not come, once all that it had when the broker accepted anew
-        has come.
+        before: an offset: None also once no record before it is to come. After a rewind, and where
+        the log lost records that had not come, its place is taken by the tail that the broker told
+        when it accepted anew.
         """
         if before != NO_OFFSET:
             integer("before", before, 0, NO_OFFSET)
@@ -227,11 +242,11 @@ class SyncSubscription(SubscriptionBase):
 
         What has arrived and was not consumed is dropped.
         """
-        self._finalizer.detach()
+        self._finalizer.detach()  # closed by its program: nothing is left for the collector to do
         with self._link.lock:
             position = self.position
             self._left = 0
-            self._reading.closed_at(position)
+            self._reading.closed_at(position)  # `position` goes on telling it
             self._link.session.unsubscribe(self._reading)
             # At once, not with ENDED: a thread that waits, or asks later, finds the end.
             self._reading.ended = True

@@ -4,6 +4,11 @@
 Owns the way from requests in hand to threads and back. The rule: what a handler raises ends its
 request and nothing else; leases are renewed by the client's own thread while handlers run, so a
 handler may take as long as it wants.
+
+Words: an offer is a worker's statement that it takes requests; `offering` is the session's half of
+it, with the requests in hand: handed out to this worker, until the broker has confirmed their ends.
+link.wake_up() has the session's messages leave; the window bounds what is sent and not confirmed,
+and link.room() waits for it.
 """
 
 from __future__ import annotations
@@ -48,6 +53,7 @@ from malamute_py.client.sync.link import Pending, SyncVerbs, ThreadLink
 from malamute_py.client.words import ConfirmAt, OnError
 
 _CLOSE_MS: Final = 5_000
+"""How long close() waits for the broker's word."""
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
@@ -194,7 +200,7 @@ class SyncRequest(RequestBase):
             if not link.has_room():
                 timeout_ms = link.room(timeout_ms, "a reply")
             if not self.offering.offerings.reply(self, row, last):
-                raise _over(self)
+                raise _finished_already(self)
             link.wake_up()
         if pending is None:
             return None
@@ -257,14 +263,18 @@ class SyncRequest(RequestBase):
         again_ms: int = 0,
         reason: str = "",
     ) -> bool:
-        """Give a request an end, and wait for the broker's word on it where that is asked for."""
+        """Give a request an end, and wait for the broker's word on it where that is asked for.
+
+        state: COMPLETED, FAILED, RETURNED (into the queue, after again_ms) or RELEASED (at once,
+        counting as no attempt). Returns False when it came too late: the request was not held.
+        """
         link: ThreadLink = self.offering.link
         pending: Pending[bool] | None = Pending(link) if wait else None
         with link.lock:
             if not self.offering.offerings.end(
                 self, state, again_ms=again_ms, reason=reason, token=pending
             ):
-                raise _over(self)
+                raise _finished_already(self)
             link.wake_up()
         if pending is None:
             return True
@@ -372,7 +382,7 @@ class SyncWorker:
             if drain and not offering.ended:
                 link.session.offerings.drain(offering)
                 link.wake_up()
-                link.notify()
+                link.notify()  # those that wait for a request end their iteration
                 with suppress(Timeout):
                     link.until(
                         lambda: not offering.in_hand or offering.ended,
@@ -387,6 +397,7 @@ class SyncWorker:
                 try:
                     link.until(lambda: offering.ended, wait_ms, ACKED, "the end")
                 except Timeout:
+                    # The broker's word is not waited for: the offer is over here.
                     link.session.unsubscribe(offering)
                     link.wake_up()
 
@@ -397,7 +408,8 @@ class SyncWorker:
         self.close()
 
 
-def _over(request: RequestBase) -> MalamuteError:
+def _finished_already(request: RequestBase) -> MalamuteError:
+    """Return the error of a call on a request that is not in hand any more."""
     if request.offering.ended:
         return request.offering.error or ConnectionLost("the worker is closed")
     return LocalProtocolError("conflict", f"{request!r} was finished already")
