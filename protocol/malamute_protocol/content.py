@@ -14,23 +14,9 @@ from typing import Any, Final
 import google_crc32c
 import numpy as np
 
-from malamute_protocol.bodies import (
-    FEW,
-    Bodies,
-    bounds_of_few,
-    check_record_sizes,
-    read_bodies,
-)
+from malamute_protocol.bodies import FEW, Bodies, bounds_of_few, check_record_sizes, read_bodies
 from malamute_protocol.codec import CODECS
-from malamute_protocol.columns import (
-    I4,
-    I8,
-    U4,
-    Array,
-    check_offsets,
-    earliest,
-    time_range,
-)
+from malamute_protocol.columns import I4, I8, U4, Array, check_offsets, earliest, time_range
 from malamute_protocol.content_layout import (
     APPEND_TIMES,
     AT,
@@ -97,6 +83,7 @@ class Content:
         Raises BatchError: not a content of a version and shape that this code knows.
         """
         view = buffer if type(buffer) is memoryview else memoryview(buffer)
+        # Positions below count bytes: views of other items or shapes become views of bytes.
         if view.ndim != 1 or view.format != "B" or not view.contiguous:
             view = view.cast("B") if view.contiguous else memoryview(view.tobytes())
         if len(view) < CONTENT_BYTES:
@@ -108,12 +95,13 @@ class Content:
         self._sections: Sections | None = None
         self._table: HeaderTable | None = None
         self._reading: TableReading | None = None
+        """Reader of a large header table, as long as the table is not complete."""
         self._headers: tuple[tuple[Header, ...], Array | None] | None = None
         self._bodies: Bodies | None = None
         self._few: tuple[int, ...] | None = None
         """Bounds of the bodies, where check() found a few plain ones."""
         self._limits = UNCHECKED
-        # Each name of a tuple costs as much as ten locals.
+        # Locals: to look up a field of `head` costs as much as ten of them.
         magic, version, head_bytes, _, content_bytes = fields[:5]
         if magic != CONTENT_MAGIC:
             raise BatchError("bad_batch", f"no content: the magic is 0x{magic:08X}")
@@ -264,23 +252,23 @@ class Content:
     def make_headers(self) -> Iterator[None]:
         """Read the header table and make the headers in steps; headers() is quick then.
 
-        Raises BatchError as headers() does.
+        For a broker's loop, which does other work after each step. Raises BatchError as headers().
         """
         if self._headers is not None:
             return
         reading = self.reading(self._limits, outlined=False)
-        while reading is not None and not reading.run(_never):  # One step in each call.
+        while reading is not None and not reading.run(more=_never):  # One step in each call.
             yield
         table = self.table
         if not table.fieldmaps:
             if self.subject_codes is not None:
-                yield from table.make_headers(None)
+                yield from table.make_headers(None)  # One header for each subject.
         elif self.subject_codes is not None or self.field_codes is not None:
             used, codes = self._used_pairs()
             yield
             yield from table.make_headers(used)
             self._headers = table.headers(used), codes
-        self.headers()
+        self.headers()  # Sets what is not set yet: of parts made above, or of one lone header.
 
     @property
     def subject_codes(self) -> Array | None:
@@ -310,7 +298,7 @@ class Content:
         """
         table = self.table
         subjects, fields = self.subject_codes, self.field_codes
-        default_field = 0 if table.fieldmaps else -1
+        default_field = 0 if table.fieldmaps else -1  # Without codes all rows have the first map.
         if subjects is None and (fields is None or not table.fieldmaps):
             if not table.keys:
                 raise BatchError("bad_batch", "the batch has no subject", AT.subjects_count)
@@ -329,6 +317,7 @@ class Content:
         """
         self.check_codes()
         table, subjects, fields = self.table, self.subject_codes, self.field_codes
+        # A row's pair of codes is one number; +1, because the field code of no fields is -1.
         wide = len(table.fieldmaps) + 1
         row_fields = 0 if fields is None else fields
         row_subjects = 0 if subjects is None else subjects.astype(np.int64)
@@ -348,7 +337,10 @@ class Content:
         return used.tolist(), codes
 
     def row_of(self, delta: int) -> int:
-        """Return the row of an offset that lies so far after the base; of a derived batch, too."""
+        """Return the row of the record whose offset is the base offset + `delta`.
+
+        In a derived batch, where rows are missing, its deltas tell.
+        """
         deltas = self.offset_deltas
         return delta if deltas is None else int(np.searchsorted(deltas, delta))
 
@@ -356,9 +348,9 @@ class Content:
     def headers_key(self) -> Any:
         """Return a key for a memo of the distinct headers: equal keys have equal headers.
 
-        The key is the table, where it alone says which headers there are. It does not where
-        subjects are paired with field maps, and where no codes are there although it has several
-        subjects.
+        A broker remembers by it which readers take which of them. The key is the table, where it
+        alone says which headers there are. It does not where subjects are paired with field maps,
+        and where no codes are there although it has several subjects.
         """
         head = self.head
         if head.fieldmaps_count or (head.subjects_count > 1 and not head.flags & SUBJECT_CODES):
@@ -545,10 +537,9 @@ class Content:
         offsets. Vectorised. empty: a content of no records is allowed (control batches). derived:
         it has offset deltas, as only a broker's extracted batches have. taking: a broker takes it
         from a client, which leaves reserved bytes at 0; a reader ignores them, since earlier
-        brokers stored others. properties: False leaves
-        them to properties(), for a consumer, which may never ask for any. Raises BatchError, and
-        nothing else, whatever the bytes are; its number is the position of the field at fault
-        (SPEC.md, section 5.2).
+        brokers stored others. properties: False leaves them to properties(), for a consumer, which
+        may never ask for any. Raises BatchError, and nothing else, whatever the bytes are; its
+        number is the position of the field at fault (SPEC.md, section 5.2).
         """
         self._limits = limits
         head = self.head
@@ -596,12 +587,13 @@ class Content:
             check_reserved(head, self.view)
         if kind != LIST and head.parts_count:
             raise BatchError("bad_batch", "a count of parts without lists", AT.parts_count)
+        # From here on the sections are looked into; the head alone was judged above.
         body_at = self.sections.body
         self._check_table(limits)
         self._check_times()
         if properties and flags & _PROPERTIES:
             self._check_properties(limits)
-        if head.codec == 0:
+        if head.codec == 0:  # What is compressed, only its readers judge: check_bodies().
             if kind == BLOB and n <= FEW:
                 self._few = bounds_of_few(head, self.view, body_at, limits)
             else:
@@ -652,9 +644,9 @@ class Content:
                     )
 
     def _check_times(self) -> None:
-        """Raise BatchError if the times in the head are not those of the columns."""
+        """Raise BatchError if the times in the head are not the columns', or offset deltas fall."""
         head = self.head
-        if not (
+        if not (  # A content without these columns, and with zeros in the head, is right.
             head.flags & (CLIENT_TIME | EXPIRY | OFFSET_DELTAS)
             or head.client_time_min_ms
             or head.client_time_max_ms
@@ -692,4 +684,5 @@ class Content:
 
 
 def _never() -> bool:
+    """Have TableReading.run() stop after one step."""
     return False

@@ -52,11 +52,14 @@ from malamute_protocol.limits import DEFAULT_LIMITS, Limits
 from malamute_protocol.stamp import STAMP_BYTES
 
 _PREFIX = struct.Struct("<IHHI")
+"""The first fields of a head: magic, version, bytes of the head, checksum of all that follows."""
 _REST = struct.Struct("<IIBBHQIIQQqqqIIIIIIII16x")
+"""The fields of a head after its checksum."""
 _PLAIN_OPTIONS = frozenset(("subject", "limits", "producer_id", "producer_epoch", "first_sequence"))
 _SMALL: Final = 128
 """Number of records up to which plain Python beats numpy's call overhead."""
 _LARGE: Final = 4096
+"""Mean size of bodies from which on each is copied by itself."""
 _BULK_BYTES: Final = 64 << 10
 """Size from which on a second copy costs more than numpy's calls."""
 _PADDING: Final = tuple(bytes(n) for n in range(8))
@@ -65,7 +68,7 @@ _OPTIONS: Final = frozenset(Options.__annotations__)
 
 
 def encode(bodies: Sequence[bytes], **options: Unpack[Options]) -> bytes:
-    """Make a content of records with one blob each.
+    """Make a content of records with one blob each, for a producer's batch.
 
     Raises LocalProtocolError: a limit is broken, a type or a length is wrong.
     """
@@ -83,9 +86,10 @@ def encode_bulk(
 ) -> bytes | bytearray:
     """Do the work of encode() for a large batch: its bodies are copied once, into a bytearray.
 
-    bounds: n+1 ascending positions, of which each two neighbours are a body's length apart. Bytes
-    cannot be filled in when the CRC is known: encode() copies a batch of small bodies twice; large
-    bodies it reads for the CRC before it copies them, from memory that no cache holds.
+    bounds: n+1 ascending positions, of which each two neighbours are a body's length apart. The
+    checksum, which stands before the bodies, is filled in at the end; a result of bytes could not
+    be changed. So encode() copies small bodies twice, and reads large ones twice, the second time
+    from memory that no cache holds any more.
     """
     count = len(bodies)
     total = int(bounds[-1] - bounds[0]) if count else 0
@@ -98,8 +102,12 @@ def encode_bulk(
         _check_sizes(bodies, limits, "record")
     offsets = np.subtract(bounds, bounds[0], dtype=np.int64).astype(I4)
     body_bytes = offsets.nbytes + total
-    rest, sections = _head(count, BLOB, 0, 0, body_bytes, body_bytes, options)
+    rest, sections = _head(
+        count, BLOB, parts_count=0, codec=0, body_bytes=body_bytes, raw_bytes=body_bytes,
+        options=options,
+    )  # fmt: skip
     try:
+        # Zeros in the place of the prefix, which has the checksum.
         content = bytearray().join(
             [bytes(_PREFIX.size), rest, *sections, offsets, *bodies, _PADDING[-body_bytes & 7]]
         )
@@ -130,6 +138,8 @@ def _plain(bodies: Sequence[bytes], subject: Any, limits: Limits, options: Optio
     except (TypeError, UnicodeEncodeError):
         return None
     total = bounds[-1]
+    # What may be over a limit goes the general way, which names it. So do bodies of which len()
+    # does not count bytes.
     if (
         len(blob) != total
         or total > limits.record_bytes_max
@@ -165,7 +175,8 @@ def plain_content(
 ) -> bytes:  # fmt: skip
     """Make a derived content of subjects, offset deltas and bodies, from sections made already.
 
-    head: of the content that it is derived from. Byte for byte what the general way makes.
+    For Scatter. head: of the content that it is derived from. Byte for byte what _assemble() would
+    make, at a fraction of its cost.
     """
     sections = b"".join(
         (
@@ -191,7 +202,8 @@ def gathered_content(
 ) -> bytes:
     """Make a derived content of rows of one subject from several batches, from ready sections.
 
-    body: its pieces. Byte for byte what the general way makes.
+    For SharedGathering. body: the pieces of the body section, offsets first. Byte for byte what
+    _assemble() would make.
     """
     body_bytes = sum(map(len, body))
     sections = b"".join(
@@ -284,13 +296,15 @@ def encode_arrow(message: bytes | Array, count: int, **options: Unpack[Options])
 def with_properties(content: Content, properties: Mapping[str, Any], limits: Limits) -> bytes:
     """Return a content with one map of properties for all its records, in place of the one it has.
 
-    Raises LocalProtocolError: its records have maps of their own, the map is none, or either is too
-    large. Raises BatchError: the sections do not fill the content.
+    A traced client adds its trace so to a batch that is encoded already. Raises LocalProtocolError:
+    its records have maps of their own, the map is none, or either is too large. Raises BatchError:
+    the sections do not fill the content.
     """
     head, at, view = content.head, content.sections, content.view
     if head.flags & (PROPERTIES_DICTIONARY | PROPERTIES_COLUMN):
         raise LocalProtocolError("unsupported", "the records have properties of their own")
     packed = pack_properties(properties, limits, 0)
+    # The properties section ends where the next section that there is begins; the body always is.
     end = next(position for position in (at.deltas, at.append_times, at.body) if position >= 0)
     begin = end if at.properties < 0 else at.properties
     made = bytearray().join((view[:begin], packed, _PADDING[-len(packed) & 7], view[end:]))
@@ -315,7 +329,8 @@ def _assemble(
 ) -> bytes:
     """Return the content's bytes: head, header tables, columns and body, with the checksum.
 
-    body: the parts of the body section, compressed here if a codec is asked for.
+    The general way, on which every encoding ends that has no quicker one. body: the pieces of the
+    body section, compressed here if a codec is asked for.
     """
     codec = codec_number(options.get("codec", 0))
     raw_bytes = body_bytes = sum(map(_size, body))
@@ -337,7 +352,8 @@ def _head(
 ) -> tuple[bytes, list[Any]]:  # fmt: skip
     """Return (the head after its CRC, the padded sections before the body), all limits checked.
 
-    body_bytes, raw_bytes: size of the body section as it is stored, and before compression.
+    The sections are made in their order in the content, each with its flag. body_bytes, raw_bytes:
+    size of the body section as it is stored, and before compression.
     """
     if not options.keys() <= _OPTIONS:
         unknown = min(options.keys() - _OPTIONS)
@@ -422,7 +438,10 @@ def _head(
 
 
 def _join(pieces: Sequence[bytes], limits: Limits, what: str) -> tuple[Any, Sequence[bytes]]:
-    """Return offsets of n+1 int32 and the pieces to write, checked by record and batch limits."""
+    """Return offsets of n+1 int32 and the pieces to write, checked by record and batch limits.
+
+    what: `record` or `part`, which each piece is the body of, for errors.
+    """
     count = len(pieces)
     try:
         if count <= _SMALL:
@@ -458,6 +477,7 @@ def _join(pieces: Sequence[bytes], limits: Limits, what: str) -> tuple[Any, Sequ
 
 
 def _check_sizes(pieces: Sequence[bytes], limits: Limits, what: str) -> None:
+    """Raise LocalProtocolError if a piece is larger than a record may be; what: as of _join()."""
     for row, piece in enumerate(pieces):
         if len(piece) > limits.record_bytes_max:
             raise LocalProtocolError("too_large", _over(what, row, len(piece), limits))
@@ -474,6 +494,7 @@ def _add(sections: list[Any], *pieces: Any) -> None:
 
 
 def _size(piece: Any) -> int:
+    """Return the bytes of a piece; an array's len() would count its items."""
     size: int = piece.nbytes if type(piece) is np.ndarray else len(piece)
     return size
 

@@ -48,6 +48,7 @@ def _free_fields(command: type[Command]) -> tuple[str, ...]:
 _FREE: Final[dict[type[Command], tuple[str, ...]]] = {
     command: names for command in COMMANDS.values() if (names := _free_fields(command))
 }
+"""The fields of each command that _free_fields() returns, of commands that have some."""
 
 
 def encode_message(commands: Sequence[Command], frames: Sequence[Any] = ()) -> list[Any]:
@@ -66,7 +67,7 @@ def encode_message(commands: Sequence[Command], frames: Sequence[Any] = ()) -> l
 
 
 def check_command(command: Command, limits: Limits = DEFAULT_LIMITS) -> Command:
-    """Return the command as a peer that gets it will read it.
+    """Return the command as a peer that gets it will read it; for a client, before it is queued.
 
     Raises LocalProtocolError, which names the field: a peer would not understand the command.
     """
@@ -101,12 +102,13 @@ def reference_of(command: Command) -> int:
 
 
 def _unencodable(command: Command) -> str:
-    """Return name and value of the field that cannot be encoded."""
+    """Return name and value of the field of a command that cannot be encoded, for an error."""
     for field in command.__struct_fields__:
         value = getattr(command, field)
         try:
             ENCODER.encode(value)
         except Exception:  # noqa: BLE001 - which field it is, is what is asked
+            # `from_` is a field's name where Python has a word of the same name.
             return f"{field.rstrip('_')}={value!r:.60}"
     return "a field"
 
@@ -147,6 +149,7 @@ def decode_message(
         raise RemoteProtocolError(_code(reason), reason) from error
     if not commands:
         raise RemoteProtocolError("malformed", "a message without commands")
+    # The content frames follow frame 0 in the order of the commands that own them.
     result: list[tuple[Command, tuple[Any, ...]]] = []
     position, end = 1, len(frames)
     for place, command in enumerate(commands):
@@ -212,7 +215,10 @@ def _check_nesting(value: Any, most: int, place: int, command: Command, name: st
 
 
 def _check_step(commands: Sequence[Command], place: int, step: Atomic) -> None:
-    """Check that a step's parts are there, may be parts, and ask for no answers of their own."""
+    """Raise RemoteProtocolError unless a step's parts follow it, and each may be a part.
+
+    A part has no tracker, since the step alone is answered. place: of the ATOMIC in its message.
+    """
     parts = commands[place + 1 : place + 1 + step.count]
     fault = ""
     if len(parts) < step.count:
@@ -223,6 +229,7 @@ def _check_step(commands: Sequence[Command], place: int, step: Atomic) -> None:
         elif part.tracker:  # type: ignore[attr-defined]  # each of STEP_PARTS has one
             fault = f"{type(part).__name__} with a tracker of its own"
         elif type(part) is AckWork and part.state < WorkState.COMPLETED:
+            # A worker's sign of life changes nothing that a step could undo.
             fault = f"ACK_WORK of state {part.state} cannot be a part"
     if fault:
         raise RemoteProtocolError("malformed", f"command {place} (Atomic): {fault}")

@@ -33,13 +33,14 @@ def is_small(batch: Batch) -> bool:
 def merged(batches: Iterable[Batch]) -> Iterator[Batch]:
     """Yield batches, with small ones that follow each other in one stream as one.
 
-    Raises BatchError: a batch is not what its head says.
+    For tables of Arrow and polars, which pay for each batch as a chunk. Raises BatchError: a batch
+    is not what its head says.
     """
     run = _Run()
     for batch in batches:
         if not run.takes(batch):
             yield from run.take()
-            if not run.takes(batch):
+            if not run.takes(batch):  # Not even an empty run takes it: it stays as it is.
                 yield batch
                 continue
         run.add(batch)
@@ -82,6 +83,7 @@ class _Run:
         """Take the batch of all that were gathered; a lone one stays as it is."""
         batches, gathering = self._batches, self._gathering
         if len(batches) > 1:
+            # The gathering has all rows of the batches; those not delivered are left out now.
             delivered = np.ones(gathering.rows, np.bool_)
             for batch, first in zip(batches, self._firsts, strict=True):
                 if batch.rows is not None:
@@ -91,6 +93,6 @@ class _Run:
                 (found,) = gathering.gather(rows, [len(rows)])
                 batches = [Batch(Stamp.unpack(found.stamp), Content(found.content))]
             else:
-                batches = batches[:1]
+                batches = batches[:1]  # No row was delivered: one batch of no rows says so, too.
         self._batches, self._firsts, self._gathering = [], [], SharedGathering(0)
         return batches

@@ -32,9 +32,11 @@ FIELD_NAME_BYTES_MAX: Final = 255
 FIELD_VALUE_BYTES_MAX: Final = 1024
 
 _QUOTE: Final = 40
+"""Characters of a value that a message shows."""
 _COMPARISONS: Final = ("<", ">", "!")
 _SIGNS: Final = ("=", *_COMPARISONS)
 _TEXT_KINDS: Final = ("prefix:", "regex:", "fields:", "any:", "[")
+"""Beginnings by which from_text() tells other kinds from a topic."""
 
 
 class PatternError(BrokerRefused, ValueError):
@@ -46,6 +48,7 @@ class PatternError(BrokerRefused, ValueError):
 
 
 def _bad(reason: str) -> PatternError:
+    """Return the error of a pattern that is not well formed."""
     return PatternError("bad_pattern", reason)
 
 
@@ -267,6 +270,7 @@ def validate(wire: object) -> Pattern:
     nodes = 0
     depth = 0
     level: Sequence[object] = (wire,)
+    """The patterns of one depth, checked together."""
     # Level by level, not by recursion: a hostile nesting must not reach Python's own limit.
     while level:
         depth += 1
@@ -321,7 +325,10 @@ def from_text(text: str) -> Pattern:
 
 
 def to_text(wire: object) -> str:
-    """Return the text that from_text reads back as this pattern; raises PatternError."""
+    """Return the text that from_text reads back as this pattern; raises PatternError.
+
+    JSON, where the short form would be read as another pattern.
+    """
     pattern = validate(wire)
     match pattern:
         case ["topic", str(text)] if not text.startswith(_TEXT_KINDS):
