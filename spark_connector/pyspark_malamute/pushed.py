@@ -27,8 +27,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from malamute_protocol.errors import ProtocolError
-from malamute_protocol.pattern import Pattern, to_text, validate
+from malamute_protocol.pattern import Pattern, PatternError, to_text, validate
 from pyspark_malamute.batch_reader import MalamuteReader
 from pyspark_malamute.options import EVER, SourceOptions
 
@@ -154,6 +153,6 @@ def _is_fine(pattern: Pattern) -> bool:
     """Whether a pattern is within the broker's bounds, so that a filter can be pushed."""
     try:
         validate(pattern)
-    except ProtocolError:
+    except PatternError:
         return False
     return True
