@@ -67,7 +67,7 @@ def _ranges(broker: Broker, options: SourceOptions) -> list[Range]:
 
 
 def _within(broker: Broker, options: SourceOptions, first: int, stop: int) -> tuple[int, int]:
-    """[first, stop) as far as the bounds of the query's filters leave it."""
+    """[first, stop) as far as the bounds of the query's filters leave it; empty: first is stop."""
     low, high = options.bounds.offsets
     first, stop = max(first, low), min(stop, high)
     since_ms, until_ms = options.bounds.append_ms

@@ -26,6 +26,7 @@ def count_records(spark: SparkSession, **options: Any) -> int:
     """
     from pyspark_malamute.pipelines.given import of_source
 
+    # One row for each range instead of the columns that were asked for.
     selecting = {name: text for name, text in of_source(options).items() if name not in _OF_COLUMNS}
     given = {**selecting, "columns": "records"}
     rows = spark.read.format("malamute").options(**given).load().collect()

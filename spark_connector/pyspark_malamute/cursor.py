@@ -54,7 +54,10 @@ class QueryCursor:
             self._at.update(moved)
 
     def _known(self, name: str, at: StreamOffset) -> StreamOffset | None:
-        """Return where the cursor stands; None: not known, as of a stream that was made again."""
+        """Return where this process last saw the cursor of a stream; None: it never did.
+
+        at: a position in the stream of this name as it is now: one that was made again is another.
+        """
         known = self._at.get(name)
         return known if known is not None and known.stream == at.stream else None
 
@@ -99,4 +102,5 @@ class QueryCursor:
 
 
 def _position(at: StreamOffset) -> Position:
+    """Return a position of a checkpoint as the client takes it."""
     return Position(bytes.fromhex(at.stream), at.epoch, at.offset)

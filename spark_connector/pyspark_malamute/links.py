@@ -69,6 +69,7 @@ def link(options: LinkOptions, *, reached_broker: bool = False) -> SyncClient:
     key = _key(options)
     found = KEPT.get(key)
     if found is None:
+        # A broker that was reached before is waited for longer: it is away, not misspelt.
         reached = reached_broker or key in _REACHED
         patience_ms = options.broker_outage_ms if reached else 0
         with explained(options, "connect"):
@@ -81,9 +82,10 @@ def link(options: LinkOptions, *, reached_broker: bool = False) -> SyncClient:
 
 
 def open_link(options: LinkOptions, timeout_ms: int, *, reached: bool = False) -> SyncClient:
-    """A link of the caller's own. Raises MalamuteError, or SourceUnavailable.
+    """A link of the caller's own, by as many attempts as the time allows.
 
-    reached: wait for the broker whatever its absence looks like.
+    reached: wait for the broker whatever its absence looks like. Raises MalamuteError: the last
+    attempt failed. Raises SourceUnavailable: further ones would fail, too.
     """
     credential: Plain | Curve | None = None
     if options.user:
@@ -166,7 +168,7 @@ class Broker:
                     return question(client)
                 except (Timeout, ConnectionLost) as error:
                     if isinstance(error, Timeout) and client.linked:
-                        raise
+                        raise  # The broker is there, and does not answer.
                     left_ms = int((until_s - monotonic()) * 1000)
                     if left_ms <= 0 or self._closed:
                         raise
@@ -176,9 +178,9 @@ class Broker:
                         options.side, _place(options), error, left_ms // 1000,
                     )  # fmt: skip
                     if isinstance(error, Timeout):
-                        client.opened(timeout_ms=left_ms)
+                        client.opened(timeout_ms=left_ms)  # The client makes its link anew.
                         continue
-            # The client is over, as opposed to its link.
+            # The client itself is over: the next time round makes another one.
             self._forget(client)
 
     def _opened(self) -> SyncClient:
@@ -192,6 +194,7 @@ class Broker:
             return self._client
 
     def _forget(self, client: SyncClient) -> None:
+        """Give up a client that is over, unless another thread has done so already."""
         with self._opening:
             if self._client is client:
                 self._client = None
@@ -219,6 +222,7 @@ class Broker:
             self._leave()
 
     def _leave(self) -> None:
+        """End this object's use of the process's link; the caller has the lock."""
         if self._uses:
             self._uses = False
             KEPT.release(_key(self._options))
@@ -226,7 +230,11 @@ class Broker:
 
 @contextlib.contextmanager
 def explained(options: LinkOptions, doing: str) -> Iterator[None]:
-    """Turn the client's errors into SourceUnavailable; doing: what was being tried."""
+    """Turn the client's errors within the body into SourceUnavailable, which says what to do.
+
+    doing: what was being tried, as a verb with its object. Raises StreamMissing: the broker has no
+    such stream.
+    """
     try:
         yield
     except BrokerRefused as error:
@@ -247,7 +255,10 @@ def explained(options: LinkOptions, doing: str) -> Iterator[None]:
 
 
 def _hopeless(code: str, options: LinkOptions) -> str:
-    """Return the error text for a link that will never come about, with the option to correct."""
+    """Return the error text for a link that will never come about, with the option to correct.
+
+    code: of _HOPELESS, as the client told the end of its attempts.
+    """
     where = _place(options)
     if code == "unknown_host":
         what = (
@@ -270,6 +281,7 @@ def _hopeless(code: str, options: LinkOptions) -> str:
 
 
 def _place(options: LinkOptions) -> str:
+    """Return the broker's addresses, for a message."""
     return ", ".join(options.endpoints)
 
 

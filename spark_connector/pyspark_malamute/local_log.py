@@ -56,10 +56,10 @@ class LocalLog:
         """Yield a range as record batches, as far as the files have it for certain.
 
         options: those for its stream. columns: collects the records, the last of which stay in it.
-        Returns the offset from which on the wire is to be asked.
+        Returns the offset from which on the broker is to be asked over the wire.
         """
         position = part.start
-        # What a bound of the stream removed, the files may still have.
+        # Before `first` the files may still have records that a bound of the stream has removed.
         if self._log is None or position < part.first:
             return position
         fault = self._fault(part)
@@ -92,7 +92,7 @@ class LocalLog:
                 except _TROUBLE as error:
                     self._tell(part.name, str(error))
                     return position
-                if batch is None:
+                if batch is None:  # The end of the range, whatever of it was selected.
                     return max(position, reading.position.next)
                 yield from taken(columns, batch)
                 position = max(position, reading.position.next)

@@ -54,8 +54,8 @@ class OneStream:
     def next_end(self, begin: StreamOffset, caps: Caps, target: int | None) -> StreamOffset | None:
         """The end of a batch from `begin`; None: nothing is to be read yet.
 
-        target: nothing at or beyond it is read. The broker is asked even when the target is
-        reached: the stream may have been recreated or rewound.
+        target: nothing at or beyond it is read; None: no bound. The broker is asked even when the
+        target is reached: the stream may have been recreated or rewound.
         """
         start = self._start(begin)
         plan = self._plan_batch(begin, start, caps, target)
@@ -77,6 +77,7 @@ class OneStream:
     def records_after(self, begin: StreamOffset, most: int) -> int:
         """How many selected records there are for a batch, counted up to `most`."""
         plan = self._plan_batch(begin, self._start(begin), Caps(most), None)
+        # The batch that goes back to where the log ends now is not held back.
         return most if plan.rewound else plan.records
 
     def is_still_at(self, begin: StreamOffset, stream: str, tail: int) -> bool:
@@ -86,7 +87,7 @@ class OneStream:
     def tasks(
         self, begin: StreamOffset, stop: StreamOffset, *, reached_broker: bool
     ) -> list[Range]:
-        """The tasks of a batch.
+        """The ranges that the tasks of a batch read.
 
         It is the batch that next_end() planned last, or after a restart one that the checkpoint
         knows of, which is planned anew.

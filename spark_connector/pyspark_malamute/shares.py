@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 
 def shares(most: int, wanted: Mapping[str, int]) -> dict[str, int]:
-    """The share of each stream that gets one.
+    """The share that each stream gets of a cap of a micro-batch, be it of records or of bytes.
 
     most: the cap; 0: there is none, and each share is 0. wanted: at least 1 each; what is left when
     all have it is spread over all, for they may have grown meanwhile.

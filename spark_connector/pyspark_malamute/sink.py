@@ -87,14 +87,15 @@ class MalamuteWriter(DataSourceArrowWriter):
 def commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
     """Publish the record of a batch whose tasks are done; a batch without rows has none.
 
-    Raises BatchChanged: more is published of the batch than its tasks tell of, or it was committed
-    with another number of rows.
+    The last act of a batch, in the driver. messages: what the tasks returned; None: of a task that
+    Spark knows nothing of. Raises BatchChanged: more is published of the batch than its tasks tell
+    of, or it was committed with another number of rows.
     """
-    told = [each for each in messages if isinstance(each, Written) and each.rows]
-    if not told:
+    reports = [each for each in messages if isinstance(each, Written) and each.rows]
+    if not reports:
         return
-    batch, rows = told[0].batch, sum(each.rows for each in told)
-    for each in told:
+    batch, rows = reports[0].batch, sum(each.rows for each in reports)
+    for each in reports:
         # A task found the whole batch published: an earlier driver committed it.
         if each.rows_committed is not None:
             _check_committed(batch, each.rows_committed, rows)
@@ -107,7 +108,8 @@ def commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None])
             if published.commit is not None:
                 _check_committed(batch, published.commit.rows, rows)
                 return
-            wanted = {(each.partition, chunk) for each in told for chunk in range(each.chunks)}
+            # An earlier run of the batch may have published chunks that its rows do not make now.
+            wanted = {(each.partition, chunk) for each in reports for chunk in range(each.chunks)}
             strangers = sorted(published.chunks.keys() - wanted)
             if strangers:
                 partition, chunk = strangers[0]
@@ -116,13 +118,14 @@ def commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None])
                     f"part before, and chunk {chunk} of partition {partition} is "
                     f"not among what its tasks have now. {REMEDY}"
                 )
-            streams = sorted({stream for each in told for stream in each.streams})
+            streams = sorted({stream for each in reports for stream in each.streams})
             record = CommitRecord(
                 batch.writer,
                 batch.number,
                 rows,
                 {stream: client.stream_info(stream).tail for stream in streams},
             )
+            # The broker takes a step with this key once, however often it is sent.
             key = f"{batch.writer}/{batch.number}/commit".encode()
             step = client.atomic(confirm="synced", key=key)
             content = encode([msgspec.json.encode(record)], subject=batch.commit)
@@ -169,6 +172,7 @@ def _check_committed(batch: BatchName, committed: int, rows: int) -> None:
 
 
 def _context() -> TaskContext:
+    """Return what Spark tells this task of itself."""
     context = TaskContext.get()
     assert context is not None, "a writer writes in a task"
     return context

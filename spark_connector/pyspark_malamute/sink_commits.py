@@ -107,9 +107,10 @@ class Published(NamedTuple):
 def read_published(
     client: SyncClient, options: SinkOptions, batch: BatchName, partition: int | None = None
 ) -> Published:
-    """Read what is published of a batch, of one partition or of all, and its commit.
+    """Read what is published of a batch, of one partition or of all (None), and its commit.
 
-    Raises what a subscription raises.
+    A task asks for its partition before it publishes, the driver for all before it commits. Raises
+    what a subscription raises.
     """
     pattern = prefix(f"{batch.subject}.")
     if partition is not None:
@@ -132,6 +133,6 @@ def read_published(
                     found = msgspec.json.decode(record.body, type=ChunkRecord)
                     chunks[found.partition, found.chunk] = found
     except BrokerRefused as error:
-        if error.code != "unknown_stream":
+        if error.code != "unknown_stream":  # No sink has written yet: nothing is published.
             raise
     return Published(commit, chunks)

@@ -152,6 +152,7 @@ def parse_sink_options(raw: Mapping[str, str], *, streaming: bool) -> SinkOption
     raw: as Spark gives them, keys in any case. Raises OptionError.
     """
     ours = {key: value for key, value in raw.items() if key.lower() not in _SPARKS}
+    # What the source alone knows would be told as unknown, with a misspelling as the likely cause.
     for key in ours:
         # TABLE itself names the remedy for what is unknown or stands in _ELSEWHERE.
         sources = SOURCE.by_key.get(key.lower())
@@ -182,7 +183,7 @@ def parse_sink_options(raw: Mapping[str, str], *, streaming: bool) -> SinkOption
 
 
 def columns_fault(columns: Mapping[str, str], options: SinkOptions) -> str:
-    """Say what is wrong with a frame's columns; "" when they can be written.
+    """Say what is wrong with a frame's columns, before it is written; "" when they can be.
 
     columns: name -> type, as Spark's simpleString has it.
     """

@@ -56,24 +56,24 @@ def write_partition(
     batches: pyarrow.RecordBatch, as PySpark hands them over. Raises UnwritableRows, BatchChanged,
     SourceUnavailable.
     """
-    are_whole = end_check(batches)
-    told = Written(batch, partition)
-    mine = options.named(f"spark-{batch.writer}-{partition}")
+    all_rows_came = end_check(batches)
+    report = Written(batch, partition)
+    mine = options.named(f"spark-{batch.writer}-{partition}")  # with this task's identity
     task = _Task(mine, batch, partition)
     try:
         with links.in_use(mine):
             for chunk in chunks(options, batches, task.rows_published, task.limits):
-                if chunk.last and not are_whole():
+                if chunk.last and not all_rows_came():
                     raise SourceUnavailable(
                         f"malamute sink: the rows of partition {partition} were cut off, for the "
                         "task that makes them failed. The last of them are not published; Spark's "
                         "log tells why it failed"
                     )
-                told.rows += chunk.rows.num_rows
+                report.rows += chunk.rows.num_rows
                 if task.published.commit is None:
-                    task.publish(chunk, told)
-                else:
-                    told.rows_committed = task.published.commit.rows
+                    task.publish(chunk, report)
+                else:  # The whole batch was published before: the driver compares the rows.
+                    report.rows_committed = task.published.commit.rows
             task.settle()
     except UnwritableRows as error:
         raise UnwritableRows(f"{error}; this is partition {partition}") from error
@@ -81,7 +81,7 @@ def write_partition(
         if not options.has_credential:
             # An identity that was asked for by name has one link: the next attempt's, elsewhere.
             links.drop(mine)
-    return told
+    return report
 
 
 class _Task:
@@ -96,6 +96,7 @@ class _Task:
 
     @functools.cached_property
     def _client(self) -> SyncClient:
+        """The link of this process, made at the first use."""
         return linked(self._options)
 
     @functools.cached_property
@@ -114,8 +115,12 @@ class _Task:
         assert welcome is not None, "what is published has been asked for"
         return limits_of(welcome)
 
-    def publish(self, chunk: Chunk, told: Written) -> None:
-        """Have a chunk published, once."""
+    def publish(self, chunk: Chunk, report: Written) -> None:
+        """Have a chunk published, once, and count it in the report; its confirm is not awaited.
+
+        Raises UnwritableRows: the broker takes no such batch. Raises BatchChanged: the chunk was
+        published before with other rows.
+        """
         found = contents(self._options, chunk)
         record = ChunkRecord(
             self._partition,
@@ -126,13 +131,13 @@ class _Task:
             chunk.last,
             [stream for stream, _ in found],
         )
-        told.chunks += 1
-        told.streams.update(record.streams)
+        report.chunks += 1
+        report.streams.update(record.streams)
         known = self.published.chunks.get((self._partition, chunk.number))
         if known is not None:
             known.check(record, self._batch)
             return
-        # Encoded while the chunk before was under way.
+        # Only now, since this chunk was encoded while the one before was under way.
         self.settle()
         key = f"{self._batch.writer}/{self._batch.number}/{self._partition}/{chunk.number}"
         commit = encode([msgspec.json.encode(record)], subject=self._batch.chunks(self._partition))
@@ -185,12 +190,13 @@ class _Task:
         return self._read().chunks.get((self._partition, record.chunk))
 
     def _read(self) -> Published:
+        """Read what of this partition is published now. Raises SourceUnavailable."""
         with links.explained(self._options, "read what is published"):
             return read_published(self._client, self._options, self._batch, self._partition)
 
 
 def linked(options: SinkOptions) -> SyncClient:
-    """This process's link. Raises MalamuteSourceError: the broker knows it by no name."""
+    """Return this process's link. Raises MalamuteSourceError: the broker gives it no identity."""
     client = links.link(options)
     if not client.identity:
         raise MalamuteSourceError(

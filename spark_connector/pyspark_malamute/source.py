@@ -28,11 +28,15 @@ class DefaultSource(DataSource):
         return "malamute"
 
     def schema(self) -> StructType:
-        """Columns; wrong options are refused here, at load(). Raises OptionError."""
+        """Columns; wrong options are refused here, at load(). Raises OptionError.
+
+        Of a typed stream the broker is asked for them. Raises MalamuteSourceError: a table of
+        Spark's catalog asks.
+        """
         from pyspark_malamute.options import parse_options, refuse_a_table
         from pyspark_malamute.schema import spark_schema
 
-        if self.options:
+        if self.options:  # Without any, parse_options() says which are missing.
             refuse_a_table(self.options)
         options = parse_options(self.options)
         if options.body_type == "typed":
@@ -42,7 +46,10 @@ class DefaultSource(DataSource):
         return spark_schema(options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """For spark.read."""
+        """Return what spark.read plans and reads with. Raises OptionError, MalamuteSourceError.
+
+        schema: as schema() gave it, or as the user did, which is refused where it differs.
+        """
         from pyspark_malamute.batch_reader import MalamuteReader
         from pyspark_malamute.options import parse_options, refuse_a_table, refuse_options_of
         from pyspark_malamute.schema import check_schema
@@ -58,7 +65,7 @@ class DefaultSource(DataSource):
         return MalamuteReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        """For spark.readStream."""
+        """Return what spark.readStream plans and reads with. Raises as reader()."""
         from pyspark_malamute.options import parse_options, refuse_options_of
         from pyspark_malamute.schema import check_schema
         from pyspark_malamute.stream_reader import MalamuteStreamReader

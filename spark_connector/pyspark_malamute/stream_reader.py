@@ -86,9 +86,11 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The tasks of that batch."""
 
     def __getstate__(self) -> dict[str, Any]:
+        """Return what an executor needs, which reads by the options and a task alone."""
         return {"options": self._options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        """Begin anew, as a reader in another process."""
         MalamuteStreamReader.__init__(self, state["options"])
 
     # --- offsets -------------------------------------------------------------------------
@@ -128,6 +130,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = read_offsets(start, self._options)
         self._idle.begin(begin)
         end = self._next_end(begin, limit)
+        # A query with targets ends when nothing is left, and does not wait for more.
         while end is None and self._targets is None and self._idle.pause():
             end = self._next_end(begin, limit)
         self._idle.end(None if end else begin)
@@ -147,7 +150,10 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _next_end(
         self, begin: Mapping[str, StreamOffset], limit: ReadLimit
     ) -> dict[str, StreamOffset] | None:
-        """The end of a batch from `begin`; None: nothing is to be read yet."""
+        """The end of a batch from `begin`, by streams' names; None: nothing is to be read yet.
+
+        limit: Spark's cap for this batch.
+        """
         lag: dict[str, Lag] = {}
         if self._options.stream:
             begin = {self._options.stream: begin[self._options.stream]}
@@ -175,7 +181,10 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _ends(
         self, begin: Mapping[str, StreamOffset], caps: Mapping[str, Caps]
     ) -> dict[str, StreamOffset]:
-        """Where a batch ends in the streams that have something for it."""
+        """Where a batch ends in the streams that have something for it.
+
+        caps: the most that it may have of each stream that is asked about.
+        """
 
         def next_end(name: str) -> StreamOffset | None:
             target = None if self._targets is None else self._targets.get(name, 0)
@@ -210,7 +219,11 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _holds_back(
         self, begin: Mapping[str, StreamOffset], lag: Mapping[str, Lag], limit: ReadLimit
     ) -> bool:
-        """Whether there are too few records yet; the first batch of a run is made at once."""
+        """Whether a batch waits, since minRecordsPerTrigger are not there yet.
+
+        It does not where it is the first one of this process, where maxTriggerDelay is over, or
+        where the query is to end with what there is. limit: Spark's cap for this batch.
+        """
         least = self._options.min_rows_per_trigger
         # Spark asks for all there is where a query is to end with that.
         lifted = isinstance(limit, ReadAllAvailable) and self.getDefaultReadLimit() != limit
@@ -232,7 +245,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             records_max = limit.max_rows
         elif isinstance(limit, ReadMaxBytes):
             bytes_max = limit.max_bytes
-        else:
+        else:  # All there is, or at least so many records: no cap.
             bytes_max = 0
         names = list(lag)
         # Small caps are spent on the first streams: each batch begins with another one.
@@ -255,7 +268,8 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not plans:
             return None
         tails: dict[str, StreamOffset] = {}
-        behind, spare = 0, []  # spare: records by which each stream is ahead of its retention
+        # spare: of each stream, the records that retention may take before it takes unread ones.
+        behind, spare = 0, []
         for name, at in self._at.items():
             plan = plans.get(name)
             tail = max(self._tails.get(name, 0), plan.tail if plan else 0, at.offset)
@@ -330,6 +344,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._broker.close()
 
     def _asked(self) -> Broker:
+        """Return the broker to ask; before the first question, see to a goodbye at the end."""
         if not self._broker.asked:
             _unwind_when_terminated()
         return self._broker
@@ -345,16 +360,18 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found = self._streams.get(name)
         if found is None:
             made = OneStream(self._asked(), self._options.of(name))
-            found = self._streams.setdefault(name, made)
+            found = self._streams.setdefault(name, made)  # Threads of together() may both make one.
         return found
 
 
 def _lag(facts: StreamFacts, records: int) -> Lag:
+    """Return the lag of a stream that has about so many records for a batch."""
     average = facts.bytes // max(1, facts.records)
     return Lag(max(1, records), max(1, records * average))
 
 
 def _offset_of(spot: Spot) -> StreamOffset:
+    """Return a place that was asked for as a position of a checkpoint."""
     return StreamOffset(spot.stream, spot.epoch, spot.offset)
 
 

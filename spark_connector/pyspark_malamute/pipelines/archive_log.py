@@ -87,6 +87,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     whole: bool = False
     """Whether the entry has all that older ones say; `removed` belongs to it."""
     removed: dict[str, int] = {}
+    """As of State."""
 
 
 class State(msgspec.Struct):
@@ -119,7 +120,7 @@ class State(msgspec.Struct):
         """
         ends = self.reached
         for gap in self.gaps:
-            if not gap.end:
+            if not gap.end:  # The stream was removed, archived up to here.
                 ends[gap.stream] = max(ends.get(gap.stream, 0), gap.first)
         return ends
 
@@ -141,7 +142,8 @@ class LogFolder(ReadableFolder, Protocol):
 def applied(state: State | None, entry: Entry) -> State:
     """The state after an entry. Raises ArchiveError: the entries do not follow each other.
 
-    An entry that is `whole` begins anew: it has all that the entries before it say.
+    state: before the entry; None: there is none, and the entry is the log's first or `whole`. An
+    entry that is `whole` begins anew: it has all that the entries before it say.
     """
     if state is None or entry.whole:
         if entry.settings is None:
@@ -199,6 +201,7 @@ class ArchiveLog:
             after = applied(state, entry)
             if state is not None and entry.version % _WHOLE_EVERY == 0:
                 entry = self._whole(after)
+            # False where another writer has this version: all of it is made anew then.
             if self._folder.create(_name(entry.version), msgspec.json.encode(entry)):
                 return after
 
@@ -208,7 +211,10 @@ class ArchiveLog:
         return Entry(version, self._clock_ms(), **change)
 
     def tidy(self) -> None:
-        """Remove entries that no reader needs: those before the last whole one but one."""
+        """Remove entries that no reader needs: those before the last whole one but one.
+
+        A reader that has just listed the entries may still go by the whole one before the last.
+        """
         whole = [each for each in _versions(self._folder) if each and each % _WHOLE_EVERY == 0]
         if len(whole) < 2:
             return
@@ -232,7 +238,7 @@ def _versions(folder: ReadableFolder) -> list[int]:
     return sorted(
         int(name.removesuffix(".json"))
         for name in names
-        if name.endswith(".json") and name[0] != "."
+        if name.endswith(".json") and name[0] != "."  # Drafts, and what file systems add.
     )
 
 
@@ -251,4 +257,5 @@ def _entry(folder: ReadableFolder, version: int) -> Entry:
 
 
 def _name(version: int) -> str:
+    """Return the name of an entry's file; in the order of names, entries follow each other."""
     return f"{_LOG}/{version:012d}.json"

@@ -63,7 +63,10 @@ class Folder:
         return found
 
     def create(self, name: str, content: bytes) -> bool:
-        """Create a file; False: there is one of this name."""
+        """Create a file; False: there is one of this name.
+
+        It is written under another name first, so that it is there whole or not at all.
+        """
         draft = self._place(f"{name}.{uuid.uuid4().hex}.draft")
         stream = self._files.create(draft, False)
         try:
@@ -80,6 +83,7 @@ class Folder:
         self._files.delete(self._place(name), True)
 
     def _place(self, name: str) -> Any:
+        """Return Hadoop's path of a file in the directory; "": of the directory."""
         return self._jvm.org.apache.hadoop.fs.Path(self._root, name) if name else self._root
 
     def _renamed(self, draft: Any, place: Any) -> bool:
@@ -104,14 +108,17 @@ def scheme_of(place: Any) -> str:
 
 
 def _given_name(draft: str, place: str) -> bool:
-    """Sync a file of this machine and give it its name; False: another file has the name."""
+    """Sync a file of this machine and give it its name as well; False: another file has the name.
+
+    draft, place: paths of the two names; the caller removes the first.
+    """
     file = os.open(draft, os.O_RDONLY)
     try:
         os.fsync(file)
     finally:
         os.close(file)
     try:
-        os.link(draft, place)
+        os.link(draft, place)  # Unlike a rename, a link never takes the place of a file.
     except FileExistsError:
         return False
     with contextlib.suppress(OSError):  # The file system syncs no directories.

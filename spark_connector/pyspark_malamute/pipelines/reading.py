@@ -54,7 +54,7 @@ def history(spark: SparkSession, path: str, **options: Any) -> DataFrame:
     if state.settings.columns:
         given["columns"] = state.settings.columns
     found = _check_seam(folder, state, parse_options(given))
-    if state.position:
+    if state.position:  # The log is read from where the archive ends.
         given["startingOffsets"] = json.dumps(
             {name: offset for name, offset in state.reached.items() if name in found}
         )
@@ -76,10 +76,11 @@ def opened(spark: SparkSession, path: str) -> tuple[Folder, State]:
 
 
 def rows_of(spark: SparkSession, folder: Folder, state: State, paths: list[str]) -> DataFrame:
-    """The records of some files of an archive."""
+    """The records of some files of an archive; paths: from its directory."""
     schema = _schema(state.settings)
     if not paths:
         return spark.createDataFrame([], schema)
+    # Spark takes `batch`, the first directory of a path, for a column, too.
     found = (
         spark.read.schema(StructType([*schema, StructField("batch", StringType())]))
         .option("basePath", folder.uri)
@@ -106,7 +107,7 @@ def _escaped(path: str) -> str:
 
 
 def _check_seam(folder: Folder, state: State, options: SourceOptions) -> Set[str]:
-    """Return the names of the streams that there are, each of which goes on from the archive.
+    """Check that the log goes on where the archive ends; return the names of the streams there are.
 
     Raises DataLoss or CheckpointMismatch where one does not.
     """

@@ -34,9 +34,11 @@ STEP_ROWS: Final = 500_000
 PACED_ROWS: Final = 50_000
 """Rows of a step, about; those of a paced one are held in the driver."""
 _BUCKETS: Final = 100_000
+"""Buckets of equal time in which _steps() counts records, at most."""
 TICK_MS: Final = 100
 """Records of a paced replay that are due within this time are published together."""
 _EVER: Final = 1 << 53
+"""Time after all others, in milliseconds."""
 _ORDER: Final = ("at_ms", "stream", "offset", "appended_ms", "date")
 """Columns by which rows are found and put in order, which are not published."""
 
@@ -73,7 +75,7 @@ class Plan(msgspec.Struct, frozen=True):
     version no stream has any."""
 
     def has(self) -> Column:
-        """Whether a row was archived when the replay was begun."""
+        """Whether a row was archived when the replay was begun: a column for a condition."""
         found = sf.lit(False)
         for stream, offset in self.reached.items():
             bounds = self.bounds.get(stream, []) if self.bounds else [Bound(offset, _EVER)]
@@ -164,7 +166,10 @@ class _Run:
         self._late_ms = 0
 
     def go(self, pace: float | None) -> Replayed:
-        """Publish the steps that are not published yet."""
+        """Publish the steps that are not published yet.
+
+        pace: factor of the original pace; None: as fast as possible.
+        """
         done = self._done()
         if done < len(self._plan.steps):
             self._first_ms = self._plan.steps[done].begin_ms
@@ -181,7 +186,11 @@ class _Run:
         return progress
 
     def _done(self) -> int:
-        """How many steps are published: they are in order, each with a commit."""
+        """Return how many steps are published, by the broker's stream of commits.
+
+        Steps are published in order, each as a batch of the sink with its number, so that the
+        greatest number tells. Raises SourceUnavailable.
+        """
         mine = self._options.named(f"spark-{self._options.sink_id}-replay")
         try:
             with links.explained(mine, "read what is published"):
@@ -195,7 +204,7 @@ class _Run:
                     found = (msgspec.json.decode(each.body, type=CommitRecord) for each in reading)
                     return max((record.batch + 1 for record in found), default=0)
         finally:
-            links.drop(mine)
+            links.drop(mine)  # Its identity is of no use to the tasks.
 
     def _progress(self, done: int) -> Replayed:
         """Return how far the replay is. done: steps that were published."""
@@ -208,24 +217,28 @@ class _Run:
 
     def _step(self, number: int) -> DataFrame:
         """The rows of a step in their order, in one partition."""
-        begin, end, _ = self._plan.steps[number]
+        begin_ms, end_ms, _ = self._plan.steps[number]
         found = self._rows.where(
-            (sf.col("at_ms") >= begin) & (sf.col("at_ms") < end) & self._plan.has()
+            (sf.col("at_ms") >= begin_ms) & (sf.col("at_ms") < end_ms) & self._plan.has()
         )
         if "date" in found.columns:
             # Spark leaves out the files of other days.
-            days = [day(sf.timestamp_millis(sf.lit(at))) for at in (begin, end - 1)]
+            days = [day(sf.timestamp_millis(sf.lit(at))) for at in (begin_ms, end_ms - 1)]
             found = found.where(sf.col("date").between(*days))
         # Two streams that had one name may have records of the same time and offset.
         return found.repartition(1).sortWithinPartitions("at_ms", "stream", "offset", "appended_ms")
 
     def _publish(self, number: int) -> None:
+        """Publish a step at once: Spark's tasks write it, as one batch of the sink."""
         frame = self._step(number).drop(*_ORDER)
         writer = frame.write.format("malamute").mode("append")
         writer.options(**self._given, batchId=str(number)).save()
 
     def _publish_paced(self, number: int, pace: float) -> None:
-        """Publish the records of a step when they are due, from this process."""
+        """Publish the records of a step when they are due, from this process.
+
+        The sink gets each tick as a partition of the step's batch.
+        """
         batch = BatchName(self._options.sink_id, number)
         messages: list[Written] = []
         for partition, (at_ms, rows) in enumerate(_ticks(self._step(number), self._plan.tick_ms)):
@@ -259,7 +272,10 @@ def _ticks(frame: DataFrame, tick_ms: int) -> Iterator[tuple[int, list[Any]]]:
 
 
 def _rows(frame: DataFrame, state: State, by: str) -> DataFrame:
-    """The archive's rows as the sink takes them, and the time by which they are in order."""
+    """The archive's rows as the sink takes them, with the columns of _ORDER. Raises ArchiveError.
+
+    by: append_time or client_time, the time by which they are in order.
+    """
     if "body" not in frame.columns or frame.schema["body"].dataType.typeName() != "binary":
         raise ArchiveError(
             "the archive has no bodies of one blob each, and the sink writes no others: an archive "
@@ -284,7 +300,11 @@ def _rows(frame: DataFrame, state: State, by: str) -> DataFrame:
 def _planned(
     folder: Folder, state: State, rows: DataFrame, name: str, settings: dict[str, Any], tick_ms: int
 ) -> Plan:  # fmt: skip
-    """The plan of a replay, as it was begun or as it begins now. Raises ArchiveError."""
+    """The plan of a replay, as it was begun or as it begins now.
+
+    rows: of _rows(). tick_ms: 0 of a replay that is not paced. Raises ArchiveError: it was begun
+    with other settings.
+    """
     file = f"_replays/{name}.json"
     try:
         plan = msgspec.json.decode(folder.read(file), type=Plan)
@@ -306,9 +326,10 @@ def _planned(
 
 
 def _bounds(rows: DataFrame, state: State) -> dict[str, list[Bound]]:
-    """Bounds of each stream's rows: of the stream that is there, and of those that it had before.
+    """Bounds of each stream's rows: of the present stream, and of former ones of the same name.
 
-    The latter matter where they had more records than the former has by now.
+    A former stream needs a bound of its own where it had more records than the present one has by
+    now: rows at or beyond the present end can only be a former one's.
     """
     reached = sf.lit(0)
     for stream, offset in state.reached.items():
@@ -318,17 +339,18 @@ def _bounds(rows: DataFrame, state: State) -> dict[str, list[Bound]]:
         sf.max(at).alias("all"), sf.max(sf.when(sf.col("offset") >= reached, at)).alias("former")
     )
     found: dict[str, list[Bound]] = {}
-    for stream, of_all, of_former in latest.collect():
-        found[stream] = [Bound(state.reached.get(stream, 0), of_all)]
-        if of_former is not None:
-            found[stream].append(Bound(state.ends[stream], of_former))
+    for stream, newest_ms, newest_former_ms in latest.collect():
+        found[stream] = [Bound(state.reached.get(stream, 0), newest_ms)]
+        if newest_former_ms is not None:
+            found[stream].append(Bound(state.ends[stream], newest_former_ms))
     return found
 
 
 def _steps(rows: DataFrame, settings: Mapping[str, Any], most: int) -> list[PlannedStep]:
     """Ranges of time that have about `most` records each.
 
-    Records are counted in buckets of equal time, and buckets put together up to `most`.
+    Records are counted in buckets of equal time, and buckets put together up to `most`. settings:
+    of the plan, with the bounds of the replay's time.
     """
     begin = -_EVER if settings["start_ms"] is None else settings["start_ms"]
     end = _EVER if settings["end_ms"] is None else settings["end_ms"]
@@ -336,7 +358,7 @@ def _steps(rows: DataFrame, settings: Mapping[str, Any], most: int) -> list[Plan
     bounds = chosen.agg(sf.min("at_ms").alias("least"), sf.max("at_ms").alias("most")).first()
     if bounds is None or bounds.least is None:
         return []
-    width = max(1000, (bounds.most - bounds.least) // _BUCKETS + 1)
+    width = max(1000, (bounds.most - bounds.least) // _BUCKETS + 1)  # of a bucket, in milliseconds
     counted = chosen.groupBy(sf.floor((sf.col("at_ms") - bounds.least) / width).alias("bucket"))
     steps: list[PlannedStep] = []
     for bucket, count in sorted((row[0], row[1]) for row in counted.count().collect()):

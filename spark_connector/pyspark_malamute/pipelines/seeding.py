@@ -15,10 +15,14 @@ from typing import Any
 
 _OFFSETS = '{"batchWatermarkMs":0,"batchTimestampMs":0,"conf":{}}'
 _COMMIT = '{"nextBatchWatermarkMs":0}'
+"""What Spark's files of a batch say beside the source's offset, of a query without state."""
 
 
 def seed(checkpoint: Path, position: dict[str, Any]) -> None:
-    """Write the checkpoint of a query that has done its first batch up to a position."""
+    """Write the checkpoint of a query that has done its first batch up to a position.
+
+    A query that is started with it goes on after the position.
+    """
     for folder in ("offsets", "commits"):
         (checkpoint / folder).mkdir(parents=True)
     (checkpoint / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
