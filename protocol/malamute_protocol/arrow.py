@@ -78,6 +78,7 @@ def arrow_schema(*, lists: bool = False, decode: bool = False) -> pa.Schema:
     """
 
     def column(kind: Any) -> Any:
+        """Return the type of a column whose values rows share."""
         return kind if decode else _arrow.dictionary(_arrow.int32(), kind)
 
     schema: pa.Schema = _arrow.schema(
@@ -217,7 +218,7 @@ def _with_header(schema: Any, header: Sequence[str], *, decode: bool) -> Any:
 
 
 def schema_of(schemas: Schemas, number: int) -> Any:
-    """Return a version of a stream's schema. Raises BatchError: there is none with this id."""
+    """Return a version of a stream's schema, parsed once. Raises BatchError: none has this id."""
     found = schemas.arrow.get(number)
     if found is None:
         message = schemas.versions.get(number)
@@ -228,7 +229,7 @@ def schema_of(schemas: Schemas, number: int) -> Any:
 
 
 def parse_schema(message: bytes) -> pa.Schema:
-    """Return the schema of an encapsulated message. Raises BatchError."""
+    """Return the schema of an encapsulated Arrow message. Raises BatchError: it is none."""
     try:
         return pa.ipc.read_schema(_arrow.py_buffer(message))
     except BROKEN as error:
@@ -494,7 +495,7 @@ def _binary(offsets: Array, blob: Any) -> Any:
 
 @lru_cache(maxsize=_KEPT_COLUMNS)
 def _nulls(count: int, kind: Any) -> Any:
-    """A column without a value, which all batches of so many records share."""
+    """Return a column of nulls, which all batches of so many records share."""
     return _arrow.nulls(count, kind)
 
 
@@ -518,7 +519,7 @@ def _no_properties(count: int) -> Any:
 
 @lru_cache(maxsize=_KEPT_COLUMNS)
 def _firsts(count: int) -> Any:
-    """Indices of the first entry, which all batches of so many records share."""
+    """Return indices of the first entry, which all batches of so many records share."""
     return _arrow.array(np.zeros(count, np.int32))
 
 

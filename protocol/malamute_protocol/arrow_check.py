@@ -105,7 +105,7 @@ def _nulls(column: Any) -> Any:
 
 
 def _requires(kind: Any) -> bool:
-    """Whether a column within a type is not nullable."""
+    """Whether some column within a type, however deep, is not nullable."""
     fields = [kind.field(place) for place in range(kind.num_fields)]
     return any(not field.nullable or _requires(field.type) for field in fields)
 

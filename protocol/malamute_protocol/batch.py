@@ -117,7 +117,10 @@ class Batch:
         """MessagePack bytes that `_parsed` was made of."""
 
     def with_rows(self, rows: Array) -> Batch:
-        """Return the batch with these rows, a boolean mask, as those that were delivered."""
+        """Return the batch with these rows, a boolean mask, as those that were delivered.
+
+        A client gives a caller part of a batch so.
+        """
         batch = Batch(self.stamp, self.content, rows)
         if self.schemas is not None:
             batch.schemas = self.schemas
@@ -279,7 +282,7 @@ class Batch:
         return self._base + (row if deltas is None else deltas[row])
 
     def append_time_of(self, row: int) -> int:
-        """Return the append time of a row."""
+        """Return the time in milliseconds when a row was appended."""
         times = self._append_times
         return self.stamp.append_time_ms if times is None else times[row]
 
@@ -313,7 +316,7 @@ class Batch:
         return maps[code] if code >= 0 else _NO_FIELDS
 
     def parts_of(self, row: int) -> list[bytes]:
-        """Return the blobs of a row."""
+        """Return the blobs of a row: the body, or of a list its parts."""
         bodies = self._bodies
         if bodies.parts is None:
             return [self.body_of(row)]
@@ -483,7 +486,7 @@ def iter_batches(
                 stamp = Stamp.unpack(view, position, verify=verify)
                 position += stamp.stamp_bytes
                 if position == end:
-                    break
+                    break  # Its content is the next frame.
             size = stamp.size - stamp.stamp_bytes
             if position + size > end:
                 raise BatchError("bad_batch", "a content crosses the end of its frame", position)

@@ -240,12 +240,15 @@ class Content:
         return self._reading
 
     def adopt(self, reading: TableReading) -> None:
-        """Take over the reading of an equal content's header table, as far as it has come."""
+        """Take over the reading of an equal content's header table, as far as it has come.
+
+        Readers of one batch share it so, each of whom got the batch from the journal by itself.
+        """
         if self._table is None:
             self._reading = reading
 
     def share(self, table: HeaderTable) -> None:
-        """Use the header table of an equal content."""
+        """Use the header table of an equal content, which was read already."""
         self._table = table
         self._reading = None
 
@@ -268,7 +271,7 @@ class Content:
             yield
             yield from table.make_headers(used)
             self._headers = table.headers(used), codes
-        self.headers()  # Sets what is not set yet: of parts made above, or of one lone header.
+        self.headers()  # Puts the parts together; a lone header has none, and is made here.
 
     @property
     def subject_codes(self) -> Array | None:
@@ -278,7 +281,7 @@ class Content:
 
     @property
     def field_codes(self) -> Array | None:
-        """Return int32[n] into table.fieldmaps, -1 for none; None: see `field_code`."""
+        """Return int32[n] into table.fieldmaps, -1 for none; None: 0 for all, if there is one."""
         position = self.sections.field_codes
         return None if position < 0 else self._array(I4, position, self.head.count)
 
@@ -322,7 +325,7 @@ class Content:
         row_fields = 0 if fields is None else fields
         row_subjects = 0 if subjects is None else subjects.astype(np.int64)
         pairs = np.asarray(row_subjects * wide + row_fields + 1, dtype=np.int64)
-        span = len(table.keys) * wide
+        span = len(table.keys) * wide  # pairs that there could be
         if span <= 1 << 20:
             # Marking and counting is linear; np.unique sorts (3 ms for 65,536 rows).
             present = np.zeros(span, np.bool_)
@@ -413,7 +416,7 @@ class Content:
             maps = split_maps(bytes(stored), limits.batch_records_max)
             if codes is not None and len(codes) and int(codes.max()) >= len(maps):
                 raise BatchError("bad_batch", "a property code is out of range", position)
-        else:
+        else:  # PROPERTIES_COLUMN
             assert column is not None
             blob = bytes(stored)
             maps = [blob[i:j] for i, j in pairwise(column.tolist())]
@@ -684,5 +687,5 @@ class Content:
 
 
 def _never() -> bool:
-    """Have TableReading.run() stop after one step."""
+    """Answer TableReading.run() so that it stops after one step."""
     return False

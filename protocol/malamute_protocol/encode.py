@@ -500,8 +500,10 @@ def _size(piece: Any) -> int:
 
 
 def _over(what: str, row: int, size: int, limits: Limits) -> str:
+    """Say that a body is larger than a record may be; what: as of _join()."""
     return f"{what} {row} has {size} bytes, at most {limits.record_bytes_max}; send it in chunks"
 
 
 def _over_batch(size: int, limits: Limits) -> str:
+    """Say that a batch would have more bytes than it may."""
     return f"a batch of {size} bytes, at most {limits.batch_bytes_max}; send smaller batches"

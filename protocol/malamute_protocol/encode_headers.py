@@ -105,7 +105,7 @@ def subjects_of(count: int, options: Options) -> tuple[tuple[bytes, int], Array 
             table = list(options["subject_table"])
             if not table:
                 raise LocalProtocolError("bad_batch", "a subject table without an entry")
-            codes = _codes(count, options.get("subject_codes"), len(table), 0, "subject")
+            codes = _codes(count, options.get("subject_codes"), len(table), least=0, what="subject")
         else:
             subject = options.get("subject")
             if subject is None:
@@ -162,7 +162,7 @@ def _fieldmaps(count: int, options: Options) -> tuple[tuple[bytes, int], Array |
     """Do the work of fieldmaps_of(). Raises TypeError and ValueError for wrong types."""
     if "field_table" in options:
         table = list(options["field_table"])
-        codes = _codes(count, options.get("field_codes"), len(table), -1, "field")
+        codes = _codes(count, options.get("field_codes"), len(table), least=-1, what="field")
         if not table:
             return (b"", 0), None
         return (pack_fieldmaps(table), len(table)), codes
@@ -193,7 +193,7 @@ def _fieldmaps(count: int, options: Options) -> tuple[tuple[bytes, int], Array |
     return (packed, len(places)), codes
 
 
-def _codes(count: int, codes: Any, entries: int, least: int, what: str) -> Array | None:
+def _codes(count: int, codes: Any, entries: int, *, least: int, what: str) -> Array | None:
     """Return a caller's codes as a column, checked. Raises LocalProtocolError.
 
     entries: how many the table has. least: the lowest code that is allowed. what: `subject` or

@@ -140,7 +140,10 @@ def copy_whole(content: Content) -> bytes:
 
 
 def _content_of(content: Content, chosen: Array, options: Options) -> bytes:
-    """Return a content of some rows. options: all but headers, client times and properties."""
+    """Return a content of the rows of these numbers.
+
+    options: of the encoder, all but headers, client times and properties, which are added here.
+    """
     _headers(content, chosen, options)
     times = content.client_times
     if times is not None:
@@ -175,6 +178,7 @@ class Scatter:
         """Return (stamp, content) of each selection: its rows, ascending, at least one."""
         contents = [self._content_of(rows) for rows in selections]
         stamp = self._stamp
+        # The fields of the batch's stamp in their order, but those that tell of the content.
         stamps = pack_stamps(
             (
                 stamp.flags | DERIVED, stamp.lsn, stamp.bundle_lsn, stamp.synced_lsn, stamp.epoch,

@@ -77,7 +77,7 @@ def check_command(command: Command, limits: Limits = DEFAULT_LIMITS) -> Command:
     except Exception as error:  # Any error that the value of a field raises.
         fault = f"{name}: {_unencodable(command)}: {error}"
         raise LocalProtocolError("malformed", fault) from error
-    if len(data) >= limits.command_frame_bytes_max:
+    if len(data) >= limits.command_frame_bytes_max:  # The array around it takes a byte, too.
         fault = f"{name}: {len(data)} bytes, at most {limits.command_frame_bytes_max - 1}"
         raise LocalProtocolError("too_large", fault)
     try:
@@ -250,12 +250,15 @@ def _map_items(value: dict[Any, Any], place: int, command: Command, name: str) -
 
 
 def _code(reason: str) -> str:
-    """Return the code for what msgspec found: a length over its limit, else the grammar."""
+    """Return the error's code for what msgspec found: a length over its limit, or the grammar."""
     return "too_large" if OVER_LENGTH in reason else "malformed"
 
 
 def _explain(frame: Any, error: Exception) -> str:
-    """Say what is wrong in a frame 0 that did not decode; only errors pay for this look."""
+    """Say what is wrong in a frame 0 that did not decode, by decoding it piece by piece.
+
+    Only errors pay for this look.
+    """
     if isinstance(error, RecursionError):
         return "the command frame nests too deep"
     try:
@@ -279,7 +282,7 @@ def _explain(frame: Any, error: Exception) -> str:
 
 
 def _name_fields(command: type[Command], reason: Exception) -> str:
-    """Name the field in msgspec's message, which counts places, the command's number first."""
+    """Return the text of msgspec's error with fields named, which it counts, `$[0]` the number."""
     text = str(reason)
     for place, name in enumerate(command.__struct_fields__, 1):
         text = text.replace(f"`$[{place}]", f"`{name.rstrip('_')}")

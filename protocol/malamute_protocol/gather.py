@@ -91,7 +91,7 @@ class Gathering:
         return not rows or (epoch == self._epoch and offset - rows[0].offset < _OFFSETS_MAX)
 
     def add(self, rows: Sequence[Row], epoch: int, lsn: int) -> None:
-        """Take rows of one epoch; lsn: of the first one's batch."""
+        """Take in rows of one epoch, after those so far; lsn: of the first one's batch."""
         if not self._rows:
             self._epoch, self._lsn = epoch, lsn
             self.bytes = _BYTES_A_BATCH
@@ -111,7 +111,7 @@ class Gathering:
         return set(distinct.values()).difference(self._headers)
 
     def take(self) -> Gathered | None:
-        """Take the batch of the rows gathered so far; None: there are none."""
+        """Return the batch of the rows gathered so far, and begin anew; None: there are none."""
         rows = self._rows
         if not rows:
             return None
@@ -261,7 +261,7 @@ class SharedGathering:
         self.rows = 0
 
     def takes(self, stamp: Stamp, content: Content) -> bool:
-        """Whether a batch may join the others, which are of one epoch."""
+        """Whether a batch may join the others: it is gatherable, and of their epoch."""
         if not gatherable(content) or self._blob_bytes + stamp.size > _BLOB_BYTES_MAX:
             return False
         if not self.rows:
@@ -302,6 +302,7 @@ class SharedGathering:
 
         rows: places among all rows here, ascending for each reader, which has one at least.
         """
+        # Columns of all batches as one, of which the rows are taken, reader after reader.
         offsets = np.concatenate(self._offsets)[rows]
         appended = np.repeat(np.array(self._times, np.int64), self._counts)[rows]
         codes = np.concatenate(self._codes)[rows]
@@ -326,7 +327,7 @@ class SharedGathering:
         deltas = (offsets - np.repeat(offsets[firsts], counts)).astype("<u4")
         contents: list[bytes] = []
         for first, end, same in zip(firsts.tolist(), ends.tolist(), uniform.tolist(), strict=True):
-            widths = bounds[first : end + 1] - bounds[first]
+            own_bounds = bounds[first : end + 1] - bounds[first]
             body = blob[int(bounds[first]) : int(bounds[end])]
             header = self._headers[int(codes[first])]
             if same and not header.fields and client_times is None:
@@ -338,17 +339,18 @@ class SharedGathering:
                         pack_subjects((header.keys,)),
                         deltas[first:end].tobytes(),
                         appended[first:end].tobytes(),
-                        (widths.tobytes(), body),
+                        (own_bounds.tobytes(), body),
                     )
                 )
                 continue
             headers = [self._headers[code] for code in codes[first:end].tolist()]
             times = np.full(1, NO_TIME) if client_times is None else client_times[first:end]
             options = _options(headers, deltas[first:end], appended[first:end], times)
-            contents.append(_assemble(end - first, BLOB, 0, [widths, bytes(body)], options))
+            contents.append(_assemble(end - first, BLOB, 0, [own_bounds, bytes(body)], options))
         bases, lasts = offsets[firsts].tolist(), offsets[ends - 1].tolist()
         # The batch of a reader's first row is the first that ends after it.
         lsns = np.array(self._lsns)[np.searchsorted(self._ends, rows[firsts], "right")].tolist()
+        # Fields of a stamp in their order, as in gather_rows().
         stamps = pack_stamps(
             (
                 DERIVED, lsn, lsn, 0, self._epoch, base, time, self._stream, 0,

@@ -91,7 +91,7 @@ class Outline:
         self.leads: list[set[tuple[str, ...]]] = [set()] * LEAD_PARTS_MAX
         """Sets of the subjects cut after one part between dots, after two parts, and so on: an
         index tells by them which topics a batch may have. Depths at which the sets have more than
-        LEADS_MAX keys are cut off. Depths at which every key is whole share one set."""
+        LEADS_MAX keys are left out. Depths at which every key is whole share one set."""
         self._parts = 1
         """Parts of the key that has most, as far as they are told apart."""
         self._counts = [0] * LEAD_PARTS_MAX
@@ -126,7 +126,7 @@ class Outline:
             yield
             if counts[depth - 1] > LEADS_MAX:
                 dropped = leads[depth - 1 :]
-                del leads[depth - 1 :], known
+                del leads[depth - 1 :], known  # `known` is one of them.
                 while dropped:
                     # To free eight such sets at once takes 15 ms.
                     some = dropped.pop()
@@ -141,7 +141,7 @@ class Outline:
                 return
 
     def add_fieldmaps(self, fieldmaps: list[dict[str, str]]) -> None:
-        """Note field maps."""
+        """Note field maps: all pairs for `items`, and names, until they are too many."""
         self.items += items_of(pair_text(*pair) for entry in fieldmaps for pair in entry.items())
         if self.names is not None:
             self.names.update(*fieldmaps)
@@ -236,7 +236,7 @@ class HeaderTable:
         return found
 
     def plain(self) -> tuple[Header, ...]:
-        """Return the headers of a table without field maps: one for each subject, in order."""
+        """Return the headers of a table without field maps, by code of the subject; made once."""
         if self._plain is None:
             self._plain = tuple(Header(keys) for keys in self.keys)
         return self._plain
@@ -552,7 +552,10 @@ def _members(data: _Bytes, at: int) -> tuple[int, int]:
 
 
 def _after_text(data: _Bytes, at: int) -> int:
-    """Return where a string ends that begins here; of anything else, where its first byte ends."""
+    """Return where a text ends that begins here; of anything else, where its first byte ends.
+
+    A decoder refuses the latter when it gets the portion.
+    """
     kind = data[at]
     if kind & 0xE0 == 0xA0:  # The length is within the first byte.
         return at + 1 + (kind & 0x1F)
@@ -590,7 +593,7 @@ def _leading(key: str, depth: int) -> str:
 
 
 def _always() -> bool:
-    """Have TableReading.run() read to the end."""
+    """Answer TableReading.run() so that it reads to the end."""
     return True
 
 

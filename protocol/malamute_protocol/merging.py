@@ -51,6 +51,7 @@ class _Run:
     """Small batches that follow each other, gathered so far."""
 
     def __init__(self) -> None:
+        """Begin without a batch; the first one says which stream it is."""
         self._batches: list[Batch] = []
         self._gathering = SharedGathering(0)
         self._firsts: list[int] = []
@@ -70,7 +71,7 @@ class _Run:
         )
 
     def add(self, batch: Batch) -> None:
-        """Gather a batch. Raises BatchError."""
+        """Gather a batch that takes() allows. Raises BatchError: a code has no entry."""
         if not self._batches:
             self._gathering = SharedGathering(batch.stamp.stream)
         gathering, content = self._gathering, batch.content
@@ -80,7 +81,7 @@ class _Run:
         self._batches.append(batch)
 
     def take(self) -> list[Batch]:
-        """Take the batch of all that were gathered; a lone one stays as it is."""
+        """Return the batch of all that were gathered, and begin anew; a lone one stays as it is."""
         batches, gathering = self._batches, self._gathering
         if len(batches) > 1:
             # The gathering has all rows of the batches; those not delivered are left out now.

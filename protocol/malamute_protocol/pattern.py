@@ -171,7 +171,7 @@ def check_length(wire: Sequence[Any], length: int, form: str) -> None:
 
 
 def check_topic(wire: Sequence[Any]) -> Sequence[Any]:
-    """Check ["topic", text]."""
+    """Check ["topic", text], which has no patterns inside. Raises PatternError."""
     check_length(wire, 2, '["topic", "a.*.#"]')
     text = check_text("topic", "topic", wire[1], TOPIC_BYTES_MAX)
     if not text:
@@ -186,14 +186,14 @@ def check_topic(wire: Sequence[Any]) -> Sequence[Any]:
 
 
 def check_prefix(wire: Sequence[Any]) -> Sequence[Any]:
-    """Check ["prefix", text]."""
+    """Check ["prefix", text], which has no patterns inside. Raises PatternError."""
     check_length(wire, 2, '["prefix", "a."]')
     check_text("prefix", "text", wire[1], PREFIX_BYTES_MAX)
     return ()
 
 
 def check_regex(wire: Sequence[Any]) -> Sequence[Any]:
-    """Check ["regex", expression]: its size only."""
+    """Check the size of ["regex", expression]; the broker compiles it. Raises PatternError."""
     check_length(wire, 2, '["regex", "^a.+"]')
     check_text("regex", "expression", wire[1], REGEX_BYTES_MAX)
     return ()

@@ -149,7 +149,7 @@ class Schemas:
         return next(reversed(self.versions))
 
     def with_version(self, number: int, message: bytes) -> Schemas:
-        """Return these versions and a newer one."""
+        """Return these versions and a newer one, which SCHEMA has told a reader of."""
         return Schemas([*self.versions.items(), (number, message)])
 
 
@@ -239,6 +239,7 @@ class _Reading:
 
         if number in _PLAIN:
             return _PLAIN[number]
+        # Units are taken modulo their count: whatever a peer sends has a name, or is refused.
         unit = f"[{_UNITS[of(0, 1, '<h') % 4]}]"  # Of times of day and durations.
         match number:
             case 2:

@@ -100,9 +100,9 @@ class Stamp(NamedTuple):
             self.size,
             self.count,
             self.control_kind,
-            0,
+            0,  # reserved
             self.content_crc,
-            0,
+            0,  # reserved
         )
         crc: int = google_crc32c.value(rest)
         return _HEAD.pack(STAMP_MAGIC, STAMP_VERSION, STAMP_BYTES, crc) + rest

@@ -33,12 +33,15 @@ class MalamuteReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The tasks; see option endingOffsets for where the last one ends."""
+        """Plan the tasks of the read, in the driver; they end where option endingOffsets says.
+
+        Raises SourceUnavailable, OptionError, DataLoss.
+        """
         options = self._options
         broker = Broker(options)
         try:
             names = [options.stream] if options.stream else list(begin_with(broker, options))
-            chosen = options.bounds.streams
+            chosen = options.bounds.streams  # by the query's filters
             names = [name for name in names if chosen is None or name in chosen]
             found = together(lambda name: _ranges(broker, options.of(name)), names)
             return grouped([part for parts in found.values() for part in parts], options)
@@ -47,12 +50,12 @@ class MalamuteReader(DataSourceReader):
             broker.leave()
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """The records of one task."""
+        """Yield the records of one task as Arrow record batches, in an executor."""
         return fetch_all(self._options, partition)
 
 
 def _ranges(broker: Broker, options: SourceOptions) -> list[Range]:
-    """The ranges of one stream, each for a task."""
+    """The ranges of one stream, as the tasks read them; none where nothing is to be read."""
     start = locate_start(broker, options, "earliest")
     place = options.ending.of(options.stream) or Place("latest")
     name = "endingTimestamp" if place.kind == "time" else "endingOffsets"

@@ -70,7 +70,7 @@ class Columns(Protocol):
     def take(self) -> Iterator[Any]: ...  # noqa: D102
 
 
-def taken(columns: Columns, batch: Batch) -> Iterator[Any]:
+def take_in(columns: Columns, batch: Batch) -> Iterator[Any]:
     """Take a batch into the columns, and yield the record batches that are full by then."""
     for piece in columns.pieces(batch):
         columns.add(piece)
@@ -310,6 +310,7 @@ class Gather:
         if self._properties_kind is not None:
             maps, _ = self._maps(content)
             largest = max(map(len, maps), default=0)
+            # Distinct maps become Python objects on the way, all at once; a lone one is not many.
             widest += largest * (_PARSED if len(maps) > 1 else 1)
         return widest
 

@@ -72,6 +72,7 @@ class QueryCursor:
             settings |= {"pin": True, "pin_bytes_max": pin}
 
         def edit(client: SyncClient) -> int:
+            """Make or change the cursor; return where it stands."""
             cursor = client.cursor(name, self._options.cursor)
             return cursor.edit(settings, start=_position(at)).next
 

@@ -27,7 +27,7 @@ from malamute_py.client.position import Position
 from malamute_py.client.session.subscription import GapNotice, Notice, RewoundNotice
 from malamute_py.client.sync.client import SyncSubscription
 from pyspark_malamute import links
-from pyspark_malamute.columns import Columns, Gather, RecordCount, RowCount, taken
+from pyspark_malamute.columns import Columns, Gather, RecordCount, RowCount, take_in
 from pyspark_malamute.errors import SourceUnavailable
 from pyspark_malamute.local_log import LocalLog
 from pyspark_malamute.loss import lost, rewound, trimmed
@@ -66,6 +66,7 @@ def fetch_all(options: SourceOptions, part: InputPartition) -> Iterator[Any]:
             parts.append(each)
     if not parts:
         return
+    # Where the log is at hand, a range is asked for over the wire only when the files end.
     with (
         links.in_use(options),
         LocalLog(options) as log,
@@ -145,7 +146,7 @@ def fetch(
                     if batch is None:
                         break
                     taken_in = False
-                    yield from taken(gather, batch)
+                    yield from take_in(gather, batch)
                     taken_in = True
             if position < part.end:
                 raise SourceUnavailable(
@@ -157,15 +158,15 @@ def fetch(
                 failures, progress_s = 0, time.monotonic()
             # The absence of a broker that was reached counts by its length, all else by times.
             if links.is_away(options, reached_broker=part.reached_broker):
-                tired = time.monotonic() - progress_s >= options.broker_outage_ms / 1000
+                gives_up = time.monotonic() - progress_s >= options.broker_outage_ms / 1000
             else:
                 failures += 1
-                tired = failures > options.fetch_retries
+                gives_up = failures > options.fetch_retries
             pipe.close()  # Its subscriptions are the link's, which is given up.
             links.drop(options)
             # Half of a batch is in the columns when taking it in fails: nothing may follow it.
-            may_pass = taken_in and isinstance(error.__cause__, Timeout | ConnectionLost)
-            if tired or not may_pass:
+            may_ask_again = taken_in and isinstance(error.__cause__, Timeout | ConnectionLost)
+            if gives_up or not may_ask_again:
                 raise
             LOG.warning("malamute source: asking again from offset %d: %s", position, error)
     yield from gather.take()

@@ -102,7 +102,7 @@ def open_link(options: LinkOptions, timeout_ms: int, *, reached: bool = False) -
         try:
             return connect_sync(
                 endpoints[first:] + endpoints[:first],
-                wait=False,
+                wait=False,  # One attempt: this loop makes the next one.
                 timeout_ms=max(1, int((until_s - monotonic()) * 1000)),
                 on_link=told.append,
                 credential=credential,
@@ -112,6 +112,7 @@ def open_link(options: LinkOptions, timeout_ms: int, *, reached: bool = False) -
                 call_timeout_ms=options.request_timeout_ms,
             )
         except ConnectionLost:
+            # How the attempt ended, as the client has told it.
             code = next((event.code for event in told if isinstance(event, Unlinked)), "")
             attempts += 1
             hopeless = hopeless + 1 if code in _HOPELESS else 0

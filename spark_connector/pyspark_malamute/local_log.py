@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from malamute_protocol.errors import MalamuteError, Timeout
 from malamute_py.client.position import Position
 from malamute_py.client.session.subscription import GapError
-from pyspark_malamute.columns import Columns, taken
+from pyspark_malamute.columns import Columns, take_in
 from pyspark_malamute.options import SourceOptions
 from pyspark_malamute.planning import Range
 
@@ -33,6 +33,7 @@ class LocalLog:
     """The log in `logDirectory`, for the time of one task; nothing where the option is not set."""
 
     def __init__(self, options: SourceOptions) -> None:
+        """Open the log, if the option names one; where that fails, all is read over the wire."""
         self._options = options
         self._log: LogReader | None = None
         self._streams: dict[str, StreamEntry] = {}
@@ -94,7 +95,7 @@ class LocalLog:
                     return position
                 if batch is None:  # The end of the range, whatever of it was selected.
                     return max(position, reading.position.next)
-                yield from taken(columns, batch)
+                yield from take_in(columns, batch)
                 position = max(position, reading.position.next)
         return position
 

@@ -71,17 +71,21 @@ class OneStream:
                 self.lost += max(0, lost_to - max(start.offset, plan.trimmed))
             self._planned = _Planned(begin.offset, plan.to_offset, plan)
             return begin._replace(epoch=plan.epoch, offset=plan.to_offset)
+        # The next question begins after what was looked at.
         self._empty = begin, StreamOffset(begin.stream, plan.epoch, plan.to_offset)
         return None
 
     def records_after(self, begin: StreamOffset, most: int) -> int:
-        """How many selected records there are for a batch, counted up to `most`."""
+        """Return how many selected records there are for a batch, counted up to `most`."""
         plan = self._plan_batch(begin, self._start(begin), Caps(most), None)
         # The batch that goes back to where the log ends now is not held back.
         return most if plan.rewound else plan.records
 
     def is_still_at(self, begin: StreamOffset, stream: str, tail: int) -> bool:
-        """Whether a stream with this uuid and tail has nothing that was not looked at."""
+        """Whether a stream has nothing after `begin` that was not looked at.
+
+        stream, tail: its UUID and its end, as the list of streams has them.
+        """
         return stream == begin.stream and tail == self._start(begin).offset
 
     def tasks(
@@ -133,6 +137,7 @@ class OneStream:
             and plan.to_offset < (plan.tail if target is None else min(target, plan.tail))
             and (not caps.bytes or plan.bytes < caps.bytes)
         ):
+            # A cap of 0 bytes, which is none, stays 0.
             left = Caps(caps.records - plan.records, caps.bytes and caps.bytes - plan.bytes)
             place = StreamOffset(begin.stream, plan.epoch, plan.to_offset)
             more = self._ask(begin, place, left, target)

@@ -79,6 +79,7 @@ class Bounds(NamedTuple):
         streams: frozenset[str] | None = None,
     ) -> Bounds:
         """Return bounds that keep what both these bounds and the given ones keep."""
+        # Where one of both is None, which is no bound, the other one holds.
         both = streams if self.streams is None or streams is None else self.streams & streams
         return Bounds(
             _common(self.offsets, offsets),

@@ -163,7 +163,8 @@ def ask_plan(
 def joined(plan: ReadPlan, more: ReadPlan, split_bytes: int) -> ReadPlan:
     """One plan of two, the second of which begins where the first ends.
 
-    One answer of the broker may end before the caps of a micro-batch are reached.
+    One answer of the broker may end before the caps of a micro-batch are reached. A split is a
+    range of offsets for one task, with its bytes that may match.
 
     split_bytes: where the two meet, splits that come to no more become one; one without bytes
     stays apart, since it needs no task.
@@ -222,7 +223,7 @@ def ranges(
     more. reached_broker: see Range.
     """
     if options.is_alone and len(plan.splits) < options.min_partitions and plan.bytes:
-        # What is wanted of the splits, which may be less than the batches that are looked through.
+        # By the bytes that may match; the batches that are looked through may have more.
         finer = -(-sum(split.bytes for split in plan.splits) // options.min_partitions)
         plan = ask_plan(broker, options, start, plan.epoch, end=end, split_bytes=finer)
     # (first, end, bytes) of each range. A split without bytes has nothing that may match.
@@ -300,7 +301,7 @@ def restored(
     *,
     reached_broker: bool = False,
 ) -> list[InputPartition]:
-    """Tasks of a batch from a checkpoint, each at its place.
+    """Tasks of a batch from a checkpoint, each at its place, by which a sink knows its rows.
 
     tasks: the ranges of each: stream, first offset, end. stop: position at the end of the batch in
     each stream that is there: ranges of other streams are left out. firsts: offset with which each
@@ -349,6 +350,7 @@ def _cut_by_records(
     most = options.rows_per_partition
     while start < end:
         plan = ask_plan(broker, options, start, epoch, end=end, records_max=most)
+        # A plan that gets no further would be asked for again and again.
         stop = plan.to_offset if start < plan.to_offset else end
         if plan.records:
             yield start, min(stop, end)

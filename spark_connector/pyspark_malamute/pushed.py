@@ -143,6 +143,7 @@ def _pattern(each: Filter, name: str) -> Pattern | None:
     if isinstance(each, IsNotNull) and name != "subject":
         return ["fields", "all", [[name]]]
     values = _values(each)
+    # No pattern: the values are not known, too many, or one is empty, which no topic may be.
     if not values or len(values) > _ALTERNATIVES_MAX or "" in values:
         return None
     if name == "subject":

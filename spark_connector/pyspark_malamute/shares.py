@@ -27,5 +27,6 @@ def shares(most: int, wanted: Mapping[str, int]) -> dict[str, int]:
         found[name] = min(wanted[name], left // others)
         left -= found[name]
         others -= 1
-    more, rest = divmod(left, len(found))  # the first streams get one each of the rest
+    # What is left is spread evenly; the first `rest` streams get one more.
+    more, rest = divmod(left, len(found))
     return {name: share + more + (at < rest) for at, (name, share) in enumerate(found.items())}

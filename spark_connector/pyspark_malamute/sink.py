@@ -42,7 +42,7 @@ class MalamuteStreamWriter(DataSourceStreamArrowWriter):
         self._options = options
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        """Publish a partition of a micro-batch, in a task."""
+        """Publish a partition of a micro-batch, in a task; returns its report for commit()."""
         context = _context()
         writer = context.getLocalProperty(_QUERY_ID)
         number = context.getLocalProperty(_BATCH_ID)
@@ -73,7 +73,7 @@ class MalamuteWriter(DataSourceArrowWriter):
         self._batch = BatchName(writer, options.batch_id)
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        """Publish a partition, in a task."""
+        """Publish a partition of the job, in a task; returns its report for commit()."""
         return write_partition(self._options, self._batch, _context().partitionId(), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -100,7 +100,7 @@ def commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None])
         if each.rows_committed is not None:
             _check_committed(batch, each.rows_committed, rows)
             return
-    mine = options.named(f"spark-{batch.writer}-driver")
+    mine = options.named(f"spark-{batch.writer}-driver")  # with an identity of the driver's own
     try:
         with links.in_use(mine), links.explained(mine, "commit a batch"):
             client = linked(mine)

@@ -32,12 +32,12 @@ class BatchName(NamedTuple):
 
     @property
     def subject(self) -> str:
-        """Beginning of the subjects of its records."""
+        """Beginning of the subjects of the batch's records in the stream of commits."""
         return f"{self.writer}.{self.number}"
 
     @property
     def commit(self) -> str:
-        """Subject of the record that says that all of it is published."""
+        """Subject of the record that says that all of the batch is published."""
         return f"{self.subject}.commit"
 
     def chunks(self, partition: int) -> str:

@@ -152,7 +152,7 @@ def parse_sink_options(raw: Mapping[str, str], *, streaming: bool) -> SinkOption
     raw: as Spark gives them, keys in any case. Raises OptionError.
     """
     ours = {key: value for key, value in raw.items() if key.lower() not in _SPARKS}
-    # What the source alone knows would be told as unknown, with a misspelling as the likely cause.
+    # An option that only the source has is no misspelling, for which TABLE would take it.
     for key in ours:
         # TABLE itself names the remedy for what is unknown or stands in _ELSEWHERE.
         sources = SOURCE.by_key.get(key.lower())

@@ -414,7 +414,8 @@ def _maps(column: Any) -> tuple[list[dict[str, str]], Array]:
         if not length:
             continue
         rows = np.flatnonzero(lengths == length)
-        # Sorted: the same pairs in another order are the same map.
+        # A line for each of these rows, with the numbers of its pairs. Sorted: the same pairs in
+        # another order are the same map.
         matrix = np.sort(pairs[bounds[rows][:, None] + np.arange(length)], axis=1)
         firsts, found = _distinct(list(matrix.T))
         codes[rows] = found + len(table)

@@ -105,7 +105,7 @@ class _Task:
         return self._read()
 
     def rows_published(self, number: int) -> int | None:
-        """Rows of a chunk that is published; None: it is not."""
+        """Return how many rows a chunk has that is published already; None: it is not."""
         known = self.published.chunks.get((self._partition, number))
         return None if known is None else known.rows
 
@@ -158,7 +158,7 @@ class _Task:
         """Wait until the chunk that was sent last is confirmed.
 
         Where another attempt of the task took its key, the chunk must be the same. Raises
-        SourceUnavailable: it has another number of rows.
+        SourceUnavailable: it has another number of rows. Raises BatchChanged: other rows.
         """
         if self._unconfirmed is None:
             return
@@ -170,6 +170,7 @@ class _Task:
                 confirmed = pending.result(patience_ms(self._options))
                 if confirmed is None or not confirmed.duplicate:
                     return
+                # The broker had taken the key before: from this attempt, or from another one.
                 known = self._known(record)
             except BrokerRefused as error:
                 # Another attempt took the key, with other rows or with these in another order.
@@ -207,5 +208,5 @@ def linked(options: SinkOptions) -> SyncClient:
 
 
 def patience_ms(options: SinkOptions) -> int:
-    """How long a step may be without an answer: the broker may be away meanwhile."""
+    """Return how long a step may be without an answer: the broker may be away, and then answers."""
     return options.broker_outage_ms + options.request_timeout_ms

@@ -58,7 +58,7 @@ class DefaultSource(DataSource):
         options = parse_options(self.options)
         refuse_options_of("readStream", self.options)
         options = check_schema(schema, options)
-        if options.push_filters:
+        if options.push_filters:  # Spark may refuse such a reader: see pushed.py.
             from pyspark_malamute.pushed import FilteredReader
 
             return FilteredReader(options)
@@ -76,7 +76,10 @@ class DefaultSource(DataSource):
         return MalamuteStreamReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """For df.write. Raises OptionError, UnwritableRows."""
+        """Return what df.write publishes with. Raises OptionError, UnwritableRows.
+
+        overwrite: whether mode is overwrite, which is refused.
+        """
         from pyspark_malamute.sink import MalamuteWriter, check_columns, refuse_overwriting
         from pyspark_malamute.sink_options import parse_sink_options
 
@@ -86,7 +89,7 @@ class DefaultSource(DataSource):
         return MalamuteWriter(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        """For df.writeStream. Raises OptionError, UnwritableRows."""
+        """Return what df.writeStream publishes with. Raises as writer()."""
         from pyspark_malamute.sink import MalamuteStreamWriter, check_columns, refuse_overwriting
         from pyspark_malamute.sink_options import parse_sink_options
 

@@ -62,6 +62,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Offsets and plans in one process of the driver, reads in the executors."""
 
     def __init__(self, options: SourceOptions) -> None:
+        """Begin without a link: the broker is asked when Spark asks for offsets."""
         self._options = options
         self._broker = Broker(options)
         self._cursor = QueryCursor(self._broker, options)
@@ -75,6 +76,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._batch_s: float | None = None
         """Time at which this process last ended a batch, by monotonic()."""
         self._batches = 0
+        """Batches that this process has ended, to begin each with another stream."""
         self._at: Mapping[str, StreamOffset] = {}
         """Stream -> position at which the newest batch ended."""
         self._tails: dict[str, int] = {}
@@ -96,7 +98,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- offsets -------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Where a query without a checkpoint begins."""
+        """Return the position at which a query without a checkpoint begins, as Spark keeps it."""
         broker, options = self._asked(), self._options
 
         def begin(name: str) -> StreamOffset:
@@ -117,7 +119,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """End the query at the present ends of its streams."""
+        """Have the query end at the present ends of its streams: trigger availableNow."""
         broker, options = self._asked(), self._options
 
         def end(name: str) -> int:
@@ -187,6 +189,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
 
         def next_end(name: str) -> StreamOffset | None:
+            # A stream that came later than the targets is not read: nothing lies before 0.
             target = None if self._targets is None else self._targets.get(name, 0)
             return self._stream(name).next_end(begin[name], caps[name], target)
 
@@ -334,13 +337,13 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """The records of one task."""
+        """Yield the records of one task as Arrow record batches, in an executor."""
         return fetch_all(self._options, partition)
 
     # --- life ----------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Say goodbye to the broker."""
+        """Say goodbye to the broker, when Spark ends the query."""
         self._broker.close()
 
     def _asked(self) -> Broker:

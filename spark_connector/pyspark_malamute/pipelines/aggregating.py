@@ -165,7 +165,7 @@ class _Publisher:
         # One partition in one order: the sink compares what comes again with what it published.
         ordered = rows.coalesce(1).sortWithinPartitions("client_time", "subject")
         write_batch(ordered, batch_id, **self._sink)
-        # Spark runs the newest batch again, and no older one: what was kept of those goes.
+        # Spark runs none but the newest batches again: what was kept of older ones goes.
         self._folder.remove(f"results/batch={batch_id - 2}")
 
 
@@ -181,7 +181,7 @@ def _iso(name: str) -> Column:
 
 
 def _options_of_source(options: Mapping[str, Any], field: str, column: str) -> dict[str, str]:
-    """The caller's options for the source, and those by which it reads the number. As text.
+    """The caller's options for the source as text, and those by which it reads the number.
 
     field, column: as of aggregate(). Raises OptionError.
     """

@@ -206,7 +206,7 @@ class ArchiveLog:
                 return after
 
     def entry(self, state: State | None, **change: Any) -> Entry:
-        """Make an entry for what follows a state."""
+        """Make the entry that follows a state, for commit(); change: fields of Entry."""
         version = 0 if state is None else state.version + 1
         return Entry(version, self._clock_ms(), **change)
 

@@ -91,6 +91,7 @@ class Folder:
         if scheme_of(place) == "file":
             # Hadoop's local file system looks first and renames then: two writers could both win.
             return _given_name(draft.toUri().getPath(), place.toUri().getPath())
+        # With no option to overwrite, it fails where the name is taken.
         context = self._jvm.org.apache.hadoop.fs.FileContext
         none = self._gateway.new_array(getattr(self._jvm.org.apache.hadoop.fs, "Options$Rename"), 0)
         try:

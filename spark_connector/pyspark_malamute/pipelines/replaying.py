@@ -191,7 +191,7 @@ class _Run:
         Steps are published in order, each as a batch of the sink with its number, so that the
         greatest number tells. Raises SourceUnavailable.
         """
-        mine = self._options.named(f"spark-{self._options.sink_id}-replay")
+        mine = self._options.named(f"spark-{self._options.sink_id}-replay")  # its own identity
         try:
             with links.explained(mine, "read what is published"):
                 client = linked(mine)

@@ -15,7 +15,7 @@ from typing import Any
 
 _OFFSETS = '{"batchWatermarkMs":0,"batchTimestampMs":0,"conf":{}}'
 _COMMIT = '{"nextBatchWatermarkMs":0}'
-"""What Spark's files of a batch say beside the source's offset, of a query without state."""
+"""Text that Spark's files of a batch have beside the source's offset, of a query without state."""
 
 
 def seed(checkpoint: Path, position: dict[str, Any]) -> None:
@@ -31,7 +31,10 @@ def seed(checkpoint: Path, position: dict[str, Any]) -> None:
 
 
 def position_after(checkpoint: Path, batch_id: int) -> dict[str, Any]:
-    """The source's offset at the end of a batch that has begun, without its tasks."""
+    """The source's offset at the end of a batch that has begun, without its tasks.
+
+    The archive keeps it; Spark writes it into the checkpoint before the batch is run.
+    """
     line = (checkpoint / "offsets" / str(batch_id)).read_text().splitlines()[-1]
     found: dict[str, Any] = json.loads(line)
     found.pop("tasks", None)
