@@ -47,7 +47,7 @@ class Report:
     def same_rows(self, claim: str, expected: list[int], found: list[int]) -> None:
         """Check that row numbers are these, in this order; show where a difference begins."""
         if expected == found:
-            self._add(claim, _rows(len(expected)), f"{len(found):,}, in order", holds=True)
+            self._add(claim, _count_of_rows(len(expected)), f"{len(found):,}, in order", holds=True)
             return
         # The first place that differs; where one list ends, the end of the shorter.
         at = next(
@@ -56,8 +56,8 @@ class Report:
         )
         self._add(
             claim,
-            _rows(len(expected)),
-            f"{_rows(len(found))}, first difference at place {at:,}"
+            _count_of_rows(len(expected)),
+            f"{_count_of_rows(len(found))}, first difference at place {at:,}"
             f" ({expected[at : at + 3]} against {found[at : at + 3]})",
             holds=False,
         )
@@ -77,7 +77,7 @@ class Report:
         """Keep a check, and print its outcome at once."""
         self.checks.append(Check(self.scene, claim, expected, found, holds))
         against = "" if holds else f", not {expected}"
-        self.console.print(f"  {_mark(holds)} {escape(f'{claim}: {found}{against}')}")
+        self.console.print(f"  {_outcome_mark(holds)} {escape(f'{claim}: {found}{against}')}")
 
     @property
     def all_hold(self) -> bool:
@@ -96,7 +96,7 @@ class Report:
                 scene = check.scene
                 table.add_row(f"[bold]{escape(scene)}[/bold]")
             table.add_row(
-                f"{_mark(check.holds)} {escape(check.claim)}",
+                f"{_outcome_mark(check.holds)} {escape(check.claim)}",
                 escape(check.expected), escape(check.found),
             )  # fmt: skip
         return table
@@ -111,11 +111,11 @@ def _shown(figure: Any) -> str:
     return f"{figure:,}" if isinstance(figure, int) else str(figure)
 
 
-def _rows(count: int) -> str:
+def _count_of_rows(count: int) -> str:
     """Return a number of rows in words."""
     return f"{count:,} {'row' if count == 1 else 'rows'}"
 
 
-def _mark(holds: bool) -> str:
+def _outcome_mark(holds: bool) -> str:
     """Return the sign before a claim that holds, or that does not, in rich's markup."""
     return "[green]✓[/green]" if holds else "[bold red]✗[/bold red]"

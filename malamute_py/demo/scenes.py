@@ -32,7 +32,7 @@ SILENCE_S = 30.0
 """Time without progress after which a scene gives a subscription up."""
 HEARTBEAT_MS = 250
 """Interval at which the broker tells the position of a subscription that gets no records."""
-FLIGHT = 32
+IN_FLIGHT_MAX = 32
 """Publications in flight when the broker is killed."""
 RESIDENT_MAX_BYTES = 32 * MIB
 """Bound on the change of the broker's memory while one subscriber lags by some 120 MiB."""
@@ -278,7 +278,7 @@ async def sudden_death(stage: Stage) -> None:
                 flying = len(waiting) - len(confirmed_before_death)
                 stage.daemon.start()
             flight = [task for task in waiting.values() if not task.done()]
-            if len(flight) > FLIGHT:
+            if len(flight) > IN_FLIGHT_MAX:
                 await asyncio.wait(flight, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.gather(*waiting.values())
         subscription = client.subscribe(stream, start="earliest", until="tail")

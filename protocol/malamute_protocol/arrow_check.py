@@ -32,7 +32,7 @@ _BATCH_COMPRESSION: Final = 3
 """Numbers of the field Message.header and of fields of RecordBatch."""
 _CLAIM_BYTES: Final = 8
 """Bytes of the size that a compressed buffer begins with."""
-_PAIR: Final = struct.Struct("<qq")
+_OFFSET_AND_LENGTH: Final = struct.Struct("<qq")
 """Offset and length of a buffer in the body of a message."""
 _VIEW_BYTES: Final = 16
 _VIEW_NUMBERS: Final = 4
@@ -205,7 +205,9 @@ def _claims(message: Any) -> _Claims:
     packed = bool(table_field(data, batch, _BATCH_COMPRESSION))
     body = memoryview(b"" if message.body is None else message.body)
     total = raw = 0
-    for offset, length in _PAIR.iter_unpack(data[first : first + _PAIR.size * count]):
+    for offset, length in _OFFSET_AND_LENGTH.iter_unpack(
+        data[first : first + _OFFSET_AND_LENGTH.size * count]
+    ):
         total += max(0, length)
         # A compressed buffer begins with its size before compression; -1: it is stored as it is.
         if packed and length >= _CLAIM_BYTES:

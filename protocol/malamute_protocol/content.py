@@ -57,15 +57,15 @@ from malamute_protocol.properties import parse_properties, split_maps
 from malamute_protocol.stamp import STAMP_BYTES
 
 _HEAD_BYTES_MAX: Final = 1024
-_CHECKED_FROM: Final = AT.content_bytes
+_CRC_COUNTS_FROM: Final = AT.content_bytes
 """Position in a content from which on its CRC counts."""
 _PROPERTIES: Final = PROPERTIES_CONSTANT | PROPERTIES_DICTIONARY | PROPERTIES_COLUMN
-_KEPT_TIMES: Final = 8
+_KEPT_EXPANSION_MAX: Final = 8
 """Factor of their compressed bytes up to which decompressed bodies are kept from their check to
 their use."""
 _COPY_BELOW: Final = 4096
 """Size up to which copying costs less than making an array."""
-_ARRAY_BYTES_MAX: Final = 5
+_ARRAY_LENGTH_BYTES_MAX: Final = 5
 """Bytes that the length of a MessagePack array takes at most."""
 
 
@@ -472,7 +472,7 @@ class Content:
             if len(column) and int(column.max()) >= maps:
                 raise BatchError("bad_batch", "a property code is out of range", position)
             # Some map is at least as large as their mean, of which alone is known without parsing.
-            largest = (len(stored) - _ARRAY_BYTES_MAX) // max(1, maps)
+            largest = (len(stored) - _ARRAY_LENGTH_BYTES_MAX) // max(1, maps)
         self._check_property(largest, limits)
 
     def _check_property(self, size: int, limits: Limits) -> None:
@@ -507,7 +507,8 @@ class Content:
         head = self.head
         if head.codec:
             check_record_sizes(head, self.bodies(), self.sections.body, self._limits)
-            if head.body_raw_bytes > _KEPT_TIMES * head.body_bytes:
+            # Decompressed once more when they are asked for.
+            if head.body_raw_bytes > _KEPT_EXPANSION_MAX * head.body_bytes:
                 self._bodies = None
 
     def few_bodies(self) -> tuple[bytes, list[int]] | None:
@@ -558,7 +559,7 @@ class Content:
                 "bad_batch", "the content's size is not a multiple of 8", AT.content_bytes
             )
         # numpy arrays, unlike memoryviews, may be handed to the CRC without a copy.
-        tail: Any = self.view[_CHECKED_FROM:]
+        tail: Any = self.view[_CRC_COUNTS_FROM:]
         tail = bytes(tail) if len(tail) < _COPY_BELOW else np.frombuffer(tail, np.uint8)
         if google_crc32c.value(tail) != head.content_crc:
             raise BatchError("corrupt", "the content's checksum does not fit", AT.content_crc)

@@ -105,7 +105,9 @@ def subjects_of(count: int, options: Options) -> tuple[tuple[bytes, int], Array 
             table = list(options["subject_table"])
             if not table:
                 raise LocalProtocolError("bad_batch", "a subject table without an entry")
-            codes = _codes(count, options.get("subject_codes"), len(table), least=0, what="subject")
+            codes = _checked_codes(
+                count, options.get("subject_codes"), len(table), least=0, what="subject"
+            )
         else:
             subject = options.get("subject")
             if subject is None:
@@ -162,7 +164,9 @@ def _fieldmaps(count: int, options: Options) -> tuple[tuple[bytes, int], Array |
     """Do the work of fieldmaps_of(). Raises TypeError and ValueError for wrong types."""
     if "field_table" in options:
         table = list(options["field_table"])
-        codes = _codes(count, options.get("field_codes"), len(table), least=-1, what="field")
+        codes = _checked_codes(
+            count, options.get("field_codes"), len(table), least=-1, what="field"
+        )
         if not table:
             return (b"", 0), None
         return (pack_fieldmaps(table), len(table)), codes
@@ -193,7 +197,7 @@ def _fieldmaps(count: int, options: Options) -> tuple[tuple[bytes, int], Array |
     return (packed, len(places)), codes
 
 
-def _codes(count: int, codes: Any, entries: int, *, least: int, what: str) -> Array | None:
+def _checked_codes(count: int, codes: Any, entries: int, *, least: int, what: str) -> Array | None:
     """Return a caller's codes as a column, checked. Raises LocalProtocolError.
 
     entries: how many the table has. least: the lowest code that is allowed. what: `subject` or
@@ -235,6 +239,7 @@ def check_table(
     (packed_subjects, subjects_count), (packed_maps, maps_count) = subjects, fieldmaps
     if max(subjects_count, maps_count) > limits.headers_max:
         raise BatchTooLarge(f"more than {limits.headers_max} distinct headers")
+    # Parsed without limits, since check() below names the one that is broken.
     try:
         table = MEMO.table(packed_subjects, packed_maps, UNCHECKED)
         if table.entries > limits.header_entries_max:
@@ -244,11 +249,11 @@ def check_table(
     except BatchError as error:
         where = ""
         if error.code == "too_large":
-            where = _where(table, subject_codes, field_codes, limits)
+            where = _which_record(table, subject_codes, field_codes, limits)
         raise LocalProtocolError(error.code, error.reason + where) from error
 
 
-def _where(
+def _which_record(
     table: HeaderTable, subject_codes: Array | None, field_codes: Array | None, limits: Limits
 ) -> str:
     """Say which record breaks a limit of the header table, for the error only.

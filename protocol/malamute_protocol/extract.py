@@ -37,11 +37,11 @@ from malamute_protocol.errors import LocalProtocolError
 from malamute_protocol.limits import UNBOUNDED
 from malamute_protocol.stamp import DERIVED, STAMP_BYTES, Stamp, pack_stamps
 
-_PRODUCER = slice(24, 36)
+_PRODUCER_BYTES = slice(24, 36)
 """Bytes of the head that have the producer's id and epoch."""
-_SEQUENCE = slice(40, 48)
+_SEQUENCE_BYTES = slice(40, 48)
 """Bytes of the head that have the first sequence."""
-_GATHER_BYTES = 32
+_SMALL_ENTRY_BYTES = 32
 """Mean size up to which an index for each byte is quicker than a slice for each row."""
 _SHARED_BYTES_MAX = 4096
 """Bytes of properties that rows share and that each derived batch repeats: more than these would
@@ -74,7 +74,7 @@ def extract(stamp: Stamp, content: Content, rows: Any) -> tuple[bytes, bytes]:
     mask = np.asarray(rows, dtype=np.bool_)
     if len(mask) != content.head.count:
         raise LocalProtocolError("bad_batch", f"a mask of {len(mask)} for {len(content)} records")
-    chosen = _some(mask)
+    chosen = _row_numbers(mask)
     head = content.head
     # What a derived batch keeps of the original's head and columns.
     options: Options = {
@@ -114,10 +114,10 @@ def copy_rows(content: Content, rows: Any) -> bytes:
     if not extractable(content):
         raise LocalProtocolError("unsupported", "the rows of this batch stay together")
     options: Options = {"limits": UNBOUNDED}
-    return _content_of(content, _some(np.asarray(rows, dtype=np.bool_)), options)
+    return _content_of(content, _row_numbers(np.asarray(rows, dtype=np.bool_)), options)
 
 
-def _some(mask: Array) -> Array:
+def _row_numbers(mask: Array) -> Array:
     """Return the numbers of the selected rows. Raises LocalProtocolError: there is none."""
     chosen = np.flatnonzero(mask)
     if not len(chosen):
@@ -131,8 +131,8 @@ def copy_whole(content: Content) -> bytes:
     For contents that are not extractable: the bytes are changed in place, not made anew.
     """
     copy = bytearray(content.view)
-    copy[_PRODUCER] = bytes(_PRODUCER.stop - _PRODUCER.start)
-    copy[_SEQUENCE] = bytes(_SEQUENCE.stop - _SEQUENCE.start)
+    copy[_PRODUCER_BYTES] = bytes(_PRODUCER_BYTES.stop - _PRODUCER_BYTES.start)
+    copy[_SEQUENCE_BYTES] = bytes(_SEQUENCE_BYTES.stop - _SEQUENCE_BYTES.start)
     # numpy arrays, unlike slices, may be handed to the CRC without a copy.
     crc = google_crc32c.value(np.frombuffer(copy, np.uint8, offset=CRC_BYTES.stop))
     copy[CRC_BYTES] = crc.to_bytes(4, "little")
@@ -309,6 +309,7 @@ def gather(offsets: Array, blob: Any, chosen: Array) -> tuple[Array, Any]:
     if not len(chosen):
         return new_offsets, b""
     width = int(sizes[0])  # The width of all entries, if they have one.
+    # The cheap look at the end comes first: mostly it tells that they have not.
     if width and width * count == int(offsets[-1]) and bool((sizes == width).all()):
         new_offsets[:] = np.arange(len(chosen) + 1) * width
         column = np.frombuffer(blob, np.dtype((np.void, width)), count)
@@ -316,9 +317,10 @@ def gather(offsets: Array, blob: Any, chosen: Array) -> tuple[Array, Any]:
     picked = sizes[chosen]
     np.cumsum(picked, out=new_offsets[1:])
     starts = offsets[:-1][chosen]
-    if int(new_offsets[-1]) <= _GATHER_BYTES * len(chosen):
+    if int(new_offsets[-1]) <= _SMALL_ENTRY_BYTES * len(chosen):
         if not int(new_offsets[-1]):
             return new_offsets, b""
+        # Small entries: numpy picks each byte by its place.
         return new_offsets, np.frombuffer(blob, np.uint8)[_ranges(starts, picked)]
     # Neighbours leave as one slice: a run costs as much as a row.
     breaks = np.flatnonzero(np.diff(chosen) != 1) + 1

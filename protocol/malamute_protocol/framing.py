@@ -36,19 +36,19 @@ _decoder: Final = msgspec.msgpack.Decoder(list[AnyCommand])
 _one_decoders: Final[dict[type[Command], msgspec.msgpack.Decoder[Any]]] = {
     command: msgspec.msgpack.Decoder(command) for command in COMMANDS.values()
 }
-_PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes})
+_SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
 
 
-def _free_fields(command: type[Command]) -> tuple[str, ...]:
+def _any_value_fields(command: type[Command]) -> tuple[str, ...]:
     """Return the fields that may hold anything: the only ones in which a peer can nest."""
     hints = get_type_hints(command)
     return tuple(name for name in command.__struct_fields__ if "Any" in str(hints[name]))
 
 
-_FREE: Final[dict[type[Command], tuple[str, ...]]] = {
-    command: names for command in COMMANDS.values() if (names := _free_fields(command))
+_ANY_VALUE_FIELDS: Final[dict[type[Command], tuple[str, ...]]] = {
+    command: names for command in COMMANDS.values() if (names := _any_value_fields(command))
 }
-"""The fields of each command that _free_fields() returns, of commands that have some."""
+"""The fields of each command that _any_value_fields() returns, of commands that have some."""
 
 
 def encode_message(commands: Sequence[Command], frames: Sequence[Any] = ()) -> list[Any]:
@@ -82,7 +82,7 @@ def check_command(command: Command, limits: Limits = DEFAULT_LIMITS) -> Command:
         raise LocalProtocolError("too_large", fault)
     try:
         read: Command = _one_decoders[type(command)].decode(data)
-        for field in _FREE.get(type(command), ()):
+        for field in _ANY_VALUE_FIELDS.get(type(command), ()):
             _check_nesting(getattr(read, field), limits.nesting_max, 0, read, field)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         fault = _name_fields(type(command), error)
@@ -153,7 +153,7 @@ def decode_message(
     result: list[tuple[Command, tuple[Any, ...]]] = []
     position, end = 1, len(frames)
     for place, command in enumerate(commands):
-        free = _FREE.get(type(command))
+        free = _ANY_VALUE_FIELDS.get(type(command))
         if free is not None:
             for name in free:
                 _check_nesting(getattr(command, name), limits.nesting_max, place, command, name)
@@ -192,7 +192,7 @@ def _check_nesting(value: Any, most: int, place: int, command: Command, name: st
                 following.extend(item)
             elif kind is dict:
                 following.extend(_map_items(item, place, command, name))
-            elif kind not in _PLAIN:
+            elif kind not in _SCALARS:
                 raise RemoteProtocolError(
                     "malformed",
                     f"command {place} ({type(command).__name__}): `{name}` holds an extension type",

@@ -32,7 +32,7 @@ from malamute_protocol.header import Header
 from malamute_protocol.limits import UNBOUNDED
 from malamute_protocol.stamp import DERIVED, STAMP_BYTES, Stamp, pack_stamps
 
-_PLAIN: Final = SUBJECT_CODES | FIELD_CODES | CLIENT_TIME
+_GATHERED_FLAGS: Final = SUBJECT_CODES | FIELD_CODES | CLIENT_TIME
 """Flags that a content may have whose rows are gathered."""
 _OFFSETS_MAX: Final = 1 << 32
 """Largest offset delta, which is u32."""
@@ -135,7 +135,7 @@ def weight_of(header: Header) -> int:
 def gatherable(content: Content) -> bool:
     """Whether rows of a content may be gathered: they have no parts but those of Row."""
     head = content.head
-    return not (head.codec or head.body_kind != BLOB or head.flags & ~_PLAIN)
+    return not (head.codec or head.body_kind != BLOB or head.flags & ~_GATHERED_FLAGS)
 
 
 def rows_of(stamp: Stamp, content: Content, places: Any) -> list[Row]:

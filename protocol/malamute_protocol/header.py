@@ -60,7 +60,7 @@ _MEMO_ENTRY_BYTES: Final = 200
 _SUBJECTS_COUNT_AT: Final = 84
 _FIELDMAPS_COUNT_AT: Final = 92
 """Positions of both counts in a content's head, for errors."""
-_LONGEST: Final = (
+_LARGEST_SIZES: Final = (
     "subject_bytes", "keys_most", "fields_most", "field_name_bytes", "field_value_bytes",
 )  # fmt: skip
 """Limits of a header table besides the number of its entries."""
@@ -196,11 +196,11 @@ class HeaderTable:
 
     def extend(self, keys: list[tuple[str, ...]], fieldmaps: list[dict[str, str]]) -> None:
         """Add entries to a table that is read in steps and was not handed out yet."""
-        more = HeaderTable(keys, fieldmaps)
+        more = HeaderTable(keys, fieldmaps)  # It has the sizes of the new entries.
         self.keys += keys
         self.fieldmaps += fieldmaps
         self.entries += more.entries
-        for name in _LONGEST:
+        for name in _LARGEST_SIZES:
             setattr(self, name, max(getattr(self, name), getattr(more, name)))
 
     def header(self, subject_code: int, field_code: int) -> Header:

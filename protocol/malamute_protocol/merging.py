@@ -21,7 +21,7 @@ from malamute_protocol.stamp import Stamp
 _FEW: Final = 64
 """Records up to which a batch is small: of more, a batch costs less than to gather them."""
 _SMALL_BYTES: Final = 16 << 10
-_TOGETHER: Final = 65_536
+_MERGED_RECORDS_MAX: Final = 65_536
 """Records of a batch that was made of small ones, at most: no batch may have more."""
 
 
@@ -66,7 +66,7 @@ class _Run:
                 return False
         return (
             is_small(batch)
-            and gathering.rows + batch.content.head.count <= _TOGETHER
+            and gathering.rows + batch.content.head.count <= _MERGED_RECORDS_MAX
             and gathering.takes(stamp, batch.content)
         )
 

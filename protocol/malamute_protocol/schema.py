@@ -36,7 +36,7 @@ _EXTENSION: Final = "ARROW:extension:name"
 
 _UNITS: Final = ("s", "ms", "us", "ns")
 _FLOATS: Final = ("halffloat", "float", "double")
-_PLAIN: Final = {
+_TYPES_WITHOUT_PARAMETERS: Final = {
     1: "null", 4: "binary", 5: "string", 6: "bool", 12: "list", 13: "struct", 19: "large_binary",
     20: "large_string", 21: "large_list", 22: "run_end_encoded", 23: "binary_view",
     24: "string_view", 25: "list_view", 26: "large_list_view",
@@ -237,8 +237,8 @@ class _Reading:
             """Return the number in a field of the type's table. form: as struct has it."""
             return self._scalar(form, table, field, default) if table else default
 
-        if number in _PLAIN:
-            return _PLAIN[number]
+        if number in _TYPES_WITHOUT_PARAMETERS:
+            return _TYPES_WITHOUT_PARAMETERS[number]
         # Units are taken modulo their count: whatever a peer sends has a name, or is refused.
         unit = f"[{_UNITS[of(0, 1, '<h') % 4]}]"  # Of times of day and durations.
         match number:

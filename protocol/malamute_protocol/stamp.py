@@ -182,6 +182,7 @@ def pack_stamps(rows: Iterable[tuple[int, ...]]) -> list[bytes]:
     out = []
     for row in rows:
         rest = pack_rest(*row)
+        # _BEGINNING is magic, version and length of every stamp, as one number.
         out.append(join(_BEGINNING, crc_of(rest), rest))
     return out
 

@@ -60,7 +60,7 @@ def _ranges(broker: Broker, options: SourceOptions) -> list[Range]:
     place = options.ending.of(options.stream) or Place("latest")
     name = "endingTimestamp" if place.kind == "time" else "endingOffsets"
     end = locate(broker, options, place, name)
-    first, stop = _within(broker, options, start.offset, end.offset)
+    first, stop = _within_filters(broker, options, start.offset, end.offset)
     # Asked for an empty range, too: the broker refuses an expression that it cannot read.
     plan = ask_plan(broker, options, first, start.epoch, end=stop)
     if first >= stop:
@@ -69,7 +69,9 @@ def _ranges(broker: Broker, options: SourceOptions) -> list[Range]:
     return ranges(broker, options, plan, max(first, plan.first), stop)
 
 
-def _within(broker: Broker, options: SourceOptions, first: int, stop: int) -> tuple[int, int]:
+def _within_filters(
+    broker: Broker, options: SourceOptions, first: int, stop: int
+) -> tuple[int, int]:
     """[first, stop) as far as the bounds of the query's filters leave it; empty: first is stop."""
     low, high = options.bounds.offsets
     first, stop = max(first, low), min(stop, high)

@@ -40,7 +40,7 @@ RECORD_BATCH_BYTES_MAX: Final = 2 << 20
 PIECE_BYTES_MAX: Final = 64 << 20
 """Bytes of the rows taken in at once, counted as if each row had its own copy of what rows share:
 the largest field map for each of 65,536 records would be 5 GiB."""
-_PARSED: Final = 30
+_PARSED_EXPANSION: Final = 30
 """Bytes of a map of properties as Python objects for each byte of its MessagePack, at most."""
 _LEAN_ROW_BYTES: Final = 32
 """Bytes of a row in columns without bodies, about."""
@@ -311,7 +311,7 @@ class Gather:
             maps, _ = self._maps(content)
             largest = max(map(len, maps), default=0)
             # Distinct maps become Python objects on the way, all at once; a lone one is not many.
-            widest += largest * (_PARSED if len(maps) > 1 else 1)
+            widest += largest * (_PARSED_EXPANSION if len(maps) > 1 else 1)
         return widest
 
     def _maps(self, content: Content) -> tuple[list[bytes], Array | None]:

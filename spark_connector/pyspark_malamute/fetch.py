@@ -142,7 +142,7 @@ def fetch(
                 _check_begin(options, reading, part, position)
                 pipe.open_ahead()
                 while True:
-                    batch, position = _next(options, reading, part, position)
+                    batch, position = _next_batch(options, reading, part, position)
                     if batch is None:
                         break
                     taken_in = False
@@ -218,7 +218,7 @@ def _check_begin(
     check_stream(StreamOffset(part.stream, part.epoch, position), place.stream.hex(), options)
 
 
-def _next(
+def _next_batch(
     options: SourceOptions, reading: SyncSubscription, part: Range, position: int
 ) -> tuple[Batch | None, int]:
     """The next batch, None at the end, and the position after it.

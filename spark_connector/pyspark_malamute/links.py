@@ -44,7 +44,7 @@ _HOPELESS: Final = frozenset({"unknown_host", "handshake"})
 Answer = TypeVar("Answer")
 
 
-def _key(options: LinkOptions) -> Key:
+def _link_key(options: LinkOptions) -> Key:
     """Return what the links of two queries must have in common to be one."""
     return (
         options.endpoints,
@@ -58,7 +58,7 @@ def _key(options: LinkOptions) -> Key:
 
 def in_use(options: LinkOptions) -> contextlib.AbstractContextManager[None]:
     """Keep this process's link from being closed as idle while the body runs."""
-    return KEPT.in_use(_key(options))
+    return KEPT.in_use(_link_key(options))
 
 
 def link(options: LinkOptions, *, reached_broker: bool = False) -> SyncClient:
@@ -66,7 +66,7 @@ def link(options: LinkOptions, *, reached_broker: bool = False) -> SyncClient:
 
     Raises SourceUnavailable.
     """
-    key = _key(options)
+    key = _link_key(options)
     found = KEPT.get(key)
     if found is None:
         # A broker that was reached before is waited for longer: it is away, not misspelt.
@@ -126,14 +126,14 @@ def open_link(options: LinkOptions, timeout_ms: int, *, reached: bool = False) -
 
 def is_away(options: LinkOptions, *, reached_broker: bool = False) -> bool:
     """Whether a broker that was reached has no link to this process now."""
-    key = _key(options)
+    key = _link_key(options)
     found = KEPT.get(key)
     return (reached_broker or key in _REACHED) and (found is None or not found.linked)
 
 
 def drop(options: LinkOptions) -> None:
     """Close this process's link, if there is one; the next use makes another."""
-    KEPT.drop(_key(options))
+    KEPT.drop(_link_key(options))
 
 
 class Broker:
@@ -176,7 +176,7 @@ class Broker:
                     LOG.warning(
                         "malamute %s: the broker at %s is away (%s); waiting for it, "
                         "%d s at most (option brokerOutageMs)",
-                        options.side, _place(options), error, left_ms // 1000,
+                        options.side, _addresses(options), error, left_ms // 1000,
                     )  # fmt: skip
                     if isinstance(error, Timeout):
                         client.opened(timeout_ms=left_ms)  # The client makes its link anew.
@@ -189,7 +189,7 @@ class Broker:
         with self._opening:
             if not self._uses:
                 self._uses = True
-                KEPT.acquire(_key(self._options))
+                KEPT.acquire(_link_key(self._options))
             if self._client is None:
                 self._client = link(self._options)
             return self._client
@@ -226,7 +226,7 @@ class Broker:
         """End this object's use of the process's link; the caller has the lock."""
         if self._uses:
             self._uses = False
-            KEPT.release(_key(self._options))
+            KEPT.release(_link_key(self._options))
 
 
 @contextlib.contextmanager
@@ -244,14 +244,15 @@ def explained(options: LinkOptions, doing: str) -> Iterator[None]:
         raise kind(_refusal(error, options, doing)) from error
     except (Timeout, ConnectionLost) as error:
         raise SourceUnavailable(
-            f"malamute {options.side}: could not {doing} at {_place(options)}: {error}. Is the "
+            f"malamute {options.side}: could not {doing} at {_addresses(options)}: {error}. Is the "
             "broker running there, and can the driver and the executors reach it? If it is "
             "somewhere else, correct option 'endpoint'."
         ) from error
     except ProtocolError as error:
         raise SourceUnavailable(
-            f"malamute {options.side}: could not {doing} at {_place(options)}, for the protocol "
-            f"was broken: {error}. Do broker and connector have versions that fit each other?"
+            f"malamute {options.side}: could not {doing} at {_addresses(options)}, for the "
+            f"protocol was broken: {error}. Do broker and connector have versions that fit each "
+            "other?"
         ) from error
 
 
@@ -260,7 +261,7 @@ def _hopeless(code: str, options: LinkOptions) -> str:
 
     code: of _HOPELESS, as the client told the end of its attempts.
     """
-    where = _place(options)
+    where = _addresses(options)
     if code == "unknown_host":
         what = (
             f"the host name in {where} has no address on this machine; is it spelt right? "
@@ -281,7 +282,7 @@ def _hopeless(code: str, options: LinkOptions) -> str:
     return f"malamute {options.side}: {what}"
 
 
-def _place(options: LinkOptions) -> str:
+def _addresses(options: LinkOptions) -> str:
     """Return the broker's addresses, for a message."""
     return ", ".join(options.endpoints)
 
@@ -291,7 +292,7 @@ def _refusal(error: BrokerRefused, options: LinkOptions, doing: str) -> str:
 
     doing: what was asked for, as a verb with its object.
     """
-    where, stream = _place(options), options.stream
+    where, stream = _addresses(options), options.stream
     match error.code:
         case "unknown_stream" | "stream_removed":
             what = (

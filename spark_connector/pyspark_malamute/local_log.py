@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("pyspark_malamute")
 _TROUBLE: Final = (MalamuteError, OSError)
-_told: Final[set[tuple[str, str, str]]] = set()
+_logged: Final[set[tuple[str, str, str]]] = set()
 """(directory, stream, reason) of what was logged in this process."""
 
 
@@ -111,8 +111,8 @@ class LocalLog:
     def _tell(self, stream: str, reason: str) -> None:
         """Log once for each stream and reason that the files cannot be used."""
         fact = (self._options.log_directory, stream, reason)
-        if fact not in _told:
-            _told.add(fact)
+        if fact not in _logged:
+            _logged.add(fact)
             LOG.warning(
                 "malamute source: %s is read over the wire, for its files in logDirectory '%s' "
                 "cannot be used here: %s",

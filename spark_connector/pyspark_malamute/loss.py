@@ -33,7 +33,7 @@ def lost(options: SourceOptions, begin: int, end: int, code: str, reason: str = 
         f"stream '{options.stream}': offsets {begin} to {end - 1} cannot be read any more: "
         f"{code}, {why}"
     )
-    _decide(options, what)
+    _fail_or_log(options, what)
 
 
 def gone(options: SourceOptions, begin: int, end: int, first: int, code: str) -> None:
@@ -67,16 +67,16 @@ def rewound(options: SourceOptions, position: int, tail: int) -> None:
         f"stream '{options.stream}' now ends at offset {tail}, before {position}, where this query "
         "was: the broker has lost what lay between, and gives those offsets to new records"
     )
-    _decide(options, what)
+    _fail_or_log(options, what)
 
 
 def removed(options: SourceOptions) -> None:
     """Raise DataLoss, or log: a stream that was read is there no more."""
     what = f"stream '{options.stream}' was removed, with what this query had not read of it"
-    _decide(options, what)
+    _fail_or_log(options, what)
 
 
-def _decide(options: SourceOptions, what: str) -> None:
+def _fail_or_log(options: SourceOptions, what: str) -> None:
     """Raise DataLoss, or log where failOnDataLoss is false."""
     if options.fail_on_data_loss:
         raise DataLoss(f"malamute source: {what}. {_GO_ON}")

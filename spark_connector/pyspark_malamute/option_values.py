@@ -198,7 +198,7 @@ class OptionTable:
         for key in raw:
             option = self.by_key.get(key.lower())
             if option is None:
-                raise self.error(key, self._unknown(key))
+                raise self.error(key, self._unknown_option_text(key))
             if option.name in given:
                 raise self.error(
                     key, f"says the same as '{keys[option.name]}'; give only one of them"
@@ -222,7 +222,7 @@ class OptionTable:
         """Make the error that names an option."""
         return OptionError(option, why, self.side)
 
-    def _unknown(self, key: str) -> str:
+    def _unknown_option_text(self, key: str) -> str:
         """Return the error text for an option that does not exist, with the likely one."""
         typed = key.lower()
         meant = self._elsewhere.get(typed)

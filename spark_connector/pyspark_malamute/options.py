@@ -93,7 +93,7 @@ def _common(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
     return max(one[0], other[0]), min(one[1], other[1])
 
 
-_COUNTED: Final = 8
+_COUNTING_FACTOR: Final = 8
 """Times splitBytes that a task gets whose rows are only counted: a task costs Spark 35 ms of a
 worker, in which such rows of 300 MB are counted."""
 
@@ -172,8 +172,8 @@ class SourceOptions(LinkOptions, frozen=True, kw_only=True):
 
     @property
     def task_bytes(self) -> int:
-        """About how many bytes of batches one task is given."""
-        return self.split_bytes * (_COUNTED if self.counts_only else 1)
+        """About how many bytes of batches one task is given: more where rows are only counted."""
+        return self.split_bytes * (_COUNTING_FACTOR if self.counts_only else 1)
 
     @property
     def is_alone(self) -> bool:
@@ -415,7 +415,7 @@ def parse_options(raw: Mapping[str, str]) -> SourceOptions:
         fail_on_data_loss=values["failOnDataLoss"] != "false",
         fail_on_trim=values["failOnDataLoss"] == "all",
         rows_per_trigger=values["maxRecordsPerTrigger"] or 0,
-        min_rows_per_trigger=_least(values),
+        min_rows_per_trigger=_min_records(values),
         max_delay_ms=values["maxTriggerDelay"],
         bytes_per_trigger=values["maxBytesPerTrigger"],
         cursor=_cursor(values),
@@ -500,7 +500,7 @@ def _places_of(
     return places
 
 
-def _least(values: Mapping[str, Any]) -> int:
+def _min_records(values: Mapping[str, Any]) -> int:
     """Return minRecordsPerTrigger; 0: not given. Raises OptionError: it is above the maximum."""
     least, most = values["minRecordsPerTrigger"] or 0, values["maxRecordsPerTrigger"]
     if most and least > most:

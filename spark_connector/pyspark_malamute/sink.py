@@ -43,7 +43,7 @@ class MalamuteStreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         """Publish a partition of a micro-batch, in a task; returns its report for commit()."""
-        context = _context()
+        context = _task_context()
         writer = context.getLocalProperty(_QUERY_ID)
         number = context.getLocalProperty(_BATCH_ID)
         if not writer or number is None:
@@ -74,7 +74,7 @@ class MalamuteWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         """Publish a partition of the job, in a task; returns its report for commit()."""
-        return write_partition(self._options, self._batch, _context().partitionId(), iterator)
+        return write_partition(self._options, self._batch, _task_context().partitionId(), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Commit the job, in the driver. Raises BatchChanged, SourceUnavailable."""
@@ -100,11 +100,13 @@ def commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None])
         if each.rows_committed is not None:
             _check_committed(batch, each.rows_committed, rows)
             return
-    mine = options.named(f"spark-{batch.writer}-driver")  # with an identity of the driver's own
+    own_options = options.named(
+        f"spark-{batch.writer}-driver"
+    )  # with an identity of the driver's own
     try:
-        with links.in_use(mine), links.explained(mine, "commit a batch"):
-            client = linked(mine)
-            published = read_published(client, mine, batch)
+        with links.in_use(own_options), links.explained(own_options, "commit a batch"):
+            client = linked(own_options)
+            published = read_published(client, own_options, batch)
             if published.commit is not None:
                 _check_committed(batch, published.commit.rows, rows)
                 return
@@ -129,19 +131,19 @@ def commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None])
             key = f"{batch.writer}/{batch.number}/commit".encode()
             step = client.atomic(confirm="synced", key=key)
             content = encode([msgspec.json.encode(record)], subject=batch.commit)
-            step.publish_batch(mine.commit_stream, content)
+            step.publish_batch(own_options.commit_stream, content)
             try:
-                step.commit(patience_ms(mine))
+                step.commit(patience_ms(own_options))
             except BrokerRefused as error:
                 # Another driver has committed the batch meanwhile, and saw other tails.
-                published = read_published(client, mine, batch)
+                published = read_published(client, own_options, batch)
                 if error.code != "conflict" or published.commit is None:
                     raise
                 _check_committed(batch, published.commit.rows, rows)
     finally:
-        if not mine.has_credential:
+        if not own_options.has_credential:
             # An identity that was asked for by name has one link: the next driver's, elsewhere.
-            links.drop(mine)
+            links.drop(own_options)
 
 
 def check_columns(schema: StructType, options: SinkOptions) -> None:
@@ -171,7 +173,7 @@ def _check_committed(batch: BatchName, committed: int, rows: int) -> None:
         )
 
 
-def _context() -> TaskContext:
+def _task_context() -> TaskContext:
     """Return what Spark tells this task of itself."""
     context = TaskContext.get()
     assert context is not None, "a writer writes in a task"

@@ -39,7 +39,7 @@ _ENTRIES_MAX: Final = 200_000
 """Subjects and fields of a chunk, at most, counted as if each row had its own."""
 _ROW_BYTES: Final = 24
 """Bytes that a row is assumed to cost beside its values."""
-_CRC: Final = struct.Struct("<8xI")
+_CONTENT_CRC: Final = struct.Struct("<8xI")
 """Checksum of a content, which its head has after 8 other bytes."""
 _SHORT_MAP: Final = 15
 """Entries of a map whose number MessagePack has in its first byte."""
@@ -212,7 +212,7 @@ def checksum(found: Sequence[tuple[str, bytes]]) -> int:
     for stream, content in found:
         value = google_crc32c.extend(value, stream.encode())
         # The content's own checksum stands for its bytes.
-        value = google_crc32c.extend(value, _CRC.pack(*_CRC.unpack_from(content)))
+        value = google_crc32c.extend(value, _CONTENT_CRC.pack(*_CONTENT_CRC.unpack_from(content)))
     return value
 
 
@@ -298,6 +298,7 @@ def _map_sizes(name: str, column: Any, first: int, entry: int) -> Array:
 
 def _packed_sizes(lengths: Array) -> Array:
     """Bytes of texts of these lengths as MessagePack, up to 64 KiB."""
+    # Besides the text one byte, in which a short length is; two for a longer one, else three.
     return lengths + 1 + (lengths > _SHORT_TEXT) + (lengths > _BYTE_MAX)
 
 

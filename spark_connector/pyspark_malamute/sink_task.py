@@ -58,10 +58,11 @@ def write_partition(
     """
     all_rows_came = end_check(batches)
     report = Written(batch, partition)
-    mine = options.named(f"spark-{batch.writer}-{partition}")  # with this task's identity
-    task = _Task(mine, batch, partition)
+    # An identity of this task's own: the broker ends the link of an older attempt that has it.
+    own_options = options.named(f"spark-{batch.writer}-{partition}")
+    task = _Task(own_options, batch, partition)
     try:
-        with links.in_use(mine):
+        with links.in_use(own_options):
             for chunk in chunks(options, batches, task.rows_published, task.limits):
                 if chunk.last and not all_rows_came():
                     raise SourceUnavailable(
@@ -80,7 +81,7 @@ def write_partition(
     finally:
         if not options.has_credential:
             # An identity that was asked for by name has one link: the next attempt's, elsewhere.
-            links.drop(mine)
+            links.drop(own_options)
     return report
 
 

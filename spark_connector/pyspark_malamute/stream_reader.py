@@ -211,6 +211,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._tails = {name: facts.tail for name, facts in found.items()}
         offsets, lag = {}, {}
         for name, facts in found.items():
+            # NEVER_READ stands for the first record that there is.
             at = offsets[name] = begin.get(name, StreamOffset(facts.uuid.hex(), *NEVER_READ))
             if self._targets is not None:
                 if name in self._targets:

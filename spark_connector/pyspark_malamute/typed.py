@@ -27,11 +27,11 @@ from pyspark_malamute.options import SourceOptions
 
 _arrow: Final[Any] = pa
 _compute: Final[Any] = pc
-_BESIDE: Final = (
+_RECORD_COLUMNS: Final = (
     "stream", "offset", "append_time", "client_time", "subject", "keys", "fields",
 )  # fmt: skip
 """Columns beside the schema's that option `columns` may name."""
-_WIDER: Final = {
+_TYPE_IN_SPARK: Final = {
     _arrow.uint8(): _arrow.int16(),
     _arrow.uint16(): _arrow.int32(),
     _arrow.uint32(): _arrow.int64(),
@@ -64,15 +64,18 @@ def typed_schema(options: SourceOptions) -> StructType:
         field = known.get(name)  # A column of the schema goes before what a record has beside it.
         if field is None and name == "stream":
             field = _arrow.field(name, _arrow.string(), nullable=False)
-        elif field is None and name in _BESIDE:
+        elif field is None and name in _RECORD_COLUMNS:
             field = beside.field(name)
         if field is None:
             raise MalamuteSourceError(
                 f"malamute source: there is no column '{name}' (option 'columns'); stream "
-                f"'{options.stream}' has {', '.join(known)}, and beside them {', '.join(_BESIDE)}"
+                f"'{options.stream}' has {', '.join(known)}, and beside them "
+                f"{', '.join(_RECORD_COLUMNS)}"
             )
         try:
-            kind = from_arrow_type(_WIDER.get(field.type, field.type), prefer_timestamp_ntz=True)
+            kind = from_arrow_type(
+                _TYPE_IN_SPARK.get(field.type, field.type), prefer_timestamp_ntz=True
+            )
             # Asked for its error alone: a decimal of too many digits becomes a type of Spark's,
             # which has no way back to Arrow.
             to_arrow_type(kind, timezone="UTC")

@@ -24,7 +24,7 @@ from pyspark_malamute.pipelines.given import of_source
 
 OBSERVED: Final = "malamute"
 """Name of the figures in the query's progress that count records without a value or a time."""
-_LINKING: Final = frozenset(
+_LINK_OPTIONS: Final = frozenset(
     ("endpoint", "user", "password", "curveServerKey", "curvePublicKey", "curveSecretKey",
      "connectTimeoutMs", "requestTimeoutMs", "brokerOutageMs")
 )  # fmt: skip
@@ -89,7 +89,7 @@ def aggregate(
         sf.count_if(sf.col("time").isNull()).alias("without_time"),
     )
     results = statistics(counted.withWatermark("time", watermark), window, slide or window)
-    sink = {name: text for name, text in given.items() if name in _LINKING}
+    sink = {name: text for name, text in given.items() if name in _LINK_OPTIONS}
     publisher = _Publisher(folder, {**sink, "stream": into})
     writer = (
         results.writeStream.outputMode("append")

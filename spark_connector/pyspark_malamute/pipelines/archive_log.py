@@ -170,7 +170,7 @@ def load_state(folder: ReadableFolder) -> State | None:
     """The archive at its newest version; None: there is none here yet. Raises ArchiveError."""
     entries: list[Entry] = []
     for version in reversed(_versions(folder)):
-        entries.append(_entry(folder, version))
+        entries.append(_read_entry(folder, version))
         if entries[-1].whole:
             break  # it has the state by itself, without the entries before it
     state: State | None = None
@@ -202,7 +202,7 @@ class ArchiveLog:
             if state is not None and entry.version % _WHOLE_EVERY == 0:
                 entry = self._whole(after)
             # False where another writer has this version: all of it is made anew then.
-            if self._folder.create(_name(entry.version), msgspec.json.encode(entry)):
+            if self._folder.create(_entry_name(entry.version), msgspec.json.encode(entry)):
                 return after
 
     def entry(self, state: State | None, **change: Any) -> Entry:
@@ -220,7 +220,7 @@ class ArchiveLog:
             return
         for version in _versions(self._folder):
             if version < whole[-2]:
-                self._folder.remove(_name(version))
+                self._folder.remove(_entry_name(version))
 
     def _whole(self, state: State) -> Entry:
         """Return an entry that repeats all of a state, so that earlier entries need not be read."""
@@ -242,10 +242,10 @@ def _versions(folder: ReadableFolder) -> list[int]:
     )
 
 
-def _entry(folder: ReadableFolder, version: int) -> Entry:
+def _read_entry(folder: ReadableFolder, version: int) -> Entry:
     """Read one entry of the log. Raises ArchiveError: damaged, or of another format."""
     try:
-        entry = msgspec.json.decode(folder.read(_name(version)), type=Entry)
+        entry = msgspec.json.decode(folder.read(_entry_name(version)), type=Entry)
     except msgspec.MsgspecError as error:
         raise ArchiveError(f"the archive's log is damaged: entry {version}: {error}") from error
     if entry.settings is not None and entry.settings.format != FORMAT:
@@ -256,6 +256,6 @@ def _entry(folder: ReadableFolder, version: int) -> Entry:
     return entry
 
 
-def _name(version: int) -> str:
+def _entry_name(version: int) -> str:
     """Return the name of an entry's file; in the order of names, entries follow each other."""
     return f"{_LOG}/{version:012d}.json"

@@ -44,7 +44,7 @@ SELECTING: Final = (
     "fieldColumns", "includeFields", "includeKeys", "includeProperties", "bodyType",
 )  # fmt: skip
 """Options of the source that say what an archive has; they stay as they were in its first run."""
-_STARTING: Final = (
+_STARTING_OPTIONS: Final = (
     "startingOffsets", "startingTimestamp", "startingOffsetsByTimestampStrategy",
 )  # fmt: skip
 PARTITIONS: Final = ("date", "subject_tokens")
@@ -93,7 +93,7 @@ def archive(
         if "startingTimestamp" not in source:
             source.setdefault("startingOffsets", "earliest")
     else:
-        for name in _STARTING:
+        for name in _STARTING_OPTIONS:
             if name in given:
                 raise OptionError(name, "is for the first run; the archive goes on. Remove it")
         state = _with_gaps(folder, log, state, parse_options(source), accepted=accepts_loss)
@@ -310,7 +310,7 @@ def _with_gaps(
             if not accepted:
                 raise made_again(folder, name, at)
             gaps.append(Gap(name, at.offset, 0))
-            reached[name] = StreamOffset(facts.uuid.hex(), *NEVER_READ)
+            reached[name] = StreamOffset(facts.uuid.hex(), *NEVER_READ)  # from its first record on
         elif facts.first > at.offset and at.epoch:
             gaps.append(Gap(name, at.offset, facts.first))
             reached[name] = StreamOffset(at.stream, facts.epoch, facts.first)

@@ -74,7 +74,7 @@ class Folder:
         finally:
             stream.close()
         try:
-            return self._renamed(draft, self._place(name))
+            return self._give_name(draft, self._place(name))
         finally:
             self._files.delete(draft, False)
 
@@ -86,11 +86,11 @@ class Folder:
         """Return Hadoop's path of a file in the directory; "": of the directory."""
         return self._jvm.org.apache.hadoop.fs.Path(self._root, name) if name else self._root
 
-    def _renamed(self, draft: Any, place: Any) -> bool:
+    def _give_name(self, draft: Any, place: Any) -> bool:
         """Give a draft its name, if no file has it; False: another writer was first."""
         if scheme_of(place) == "file":
             # Hadoop's local file system looks first and renames then: two writers could both win.
-            return _given_name(draft.toUri().getPath(), place.toUri().getPath())
+            return _link_name(draft.toUri().getPath(), place.toUri().getPath())
         # With no option to overwrite, it fails where the name is taken.
         context = self._jvm.org.apache.hadoop.fs.FileContext
         none = self._gateway.new_array(getattr(self._jvm.org.apache.hadoop.fs, "Options$Rename"), 0)
@@ -108,7 +108,7 @@ def scheme_of(place: Any) -> str:
     return str(place.toUri().getScheme())
 
 
-def _given_name(draft: str, place: str) -> bool:
+def _link_name(draft: str, place: str) -> bool:
     """Sync a file of this machine and give it its name as well; False: another file has the name.
 
     draft, place: paths of the two names; the caller removes the first.

@@ -39,7 +39,7 @@ TICK_MS: Final = 100
 """Records of a paced replay that are due within this time are published together."""
 _EVER: Final = 1 << 53
 """Time after all others, in milliseconds."""
-_ORDER: Final = ("at_ms", "stream", "offset", "appended_ms", "date")
+_ORDER_COLUMNS: Final = ("at_ms", "stream", "offset", "appended_ms", "date")
 """Columns by which rows are found and put in order, which are not published."""
 
 
@@ -191,20 +191,22 @@ class _Run:
         Steps are published in order, each as a batch of the sink with its number, so that the
         greatest number tells. Raises SourceUnavailable.
         """
-        mine = self._options.named(f"spark-{self._options.sink_id}-replay")  # its own identity
+        own_options = self._options.named(
+            f"spark-{self._options.sink_id}-replay"
+        )  # its own identity
         try:
-            with links.explained(mine, "read what is published"):
-                client = linked(mine)
-                if not client.list_streams(mine.commit_stream):
+            with links.explained(own_options, "read what is published"):
+                client = linked(own_options)
+                if not client.list_streams(own_options.commit_stream):
                     return 0
                 with client.subscribe(
-                    mine.commit_stream, f"{mine.sink_id}.*.commit", start="earliest",
-                    until="tail", visibility="durable", timeout_ms=mine.request_timeout_ms,
+                    own_options.commit_stream, f"{own_options.sink_id}.*.commit", start="earliest",
+                    until="tail", visibility="durable", timeout_ms=own_options.request_timeout_ms,
                 ) as reading:  # fmt: skip
                     found = (msgspec.json.decode(each.body, type=CommitRecord) for each in reading)
                     return max((record.batch + 1 for record in found), default=0)
         finally:
-            links.drop(mine)  # Its identity is of no use to the tasks.
+            links.drop(own_options)  # Its identity is of no use to the tasks.
 
     def _progress(self, done: int) -> Replayed:
         """Return how far the replay is. done: steps that were published."""
@@ -230,7 +232,7 @@ class _Run:
 
     def _publish(self, number: int) -> None:
         """Publish a step at once: Spark's tasks write it, as one batch of the sink."""
-        frame = self._step(number).drop(*_ORDER)
+        frame = self._step(number).drop(*_ORDER_COLUMNS)
         writer = frame.write.format("malamute").mode("append")
         writer.options(**self._given, batchId=str(number)).save()
 
@@ -261,7 +263,7 @@ def _ticks(frame: DataFrame, tick_ms: int) -> Iterator[tuple[int, list[Any]]]:
     table: Any = frame.toArrow()
     times = table.column("at_ms").to_numpy()
     rows = table.select(
-        [name for name in table.column_names if name not in _ORDER]
+        [name for name in table.column_names if name not in _ORDER_COLUMNS]
     ).combine_chunks()
     # The rows are in the order of time: a tick ends where the number of the next row's is another.
     ticks = times // tick_ms
@@ -272,9 +274,10 @@ def _ticks(frame: DataFrame, tick_ms: int) -> Iterator[tuple[int, list[Any]]]:
 
 
 def _rows(frame: DataFrame, state: State, by: str) -> DataFrame:
-    """The archive's rows as the sink takes them, with the columns of _ORDER. Raises ArchiveError.
+    """The archive's rows as the sink takes them, with the columns of _ORDER_COLUMNS.
 
-    by: append_time or client_time, the time by which they are in order.
+    by: append_time or client_time, the time by which they are in order. Raises ArchiveError: the
+    sink cannot write such rows.
     """
     if "body" not in frame.columns or frame.schema["body"].dataType.typeName() != "binary":
         raise ArchiveError(
