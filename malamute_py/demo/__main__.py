@@ -121,6 +121,7 @@ def has_java() -> bool:
     java = f"{home}/bin/java" if home else shutil.which("java")
     if not java or not os.access(java, os.X_OK):
         return False
+    # Java tells its version on stderr, as 17.0.1; before 9 it was 1.8.0.
     told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
     version = re.search(r'version "(\d+)', told)
     return version is not None and int(version[1]) >= JAVA_MIN

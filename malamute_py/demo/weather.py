@@ -148,6 +148,7 @@ def read_results(client: SyncClient) -> list[Result]:
     """Read what the query has published, in order of day, airport and rain."""
     with client.subscribe(RESULTS, start="earliest", until="tail") as reading:
         found = [json.loads(body) for batch in reading.batches() for body in batch.bodies()]
+    # Spark's JSON leaves out what is null.
     return sorted(Result(**{"mean_delay": None, **each}) for each in found)
 
 

@@ -105,6 +105,7 @@ class Batch:
         self._append_times: list[int] | None = None
         if content.head.flags & APPEND_TIMES:
             self._append_times = _listed(content.append_times)
+        # Columns of all rows as lists, made when a row first asks for one of them.
         self._body_bytes: bytes | None = None
         self._body_bounds: list[int] = []
         self._keys: list[tuple[str, ...]] | None = None

@@ -92,6 +92,7 @@ class Content:
         self.view = view
         fields = HEAD.unpack_from(view)
         self.head = Head._make(fields)
+        # Found when they are first asked for.
         self._sections: Sections | None = None
         self._table: HeaderTable | None = None
         self._reading: TableReading | None = None
@@ -206,7 +207,7 @@ class Content:
                     bytes(view[fieldmaps : fieldmaps + size]) if size else b"",
                     self._limits,
                 )
-            else:
+            else:  # Read in steps so far: the rest is read now.
                 table = reading.table()
                 self._reading = None
             check_counts(table, head.subjects_count, head.fieldmaps_count)

@@ -186,6 +186,7 @@ class HeaderTable:
         texts, names = list(chain.from_iterable(keys)), list(chain.from_iterable(fieldmaps))
         self.entries = len(texts) + len(names)
         """Keys of all subjects and fields of all field maps."""
+        # Sizes of the largest of each sort, which check() compares with limits.
         self.subject_bytes = _longest(texts)
         self.keys_most = max(map(len, keys), default=0)
         self.fields_most = max(map(len, fieldmaps), default=0)

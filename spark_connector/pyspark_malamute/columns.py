@@ -109,6 +109,7 @@ class RowCount:
     def take(self) -> Iterator[Any]:
         """Yield a record batch without columns of as many rows as were counted; then begin anew."""
         if self._rows:
+            # Without a column, a record batch has its number of rows from an array of structs.
             nothing = _arrow.struct([])
             rows = _arrow.StructArray.from_buffers(nothing, self._rows, [None])
             yield _arrow.RecordBatch.from_struct_array(rows)

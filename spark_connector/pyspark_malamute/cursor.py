@@ -44,10 +44,11 @@ class QueryCursor:
 
     def move(self, offsets: Mapping[str, StreamOffset]) -> None:
         """Move the cursors to where a batch ended that is in the sink. Raises SourceUnavailable."""
+        nowhere = StreamOffset("", 0, 0)  # for a stream in which no cursor is known
         moved = {
             name: at
             for name, at in offsets.items()
-            if at.offset > (self._known(name, at) or StreamOffset("", 0, 0)).offset
+            if at.offset > (self._known(name, at) or nowhere).offset
         }
         if self._options.cursor and moved:
             together(lambda name: self._move(name, moved[name]), moved)

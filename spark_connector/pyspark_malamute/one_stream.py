@@ -175,5 +175,6 @@ def _is_far(offset: int, plan: ReadPlan) -> bool:
     """
     skipped = plan.to_offset - offset
     held = plan.tail - plan.first
+    # Near: the position is in the older half of the log, and the way to go is worth a batch.
     near = plan.first > 0 and offset - plan.first < held // 2 and skipped > held // 8
     return skipped >= FAR or (near and skipped > 0)

@@ -75,7 +75,7 @@ def write_partition(
                     task.publish(chunk, report)
                 else:  # The whole batch was published before: the driver compares the rows.
                     report.rows_committed = task.published.commit.rows
-            task.settle()
+            task.settle()  # for the last chunk
     except UnwritableRows as error:
         raise UnwritableRows(f"{error}; this is partition {partition}") from error
     finally:

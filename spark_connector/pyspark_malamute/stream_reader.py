@@ -102,13 +102,17 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         broker, options = self._asked(), self._options
 
         def begin(name: str) -> StreamOffset:
+            """Return where reading begins in one stream."""
             return _offset_of(locate_start(broker, options.of(name), "latest"))
 
         names = [options.stream] if options.stream else begin_with(broker, options)
         return to_json(together(begin, names), options)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """The caps of the options; Spark knows only one of them at a time."""
+        """Return the cap that Spark hands to latestOffset().
+
+        Spark knows one at a time: further caps of the options latestOffset() takes from them.
+        """
         options = self._options
         if options.rows_per_trigger:
             return ReadMaxRows(options.rows_per_trigger)
@@ -123,6 +127,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         broker, options = self._asked(), self._options
 
         def end(name: str) -> int:
+            """Return the present end of one stream."""
             return locate(broker, options.of(name), Place("latest"), "").offset
 
         self._targets = together(end, self._names())
@@ -145,6 +150,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """Take note that the batch that ended here is in Spark's sink."""
+        # Spark commits a batch when it begins the next one.
         self._idle.batch_began()
         self._reached_broker = True
         self._cursor.move(read_offsets(end, self._options))

@@ -103,7 +103,11 @@ def aggregate(
 
 
 def numbers(frame: DataFrame, name: str, time: str) -> DataFrame:
-    """Columns subject, time, offset and value of each record; name: of the number; "": the body."""
+    """Columns subject, time, offset and value of each record of the source.
+
+    name: of the column with the number; "": the body is it, as text. time: name of the column with
+    the time. What is no number becomes null.
+    """
     number = sf.col(name) if name else sf.col("body").cast("string")
     return frame.select("subject", sf.col(time).alias("time"), "offset",
                         number.try_cast("double").alias("value"))  # fmt: skip
@@ -175,7 +179,7 @@ def _iso(name: str) -> Column:
     # A timestamp moved to UTC is wrong where the session's wall clock leaves that hour out.
     of_day = sf.pmod(sf.unix_millis(at), sf.lit(_DAY_MS))
     return sf.format_string(
-        "%sT%02d:%02d:%02d.%03dZ", day(at).cast("string"),
+        "%sT%02d:%02d:%02d.%03dZ", day(at).cast("string"),  # hours, minutes, seconds, milliseconds
         *((sf.floor(of_day / unit_ms) % most) for unit_ms, most in _CLOCK),
     )  # fmt: skip
 

@@ -238,7 +238,8 @@ def _versions(folder: ReadableFolder) -> list[int]:
     return sorted(
         int(name.removesuffix(".json"))
         for name in names
-        if name.endswith(".json") and name[0] != "."  # Drafts, and what file systems add.
+        # Neither drafts nor the files that file systems add.
+        if name.endswith(".json") and name[0] != "."
     )
 
 

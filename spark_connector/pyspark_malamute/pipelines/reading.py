@@ -59,6 +59,7 @@ def history(spark: SparkSession, path: str, **options: Any) -> DataFrame:
             {name: offset for name, offset in state.reached.items() if name in found}
         )
     log = spark.read.format("malamute").options(**given).load()
+    # The log's rows get the archive's columns, those of its paths included.
     columns = StructType.fromJson(json.loads(state.settings.schema)).fieldNames()
     recent = with_stream(log, state.settings.selection).select(*columns)
     return archived.unionByName(partitioned(recent, state.settings))

@@ -136,6 +136,7 @@ def replay(
     sink_options = parse_sink_options(given, streaming=False)
     rows = _rows(rows_of(spark, folder, state, [*state.files]), state, by)
     settings = {"into": into, "by": by, "start_ms": start_ms, "end_ms": end_ms}
+    # Records that the pace brings within TICK_MS of each other are published together.
     tick_ms = 0 if pace is None else max(1, round(TICK_MS * pace))
     plan = _planned(folder, state, rows, name, settings, tick_ms)
     run = _Run(rows, plan, sink_options, given, told or (lambda _: None))
@@ -171,7 +172,7 @@ class _Run:
         pace: factor of the original pace; None: as fast as possible.
         """
         done = self._done()
-        if done < len(self._plan.steps):
+        if done < len(self._plan.steps):  # The pace counts from where this run begins.
             self._first_ms = self._plan.steps[done].begin_ms
             self._began_s = clock.monotonic()
         progress = self._progress(done)
@@ -269,7 +270,7 @@ def _ticks(frame: DataFrame, tick_ms: int) -> Iterator[tuple[int, list[Any]]]:
     ticks = times // tick_ms
     bounds = [0, *(np.flatnonzero(np.diff(ticks)) + 1).tolist(), len(ticks)]
     for begin, end in itertools.pairwise(bounds):
-        if end > begin:
+        if end > begin:  # A step without rows has the bounds 0 and 0.
             yield int(times[begin]), rows.slice(begin, end - begin).to_batches()
 
 
@@ -367,7 +368,7 @@ def _steps(rows: DataFrame, settings: Mapping[str, Any], most: int) -> list[Plan
     for bucket, count in sorted((row[0], row[1]) for row in counted.count().collect()):
         first = bounds.least + bucket * width
         stop = min(end, first + width)
-        if steps and steps[-1].records + count <= most:
+        if steps and steps[-1].records + count <= most:  # The bucket joins the step before.
             begin_ms, _, records = steps[-1]
             steps[-1] = PlannedStep(begin_ms, stop, records + count)
         else:
