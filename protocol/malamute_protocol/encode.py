@@ -78,7 +78,7 @@ def encode(bodies: Sequence[bytes], **options: Unpack[Options]) -> bytes:
         if plain is not None:
             return plain
     offsets, pieces = _offsets_and_pieces(bodies, limits, "record")
-    return _assemble(len(bodies), BLOB, 0, [offsets, *pieces], options)
+    return _assemble(len(bodies), BLOB, [offsets, *pieces], options)
 
 
 def encode_bulk(
@@ -251,7 +251,8 @@ def encode_lists(bodies: Sequence[Sequence[bytes]], **options: Unpack[Options]) 
         raise LocalProtocolError(
             "too_large", _too_large_reason("record", row, int(sizes[row]), limits)
         )
-    return _assemble(len(bodies), LIST, len(parts), [offsets, part_offsets, *pieces], options)
+    body = [offsets, part_offsets, *pieces]
+    return _assemble(len(bodies), LIST, body, options, parts_count=len(parts))
 
 
 def encode_fixed(blob: bytes, width: int, **options: Unpack[Options]) -> bytes:
@@ -295,7 +296,7 @@ def encode_columns(offsets: Any, blob: Any, **options: Unpack[Options]) -> bytes
     # An array, because the CRC takes no memoryview.
     piece = np.frombuffer(data, np.uint8)[first:end] if end > first else b""
     return _assemble(
-        len(bounds) - 1, BLOB, 0, [np.ascontiguousarray(bounds - first, dtype=I4), piece], options
+        len(bounds) - 1, BLOB, [np.ascontiguousarray(bounds - first, dtype=I4), piece], options
     )
 
 
@@ -306,7 +307,7 @@ def encode_arrow(message: bytes | Array, count: int, **options: Unpack[Options])
     """
     if not options.get("schema_id"):
         raise LocalProtocolError("bad_batch", "an Arrow body needs the stream's schema_id")
-    return _assemble(count, ARROW, 0, [message], options)
+    return _assemble(count, ARROW, [message], options)
 
 
 def with_properties(content: Content, properties: Mapping[str, Any], limits: Limits) -> bytes:
@@ -319,7 +320,7 @@ def with_properties(content: Content, properties: Mapping[str, Any], limits: Lim
     head, at, view = content.head, content.sections, content.view
     if head.flags & (PROPERTIES_DICTIONARY | PROPERTIES_COLUMN):
         raise LocalProtocolError("unsupported", "the records have properties of their own")
-    packed = pack_properties(properties, limits, 0)
+    packed = pack_properties(properties, limits, row=0)
     # The properties section ends where the next section that there is begins; the body always is.
     end = next(position for position in (at.deltas, at.append_times, at.body) if position >= 0)
     begin = end if at.properties < 0 else at.properties
@@ -342,12 +343,12 @@ def with_properties(content: Content, properties: Mapping[str, Any], limits: Lim
 
 
 def _assemble(
-    count: int, body_kind: int, parts_count: int, body: list[Any], options: Options
+    count: int, body_kind: int, body: list[Any], options: Options, *, parts_count: int = 0
 ) -> bytes:
     """Return the content's bytes: head, header tables, columns and body, with the checksum.
 
     The general way, on which every encoding ends that has no quicker one. body: the pieces of the
-    body section, compressed here if a codec is asked for.
+    body section, compressed here if a codec is asked for. parts_count: of all lists together.
     """
     codec = codec_number(options.get("codec", 0))
     raw_bytes = body_bytes = sum(map(_size, body))
@@ -400,12 +401,12 @@ def _head_and_sections(
         flags |= FIELD_CODES
         _add_padded(sections, field_codes)
     earliest_expiry = least_time = greatest_time = 0
-    times = times_of(count, options.get("client_time_ms"), "client_time_ms", NO_TIME)
+    times = times_of(count, options.get("client_time_ms"), "client_time_ms", none=NO_TIME)
     if times is not None:
         flags |= CLIENT_TIME
         least_time, greatest_time = time_range(times)
         sections.append(times)
-    expiries = times_of(count, options.get("expires_at_ms"), "expires_at_ms", 0)
+    expiries = times_of(count, options.get("expires_at_ms"), "expires_at_ms", none=0)
     if expiries is not None:
         flags |= EXPIRY
         earliest_expiry = earliest(expiries)

@@ -273,7 +273,7 @@ def _which_record(
     return ""
 
 
-def times_of(count: int, times: object, what: str, none: int) -> Array | None:
+def times_of(count: int, times: object, what: str, *, none: int) -> Array | None:
     """Return times as a column: one for all rows, or one each. Raises LocalProtocolError.
 
     none: the value that stands for no time.
@@ -293,7 +293,7 @@ def times_of(count: int, times: object, what: str, none: int) -> Array | None:
         raise LocalProtocolError("bad_batch", f"{column.size} {what} for {count} records")
     kind = column.dtype.kind
     if kind == "O" and isinstance(times, np.ndarray):  # An array of objects: as a list.
-        return times_of(count, column.tolist(), what, none)
+        return times_of(count, column.tolist(), what, none=none)
     if kind not in "iu" or (kind == "u" and int(column.max()) >= 1 << 63):
         found = f"{column.dtype}" if kind != "u" else f"{int(column.max())}"
         raise LocalProtocolError("bad_batch", f"{what} are integers of 64 bits, not {found}")
@@ -314,7 +314,7 @@ def properties_of(count: int, options: Options, limits: Limits) -> tuple[int, li
     if not properties:
         return 0, []
     if isinstance(properties, Mapping):
-        return PROPERTIES_CONSTANT, [pack_properties(properties, limits, 0)]
+        return PROPERTIES_CONSTANT, [pack_properties(properties, limits, row=0)]
     if not isinstance(properties, Collection) or isinstance(properties, (str, bytes)):
         raise LocalProtocolError("bad_batch", "properties are a map, or one for each record")
     if len(properties) != count:

@@ -151,7 +151,7 @@ def _content_of(content: Content, chosen: Array, options: Options) -> bytes:
     _properties(content, chosen, options)
     body, parts_count = _bodies(content.bodies(), chosen)
     kind = LIST if content.head.body_kind == LIST else BLOB
-    return _assemble(len(chosen), kind, parts_count, body, options)
+    return _assemble(len(chosen), kind, body, options, parts_count=parts_count)
 
 
 class Scatter:

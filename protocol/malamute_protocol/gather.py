@@ -181,7 +181,7 @@ def gather_rows(rows: Sequence[Row], stream: int, epoch: int, lsn: int) -> tuple
         np.array(appended, np.int64),
         np.array(times, np.int64),
     )
-    content = _assemble(len(rows), BLOB, 0, [ends, b"".join(bodies)], options)
+    content = _assemble(len(rows), BLOB, [ends, b"".join(bodies)], options)
     stamp = Stamp(
         flags=DERIVED,
         lsn=lsn,
@@ -346,7 +346,7 @@ class SharedGathering:
             headers = [self._headers[code] for code in codes[first:end].tolist()]
             times = np.full(1, NO_TIME) if client_times is None else client_times[first:end]
             options = _options(headers, deltas[first:end], appended[first:end], times)
-            contents.append(_assemble(end - first, BLOB, 0, [own_bounds, bytes(body)], options))
+            contents.append(_assemble(end - first, BLOB, [own_bounds, bytes(body)], options))
         bases, lasts = offsets[firsts].tolist(), offsets[ends - 1].tolist()
         # The batch of a reader's first row is the first that ends after it.
         lsns = np.array(self._lsns)[np.searchsorted(self._ends, rows[firsts], "right")].tolist()

@@ -77,7 +77,12 @@ def _within_filters(
     first, stop = max(first, low), min(stop, high)
     since_ms, until_ms = options.bounds.append_ms
     if since_ms > -EVER:
-        first = max(first, locate(broker, options, Place("time", since_ms), "").offset)
+        first = max(first, _at(broker, options, since_ms))
     if until_ms < EVER:
-        stop = min(stop, locate(broker, options, Place("time", until_ms), "").offset)
+        stop = min(stop, _at(broker, options, until_ms))
     return first, max(first, stop)
+
+
+def _at(broker: Broker, options: SourceOptions, time_ms: int) -> int:
+    """Return the offset of the first record that was appended at or after a time."""
+    return locate(broker, options, Place("time", time_ms), option="").offset

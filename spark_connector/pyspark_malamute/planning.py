@@ -80,8 +80,8 @@ class Spot(msgspec.Struct, frozen=True):
 def locate(broker: Broker, options: SourceOptions, place: Place, option: str) -> Spot:
     """Ask the broker at which offset a place is, which an option names.
 
-    option: name of the option, for errors. Raises OptionError: there is no such place. Raises
-    DataLoss: there was.
+    option: name of the option, for errors; of an earliest or latest place or a time there are none.
+    Raises OptionError: there is no such place. Raises DataLoss: there was.
     """
     start: StartPoint
     match place.kind:
@@ -234,27 +234,32 @@ def ranges(
     ]
     if options.rows_per_partition:
         pieces = [
-            (*cut, size)
-            for first, stop, size in pieces
-            for cut in _cut_by_records(broker, options, plan.epoch, first, stop)
+            (first, stop, size)
+            for begin, after, size in pieces
+            for first, stop in _cut_by_records(broker, options, plan.epoch, begin, after)
         ]
     unbroken = plan.unbroken if options.counts_only else []
     # Of a read that only counts, `unbroken` are parts of which every record is selected: their
     # number is known without a read. A range lies in one of them, or outside of all.
-    pieces = [(*cut, size) for *piece, size in pieces for cut in _cut_at(unbroken, *piece)]
+    pieces = [
+        (first, stop, size)
+        for begin, after, size in pieces
+        for first, stop in _cut_at(unbroken, begin, after)
+    ]
     name, stream = options.stream, plan.stream.hex()
     return [
         Range(
             name,
             stream,
             plan.epoch,
-            *cut,
+            low,
+            high,
             first=plan.first,
             size=size,
             reached_broker=reached_broker,
-            counted=any(begin <= cut[0] and cut[1] <= after for begin, after in unbroken),
+            counted=any(begin <= low and high <= after for begin, after in unbroken),
         )
-        for *cut, size in pieces
+        for low, high, size in pieces
     ]
 
 

@@ -282,7 +282,7 @@ def _map_sizes(name: str, column: Any, first: int, entry: int) -> Array:
                     f"has a name or value of {lengths[place]} bytes, at most {most}",
                     first + row,
                 )
-        _check_most(name, np.diff(bounds), limits.fields_max, first, "fields")
+        _check_most(name, np.diff(bounds), limits.fields_max, first, what="fields")
     # Sums up to each entry: the difference at a row's bounds is the row's.
     ends = np.zeros(count + 1, np.int64)
     np.cumsum(keys + values + entry, out=ends[1:])

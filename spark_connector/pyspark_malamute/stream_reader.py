@@ -128,7 +128,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         def end(name: str) -> int:
             """Return the present end of one stream."""
-            return locate(broker, options.of(name), Place("latest"), "").offset
+            return locate(broker, options.of(name), Place("latest"), option="").offset
 
         self._targets = together(end, self._names())
 

@@ -148,7 +148,7 @@ def applied(state: State | None, entry: Entry) -> State:
     if state is None or entry.whole:
         if entry.settings is None:
             raise ArchiveError(f"the archive's log is damaged: entry {entry.version} begins it")
-        state = State(entry.version, entry.settings, {}, {}, [], dict(entry.removed))
+        state = State(entry.version, entry.settings, removed=dict(entry.removed))
     elif entry.version != state.version + 1:
         raise ArchiveError(
             f"the archive's log is damaged: entry {state.version + 1} is missing before "
@@ -227,9 +227,15 @@ class ArchiveLog:
         now_ms = self._clock_ms()
         kept = {path: at for path, at in state.removed.items() if now_ms - at < _FORGOTTEN_MS}
         return Entry(
-            state.version, now_ms, state.settings, list(state.files.values()), [],
-            state.position, state.gaps, whole=True, removed=kept,
-        )  # fmt: skip
+            state.version,
+            now_ms,
+            state.settings,
+            add=list(state.files.values()),
+            position=state.position,
+            gaps=state.gaps,
+            whole=True,
+            removed=kept,
+        )
 
 
 def _versions(folder: ReadableFolder) -> list[int]:

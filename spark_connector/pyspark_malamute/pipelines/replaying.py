@@ -213,10 +213,13 @@ class _Run:
         """Return how far the replay is. done: steps that were published."""
         steps = self._plan.steps
         return Replayed(
-            len(steps), done,
-            sum(step.records for step in steps), sum(step.records for step in steps[:done]),
-            steps[done - 1].end_ms if done else 0, self._late_ms,
-        )  # fmt: skip
+            steps=len(steps),
+            steps_done=done,
+            records=sum(step.records for step in steps),
+            records_done=sum(step.records for step in steps[:done]),
+            time_ms=steps[done - 1].end_ms if done else 0,
+            late_ms=self._late_ms,
+        )
 
     def _step(self, number: int) -> DataFrame:
         """The rows of a step in their order, in one partition."""
@@ -314,7 +317,7 @@ def _planned(
         plan = msgspec.json.decode(folder.read(file), type=Plan)
     except FileNotFoundError:
         steps = _steps(rows, settings, PACED_ROWS if tick_ms else STEP_ROWS)
-        plan = Plan(settings, state.ends, steps, tick_ms, _bounds(rows, state))
+        plan = Plan(settings, state.ends, steps, tick_ms=tick_ms, bounds=_bounds(rows, state))
         # Of two runs that begin the replay one creates the file, and both go by it.
         folder.create(file, msgspec.json.encode(plan))
         plan = msgspec.json.decode(folder.read(file), type=Plan)
