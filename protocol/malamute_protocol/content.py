@@ -322,11 +322,11 @@ class Content:
         self.check_codes()
         table, subjects, fields = self.table, self.subject_codes, self.field_codes
         # A row's pair of codes is one number; +1, because the field code of no fields is -1.
-        wide = len(table.fieldmaps) + 1
+        field_choices = len(table.fieldmaps) + 1
         row_fields = 0 if fields is None else fields
         row_subjects = 0 if subjects is None else subjects.astype(np.int64)
-        pairs = np.asarray(row_subjects * wide + row_fields + 1, dtype=np.int64)
-        span = len(table.keys) * wide  # pairs that there could be
+        pairs = np.asarray(row_subjects * field_choices + row_fields + 1, dtype=np.int64)
+        span = len(table.keys) * field_choices  # pairs that there could be
         if span <= 1 << 20:
             # Marking and counting is linear; np.unique sorts (3 ms for 65,536 rows).
             present = np.zeros(span, np.bool_)
@@ -578,6 +578,7 @@ class Content:
             raise BatchError(
                 "too_large", f"a body of {head.body_raw_bytes} bytes", AT.body_raw_bytes
             )
+        # Parts that only derived batches have, and parts that none may have yet.
         if bool(flags & OFFSET_DELTAS) != derived:
             raise BatchError(
                 "bad_batch", "offset deltas belong to derived batches, only they do", AT.flags

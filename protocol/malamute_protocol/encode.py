@@ -386,6 +386,7 @@ def _head_and_sections(
         if count:
             raise BatchTooLarge(f"{count} records in a batch, at most {limits.batch_records_max}")
         raise LocalProtocolError("bad_batch", "a batch needs at least one record")
+    # The header table, and the codes by which records refer to it.
     subjects, subject_codes = subjects_of(count, options)
     fieldmaps, field_codes = fieldmaps_of(count, options)
     check_table(subjects, fieldmaps, subject_codes, field_codes, limits)
@@ -400,6 +401,7 @@ def _head_and_sections(
     if field_codes is not None:
         flags |= FIELD_CODES
         _add_padded(sections, field_codes)
+    # Columns of times, whose bounds the head repeats. Eight bytes each, they need no padding.
     earliest_expiry = least_time = greatest_time = 0
     times = times_of(count, options.get("client_time_ms"), "client_time_ms", none=NO_TIME)
     if times is not None:
@@ -415,6 +417,7 @@ def _head_and_sections(
     flags |= form
     properties_bytes = sum(map(_size, properties))
     _add_padded(sections, *properties)
+    # Columns of derived batches.
     deltas = options.get("offset_deltas")
     if deltas is not None:
         flags |= OFFSET_DELTAS

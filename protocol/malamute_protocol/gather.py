@@ -151,11 +151,11 @@ def rows_of(stamp: Stamp, content: Content, places: Any) -> list[Row]:
     by_subject = [0] * len(places) if subjects is None else subjects[places].tolist()
     default = 0 if table.fieldmaps else -1  # Without codes all rows have the first map.
     by_fields = [default] * len(places) if fields is None else fields[places].tolist()
-    wide = len(table.fieldmaps) + 1
+    field_choices = len(table.fieldmaps) + 1  # Each map, and none.
     # The headers of these rows only: those of all rows would cost by the batch's rows. Each pair
     # of codes is one number, as HeaderTable.headers() takes it.
     codes = zip(by_subject, by_fields, strict=True)
-    headers = table.headers([subject * wide + field + 1 for subject, field in codes])
+    headers = table.headers([subject * field_choices + field + 1 for subject, field in codes])
     base, appended, view = stamp.base_offset, stamp.append_time_ms, bodies.blob
     return [
         Row(header, base + place, appended, time, bytes(view[begin:end]))

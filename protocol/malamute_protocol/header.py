@@ -222,10 +222,10 @@ class HeaderTable:
         if len(known) + len(pairs) > _HEADERS_MAX:
             # Tables live in the memo, and a peer may pair their entries as it likes.
             known = self._headers = {}
-        wide = len(self.fieldmaps) + 1
+        field_choices = len(self.fieldmaps) + 1  # Each map, and none.
         for pair in pairs:
             if pair not in known:
-                subject, field = divmod(pair, wide)
+                subject, field = divmod(pair, field_choices)
                 known[pair] = Header(self.keys[subject], self._fields(field - 1) if field else ())
         return tuple(map(known.__getitem__, pairs))
 

@@ -98,6 +98,7 @@ def chunks(
         while begin < batch.num_rows:
             done = int(ends[begin - 1]) if begin else 0  # bytes of the batch's rows before `begin`
             fixed = published(number)  # rows that an earlier attempt gave to this chunk
+            # `stop`: row of the batch up to which the chunk takes rows.
             if fixed is None:
                 limits = limits_of_broker()
                 most = min(options.chunk_bytes, limits.batch_bytes_max * 3 // 4)

@@ -97,6 +97,7 @@ def archive(
             if name in given:
                 raise OptionError(name, "is for the first run; the archive goes on. Remove it")
         state = _with_gaps(folder, log, state, parse_options(source), accepted=accepts_loss)
+    # An archive keeps the columns of its first run, also where a stream's schema has grown.
     columns = state.settings.columns if state else _typed_columns(given)
     if columns:
         source["columns"] = columns
