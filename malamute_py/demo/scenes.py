@@ -304,6 +304,7 @@ async def days(stage: Stage) -> tuple[list[str], list[int], list[int]]:
     """
     report = stage.report
     report.begin("The year, as read back")
+    # (row, subject, time, delayed, delay), as Figures.records() has them.
     found: list[tuple[int, str, int, bool, float | None]] = []
     async with connect(stage.daemon.endpoint) as client:
         subscription = client.subscribe(STREAM, start="earliest", until="tail")

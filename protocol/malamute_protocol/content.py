@@ -219,8 +219,9 @@ class Content:
     ) -> TableReading | None:
         """Return a reader of the header table in steps, before check(); None: it is quick to read.
 
-        outlined: the reader also gathers what an index notes of the table. remains: takes the
-        entries of the table once it is not needed any more; None: they are freed at once.
+        For a loop that does other work between steps. outlined: the reader also gathers what an
+        index notes of the table. remains: takes the entries of the table once it is not needed any
+        more; None: they are freed at once.
 
         A fault of the table is raised when it is asked for. Raises BatchError: the sections do not
         fill the content, or claim more headers than the limits allow.
@@ -328,7 +329,7 @@ class Content:
         pairs = np.asarray(row_subjects * field_choices + row_fields + 1, dtype=np.int64)
         span = len(table.keys) * field_choices  # pairs that there could be
         if span <= 1 << 20:
-            # Marking and counting is linear; np.unique sorts (3 ms for 65,536 rows).
+            # To mark pairs, and number the marks, is linear; np.unique sorts (3 ms a full batch).
             present = np.zeros(span, np.bool_)
             present[pairs] = True
             used = np.flatnonzero(present)

@@ -279,7 +279,7 @@ def _properties(content: Content, chosen: Array, options: Options) -> None:
         options["property_section"] = form, [bytes(stored)]
     elif form == PROPERTIES_COLUMN:
         options["property_section"] = form, [*gather(column, stored, chosen)]
-    elif bool((column[chosen] >= 0).any()):
+    elif bool((column[chosen] >= 0).any()):  # Else no chosen row has properties.
         options["property_section"] = form, [column[chosen], bytes(stored)]
 
 

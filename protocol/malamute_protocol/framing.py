@@ -83,7 +83,8 @@ def check_command(command: Command, limits: Limits = DEFAULT_LIMITS) -> Command:
     try:
         read: Command = _one_decoders[type(command)].decode(data)
         for field in _ANY_VALUE_FIELDS.get(type(command), ()):
-            _check_nesting(getattr(read, field), limits.nesting_max, 0, read, field)
+            value = getattr(read, field)
+            _check_nesting(value, limits.nesting_max, place=0, command=read, name=field)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         fault = _name_fields(type(command), error)
         raise LocalProtocolError(_code(fault), f"{name}: {fault}") from error

@@ -111,9 +111,10 @@ class Stamp(NamedTuple):
     def unpack(cls, buffer: Any, position: int = 0, *, verify: bool = True) -> Stamp:
         """Read the stamp at `position`.
 
-        verify: also its CRC, size and flags; without it only magic, version and its own length.
-        Raises BatchError: `corrupt` for a CRC that does not fit, else `bad_batch`. Its position is
-        that of the field at fault (SPEC.md, section 5.1).
+        verify: also its CRC, size and flags; without it only magic, version and its own length, as
+        is enough for a stamp that this process wrote or has verified. Raises BatchError: `corrupt`
+        for a CRC that does not fit, else `bad_batch`. Its position is that of the field at fault
+        (SPEC.md, section 5.1).
         """
         if len(buffer) - position < STAMP_BYTES:
             raise BatchError("bad_batch", "a stamp is cut short", position)

@@ -58,8 +58,8 @@ def _ranges(broker: Broker, options: SourceOptions) -> list[Range]:
     """The ranges of one stream, as the tasks read them; none where nothing is to be read."""
     start = locate_start(broker, options, "earliest")
     place = options.ending.of(options.stream) or Place("latest")
-    name = "endingTimestamp" if place.kind == "time" else "endingOffsets"
-    end = locate(broker, options, place, name)
+    option = "endingTimestamp" if place.kind == "time" else "endingOffsets"
+    end = locate(broker, options, place, option)
     first, stop = _within_filters(broker, options, start.offset, end.offset)
     # Asked for an empty range, too: the broker refuses an expression that it cannot read.
     plan = ask_plan(broker, options, first, start.epoch, end=stop)

@@ -128,7 +128,8 @@ class OneStream:
     ) -> ReadPlan:
         """A plan from `start` up to what the caps admit, which may take several questions.
 
-        Without a cap of records one question is enough.
+        begin: where the batch begins. start: as of _start(). target: as of next_end(). Without a
+        cap of records one question is enough.
         """
         plan = self._ask(begin, start, caps, target)
         while (
@@ -150,7 +151,10 @@ class OneStream:
     def _ask(
         self, begin: StreamOffset, start: StreamOffset, caps: Caps, target: int | None
     ) -> ReadPlan:
-        """A plan from `start` on for the batch after `begin`, checked."""
+        """A plan from `start` on for the batch that begins at `begin`, as the broker makes it.
+
+        Raises CheckpointMismatch: the stream is another one. Raises DataLoss: it lacks records.
+        """
         plan = ask_plan(
             self._broker,
             self._options,

@@ -100,9 +100,8 @@ def commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None])
         if each.rows_committed is not None:
             _check_committed(batch, each.rows_committed, rows)
             return
-    own_options = options.named(
-        f"spark-{batch.writer}-driver"
-    )  # with an identity of the driver's own
+    # With an identity of the driver's own, unless a credential has one.
+    own_options = options.named(f"spark-{batch.writer}-driver")
     try:
         with links.in_use(own_options), links.explained(own_options, "commit a batch"):
             client = linked(own_options)

@@ -60,9 +60,10 @@ class ChunkRecord(msgspec.Struct, frozen=True):
     version: int = VERSION
 
     def check(self, again: ChunkRecord, batch: BatchName) -> None:
-        """Raise BatchChanged: the task has other rows now than were published.
+        """Raise BatchChanged if a task has other rows now than were published in this chunk.
 
-        A partition of one chunk may have its rows in another order: they are taken together.
+        again: record of the chunk as the task has it now. A partition of one chunk may have its
+        rows in another order, since no cut depends on it.
         """
         # Checksums tell only where the order is bound, and both are of one version.
         alone = self.chunk == 0 and self.last and again.last

@@ -433,15 +433,15 @@ def _maps_of_columns(columns: dict[str, Any]) -> tuple[list[dict[str, str]], Arr
 
     A row without any of the fields has code -1, as _maps() gives it.
     """
+    # Of each column, the number of each row's text, and the texts by number; 0 is null.
     coded = {name: column.dictionary_encode() for name, column in columns.items()}
     numbers = [
         each.indices.fill_null(-1).to_numpy().astype(np.int64) + 1 for each in coded.values()
     ]
-    # Number 0 is null.
     texts = [[None, *each.dictionary.to_pylist()] for each in coded.values()]
     firsts, codes = _distinct(numbers)
     table: list[dict[str, str]] = []
-    places = np.full(len(firsts), -1, np.int32)
+    places = np.full(len(firsts), -1, np.int32)  # in `table`, of each distinct row
     for place, row in enumerate(firsts.tolist()):
         found = {
             name: text

@@ -137,7 +137,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = read_offsets(start, self._options)
         self._idle.begin(begin)
         end = self._next_end(begin, limit)
-        # A query with targets ends when nothing is left, and does not wait for more.
+        # Targets are those of trigger availableNow: such a query does not wait for more.
         while end is None and self._targets is None and self._idle.pause():
             end = self._next_end(begin, limit)
         self._idle.end(None if end else begin)

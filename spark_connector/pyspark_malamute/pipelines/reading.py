@@ -116,6 +116,7 @@ def _check_seam(folder: Folder, state: State, options: SourceOptions) -> Set[str
     try:
         found = find_streams(broker, options)
         positions = read_offsets(state.position, options) if state.position else {}
+        # Where a loss is accepted, removed() and check_plan() log it instead of raising.
         for name, at in positions.items():
             of = options.of(name)
             if name not in found:

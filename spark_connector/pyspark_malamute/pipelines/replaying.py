@@ -78,6 +78,7 @@ class Plan(msgspec.Struct, frozen=True):
         """Whether a row was archived when the replay was begun: a column for a condition."""
         found = sf.lit(False)
         for stream, offset in self.reached.items():
+            # A plan of an older version has no bounds: offsets alone tell then.
             bounds = self.bounds.get(stream, []) if self.bounds else [Bound(offset, _EVER)]
             if not bounds:
                 continue  # The archive had no row of the stream.
