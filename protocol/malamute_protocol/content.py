@@ -678,7 +678,7 @@ class Content:
     def verify(
         self, limits: Limits = DEFAULT_LIMITS, *, empty: bool = False, derived: bool = False
     ) -> None:
-        """Validate everything: check(), then properties and the decompressed bodies.
+        """Validate everything: check(), with `empty` and `derived`, then properties and bodies.
 
         Raises BatchError, and nothing else, whatever the bytes are.
         """

@@ -92,7 +92,7 @@ def spare(state: State, found: Iterable[FoundFile], before_ms: int) -> list[str]
     """Paths of files on disk that compact() removes: the archive has not had them since a time.
 
     found: files on disk. A file that the archive never had, as of a run that was killed, counts by
-    its own age.
+    its own age. before_ms: that time; what was removed or written since is kept.
     """
     return [
         file.path

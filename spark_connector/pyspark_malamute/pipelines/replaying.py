@@ -193,9 +193,8 @@ class _Run:
         Steps are published in order, each as a batch of the sink with its number, so that the
         greatest number tells. Raises SourceUnavailable.
         """
-        own_options = self._options.named(
-            f"spark-{self._options.sink_id}-replay"
-        )  # its own identity
+        # With an identity of its own, unless a credential has one.
+        own_options = self._options.named(f"spark-{self._options.sink_id}-replay")
         try:
             with links.explained(own_options, "read what is published"):
                 client = linked(own_options)
@@ -366,7 +365,8 @@ def _steps(rows: DataFrame, settings: Mapping[str, Any], most: int) -> list[Plan
     bounds = chosen.agg(sf.min("at_ms").alias("least"), sf.max("at_ms").alias("most")).first()
     if bounds is None or bounds.least is None:
         return []
-    width = max(1000, (bounds.most - bounds.least) // _BUCKETS + 1)  # of a bucket, in milliseconds
+    # Milliseconds of a bucket: a second or more, so that the buckets are _BUCKETS at most.
+    width = max(1000, (bounds.most - bounds.least) // _BUCKETS + 1)
     counted = chosen.groupBy(sf.floor((sf.col("at_ms") - bounds.least) / width).alias("bucket"))
     steps: list[PlannedStep] = []
     for bucket, count in sorted((row[0], row[1]) for row in counted.count().collect()):
