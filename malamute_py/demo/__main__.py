@@ -28,10 +28,11 @@ from malamute_py.demo.picture import draw
 from malamute_py.demo.report import Report
 
 JAVA_MIN = 17
+"""Lowest version of Java that Spark runs on."""
 
 
 async def play(stage: scenes.Stage) -> tuple[list[str], list[int], list[int]]:
-    """The scenes that need an event loop, in order; returns the series of the chart."""
+    """Play the scenes with streams, in order; returns the series of the chart, as scenes.days()."""
     await scenes.year(stage)
     await scenes.replay(stage)
     await scenes.sudden_death(stage)
@@ -41,9 +42,10 @@ async def play(stage: scenes.Stage) -> tuple[list[str], list[int], list[int]]:
 def demonstrate(
     report: Report, workdir: Path, *, limit: int | None = None, with_spark: bool = True
 ) -> str:
-    """Run everything over a fresh daemon below workdir; returns the chart.
+    """Run all scenes over a fresh daemon below workdir; returns the chart of the year.
 
-    limit: so many departures of the table instead of all. Raises DaemonFailed.
+    What was checked is in the report. limit: so many departures of the table instead of all. Raises
+    DaemonFailed.
     """
     report.begin("Preparing")
     began = time.perf_counter()
@@ -71,8 +73,8 @@ def join_weather(
 ) -> str:
     """Join the departures with the weather over a fresh daemon below workdir; returns the chart.
 
-    limit: so many departures of the table instead of all. picture: a file to draw the year into.
-    Raises DaemonFailed.
+    What was checked is in the report. limit: so many departures of the table instead of all.
+    picture: a file to draw the year into. Raises DaemonFailed.
     """
     with Daemon(workdir / "broker") as daemon:
         session = spark.session(workdir)
@@ -86,7 +88,10 @@ def join_weather(
 
 
 def missing(with_spark: bool) -> list[str]:
-    """List what is not installed and what to type for it, a line each; empty: all is there."""
+    """List what the demonstration needs and is not installed, each with what to type for it.
+
+    with_spark: False leaves Spark and its Java out.
+    """
     lines = [
         f"{module} is missing: pip install 'malamute-py[demo]'"
         for module in (
@@ -116,13 +121,14 @@ def has_java() -> bool:
     java = f"{home}/bin/java" if home else shutil.which("java")
     if not java or not os.access(java, os.X_OK):
         return False
+    # Java tells its version on stderr, as 17.0.1; before 9 it was 1.8.0.
     told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
     version = re.search(r'version "(\d+)', told)
     return version is not None and int(version[1]) >= JAVA_MIN
 
 
 def _leave(number: int, _: object) -> None:
-    """End as after an exception, so that the broker ends, too."""
+    """End at SIGTERM as after an exception, so that `with` blocks end the broker, too."""
     raise SystemExit(128 + number)
 
 
@@ -150,7 +156,7 @@ def main(
     lacking = missing(with_spark)
     if lacking:
         print("\n".join(lacking), file=sys.stderr)
-        raise typer.Exit(2)
+        raise typer.Exit(2)  # Exit codes: 0 all claims hold, 1 one does not, 2 and 3 as here.
     signal.signal(signal.SIGTERM, _leave)
     console = Console(quiet=json)
     report = Report(console)

@@ -18,7 +18,10 @@ _VERY_LATE: Final = 0.003
 
 
 def lateness_ms(count: int, seed: int) -> Any:
-    """Milliseconds from each record's time to its arrival: an array of whole hours, mostly 0."""
+    """Milliseconds from each record's time to its arrival: an array of whole hours, mostly 0.
+
+    seed: the same one gives the same array.
+    """
     dice = np.random.default_rng(seed)
     fate = dice.random(count)
     late, very_late = dice.integers(1, 21, count), dice.integers(24, 24 * 30 + 1, count)

@@ -15,7 +15,10 @@ _WEEK = 7
 
 
 def year(days: Sequence[str], departures: Sequence[int], delayed: Sequence[int], width: int) -> str:
-    """Draw both series as the mean of each week; `width` in characters. Returns coloured text."""
+    """Draw both series as the mean of each week, and return that as coloured text.
+
+    days: names, as 2013-01-31. departures, delayed: of each day. width: in characters.
+    """
     import plotext
 
     plot: Any = plotext
@@ -38,7 +41,10 @@ def year(days: Sequence[str], departures: Sequence[int], delayed: Sequence[int],
 
 
 def rain(results: Sequence[Result], width: int) -> str:
-    """Draw the mean delay by airport and rain; `width` in characters. Returns coloured text."""
+    """Draw the mean delay by airport and rain, and return that as coloured text.
+
+    width: in characters.
+    """
     import plotext
 
     plot: Any = plotext
@@ -57,4 +63,5 @@ def rain(results: Sequence[Result], width: int) -> str:
 
 
 def _mean(values: Sequence[int]) -> float:
+    """Return the mean of some figures, at least one."""
     return sum(values) / len(values)

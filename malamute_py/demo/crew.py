@@ -26,7 +26,10 @@ PAUSE_S = 0.05
 
 
 def names(table: str, key: str) -> dict[str, str]:
-    """Code -> name, of airlines or airports."""
+    """Read the names of airlines or airports, by their codes.
+
+    table: name of the file in the data package. key: its column with the code.
+    """
     with (data_file().parent / f"{table}.csv").open(encoding="utf-8", newline="") as file:
         return {row[key]: row["name"] for row in csv.DictReader(file)}
 
@@ -52,7 +55,10 @@ async def work(endpoint: str, service: str) -> None:
 
 
 async def enrich(endpoint: str, source: str, target: str) -> None:
-    """Publish each departure again with its airline's name, and move on, in one step each."""
+    """Publish each departure again with its airline's name, and move the cursor, in one step each.
+
+    Killed and started again, it goes on where its cursor stands, and publishes no departure twice.
+    """
     airlines = names("airlines", "carrier")
     async with connect(endpoint) as client:
         cursor = client.cursor(source, "enricher")

@@ -62,8 +62,9 @@ class Expected:
 def expect(
     departures: Reading, reports: Reading, *, watermark_ms: int, closing_ms: int, limit: int | None
 ) -> Expected:
-    """Read the tables again, drop what Spark drops, join, and group.
+    """Return what the query of weather.py is to find: read the tables, drop what Spark drops, join.
 
+    departures, reports: how the query reads either stream. watermark_ms: the allowed lateness.
     closing_ms: time of the record that closes each stream. limit: so many departures, and the
     reports up to the last of them.
     """
@@ -78,6 +79,7 @@ def expect(
         folder / "weather.csv", usecols=["origin", "precip", "time_hour"],
         float_precision="round_trip",
     )  # fmt: skip
+    # `left` are departures and `right` reports, each with the hour that it is about in `at`.
     for table in (left, right):
         table["at"] = pd.to_datetime(table.pop("time_hour"), utc=True)
     right = right[right["at"] <= left["at"].max()].reset_index(drop=True) if limit else right
@@ -93,10 +95,12 @@ def expect(
     after = (newest.min(axis=1) - allowed).cummax()
     begin = pd.Timestamp(0, tz="UTC")
     in_force = after.shift(1, fill_value=begin)  # what one trigger computes, the next goes by
+    # By the rule above, of the trigger before: hence shifted once more.
     for side in (left, right):
         side["dropped"] = side["at"] <= side["trigger"].map(in_force.shift(1, fill_value=begin))
 
     left = left[left["origin"] != ""].astype({"row": int})  # without the closing row
+    # Each departure with the report of its hour, if the table has one; counted if neither dropped.
     both = left.merge(right, on=["origin", "at"], how="left", suffixes=("", "_report"))
     counted = both[~both["dropped"] & both["dropped_report"].eq(False)].copy()
     late = (counted["late"] > allowed) | (counted["late_report"] > allowed)
@@ -124,13 +128,17 @@ def expect(
 
 
 def _result(key: tuple[str, str, str], delays: Any, rows: Any) -> Result:
+    """Return the result of a day, an airport and a rain; no delay: the departure was cancelled."""
     departed, cancelled = int(delays.count()), int(delays.isna().sum())
     mean = float(delays.mean()) if departed else None
     return Result(*key, departed, cancelled, mean, sorted(rows.tolist()))
 
 
 def _triggers(table: Any, reading: Reading, closing: Any) -> Any:
-    """Put the rows in the order of their arrival, the closing one last, with their triggers."""
+    """Return a table in the order of arrival, each row with the trigger that takes it, a number.
+
+    closing: time of the row that closes the stream, which is added as the last one.
+    """
     import pandas as pd
 
     table["late"] = pd.to_timedelta(reading.late_ms, unit="ms")

@@ -54,7 +54,7 @@ class Flights:
 
 
 def load(limit: int | None = None) -> Flights:
-    """Read the table, or its first `limit` rows."""
+    """Read the table, or its first `limit` rows, as records to publish."""
     subjects: list[str] = []
     fields: list[dict[str, str]] = []
     times_ms: list[int] = []
@@ -98,11 +98,15 @@ def load(limit: int | None = None) -> Flights:
 
 
 def _present(value: str) -> bool:
+    """Whether a cell of the table has a value; NA is R's word for none."""
     return value not in ("", "NA")
 
 
 def _fields(carrier: str, origin: str, delayed: bool, cancelled: bool) -> dict[str, str]:
-    """Return the fields that a departure's record has, for patterns to select by."""
+    """Return the fields that a departure's record has, for patterns to select by.
+
+    That it was delayed or cancelled is said by the presence of a field.
+    """
     fields = {"carrier": carrier, "origin": origin}
     if delayed:
         fields["delayed"] = ""
@@ -154,7 +158,7 @@ class Figures:
         return [row for (row,) in found.fetchall()]
 
     def count(self) -> int:
-        """Return how many departures match."""
+        """Return how many departures there are."""
         return int(self._connection.execute("select count(*) from flights").fetchone()[0])
 
     def average_delay(self) -> dict[str, float]:
@@ -179,7 +183,10 @@ class Figures:
         return list(found.fetchall())
 
     def lookups(self, limit: int) -> list[tuple[int, str, str, str | None, str | None]]:
-        """(row, carrier, dest, airline, airport) of the first delayed departures, in order."""
+        """(row, carrier, dest, airline, airport) of the first delayed departures, in order.
+
+        The last two are names, None where the tables have none for the code.
+        """
         found = self._connection.execute(
             """
             select row, flights.carrier, dest, airlines.name, airports.name

@@ -48,9 +48,9 @@ def draw(results: Sequence[Result], file: Path) -> None:
 
 
 def _figure(results: Sequence[Result]) -> Any:
-    """Draw the whole picture: for each airport its days and its rain.
+    """Draw the whole picture: for each airport a row with its days and, beside them, its rain.
 
-    Places are shares of the figure's width and height.
+    Places of texts are shares of the figure's width and height, from the lower left.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -68,11 +68,13 @@ def _figure(results: Sequence[Result]) -> Any:
         _LEFT, 0.9, f"Mean delay of each day's departures in minutes: {departed:,} departures of"
         " 2013. The colour is the heaviest rain of the day:", color=_FAINT,
     )  # fmt: skip
+    # The legend: each entry begins where the text before it ends.
     left = _LEFT
     for rain, colour in zip(RAINS, _COLOURS, strict=True):
         figure.text(left, 0.859, "■", color=colour, size=13)
         label = figure.text(left + 0.016, 0.861, rain)
         left = label.get_window_extent(canvas.get_renderer()).x1 / figure.bbox.width + 0.022
+    # All airports have the same scales.
     days = sorted({each.day for each in results})
     by_day = _grouped(results, "origin", "day").values()
     lowest, highest = (bound(map(mean_delay, by_day)) for bound in (min, max))
@@ -93,6 +95,7 @@ def _figure(results: Sequence[Result]) -> Any:
 
 
 def _grouped(results: Iterable[Result], *names: str) -> dict[tuple[str, ...], list[Result]]:
+    """Group results by the values that they have under these names of Result."""
     groups: dict[tuple[str, ...], list[Result]] = defaultdict(list)
     for each in results:
         groups[tuple(getattr(each, name) for name in names)].append(each)
@@ -100,7 +103,10 @@ def _grouped(results: Iterable[Result], *names: str) -> dict[tuple[str, ...], li
 
 
 def _days(axes: Any, results: Sequence[Result], days: Sequence[str]) -> None:
-    """Draw a bar for each day's mean delay, coloured by the day's heaviest rain."""
+    """Draw a bar for each day's mean delay at one airport, coloured by the day's heaviest rain.
+
+    days: all days, so that each airport's begin and end at the same place.
+    """
     by_day = {day: some for (day,), some in _grouped(results, "day").items()}
     heaviest = [max(RAINS.index(each.rain) for each in some) for some in by_day.values()]
     axes.bar(
@@ -117,7 +123,7 @@ def _days(axes: Any, results: Sequence[Result], days: Sequence[str]) -> None:
 
 
 def _rains(axes: Any, results: Sequence[Result]) -> None:
-    """Draw the mean delay for each kind of rain."""
+    """Draw the mean delay at one airport for each kind of rain, the driest on top."""
     by_rain = _grouped(results, "rain")
     means = [mean_delay(by_rain[rain,]) for rain in RAINS]
     bars = axes.barh(RAINS, means, color=_COLOURS, height=0.74)

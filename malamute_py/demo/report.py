@@ -45,34 +45,39 @@ class Report:
         self.console.print(Padding(f"[dim]{escape(text)}[/dim]", (0, 0, 0, 4)))
 
     def same_rows(self, claim: str, expected: list[int], found: list[int]) -> None:
-        """Compare row numbers: these rows, and in this order."""
+        """Check that row numbers are these, in this order; show where a difference begins."""
         if expected == found:
-            self._add(claim, _rows(len(expected)), f"{len(found):,}, in order", True)
+            self._add(claim, _count_of_rows(len(expected)), f"{len(found):,}, in order", holds=True)
             return
+        # The first place that differs; where one list ends, the end of the shorter.
         at = next(
             (place for place, (a, b) in enumerate(zip(expected, found, strict=False)) if a != b),
             min(len(expected), len(found)),
         )
         self._add(
             claim,
-            _rows(len(expected)),
-            f"{_rows(len(found))}, first difference at place {at:,}"
+            _count_of_rows(len(expected)),
+            f"{_count_of_rows(len(found))}, first difference at place {at:,}"
             f" ({expected[at : at + 3]} against {found[at : at + 3]})",
-            False,
+            holds=False,
         )
 
     def equal(self, claim: str, expected: Any, found: Any) -> None:
-        """Compare two figures exactly."""
-        self._add(claim, _shown(expected), _shown(found), expected == found)
+        """Check that two figures are the same."""
+        self._add(claim, _shown(expected), _shown(found), holds=expected == found)
 
     def holds(self, claim: str, bound: str, found: str, holds: bool) -> None:
-        """Record a claim with a bound instead of an exact figure."""
-        self._add(claim, bound, found, holds)
+        """Record a claim that the caller has judged, as one with a bound instead of a figure.
 
-    def _add(self, claim: str, expected: str, found: str, holds: bool) -> None:
+        bound, found: what was to be and what is, in words.
+        """
+        self._add(claim, bound, found, holds=holds)
+
+    def _add(self, claim: str, expected: str, found: str, *, holds: bool) -> None:
+        """Keep a check, and print its outcome at once."""
         self.checks.append(Check(self.scene, claim, expected, found, holds))
         against = "" if holds else f", not {expected}"
-        self.console.print(f"  {_mark(holds)} {escape(f'{claim}: {found}{against}')}")
+        self.console.print(f"  {_outcome_mark(holds)} {escape(f'{claim}: {found}{against}')}")
 
     @property
     def all_hold(self) -> bool:
@@ -91,7 +96,7 @@ class Report:
                 scene = check.scene
                 table.add_row(f"[bold]{escape(scene)}[/bold]")
             table.add_row(
-                f"{_mark(check.holds)} {escape(check.claim)}",
+                f"{_outcome_mark(check.holds)} {escape(check.claim)}",
                 escape(check.expected), escape(check.found),
             )  # fmt: skip
         return table
@@ -102,12 +107,15 @@ class Report:
 
 
 def _shown(figure: Any) -> str:
+    """Return a figure as text, a large number with commas."""
     return f"{figure:,}" if isinstance(figure, int) else str(figure)
 
 
-def _rows(count: int) -> str:
+def _count_of_rows(count: int) -> str:
+    """Return a number of rows in words."""
     return f"{count:,} {'row' if count == 1 else 'rows'}"
 
 
-def _mark(holds: bool) -> str:
+def _outcome_mark(holds: bool) -> str:
+    """Return the sign before a claim that holds, or that does not, in rich's markup."""
     return "[green]✓[/green]" if holds else "[bold red]✗[/bold red]"

@@ -29,9 +29,10 @@ from malamute_py.demo.report import Report
 STREAM = "flights"
 MIB = 1 << 20
 SILENCE_S = 30.0
+"""Time without progress after which a scene gives a subscription up."""
 HEARTBEAT_MS = 250
 """Interval at which the broker tells the position of a subscription that gets no records."""
-FLIGHT = 32
+IN_FLIGHT_MAX = 32
 """Publications in flight when the broker is killed."""
 RESIDENT_MAX_BYTES = 32 * MIB
 """Bound on the change of the broker's memory while one subscriber lags by some 120 MiB."""
@@ -66,6 +67,7 @@ async def batches_until(subscription: Subscription, end: int) -> AsyncIterator[B
             if batch is None:
                 break
             yield batch
+        # The position moves also over records that are not selected, as the broker tells of them.
         place = subscription.position
         if place is not None and place.next > reached:
             reached, moved = place.next, time.monotonic()
@@ -78,7 +80,7 @@ async def rows_until(subscription: Subscription, end: int) -> list[int]:
 
 
 async def rows_to_end(subscription: Subscription) -> list[int]:
-    """Return row numbers of a bounded subscription."""
+    """Return row numbers of a subscription that has an end."""
     return [row_of(body) async for batch in subscription.batches() for body in batch.bodies()]
 
 
@@ -103,7 +105,7 @@ PATTERNS: tuple[tuple[str, Pattern, str], ...] = (
 
 
 async def publish(client: Client, stream: str, flights: Flights) -> None:
-    """Publish a table with synced confirms and wait for the last of them."""
+    """Publish a table as records, and wait until the last of them is confirmed as on disk."""
     await client.publish_many(
         stream,
         flights.bodies,
@@ -114,7 +116,10 @@ async def publish(client: Client, stream: str, flights: Flights) -> None:
 
 
 async def year(stage: Stage) -> None:
-    """Publish the year; live, late and slow subscribers each get exactly theirs."""
+    """Publish the year while live, late and slow subscribers read; check what each of them gets.
+
+    Live ones subscribe before the first record, one for each of PATTERNS.
+    """
     report, flights, figures = stage.report, stage.flights, stage.figures
     report.begin("A year of departures, live")
     endpoint = stage.daemon.endpoint
@@ -131,15 +136,15 @@ async def year(stage: Stage) -> None:
             name: asyncio.create_task(rows_until(each, len(flights)))
             for name, each in subscriptions.items()
         }
-        late = asyncio.Event()
-        tasks = [
-            asyncio.create_task(_late(stage, late)),
-            asyncio.create_task(_slow(stage, late)),
+        half_way = asyncio.Event()
+        others = [
+            asyncio.create_task(_late(stage, half_way)),
+            asyncio.create_task(_slow(stage, half_way)),
         ]
         half = len(flights) // 2
         began = time.perf_counter()
         await publish(producer, STREAM, flights.slice(0, half))
-        late.set()
+        half_way.set()
         await publish(producer, STREAM, flights.slice(half, len(flights)))
         seconds = time.perf_counter() - began
         report.say(
@@ -150,12 +155,15 @@ async def year(stage: Stage) -> None:
         report.equal("records in the stream", figures.count(), info.tail - info.first)
         for name, task in readers.items():
             report.same_rows(f"live: {name}", expected[name], await task)
-        for check in tasks:
-            await check
+        for other in others:  # They add their checks to the report themselves.
+            await other
 
 
 async def _late(stage: Stage, half_way: asyncio.Event) -> None:
-    """Subscribe from the start when half of the year has passed: catch up, then go live."""
+    """Subscribe from the start when half of the year is published; check that it catches up.
+
+    It reads the journal first, until the broker feeds it the newest records as they come.
+    """
     await half_way.wait()
     where = "carrier = 'B6'"
     expected = stage.figures.rows(where)
@@ -174,7 +182,10 @@ async def _late(stage: Stage, half_way: asyncio.Event) -> None:
 
 
 async def _slow(stage: Stage, half_way: asyncio.Event) -> None:
-    """Read everything with little credit and long pauses while the second half is published."""
+    """Read everything with little credit and long pauses while the second half is published.
+
+    The checks: it falls behind, loses nothing, and the broker's memory does not grow for it.
+    """
     await half_way.wait()
     before = stage.daemon.own_bytes()
     async with connect(stage.daemon.endpoint, heartbeat_ms=HEARTBEAT_MS) as client:
@@ -206,7 +217,7 @@ async def _slow(stage: Stage, half_way: asyncio.Event) -> None:
 
 
 async def replay(stage: Stage) -> None:
-    """Read one day by scheduled time, and one destination by subject: both exact."""
+    """Read one day by scheduled time, and three destinations by subject; check both row by row."""
     report, figures = stage.report, stage.figures
     report.begin("Replay")
     day = 1372896000000  # 2013-07-04T00:00Z
@@ -239,11 +250,15 @@ async def replay(stage: Stage) -> None:
 
 
 async def sudden_death(stage: Stage) -> None:
-    """Kill the broker amid publishing: all that was confirmed is there once, in the end all."""
+    """Kill the broker amid publishing, and start it again.
+
+    The checks: what was confirmed before is still there, and in the end, since the client sends
+    again what was not, each record once.
+    """
     report, flights = stage.report, stage.flights
     report.begin("Sudden death")
     stream = "flights.again"
-    chunk = min(2_000, -(-len(flights) // 100))
+    chunk = min(2_000, -(-len(flights) // 100))  # rows published together: at least 100 times
     # Parts of the year, each known by its first row.
     confirmed_before_death: set[int] = set()
     flying = 0
@@ -253,7 +268,7 @@ async def sudden_death(stage: Stage) -> None:
         for start in range(0, len(flights), chunk):
             part = flights.slice(start, start + chunk)
             waiting[start] = asyncio.create_task(publish(client, stream, part))
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # It begins, so that parts are published in their order.
             if not killed and start >= len(flights) // 2:
                 killed = True
                 confirmed_before_death = {
@@ -263,7 +278,7 @@ async def sudden_death(stage: Stage) -> None:
                 flying = len(waiting) - len(confirmed_before_death)
                 stage.daemon.start()
             flight = [task for task in waiting.values() if not task.done()]
-            if len(flight) > FLIGHT:
+            if len(flight) > IN_FLIGHT_MAX:
                 await asyncio.wait(flight, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.gather(*waiting.values())
         subscription = client.subscribe(stream, start="earliest", until="tail")
@@ -282,9 +297,14 @@ async def sudden_death(stage: Stage) -> None:
 
 
 async def days(stage: Stage) -> tuple[list[str], list[int], list[int]]:
-    """Count departures a day, and late ones, from the stream's records by their columns."""
+    """Count departures a day, and late ones, from the stream's records by their columns.
+
+    The checks: each record, and each day's counts. Returns the series of the chart: days, their
+    departures, and how many of these were late.
+    """
     report = stage.report
     report.begin("The year, as read back")
+    # (row, subject, time, delayed, delay), as Figures.records() has them.
     found: list[tuple[int, str, int, bool, float | None]] = []
     async with connect(stage.daemon.endpoint) as client:
         subscription = client.subscribe(STREAM, start="earliest", until="tail")

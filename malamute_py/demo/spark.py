@@ -17,7 +17,10 @@ from malamute_py.demo.report import Report
 
 
 def session(workdir: Path) -> Any:
-    """A local Spark session with what makes Python data sources quick."""
+    """Start a local Spark session with what makes Python data sources quick.
+
+    workdir: gets the log of the JVM, and tables.
+    """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     from pyspark.sql import SparkSession
@@ -46,6 +49,7 @@ def _output_to(file: Path) -> Iterator[None]:
     """Have programs that start meanwhile write to a file: the JVM's messages are of no use here."""
     sys.stdout.flush()
     sys.stderr.flush()
+    # The descriptors 1 and 2, which programs inherit, are exchanged: sys.stdout is this one's only.
     kept = os.dup(1), os.dup(2)
     with file.open("ab") as log:
         os.dup2(log.fileno(), 1)
@@ -79,7 +83,10 @@ def averages(frame: Any) -> dict[str, float]:
 def compare(
     report: Report, claim: str, expected: dict[str, float], found: dict[str, float]
 ) -> None:
-    """Check one table of averages against the other, carrier by carrier."""
+    """Check averages that Spark found against the table's, carrier by carrier.
+
+    They may differ by what the order of adding changes.
+    """
     worst = max(
         (abs(expected[carrier] - found.get(carrier, float("inf"))) for carrier in expected),
         default=float("inf"),
@@ -100,7 +107,10 @@ def run(
     count: int,
     workdir: Path,
 ) -> None:
-    """Read in both ways, and compare each with the table."""
+    """Read the stream by a batch and by a streaming query, and compare each with the table.
+
+    expected: average delay of each carrier by the table. count: records that the stream has.
+    """
     report.begin("Spark")
     spark = session(workdir)
     try:

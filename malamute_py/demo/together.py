@@ -20,6 +20,7 @@ from malamute_py.client.aio.client import Client, connect
 from malamute_py.demo.scenes import STREAM, Stage, row_of
 
 WORKERS = 4
+"""Workers of the look-ups, and members that the group has in all."""
 LOOKUPS = 4_000
 """Delayed departures that are looked up, at most."""
 CREW = 500
@@ -30,18 +31,22 @@ CREDIT = 4_096
 PAUSE_S = 0.005
 """Time that a member spends on a batch."""
 PATIENCE_S = 120.0
+"""Longest time that a scene waits for what is to come."""
 
 
 @contextmanager
 def program(*words: str) -> Iterator[subprocess.Popen[str]]:
-    """Start one of crew.py's programs; it is killed at the end if it still runs."""
+    """Start one of crew.py's programs for the body; it is killed at the end if it still runs.
+
+    words: name of the program and its arguments.
+    """
     process = subprocess.Popen(
         [sys.executable, "-m", "malamute_py.demo.crew", *words],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
         assert process.stdout is not None
-        process.stdout.readline()
+        process.stdout.readline()  # The program has begun.
         yield process
     finally:
         process.kill()
@@ -51,7 +56,10 @@ def program(*words: str) -> Iterator[subprocess.Popen[str]]:
 
 
 async def lookups(stage: Stage) -> None:
-    """Four workers answer requests; one is killed with requests in hand."""
+    """Have four workers answer requests, and kill one that has requests in hand.
+
+    The check: each request is answered once, and rightly.
+    """
     report, figures = stage.report, stage.figures
     report.begin("Look-ups by four workers")
     service, answers = "lookup", "desk.answers"
@@ -96,7 +104,10 @@ async def lookups(stage: Stage) -> None:
 
 
 async def _in_hand(client: Client, service: str) -> int:
-    """Wait until each worker holds requests; returns the least that one of them holds."""
+    """Wait until each worker holds requests; returns the least that one of them holds.
+
+    0: some worker has none after 5 s.
+    """
     held: list[int] = []
     for _ in range(500):
         info = await client.service_info(service)
@@ -108,7 +119,7 @@ async def _in_hand(client: Client, service: str) -> int:
 
 
 async def absent_crew(stage: Stage) -> None:
-    """Mail for a crew that is away outlives the broker's death."""
+    """Send mail to a crew that is away, kill the broker, and check that the crew finds it all."""
     report = stage.report
     report.begin("Mail for an absent crew")
     mailbox = "crew.JFK"
@@ -132,13 +143,16 @@ async def absent_crew(stage: Stage) -> None:
 
 
 async def shared_group(stage: Stage) -> None:
-    """Three members share the stream; one leaves, another joins: each record once."""
+    """Have three members share the stream, of which one leaves while a fourth one joins.
+
+    The check: each record is processed once.
+    """
     report, total = stage.report, len(stage.flights)
     report.begin("A group of three")
     rows: dict[str, list[int]] = {}
+    """Rows that each member has processed, by its name."""
     done = 0
-    moved = asyncio.Event()
-    joined = asyncio.Event()
+    a_third_done = asyncio.Event()
 
     async def member(name: str, until: int) -> None:
         """Read as a member of the group until all members together have done `until` rows."""
@@ -166,12 +180,12 @@ async def shared_group(stage: Stage) -> None:
                 done += len(batch)
                 await group.ack(batch)
                 if done > total // 3:
-                    moved.set()
+                    a_third_done.set()
                 await asyncio.sleep(PAUSE_S)
 
     async def follower() -> None:
-        await moved.wait()
-        joined.set()
+        """Join as the fourth member when a third of the records are done."""
+        await a_third_done.wait()
         await member("d", total)
 
     began = time.perf_counter()
@@ -195,7 +209,10 @@ async def shared_group(stage: Stage) -> None:
 
 
 async def enrichment(stage: Stage) -> None:
-    """Consume, transform, publish: one atomic step each, killed at random, and exact."""
+    """Kill an enricher at random, again and again; check that each departure is published once.
+
+    It consumes, transforms, publishes and moves its cursor in atomic steps: see crew.enrich().
+    """
     report, figures = stage.report, stage.figures
     report.begin("Enriched exactly once")
     target = "flights.enriched"
@@ -206,9 +223,10 @@ async def enrichment(stage: Stage) -> None:
     async with connect(endpoint) as client:
         for death in range(ENRICHER_DEATHS + 1):
             with program("enricher", endpoint, STREAM, target) as process:
-                if death == ENRICHER_DEATHS:
+                if death == ENRICHER_DEATHS:  # The last one lives to the end.
                     await asyncio.to_thread(process.wait, PATIENCE_S)
                     break
+                # Records in the target at which this one dies: deaths are spread over the year.
                 goal = (death + 1) * len(stage.flights) // (ENRICHER_DEATHS + 2)
                 await _until(client, target, goal)
                 await asyncio.sleep(dice.random() * 0.2)
@@ -239,7 +257,7 @@ async def enrichment(stage: Stage) -> None:
 
 
 async def _until(client: Client, stream: str, tail: int) -> None:
-    """Wait until a stream has so many records."""
+    """Wait until a stream is there and has so many records, or until PATIENCE_S is over."""
     for _ in range(int(PATIENCE_S / 0.02)):
         facts = {each.name: each.tail for each in await client.list_streams(stream)}
         if facts.get(stream, 0) >= tail:
@@ -248,7 +266,7 @@ async def _until(client: Client, stream: str, tail: int) -> None:
 
 
 async def play(stage: Stage) -> None:
-    """Run all scenes in order."""
+    """Play the scenes with mail, services, groups and steps, in order."""
     await lookups(stage)
     await absent_crew(stage)
     await shared_group(stage)

@@ -36,12 +36,16 @@ REPORTS_A_TRIGGER: Final = 7 * 24 * 3
 DEPARTURES_A_TRIGGER: Final = 6_475
 """About a week of all three."""
 _CLOSED: Final = "closed"
+"""Airport of the record that closes each stream."""
 _CLOSING_MS: Final = 40 * 24 * HOUR_MS
 """From the last departure to the record that closes each stream: more than any lateness."""
 
 
 def join_with_weather(spark: Any, endpoint: str, checkpoint: Path) -> Any:
-    """Start the query that publishes delays by day, airport and rain; return it."""
+    """Start the query that publishes delays by day, airport and rain; return it.
+
+    It reads both streams up to what is there now, joins them by airport and hour, and ends.
+    """
     from pyspark.sql import functions as sf
 
     def read(stream: str, columns: str, per_trigger: int) -> Any:
@@ -144,6 +148,7 @@ def read_results(client: SyncClient) -> list[Result]:
     """Read what the query has published, in order of day, airport and rain."""
     with client.subscribe(RESULTS, start="earliest", until="tail") as reading:
         found = [json.loads(body) for batch in reading.batches() for body in batch.bodies()]
+    # Spark's JSON leaves out what is null.
     return sorted(Result(**{"mean_delay": None, **each}) for each in found)
 
 
@@ -178,13 +183,17 @@ def follow(query: Any, report: Report, records: int) -> Seen:
 
 
 def _ms(text: str) -> int:
+    """Return a time in ISO 8601, as Spark tells it, in milliseconds since 1970."""
     return int(np.datetime64(text.removesuffix("Z"), "ms").astype("int64"))
 
 
 def compare(
     report: Report, expected: Expected, found: Sequence[Result], seen: Seen, departures: int
 ) -> None:
-    """Check the results and what the query tells against the expectation."""
+    """Check the results, and what the query tells of itself, against the expectation.
+
+    departures: how many the stream has.
+    """
     watermarks = zip(expected.watermarks_ms, seen.watermarks_ms, strict=False)
     report.holds(
         "triggers with the same watermark", f"all {len(expected.watermarks_ms)}",

@@ -48,15 +48,19 @@ def template_fault(template: str) -> str:
 
 
 def replica_name(template: str, number: int) -> str:
-    """Return the identity that a template gives with a number."""
+    """Return the identity that a template of identities gives to the replica of a number."""
     return template.replace(REPLICA, str(number))
 
 
 def replica_number(template: str, name: str) -> int:
-    """Return the number with which a template gives this identity; -1: with none."""
+    """Return the number of the replica to which a template gives an identity; -1: it gives none.
+
+    name: the identity. A broker asks whose user an identity is.
+    """
     head, _, tail = template.partition(REPLICA)
     digits = name[len(head) : len(name) - len(tail)]
     if not (0 < len(digits) <= REPLICA_DIGITS and digits.isdecimal()):
         return -1
     number = int(digits)
+    # Compared with the name made anew, which has no leading zeros.
     return number if replica_name(template, number) == name else -1

@@ -40,9 +40,9 @@ _FIELDS: Final = _arrow.map_(_arrow.string(), _arrow.string())
 _TIME: Final = _arrow.timestamp("ms", tz="UTC")
 _BLOBS: Final = _arrow.list_(_arrow.binary())
 _NO_PROPERTIES: Final = _arrow.array([], _arrow.binary())
-_ALIKE_MAX: Final = 8
+_KEPT_COLUMNS: Final = 8
 """Columns that are kept because many batches have the same: 256 KiB for 65,536 records."""
-_ALIKE: Final = (
+_SAME_VALUES: Final = (
     (_arrow.string(), _arrow.large_string(), _arrow.string_view()),
     (_arrow.binary(), _arrow.large_binary(), _arrow.binary_view()),
 )
@@ -73,11 +73,12 @@ class Delivered(Protocol):
 def arrow_schema(*, lists: bool = False, decode: bool = False) -> pa.Schema:
     """Return the columns of to_arrow(); lists: for bodies that are lists of blobs.
 
-    decode: see to_arrow(). subject is the first key, `keys` has all of them; properties are
-    MessagePack maps.
+    decode: plain columns in place of dictionary-encoded ones, see to_arrow(). subject is the first
+    key, `keys` has all of them; properties are MessagePack maps.
     """
 
     def column(kind: Any) -> Any:
+        """Return the type of a column whose values rows share."""
         return kind if decode else _arrow.dictionary(_arrow.int32(), kind)
 
     schema: pa.Schema = _arrow.schema(
@@ -117,6 +118,7 @@ def batches_to_table(
     those of the stream, for a table of no batches. Raises as to_arrow().
     """
     known = [batch.schemas for batch in batches if batch.schemas is not None]
+    # Versions are only ever added: those of the batch that knows most include all others'.
     newest = max(known, key=lambda each: len(each.versions), default=schemas)
     target = None if newest is None else schema_of(newest, newest.newest)
     pieces = [
@@ -149,13 +151,14 @@ def to_arrow(
     head = content.head
     if head.body_kind == ARROW:
         return typed_to_arrow(batch, content, decode=decode, header=header, schema=schema)
+    # Columns that are computed with are copied while another process may write over the bytes.
     keep = _as_it_is if unchanged is None else _copied
     bodies = content.bodies()
     bounds = bodies.offsets if unchanged is None else bodies.offsets.copy()
     parts = keep(bodies.parts)
     columns = _header(batch, content, decode=decode, unchanged=unchanged)
     body = _binary(bounds if parts is None else parts, _arrow.py_buffer(bodies.blob))
-    if parts is not None:
+    if parts is not None:  # Lists: `bounds` counts parts, each of which is an entry of `body`.
         body = _arrow.Array.from_buffers(
             _BLOBS, head.count, [None, _arrow.py_buffer(bounds)], children=[body]
         )
@@ -173,18 +176,19 @@ def typed_to_arrow(
 ) -> pa.RecordBatch:
     """Return the delivered rows of a typed stream's batch: the columns of its schema, as views.
 
-    content: the batch's, on 8 bytes. header: which of HEADER_COLUMNS stand before them. schema: id
-    of the version, or the version, that the rows are cast to; None: the newest that the batch came
-    with. A batch that came without schemas is read by the schema that is given. Raises TypeError:
-    there is none. Raises LocalProtocolError: a header column that is not known, or that the stream
-    has a column of; `bad_schema`: a value has no place in the older version that was asked for.
-    Raises BatchError: the body is none of its schema, or (`too_large`) would decompress to more
-    than a batch may be.
+    content: the batch's, which aligned() returned. header: which of HEADER_COLUMNS stand before
+    them. schema: id of the version, or the version, that the rows are cast to; None: the newest
+    that the batch came with. A batch that came without schemas is read by the schema that is given.
+    Raises TypeError: there is none. Raises LocalProtocolError: a header column that is not known,
+    or that the stream has a column of; `bad_schema`: a value has no place in the older version that
+    was asked for. Raises BatchError: the body is none of its schema, or (`too_large`) would
+    decompress to more than a batch may be.
     """
     schemas = batch.schemas
     if schemas is not None:
         if schema is None or isinstance(schema, int):
             schema = schema_of(schemas, schema or schemas.newest)
+        # Read by the version that the content names, then cast to the one that is wanted.
         whole = _cast(_body(content, schema_of(schemas, content.head.schema_id)), schema)
     elif schema is None or isinstance(schema, int):
         raise TypeError("an Arrow body without its stream's schema: arrow.to_arrow() takes one")
@@ -214,7 +218,7 @@ def _with_header(schema: Any, header: Sequence[str], *, decode: bool) -> Any:
 
 
 def schema_of(schemas: Schemas, number: int) -> Any:
-    """Return a version of a stream's schema. Raises BatchError: there is none with this id."""
+    """Return a version of a stream's schema, parsed once. Raises BatchError: none has this id."""
     found = schemas.arrow.get(number)
     if found is None:
         message = schemas.versions.get(number)
@@ -225,7 +229,7 @@ def schema_of(schemas: Schemas, number: int) -> Any:
 
 
 def parse_schema(message: bytes) -> pa.Schema:
-    """Return the schema of an encapsulated message. Raises BatchError."""
+    """Return the schema of an encapsulated Arrow message. Raises BatchError: it is none."""
     try:
         return pa.ipc.read_schema(_arrow.py_buffer(message))
     except BROKEN as error:
@@ -233,11 +237,15 @@ def parse_schema(message: bytes) -> pa.Schema:
 
 
 def _cast(rows: Any, target: Any) -> Any:
-    """Return rows of one version of a schema as rows of another. Raises LocalProtocolError."""
+    """Return rows of one version of a schema as rows of another.
+
+    Raises LocalProtocolError: a value has no place in the older version that is wanted.
+    """
     if rows.schema.equals(target):
         return rows
     columns = []
     for place, field in enumerate(target):
+        # Versions have the same columns in the same places; a newer one has more after them.
         if place >= rows.num_columns:
             columns.append(_nulls(rows.num_rows, field.type))
             continue
@@ -245,7 +253,7 @@ def _cast(rows: Any, target: Any) -> Any:
         if column.type != field.type:
             try:
                 if pa.types.is_floating(field.type) and not _is_wider(column.type, field.type):
-                    # Arrow would round.
+                    # To a narrower float Arrow would round; integers it checks itself.
                     raise pa.ArrowInvalid(f"it is {column.type} in a newer version")
                 column = column.cast(field.type)
             except pa.ArrowException as error:
@@ -260,7 +268,7 @@ def _is_wider(given: Any, wanted: Any) -> bool:
 
 
 def _delivered(batch: Delivered, whole: Any) -> pa.RecordBatch:
-    """Return the delivered rows: a view where they lie together."""
+    """Return the delivered rows of all rows of a batch: a view where they lie together."""
     indices = batch.indices
     if indices is None:
         return whole  # type: ignore[no-any-return]
@@ -277,7 +285,10 @@ def _header(
     decode: bool,
     unchanged: Callable[[], None] | None = None,
 ) -> list[Any]:
-    """Return the columns of HEADER_COLUMNS for all rows of a content. Raises as to_arrow()."""
+    """Return the columns of HEADER_COLUMNS for all rows of a content. Raises as to_arrow().
+
+    decode, unchanged: as of to_arrow().
+    """
     content.check_codes()
     keep = _as_it_is if unchanged is None else _copied
     n = content.head.count
@@ -295,22 +306,24 @@ def _header(
         appended = np.full(n, batch.stamp.append_time_ms, np.int64)
     maps, property_codes = content.properties()
     property_codes = keep(property_codes)
+    # All is copied that is computed with: had it changed before, this raises.
     if unchanged is not None:
         unchanged()
     properties = _arrow.array(maps, _arrow.binary()) if maps else _NO_PROPERTIES
     if decode:
-        _check_spread(property_codes, n, list(map(len, maps)), "properties")
+        # Plain columns repeat a map in each record that has it.
+        _check_repeated(property_codes, n, list(map(len, maps)), "properties")
         if content.table.fieldmaps:
-            _check_spread(field_codes, n, content.table.map_bytes(), "fields")
+            _check_repeated(field_codes, n, content.table.map_bytes(), "fields")
     if subject_codes is None and field_codes is None and not decode and _is_small(content.table):
         # All rows have one header, as in most batches: its columns are kept for the next ones.
-        shared = _all_alike(content.table, n)
+        shared = _one_header_columns(content.table, n)
     else:
         by_subject = _indices(subject_codes, n, subjects)
         shared = (
-            _column(by_subject, subjects, decode),
-            _column(by_subject, keys, decode),
-            _column(_indices(field_codes, n, fields), fields, decode),
+            _column(by_subject, subjects, decode=decode),
+            _column(by_subject, keys, decode=decode),
+            _column(_indices(field_codes, n, fields), fields, decode=decode),
         )
     return [
         _arrow.Array.from_buffers(_arrow.int64(), n, [None, _arrow.py_buffer(offsets)]),
@@ -318,17 +331,19 @@ def _header(
         _times(content.client_times, n, NO_TIME),
         _times(content.expiries, n, 0),
         *shared,
-        _column(_indices(property_codes, n, properties), properties, decode)
+        _column(_indices(property_codes, n, properties), properties, decode=decode)
         if maps or decode
         else _no_properties(n),
     ]
 
 
 def _as_it_is(column: Array | None) -> Array | None:
+    """Return the column itself, of bytes that stay as they are."""
     return column
 
 
 def _copied(column: Array | None) -> Array | None:
+    """Return a copy of a column whose bytes another process may write over."""
     return None if column is None else column.copy()
 
 
@@ -338,12 +353,12 @@ def _body(content: Content, schema: Any) -> Any:
 
 
 def check_typed(content: Content, schema: pa.Schema) -> None:
-    """Check all rows of a typed batch in full. Raises as checked_rows()."""
+    """Check all rows of a typed batch in full, for a broker. Raises as checked_rows()."""
     _body(aligned(content), schema)
 
 
 def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return a table's columns of a schema, in its order and types.
+    """Return a table's columns of a schema, in its order and types, to be published.
 
     A column may have a narrower type by the rule of versions, be dictionary-encoded, be of another
     layout of strings, bytes or lists, or count time in another unit that loses nothing; a nullable
@@ -376,15 +391,17 @@ def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
         for rows in made.to_batches():
             check_required(rows)
     except BatchError as error:
+        # A position in bytes means nothing to the caller, who handed in a table.
         reason = error.reason.removesuffix(f" (byte {error.position})")
         raise LocalProtocolError("bad_schema", reason) from error
     return made
 
 
 def without_views(column: Any) -> Any:
-    """Return a dictionary column or array whose values are no views: Arrow takes none of these out.
+    """Return a column without views of strings or bytes as the values of its dictionary.
 
-    polars makes such columns of its categories. Any other column is returned as it is.
+    Arrow cannot cast a dictionary of views to a plain column, and polars makes such columns of its
+    categories. Any other column is returned as it is.
     """
     kind, kinds = column.type, pa.types
     if not kinds.is_dictionary(kind):
@@ -402,27 +419,35 @@ def without_views(column: Any) -> Any:
 
 
 def _becomes(given: Any, wanted: Any) -> bool:
-    """Whether a column of one type can be published as one of another."""
+    """Whether a column of one type can be published as one of another, by the rule of conform().
+
+    Units of time may differ here: a cast that would lose digits fails by itself.
+    """
     kinds = pa.types
     if given == wanted or _is_wider(given, wanted) or kinds.is_null(given):
         return True
     if kinds.is_dictionary(given):
         return _becomes(given.value_type, wanted)
     if kinds.is_timestamp(given) and kinds.is_timestamp(wanted):
+        # A time of a zone and one without a zone are different things, whatever the zone.
         return bool((given.tz is None) == (wanted.tz is None))
     if kinds.is_duration(given) and kinds.is_duration(wanted):
         return True
     if _is_list(given) and _is_list(wanted):
         return _becomes(given.value_type, wanted.value_type)
-    return any(given in alike and wanted in alike for alike in _ALIKE)
+    return any(given in layouts and wanted in layouts for layouts in _SAME_VALUES)
 
 
 def _is_list(kind: Any) -> bool:
+    """Whether a type is a list of any length, with offsets of 32 or 64 bits."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
 def aligned(content: Content) -> Content:
-    """Return the content itself, or a copy where its bytes do not start at a multiple of 8."""
+    """Return the content itself, or a copy where its bytes do not start at a multiple of 8.
+
+    Arrow wraps no column that lies elsewhere.
+    """
     address = _arrow.py_buffer(content.view).address
     return content if address % 8 == 0 else Content(content.view.tobytes())
 
@@ -447,8 +472,8 @@ def _is_small(table: HeaderTable) -> bool:
     return len(table.keys) <= 1 and len(table.fieldmaps) <= 1
 
 
-@lru_cache(maxsize=_ALIKE_MAX)
-def _all_alike(table: HeaderTable, count: int) -> tuple[Any, Any, Any]:
+@lru_cache(maxsize=_KEPT_COLUMNS)
+def _one_header_columns(table: HeaderTable, count: int) -> tuple[Any, Any, Any]:
     """Return the coded columns of `count` rows that all have the first entries of a header table.
 
     Batches that follow each other often have the same table, and as many rows.
@@ -456,66 +481,74 @@ def _all_alike(table: HeaderTable, count: int) -> tuple[Any, Any, Any]:
     subjects, keys, fields = _header_columns(table)
     firsts = _indices(None, count, subjects)
     return (
-        _column(firsts, subjects, False),
-        _column(firsts, keys, False),
-        _column(_indices(None, count, fields), fields, False),
+        _column(firsts, subjects, decode=False),
+        _column(firsts, keys, decode=False),
+        _column(_indices(None, count, fields), fields, decode=False),
     )
 
 
 def _binary(offsets: Array, blob: Any) -> Any:
+    """Return a binary column without nulls over n+1 offsets and the bytes that they divide."""
     buffers = [None, _arrow.py_buffer(offsets), blob]
     return _arrow.Array.from_buffers(_arrow.binary(), len(offsets) - 1, buffers)
 
 
-@lru_cache(maxsize=_ALIKE_MAX)
+@lru_cache(maxsize=_KEPT_COLUMNS)
 def _nulls(count: int, kind: Any) -> Any:
-    """A column without a value, which all batches of so many records share."""
+    """Return a column of nulls, which all batches of so many records share."""
     return _arrow.nulls(count, kind)
 
 
-@lru_cache(maxsize=_ALIKE_MAX)
+@lru_cache(maxsize=_KEPT_COLUMNS)
 def _no_times(count: int) -> Any:
     """Return a column of no times, as `_nulls` does: to hash a type takes ten times a look-up."""
     return _nulls(count, _TIME)
 
 
-@lru_cache(maxsize=_ALIKE_MAX)
+@lru_cache(maxsize=_KEPT_COLUMNS)
 def _no_codes(count: int) -> Any:
     """Return indices of no entry, as `_nulls` does."""
     return _nulls(count, _arrow.int32())
 
 
-@lru_cache(maxsize=_ALIKE_MAX)
+@lru_cache(maxsize=_KEPT_COLUMNS)
 def _no_properties(count: int) -> Any:
     """Return a coded column of no properties, which all batches of so many records share."""
-    return _column(_no_codes(count), _NO_PROPERTIES, False)
+    return _column(_no_codes(count), _NO_PROPERTIES, decode=False)
 
 
-@lru_cache(maxsize=_ALIKE_MAX)
+@lru_cache(maxsize=_KEPT_COLUMNS)
 def _firsts(count: int) -> Any:
-    """Indices of the first entry, which all batches of so many records share."""
+    """Return indices of the first entry, which all batches of so many records share."""
     return _arrow.array(np.zeros(count, np.int32))
 
 
 def _times(times: Array | None, count: int, none: int) -> Any:
-    """Return a column of times for Arrow. none: the value that stands for no time."""
+    """Return a column of times for Arrow, null where there is none.
+
+    none: the value that stands for no time.
+    """
     if times is None:
         return _no_times(count)
     present = times != none
-    validity = None
+    validity = None  # Arrow's bitmap of the rows that are not null; None: none is null.
     if not present.all():
         validity = _arrow.py_buffer(np.packbits(present, bitorder="little"))
     return _arrow.Array.from_buffers(_TIME, count, [validity, _arrow.py_buffer(times)])
 
 
 def _indices(codes: Array | None, count: int, values: Any) -> Any:
-    """Return int32 indices of a dictionary column; null for code -1, or without a dictionary."""
+    """Return int32 indices of a dictionary column, one for each row.
+
+    codes: None: all rows have the first value. values: the dictionary. An index is null where the
+    code is -1, and where there are no values.
+    """
     if not len(values):
         return _no_codes(count)
     if codes is None:
         return _firsts(count)
     present = codes >= 0
-    validity = None
+    validity = None  # As in _times().
     if not present.all():
         validity = _arrow.py_buffer(np.packbits(present, bitorder="little"))
     return _arrow.Array.from_buffers(
@@ -523,18 +556,21 @@ def _indices(codes: Array | None, count: int, values: Any) -> Any:
     )
 
 
-def _column(indices: Any, values: Any, decode: bool) -> Any:
-    """Return a dictionary column, or the values that it stands for."""
+def _column(indices: Any, values: Any, *, decode: bool) -> Any:
+    """Return a dictionary column, or (decode) a plain one of the values that it stands for."""
     if decode:
         return values.take(indices)
+    # safe=False: _indices() and check_codes() leave no index outside of the values.
     return _arrow.DictionaryArray.from_arrays(indices, values, safe=False)
 
 
-def _check_spread(codes: Array | None, count: int, sizes: Sequence[int], what: str) -> None:
+def _check_repeated(codes: Array | None, count: int, sizes: Sequence[int], what: str) -> None:
     """Raise BatchError `too_large`: with a copy for each record, shared values take too much.
 
-    sizes: bytes of each entry that the codes name.
+    codes: of each record's value; None: all have the first. sizes: bytes of each value. what: name
+    of the column, for the error.
     """
+    # At the worst every record has the largest value.
     if max(sizes, default=0) * count <= COLUMN_BYTES_MAX:
         return
     each = np.array([*sizes, 0], np.int64)  # The code -1 is the last entry.

@@ -31,7 +31,9 @@ _BATCH_BUFFERS: Final = 2
 _BATCH_COMPRESSION: Final = 3
 """Numbers of the field Message.header and of fields of RecordBatch."""
 _CLAIM_BYTES: Final = 8
-_PAIR: Final = struct.Struct("<qq")
+"""Bytes of the size that a compressed buffer begins with."""
+_OFFSET_AND_LENGTH: Final = struct.Struct("<qq")
+"""Offset and length of a buffer in the body of a message."""
 _VIEW_BYTES: Final = 16
 _VIEW_NUMBERS: Final = 4
 """A view of a string is four numbers of 32 bits, the first of which is its length."""
@@ -51,14 +53,14 @@ class _Claims(NamedTuple):
 def checked_rows(blob: Any, count: int, schema: Any) -> Any:
     """Return the rows of an Arrow body as views of it, validated in full.
 
-    blob: one encapsulated record-batch message. count: records that the content has.
-    Raises BatchError: `bad_batch`: the message is not one of this schema, or a value is none of its
-    column, which the reason names with the row; `too_large`: it would decompress to more than a
-    batch may be.
+    For a broker that takes a typed batch, and for each reader of one. blob: one encapsulated
+    record-batch message. count: records that the content has. Raises BatchError: `bad_batch`: the
+    message is not one of this schema, or a value is none of its column, which the reason names with
+    the row; `too_large`: it would decompress to more than a batch may be.
     """
     try:
         message = _arrow.ipc.read_message(_arrow.py_buffer(blob))
-        _check_claims(message, schema)
+        _check_claims(message, schema)  # Before Arrow allocates by what the message claims.
         rows = _arrow.ipc.read_record_batch(message, schema)
     except BROKEN as error:
         raise BatchError("bad_batch", f"the Arrow body: {error}") from error
@@ -80,7 +82,10 @@ def checked_rows(blob: Any, count: int, schema: Any) -> Any:
 
 
 def check_required(rows: Any) -> None:
-    """Raise BatchError when a column that is not nullable has a null: Arrow does not check it."""
+    """Raise BatchError when a column that is not nullable has a null: Arrow does not check it.
+
+    Columns within lists and structs count, too.
+    """
     for field, column in zip(rows.schema, rows.columns, strict=True):
         if not field.nullable and column.null_count:
             row = int(np.argmax(_nulls(column)))
@@ -95,11 +100,12 @@ def check_required(rows: Any) -> None:
 
 
 def _nulls(column: Any) -> Any:
+    """Return a mask of the rows of a column that are null."""
     return column.is_null().to_numpy(zero_copy_only=False)
 
 
 def _requires(kind: Any) -> bool:
-    """Whether a column within a type is not nullable."""
+    """Whether some column within a type, however deep, is not nullable."""
     fields = [kind.field(place) for place in range(kind.num_fields)]
     return any(not field.nullable or _requires(field.type) for field in fields)
 
@@ -130,6 +136,7 @@ def _within(column: Any, there: Any) -> Iterator[tuple[Any, Any, Any]]:
     kind = column.type
     if not len(column):
         return
+    # What lies in a row that is null here does not count further down.
     if column.null_count:
         valid = ~_nulls(column)
         there = valid if there is None else there & valid
@@ -163,6 +170,7 @@ def _check_claims(message: Any, schema: Any) -> None:
             f"an Arrow body that decompresses to {claims.raw_bytes} bytes, at most "
             f"{DEFAULT_LIMITS.batch_bytes_max}",
         )
+    # Bytes that came bound the work: each buffer has its own, and each column is in the schema.
     body_bytes = 0 if message.body is None else message.body.size
     if claims.buffer_bytes > body_bytes:
         # Columns that share bytes would be checked once each: 4,096 times the bytes that came.
@@ -186,17 +194,20 @@ def _claims(message: Any) -> _Claims:
     of Arrow's format, tables of FlatBuffers; pyarrow has verified the bytes. Raises struct.error.
     """
     data = bytes(message.metadata)
-    (root,) = struct.unpack_from("<I", data)
+    (root,) = struct.unpack_from("<I", data)  # FlatBuffers begin with the place of their root.
     header = table_field(data, root, _MESSAGE_HEADER)
     if not header:
         return _Claims(0, 0, 0)
+    # A field that is a table or a vector holds how far after itself that one lies.
     batch = header + struct.unpack_from("<I", data, header)[0]
     nodes, _ = _vector(data, batch, _BATCH_NODES)
     count, first = _vector(data, batch, _BATCH_BUFFERS)
     packed = bool(table_field(data, batch, _BATCH_COMPRESSION))
     body = memoryview(b"" if message.body is None else message.body)
     total = raw = 0
-    for offset, length in _PAIR.iter_unpack(data[first : first + _PAIR.size * count]):
+    for offset, length in _OFFSET_AND_LENGTH.iter_unpack(
+        data[first : first + _OFFSET_AND_LENGTH.size * count]
+    ):
         total += max(0, length)
         # A compressed buffer begins with its size before compression; -1: it is stored as it is.
         if packed and length >= _CLAIM_BYTES:
@@ -205,7 +216,10 @@ def _claims(message: Any) -> _Claims:
 
 
 def _vector(data: bytes, table: int, field: int) -> tuple[int, int]:
-    """Return (entries, position of the first) of a vector of a table; (0, 0): there is none."""
+    """Return (count of entries, position of the first) of a FlatBuffers vector in a table.
+
+    field: number of the vector's field. (0, 0): the table has none.
+    """
     at = table_field(data, table, field)
     if not at:
         return 0, 0
@@ -222,7 +236,7 @@ def _check_views(column: Any) -> None:
     if isinstance(kind, pa.BaseExtensionType):
         _check_views(column.storage)
     elif pa.types.is_string_view(kind):
-        views = column.buffers()[1]
+        _, views, *_ = column.buffers()  # The first buffer tells which rows are null.
         if views is None:
             return
         numbers = np.frombuffer(views, np.int32, len(views) // _VIEW_BYTES * _VIEW_NUMBERS)
@@ -236,5 +250,5 @@ def _check_views(column: Any) -> None:
     elif pa.types.is_struct(kind) or pa.types.is_union(kind):
         for place in range(kind.num_fields):
             _check_views(column.field(place))
-    elif pa.types.is_run_end_encoded(kind) or kind.num_fields:
+    elif pa.types.is_run_end_encoded(kind) or kind.num_fields:  # Lists of all sorts, and maps.
         _check_views(column.values)

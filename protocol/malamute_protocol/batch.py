@@ -73,8 +73,10 @@ __all__ = [
     "rows_from_bitmap",
 ]
 
+# Shared by all records without, and never changed.
 _NO_FIELDS: Mapping[str, str] = {}
 _NO_PROPERTIES: Mapping[str, Any] = {}
+
 _SHOWN_MAX: Final = 60
 """Bytes of a body that repr() shows."""
 _PARSED_BYTES: Final = 1 << 20
@@ -103,6 +105,7 @@ class Batch:
         self._append_times: list[int] | None = None
         if content.head.flags & APPEND_TIMES:
             self._append_times = _listed(content.append_times)
+        # Columns of all rows as lists, made when a row first asks for one of them.
         self._body_bytes: bytes | None = None
         self._body_bounds: list[int] = []
         self._keys: list[tuple[str, ...]] | None = None
@@ -112,9 +115,13 @@ class Batch:
         self._parsed: dict[int, Mapping[str, Any]] = {}
         """Code -> properties that some row asked for."""
         self._parsed_bytes = 0
+        """MessagePack bytes that `_parsed` was made of."""
 
     def with_rows(self, rows: Array) -> Batch:
-        """Return the batch with these rows, a boolean mask, as those that were delivered."""
+        """Return the batch with these rows, a boolean mask, as those that were delivered.
+
+        A client gives a caller part of a batch so.
+        """
         batch = Batch(self.stamp, self.content, rows)
         if self.schemas is not None:
             batch.schemas = self.schemas
@@ -240,6 +247,7 @@ class Batch:
 
     @cached_property
     def _bodies(self) -> Bodies:
+        """The bodies of all rows, decompressed once."""
         return self.content.bodies()
 
     def _blobs(self) -> Bodies:
@@ -265,6 +273,7 @@ class Batch:
 
     @cached_property
     def _properties(self) -> tuple[list[bytes], list[int] | None]:
+        """Property maps, not parsed, and the code of each row; None: all rows have the first."""
         maps, codes = self.content.properties()
         return maps, None if codes is None else codes.tolist()
 
@@ -274,12 +283,12 @@ class Batch:
         return self._base + (row if deltas is None else deltas[row])
 
     def append_time_of(self, row: int) -> int:
-        """Return the append time of a row."""
+        """Return the time in milliseconds when a row was appended."""
         times = self._append_times
         return self.stamp.append_time_ms if times is None else times[row]
 
     def keys_of(self, row: int) -> tuple[str, ...]:
-        """Return the keys of a row."""
+        """Return the keys of a row, its subject first."""
         keys = self._keys
         if keys is None:
             keys = self._keys = self.content.table.keys
@@ -308,7 +317,7 @@ class Batch:
         return maps[code] if code >= 0 else _NO_FIELDS
 
     def parts_of(self, row: int) -> list[bytes]:
-        """Return the blobs of a row."""
+        """Return the blobs of a row: the body, or of a list its parts."""
         bodies = self._bodies
         if bodies.parts is None:
             return [self.body_of(row)]
@@ -317,18 +326,18 @@ class Batch:
         return [bytes(bodies.blob[i:j]) for i, j in pairwise(ends)]
 
     def client_time_of(self, row: int) -> int | None:
-        """Return the client time of a row."""
+        """Return the client time of a row in milliseconds; None: the producer gave none."""
         times = self.content.client_times
         time = NO_TIME if times is None else int(times[row])
         return None if time == NO_TIME else time
 
     def expiry_of(self, row: int) -> int | None:
-        """Return the expiry of a row."""
+        """Return the time in milliseconds when a row expires; None: never."""
         expiries = self.content.expiries
         return None if expiries is None else int(expiries[row]) or None
 
     def properties_of(self, row: int) -> Mapping[str, Any]:
-        """Return the properties of a row."""
+        """Return the properties of a row, parsed once for all rows that share the map."""
         maps, codes = self._properties
         if not maps:
             return _NO_PROPERTIES
@@ -337,7 +346,7 @@ class Batch:
             return _NO_PROPERTIES
         found = self._parsed.get(code)
         if found is None:
-            if self._parsed_bytes > _PARSED_BYTES:
+            if self._parsed_bytes > _PARSED_BYTES:  # Begin anew, to bound the memory.
                 self._parsed.clear()
                 self._parsed_bytes = 0
             found = self._parsed[code] = parse_properties(maps[code])
@@ -478,7 +487,7 @@ def iter_batches(
                 stamp = Stamp.unpack(view, position, verify=verify)
                 position += stamp.stamp_bytes
                 if position == end:
-                    break
+                    break  # Its content is the next frame.
             size = stamp.size - stamp.stamp_bytes
             if position + size > end:
                 raise BatchError("bad_batch", "a content crosses the end of its frame", position)
@@ -506,6 +515,7 @@ def iter_batches(
 
 
 def _listed(column: Array | None) -> list[int] | None:
+    """Return a column as a list, which is quicker than an array to take single rows from."""
     return None if column is None else column.tolist()
 
 

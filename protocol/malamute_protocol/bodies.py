@@ -87,6 +87,7 @@ def bounds_of_few(head: Head, view: memoryview, at: int, limits: Limits) -> tupl
     Raises BatchError: they do not span the body section, fall, or a record is over the limit.
     """
     n, size, most = head.count, head.body_bytes, limits.record_bytes_max
+    # The section is n+1 offsets of 4 bytes, then the bodies.
     blob_bytes = size - 4 * (n + 1)
     if blob_bytes < 0 or size != head.body_raw_bytes:
         raise BatchError("bad_batch", "the body is too short for its offsets", at)
@@ -106,8 +107,10 @@ def bounds_of_few(head: Head, view: memoryview, at: int, limits: Limits) -> tupl
 def check_record_sizes(head: Head, bodies: Bodies, at: int, limits: Limits) -> None:
     """Raise BatchError if the body of some record is larger than the limit."""
     most = limits.record_bytes_max
+    # An Arrow message is not divided by records. Where all bodies together fit, each does.
     if len(bodies.blob) <= most or head.body_kind == ARROW:
         return
+    # Of lists, `offsets` counts parts, and `parts` says at which byte each part begins.
     bounds = bodies.offsets if bodies.parts is None else bodies.parts[bodies.offsets]
     largest = int(np.diff(bounds).max())
     if largest > most:

@@ -14,6 +14,7 @@ from malamute_protocol.errors import BatchError, LocalProtocolError
 
 CODECS: Final[tuple[str, ...]] = ("none", "gzip", "snappy", "lz4", "zstd")
 """Name of each codec; its number is its index."""
+_NONE, _GZIP, _SNAPPY, _LZ4, _ZSTD = range(5)
 
 _ZSTD_WINDOW_MAX: Final = 1 << 27
 
@@ -37,17 +38,17 @@ def compress(codec: int, raw: bytes) -> bytes:
     Raises LocalProtocolError `unsupported`: the codec's package is not installed here.
     """
     try:
-        if codec == 1:
+        if codec == _GZIP:
             return zlib.compress(raw, 6, wbits=31)  # 31: with gzip's header and checksum.
-        if codec == 2:
+        if codec == _SNAPPY:
             import cramjam
 
             return bytes(cramjam.snappy.compress_raw(raw))
-        if codec == 3:
+        if codec == _LZ4:
             import lz4.frame
 
             return bytes(lz4.frame.compress(raw))
-        if codec == 4:
+        if codec == _ZSTD:
             import zstandard
 
             return bytes(zstandard.ZstdCompressor(level=3).compress(raw))
@@ -62,7 +63,7 @@ def decompress(codec: int, stored: Any, raw_bytes: int) -> Any:
     Raises BatchError: broken, shorter or longer than `raw_bytes`; `unsupported` when the codec's
     package is not installed. At most `raw_bytes` + 1 bytes are ever produced.
     """
-    if codec == 0:
+    if codec == _NONE:
         return stored
     name = CODECS[codec]
     try:
@@ -73,7 +74,7 @@ def decompress(codec: int, stored: Any, raw_bytes: int) -> Any:
         raise BatchError("unsupported", _missing(name, error)) from error
     except Exception as error:  # Each codec has its own exception types; all mean broken bytes.
         raise BatchError("bad_batch", f"the body does not decompress as {name}: {error}") from error
-    if len(raw) != raw_bytes:
+    if len(raw) != raw_bytes:  # One more, where a decoder was stopped: there would be more yet.
         raise BatchError(
             "bad_batch", f"the body decompresses to another size than the {raw_bytes} bytes named"
         )
@@ -81,11 +82,15 @@ def decompress(codec: int, stored: Any, raw_bytes: int) -> Any:
 
 
 def _missing(codec: str, error: ImportError) -> str:
+    """Say which package a codec needs, and how it is installed."""
     return f"codec {codec} needs the package {error.name}: pip install 'malamute-py[codecs]'"
 
 
 def _gunzip(stored: Any, raw_bytes: int) -> bytes:
-    """Decompress gzip to no more than `raw_bytes` and one. Raises BatchError."""
+    """Decompress gzip to no more than `raw_bytes` and one.
+
+    Raises BatchError: the stream is cut short, or bytes follow its end.
+    """
     decoder = zlib.decompressobj(wbits=31)
     raw = decoder.decompress(stored, raw_bytes + 1)
     if len(raw) <= raw_bytes and (not decoder.eof or decoder.unused_data):
@@ -94,7 +99,7 @@ def _gunzip(stored: Any, raw_bytes: int) -> bytes:
 
 
 def _unsnappy(stored: Any, raw_bytes: int) -> bytes:
-    """Decompress snappy's raw form, if it names `raw_bytes` itself. Raises BatchError."""
+    """Decompress snappy's raw form. Raises BatchError: it does not name `raw_bytes` as its size."""
     import cramjam
 
     # The raw format starts with the uncompressed length: 7 bits in each byte, the lowest first,
@@ -113,7 +118,10 @@ def _unsnappy(stored: Any, raw_bytes: int) -> bytes:
 
 
 def _unlz4(stored: Any, raw_bytes: int) -> bytes:
-    """Decompress an lz4 frame to no more than `raw_bytes` and one. Raises BatchError."""
+    """Decompress an lz4 frame to no more than `raw_bytes` and one.
+
+    Raises BatchError: the frame is cut short, or bytes follow its end.
+    """
     import lz4.frame
 
     decoder = lz4.frame.LZ4FrameDecompressor()
@@ -124,7 +132,10 @@ def _unlz4(stored: Any, raw_bytes: int) -> bytes:
 
 
 def _unzstd(stored: Any, raw_bytes: int) -> bytes:
-    """Decompress a zstd frame to no more than `raw_bytes` and one. Raises BatchError."""
+    """Decompress a zstd frame to no more than `raw_bytes` and one.
+
+    Raises BatchError: the frame names another size.
+    """
     import zstandard
 
     # `max_output_size` is no bound when the frame names a size: look at it, then stream.
@@ -143,4 +154,6 @@ def _unzstd(stored: Any, raw_bytes: int) -> bytes:
     return b"".join(pieces)
 
 
-_DECODERS: Final[dict[int, Any]] = {1: _gunzip, 2: _unsnappy, 3: _unlz4, 4: _unzstd}
+_DECODERS: Final[dict[int, Any]] = {
+    _GZIP: _gunzip, _SNAPPY: _unsnappy, _LZ4: _unlz4, _ZSTD: _unzstd,
+}  # fmt: skip

@@ -21,7 +21,10 @@ U4: Final = np.dtype("<u4")
 
 
 def check_offsets(offsets: Array, end: int, what: str, position: int) -> None:
-    """Raise BatchError unless the offsets start at 0, never fall, and finish at `end`."""
+    """Raise BatchError unless the offsets start at 0, never fall, and finish at `end`.
+
+    what: the entries that they divide, for the error. position: of the column in the content.
+    """
     if int(offsets[0]) != 0 or int(offsets[-1]) != end:
         raise BatchError("bad_batch", f"the {what} offsets do not span their data", position)
     if not bool((offsets[1:] >= offsets[:-1]).all()):
@@ -29,11 +32,14 @@ def check_offsets(offsets: Array, end: int, what: str, position: int) -> None:
 
 
 def time_range(times: Array | None) -> tuple[int, int]:
-    """Return (least, greatest) client time of the rows that have one; (0, 0) when none has."""
+    """Return (least, greatest) client time of the rows that have one; (0, 0) when none has.
+
+    An encoder writes both into the head, and a check compares them with it.
+    """
     if times is None or not len(times):
         return 0, 0
     low = int(times.min())
-    if low == NO_TIME:
+    if low == NO_TIME:  # Less than any time: where it is not the least, every row has a time.
         times = times[times != NO_TIME]
         if not len(times):
             return 0, 0
@@ -42,7 +48,7 @@ def time_range(times: Array | None) -> tuple[int, int]:
 
 
 def earliest(expiries: Array | None) -> int:
-    """Return the least expiry that is not 0; 0 when there is none."""
+    """Return the least expiry of the rows that expire, which the head repeats; 0: none expires."""
     if expiries is None or not len(expiries):
         return 0
     low = int(expiries.min())

@@ -14,23 +14,9 @@ from typing import Any, Final
 import google_crc32c
 import numpy as np
 
-from malamute_protocol.bodies import (
-    FEW,
-    Bodies,
-    bounds_of_few,
-    check_record_sizes,
-    read_bodies,
-)
+from malamute_protocol.bodies import FEW, Bodies, bounds_of_few, check_record_sizes, read_bodies
 from malamute_protocol.codec import CODECS
-from malamute_protocol.columns import (
-    I4,
-    I8,
-    U4,
-    Array,
-    check_offsets,
-    earliest,
-    time_range,
-)
+from malamute_protocol.columns import I4, I8, U4, Array, check_offsets, earliest, time_range
 from malamute_protocol.content_layout import (
     APPEND_TIMES,
     AT,
@@ -71,15 +57,15 @@ from malamute_protocol.properties import parse_properties, split_maps
 from malamute_protocol.stamp import STAMP_BYTES
 
 _HEAD_BYTES_MAX: Final = 1024
-_CHECKED_FROM: Final = AT.content_bytes
+_CRC_COUNTS_FROM: Final = AT.content_bytes
 """Position in a content from which on its CRC counts."""
 _PROPERTIES: Final = PROPERTIES_CONSTANT | PROPERTIES_DICTIONARY | PROPERTIES_COLUMN
-_KEPT_TIMES: Final = 8
+_KEPT_EXPANSION_MAX: Final = 8
 """Factor of their compressed bytes up to which decompressed bodies are kept from their check to
 their use."""
 _COPY_BELOW: Final = 4096
 """Size up to which copying costs less than making an array."""
-_ARRAY_BYTES_MAX: Final = 5
+_ARRAY_LENGTH_BYTES_MAX: Final = 5
 """Bytes that the length of a MessagePack array takes at most."""
 
 
@@ -97,6 +83,7 @@ class Content:
         Raises BatchError: not a content of a version and shape that this code knows.
         """
         view = buffer if type(buffer) is memoryview else memoryview(buffer)
+        # Positions below count bytes: views of other items or shapes become views of bytes.
         if view.ndim != 1 or view.format != "B" or not view.contiguous:
             view = view.cast("B") if view.contiguous else memoryview(view.tobytes())
         if len(view) < CONTENT_BYTES:
@@ -105,15 +92,17 @@ class Content:
         self.view = view
         fields = HEAD.unpack_from(view)
         self.head = Head._make(fields)
+        # Found when they are first asked for.
         self._sections: Sections | None = None
         self._table: HeaderTable | None = None
         self._reading: TableReading | None = None
+        """Reader of a large header table, as long as the table is not complete."""
         self._headers: tuple[tuple[Header, ...], Array | None] | None = None
         self._bodies: Bodies | None = None
         self._few: tuple[int, ...] | None = None
         """Bounds of the bodies, where check() found a few plain ones."""
         self._limits = UNCHECKED
-        # Each name of a tuple costs as much as ten locals.
+        # Locals: to look up a field of `head` costs as much as ten of them.
         magic, version, head_bytes, _, content_bytes = fields[:5]
         if magic != CONTENT_MAGIC:
             raise BatchError("bad_batch", f"no content: the magic is 0x{magic:08X}")
@@ -218,7 +207,7 @@ class Content:
                     bytes(view[fieldmaps : fieldmaps + size]) if size else b"",
                     self._limits,
                 )
-            else:
+            else:  # Read in steps so far: the rest is read now.
                 table = reading.table()
                 self._reading = None
             check_counts(table, head.subjects_count, head.fieldmaps_count)
@@ -230,8 +219,9 @@ class Content:
     ) -> TableReading | None:
         """Return a reader of the header table in steps, before check(); None: it is quick to read.
 
-        outlined: the reader also gathers what an index notes of the table. remains: takes the
-        entries of the table once it is not needed any more; None: they are freed at once.
+        For a loop that does other work between steps. outlined: the reader also gathers what an
+        index notes of the table. remains: takes the entries of the table once it is not needed any
+        more; None: they are freed at once.
 
         A fault of the table is raised when it is asked for. Raises BatchError: the sections do not
         fill the content, or claim more headers than the limits allow.
@@ -252,35 +242,38 @@ class Content:
         return self._reading
 
     def adopt(self, reading: TableReading) -> None:
-        """Take over the reading of an equal content's header table, as far as it has come."""
+        """Take over the reading of an equal content's header table, as far as it has come.
+
+        Readers of one batch share it so, each of whom got the batch from the journal by itself.
+        """
         if self._table is None:
             self._reading = reading
 
     def share(self, table: HeaderTable) -> None:
-        """Use the header table of an equal content."""
+        """Use the header table of an equal content, which was read already."""
         self._table = table
         self._reading = None
 
     def make_headers(self) -> Iterator[None]:
         """Read the header table and make the headers in steps; headers() is quick then.
 
-        Raises BatchError as headers() does.
+        For a broker's loop, which does other work after each step. Raises BatchError as headers().
         """
         if self._headers is not None:
             return
         reading = self.reading(self._limits, outlined=False)
-        while reading is not None and not reading.run(_never):  # One step in each call.
+        while reading is not None and not reading.run(more=_never):  # One step in each call.
             yield
         table = self.table
         if not table.fieldmaps:
             if self.subject_codes is not None:
-                yield from table.make_headers(None)
+                yield from table.make_headers(None)  # One header for each subject.
         elif self.subject_codes is not None or self.field_codes is not None:
             used, codes = self._used_pairs()
             yield
             yield from table.make_headers(used)
             self._headers = table.headers(used), codes
-        self.headers()
+        self.headers()  # Puts the parts together; a lone header has none, and is made here.
 
     @property
     def subject_codes(self) -> Array | None:
@@ -290,7 +283,7 @@ class Content:
 
     @property
     def field_codes(self) -> Array | None:
-        """Return int32[n] into table.fieldmaps, -1 for none; None: see `field_code`."""
+        """Return int32[n] into table.fieldmaps, -1 for none; None: 0 for all, if there is one."""
         position = self.sections.field_codes
         return None if position < 0 else self._array(I4, position, self.head.count)
 
@@ -310,7 +303,7 @@ class Content:
         """
         table = self.table
         subjects, fields = self.subject_codes, self.field_codes
-        default_field = 0 if table.fieldmaps else -1
+        default_field = 0 if table.fieldmaps else -1  # Without codes all rows have the first map.
         if subjects is None and (fields is None or not table.fieldmaps):
             if not table.keys:
                 raise BatchError("bad_batch", "the batch has no subject", AT.subjects_count)
@@ -329,13 +322,14 @@ class Content:
         """
         self.check_codes()
         table, subjects, fields = self.table, self.subject_codes, self.field_codes
-        wide = len(table.fieldmaps) + 1
+        # A row's pair of codes is one number; +1, because the field code of no fields is -1.
+        field_choices = len(table.fieldmaps) + 1
         row_fields = 0 if fields is None else fields
         row_subjects = 0 if subjects is None else subjects.astype(np.int64)
-        pairs = np.asarray(row_subjects * wide + row_fields + 1, dtype=np.int64)
-        span = len(table.keys) * wide
+        pairs = np.asarray(row_subjects * field_choices + row_fields + 1, dtype=np.int64)
+        span = len(table.keys) * field_choices  # pairs that there could be
         if span <= 1 << 20:
-            # Marking and counting is linear; np.unique sorts (3 ms for 65,536 rows).
+            # To mark pairs, and number the marks, is linear; np.unique sorts (3 ms a full batch).
             present = np.zeros(span, np.bool_)
             present[pairs] = True
             used = np.flatnonzero(present)
@@ -348,7 +342,10 @@ class Content:
         return used.tolist(), codes
 
     def row_of(self, delta: int) -> int:
-        """Return the row of an offset that lies so far after the base; of a derived batch, too."""
+        """Return the row of the record whose offset is the base offset + `delta`.
+
+        In a derived batch, where rows are missing, its deltas tell.
+        """
         deltas = self.offset_deltas
         return delta if deltas is None else int(np.searchsorted(deltas, delta))
 
@@ -356,9 +353,9 @@ class Content:
     def headers_key(self) -> Any:
         """Return a key for a memo of the distinct headers: equal keys have equal headers.
 
-        The key is the table, where it alone says which headers there are. It does not where
-        subjects are paired with field maps, and where no codes are there although it has several
-        subjects.
+        A broker remembers by it which readers take which of them. The key is the table, where it
+        alone says which headers there are. It does not where subjects are paired with field maps,
+        and where no codes are there although it has several subjects.
         """
         head = self.head
         if head.fieldmaps_count or (head.subjects_count > 1 and not head.flags & SUBJECT_CODES):
@@ -421,7 +418,7 @@ class Content:
             maps = split_maps(bytes(stored), limits.batch_records_max)
             if codes is not None and len(codes) and int(codes.max()) >= len(maps):
                 raise BatchError("bad_batch", "a property code is out of range", position)
-        else:
+        else:  # PROPERTIES_COLUMN
             assert column is not None
             blob = bytes(stored)
             maps = [blob[i:j] for i, j in pairwise(column.tolist())]
@@ -477,7 +474,7 @@ class Content:
             if len(column) and int(column.max()) >= maps:
                 raise BatchError("bad_batch", "a property code is out of range", position)
             # Some map is at least as large as their mean, of which alone is known without parsing.
-            largest = (len(stored) - _ARRAY_BYTES_MAX) // max(1, maps)
+            largest = (len(stored) - _ARRAY_LENGTH_BYTES_MAX) // max(1, maps)
         self._check_property(largest, limits)
 
     def _check_property(self, size: int, limits: Limits) -> None:
@@ -512,7 +509,8 @@ class Content:
         head = self.head
         if head.codec:
             check_record_sizes(head, self.bodies(), self.sections.body, self._limits)
-            if head.body_raw_bytes > _KEPT_TIMES * head.body_bytes:
+            # Decompressed once more when they are asked for.
+            if head.body_raw_bytes > _KEPT_EXPANSION_MAX * head.body_bytes:
                 self._bodies = None
 
     def few_bodies(self) -> tuple[bytes, list[int]] | None:
@@ -545,10 +543,9 @@ class Content:
         offsets. Vectorised. empty: a content of no records is allowed (control batches). derived:
         it has offset deltas, as only a broker's extracted batches have. taking: a broker takes it
         from a client, which leaves reserved bytes at 0; a reader ignores them, since earlier
-        brokers stored others. properties: False leaves
-        them to properties(), for a consumer, which may never ask for any. Raises BatchError, and
-        nothing else, whatever the bytes are; its number is the position of the field at fault
-        (SPEC.md, section 5.2).
+        brokers stored others. properties: False leaves them to properties(), for a consumer, which
+        may never ask for any. Raises BatchError, and nothing else, whatever the bytes are; its
+        number is the position of the field at fault (SPEC.md, section 5.2).
         """
         self._limits = limits
         head = self.head
@@ -564,7 +561,7 @@ class Content:
                 "bad_batch", "the content's size is not a multiple of 8", AT.content_bytes
             )
         # numpy arrays, unlike memoryviews, may be handed to the CRC without a copy.
-        tail: Any = self.view[_CHECKED_FROM:]
+        tail: Any = self.view[_CRC_COUNTS_FROM:]
         tail = bytes(tail) if len(tail) < _COPY_BELOW else np.frombuffer(tail, np.uint8)
         if google_crc32c.value(tail) != head.content_crc:
             raise BatchError("corrupt", "the content's checksum does not fit", AT.content_crc)
@@ -582,6 +579,7 @@ class Content:
             raise BatchError(
                 "too_large", f"a body of {head.body_raw_bytes} bytes", AT.body_raw_bytes
             )
+        # Parts that only derived batches have, and parts that none may have yet.
         if bool(flags & OFFSET_DELTAS) != derived:
             raise BatchError(
                 "bad_batch", "offset deltas belong to derived batches, only they do", AT.flags
@@ -596,12 +594,13 @@ class Content:
             check_reserved(head, self.view)
         if kind != LIST and head.parts_count:
             raise BatchError("bad_batch", "a count of parts without lists", AT.parts_count)
+        # From here on the sections are looked into; the head alone was judged above.
         body_at = self.sections.body
         self._check_table(limits)
         self._check_times()
         if properties and flags & _PROPERTIES:
             self._check_properties(limits)
-        if head.codec == 0:
+        if head.codec == 0:  # What is compressed, only its readers judge: check_bodies().
             if kind == BLOB and n <= FEW:
                 self._few = bounds_of_few(head, self.view, body_at, limits)
             else:
@@ -652,9 +651,9 @@ class Content:
                     )
 
     def _check_times(self) -> None:
-        """Raise BatchError if the times in the head are not those of the columns."""
+        """Raise BatchError if the times in the head are not the columns', or offset deltas fall."""
         head = self.head
-        if not (
+        if not (  # A content without these columns, and with zeros in the head, is right.
             head.flags & (CLIENT_TIME | EXPIRY | OFFSET_DELTAS)
             or head.client_time_min_ms
             or head.client_time_max_ms
@@ -679,7 +678,7 @@ class Content:
     def verify(
         self, limits: Limits = DEFAULT_LIMITS, *, empty: bool = False, derived: bool = False
     ) -> None:
-        """Validate everything: check(), then properties and the decompressed bodies.
+        """Validate everything: check(), with `empty` and `derived`, then properties and bodies.
 
         Raises BatchError, and nothing else, whatever the bytes are.
         """
@@ -692,4 +691,5 @@ class Content:
 
 
 def _never() -> bool:
+    """Answer TableReading.run() so that it stops after one step."""
     return False

@@ -17,6 +17,7 @@ CONTENT_VERSION: Final = 1
 CONTENT_BYTES: Final = 128
 """Bytes of the head that this version writes."""
 
+# Flags of a head. Each but TRANSACTION_CONTROL says that a section is there, or in which form.
 CLIENT_TIME: Final = 1
 EXPIRY: Final = 2
 PROPERTIES_CONSTANT: Final = 4
@@ -42,6 +43,8 @@ _TABLE_SIZES: Final = struct.Struct("<I4xI")
 _TABLE_SIZES_AT: Final = 80
 _SCHEMA_ID: Final = struct.Struct("<I")
 _SCHEMA_ID_AT: Final = 36
+CRC_BYTES: Final = slice(8, 12)
+"""Bytes of a content that have the checksum of all bytes after them; a stamp repeats it."""
 _RESERVED: Final = slice(112, CONTENT_BYTES)
 _ZEROS: Final = bytes(16)
 
@@ -97,7 +100,10 @@ class Sections(NamedTuple):
 
 
 def check_reserved(head: Head, view: memoryview) -> None:
-    """Raise BatchError for what no client may send in a head, though stored batches may have it."""
+    """Raise BatchError where reserved parts of a head are in use; a broker that takes a batch asks.
+
+    Readers do not: batches that earlier brokers stored may have them in use.
+    """
     if head.schema_id and head.body_kind != ARROW:
         raise BatchError(
             "unsupported", "a schema id without an Arrow body is reserved", AT.schema_id
@@ -107,7 +113,10 @@ def check_reserved(head: Head, view: memoryview) -> None:
 
 
 def has_large_table(frame: Any) -> bool:
-    """Whether a frame may be a content whose header table is worth reading in steps."""
+    """Whether a frame, if it is a content, has a header table too large to be read in one step.
+
+    A broker asks before the frame is known to be a content: only its length is relied on.
+    """
     if len(frame) <= CONTENT_BYTES + TABLE_BYTES_MAX:
         return False
     subjects_bytes, fieldmaps_bytes = _TABLE_SIZES.unpack_from(frame, _TABLE_SIZES_AT)
@@ -115,7 +124,10 @@ def has_large_table(frame: Any) -> bool:
 
 
 def claimed_schema(frame: Any) -> int:
-    """Return the schema id that a frame states if it is a content; 0: it is too short for one."""
+    """Return the schema id that a frame states if it is a content; 0: it is too short for one.
+
+    A broker asks before the content is checked, to know whether the batch needs a full validation.
+    """
     if len(frame) < CONTENT_BYTES:
         return 0
     return int(_SCHEMA_ID.unpack_from(frame, _SCHEMA_ID_AT)[0])

@@ -25,7 +25,9 @@ from malamute_protocol.limits import UNBOUNDED, UNCHECKED, Limits
 from malamute_protocol.properties import parse_properties
 
 _PACKED_MAX: Final = 4096
+"""Subjects whose section is kept: most batches have one subject, and few differ."""
 _packed: dict[str, bytes] = {}
+"""Subject -> packed section of a table that has it alone."""
 
 
 class Options(TypedDict, total=False):
@@ -65,7 +67,11 @@ class Options(TypedDict, total=False):
 
 
 def pack_subjects(entries: Sequence[str | Sequence[str]]) -> bytes:
-    """Pack the subjects section for distinct entries, without padding."""
+    """Pack the subjects section for distinct entries, without padding.
+
+    entries: each a subject, or a sequence of the subject and further keys. One key is packed as a
+    text, several as an array.
+    """
     if len(entries) == 1 and type(entries[0]) is str:
         subject = entries[0]
         found = _packed.get(subject)
@@ -85,7 +91,11 @@ def pack_fieldmaps(maps: Sequence[Mapping[str, str]]) -> bytes:
 
 
 def subjects_of(count: int, options: Options) -> tuple[tuple[bytes, int], Array | None]:
-    """Return the packed subjects and their number, and each row's code; None: one for all."""
+    """Return the packed subjects and their number, and each row's code; None: one for all.
+
+    options: a table with codes, or one subject or a sequence of them, and further keys of all
+    records. Raises LocalProtocolError.
+    """
     further = options.get("keys", ())
     if isinstance(further, str):
         raise LocalProtocolError("bad_batch", "keys are a sequence of texts, not one text")
@@ -95,7 +105,9 @@ def subjects_of(count: int, options: Options) -> tuple[tuple[bytes, int], Array 
             table = list(options["subject_table"])
             if not table:
                 raise LocalProtocolError("bad_batch", "a subject table without an entry")
-            codes = _codes(count, options.get("subject_codes"), len(table), 0, "subject")
+            codes = _checked_codes(
+                count, options.get("subject_codes"), len(table), least=0, what="subject"
+            )
         else:
             subject = options.get("subject")
             if subject is None:
@@ -114,17 +126,18 @@ def subjects_of(count: int, options: Options) -> tuple[tuple[bytes, int], Array 
 def _distinct(count: int, subjects: Any) -> tuple[list[Any], Array | None]:
     """Return the distinct subjects of the records, and each record's place among them.
 
-    None for the places: all have the same subject.
+    None for the places: all have the same subject. Raises LocalProtocolError: not one for each
+    record.
     """
     if len(subjects) != count:
         raise LocalProtocolError("bad_batch", f"{len(subjects)} subjects for {count} records")
     try:
         index = dict.fromkeys(subjects)
-    except TypeError:
+    except TypeError:  # Lists of keys are not hashable.
         subjects = [entry if isinstance(entry, str) else tuple(entry) for entry in subjects]
         index = dict.fromkeys(subjects)
+    # ("a",) and "a" are one entry, of which the first place counts.
     places: dict[Any, int] = {}
-    # ("a",) and "a" are one entry.
     codes_of = {
         entry: places.setdefault(
             entry[0] if not isinstance(entry, str) and len(entry) == 1 else entry, len(places)
@@ -151,7 +164,9 @@ def _fieldmaps(count: int, options: Options) -> tuple[tuple[bytes, int], Array |
     """Do the work of fieldmaps_of(). Raises TypeError and ValueError for wrong types."""
     if "field_table" in options:
         table = list(options["field_table"])
-        codes = _codes(count, options.get("field_codes"), len(table), -1, "field")
+        codes = _checked_codes(
+            count, options.get("field_codes"), len(table), least=-1, what="field"
+        )
         if not table:
             return (b"", 0), None
         return (pack_fieldmaps(table), len(table)), codes
@@ -167,6 +182,7 @@ def _fieldmaps(count: int, options: Options) -> tuple[tuple[bytes, int], Array |
     # Records often share one map object: compare by identity first, by value once each.
     objects = {id(entry): entry for entry in fields}
     places: dict[tuple[tuple[str, str], ...], int] = {}
+    """Sorted items of a map -> its code."""
     code_of: dict[int, int] = {}
     for identity, entry in objects.items():
         code_of[identity] = (
@@ -176,15 +192,16 @@ def _fieldmaps(count: int, options: Options) -> tuple[tuple[bytes, int], Array |
         return (b"", 0), None
     packed = pack_fieldmaps([dict(items) for items in places])
     codes = np.fromiter(map(code_of.__getitem__, map(id, fields)), I4, count)
-    if len(places) == 1 and int(codes.min()) == 0:
+    if len(places) == 1 and int(codes.min()) == 0:  # All have the one map; -1 would be none.
         codes = None
     return (packed, len(places)), codes
 
 
-def _codes(count: int, codes: Any, entries: int, least: int, what: str) -> Array | None:
+def _checked_codes(count: int, codes: Any, entries: int, *, least: int, what: str) -> Array | None:
     """Return a caller's codes as a column, checked. Raises LocalProtocolError.
 
-    entries: how many the table has. least: the lowest code that is allowed.
+    entries: how many the table has. least: the lowest code that is allowed. what: `subject` or
+    `field`, for the error.
     """
     if codes is None:
         if entries > 1:
@@ -213,14 +230,16 @@ def check_table(
 ) -> None:
     """Check the header table with its reader's rules, by reading it. Raises LocalProtocolError.
 
-    subjects, fieldmaps: (packed, number of entries) of each. The codes are for the reason, which
-    names a record.
+    Not under UNBOUNDED: a batch of some rows of another has a table that was checked. subjects,
+    fieldmaps: (packed, number of entries) of each. The codes are for the reason, which names a
+    record.
     """
     if limits is UNBOUNDED:
         return
     (packed_subjects, subjects_count), (packed_maps, maps_count) = subjects, fieldmaps
     if max(subjects_count, maps_count) > limits.headers_max:
         raise BatchTooLarge(f"more than {limits.headers_max} distinct headers")
+    # Parsed without limits, since check() below names the one that is broken.
     try:
         table = MEMO.table(packed_subjects, packed_maps, UNCHECKED)
         if table.entries > limits.header_entries_max:
@@ -230,14 +249,17 @@ def check_table(
     except BatchError as error:
         where = ""
         if error.code == "too_large":
-            where = _where(table, subject_codes, field_codes, limits)
+            where = _which_record(table, subject_codes, field_codes, limits)
         raise LocalProtocolError(error.code, error.reason + where) from error
 
 
-def _where(
+def _which_record(
     table: HeaderTable, subject_codes: Array | None, field_codes: Array | None, limits: Limits
 ) -> str:
-    """Say which record breaks a limit of the header table, for the error only."""
+    """Say which record breaks a limit of the header table, for the error only.
+
+    Each entry is checked as a table of its own; a row that has the first bad one is named.
+    """
     for rows, entries, part in (
         (subject_codes, [HeaderTable([keys], []) for keys in table.keys], "subject"),
         (field_codes, [HeaderTable([], [fields]) for fields in table.fieldmaps], "fields"),
@@ -251,13 +273,14 @@ def _where(
     return ""
 
 
-def times_of(count: int, times: object, what: str, none: int) -> Array | None:
+def times_of(count: int, times: object, what: str, *, none: int) -> Array | None:
     """Return times as a column: one for all rows, or one each. Raises LocalProtocolError.
 
     none: the value that stands for no time.
     """
     if times is None:
         return None
+    # Whatever the caller has: one number, a sequence with None in it, an array of any integers.
     try:
         if isinstance(times, int):
             return np.full(count, times, I8)
@@ -269,8 +292,8 @@ def times_of(count: int, times: object, what: str, none: int) -> Array | None:
     if column.shape != (count,):
         raise LocalProtocolError("bad_batch", f"{column.size} {what} for {count} records")
     kind = column.dtype.kind
-    if kind == "O" and isinstance(times, np.ndarray):
-        return times_of(count, column.tolist(), what, none)
+    if kind == "O" and isinstance(times, np.ndarray):  # An array of objects: as a list.
+        return times_of(count, column.tolist(), what, none=none)
     if kind not in "iu" or (kind == "u" and int(column.max()) >= 1 << 63):
         found = f"{column.dtype}" if kind != "u" else f"{int(column.max())}"
         raise LocalProtocolError("bad_batch", f"{what} are integers of 64 bits, not {found}")
@@ -280,7 +303,8 @@ def times_of(count: int, times: object, what: str, none: int) -> Array | None:
 def properties_of(count: int, options: Options, limits: Limits) -> tuple[int, list[Any]]:
     """Return (the flag of the properties' form, the pieces of their section); 0: there are none.
 
-    One map for all records, a dictionary with a code for each record, or a column of maps.
+    The form is one map for all records, a dictionary with a code for each record where maps repeat,
+    or a column of maps. Raises LocalProtocolError.
     """
     section = options.get("property_section")
     if section is not None:  # It was taken from another content, as bytes.
@@ -290,7 +314,7 @@ def properties_of(count: int, options: Options, limits: Limits) -> tuple[int, li
     if not properties:
         return 0, []
     if isinstance(properties, Mapping):
-        return PROPERTIES_CONSTANT, [pack_properties(properties, limits, 0)]
+        return PROPERTIES_CONSTANT, [pack_properties(properties, limits, row=0)]
     if not isinstance(properties, Collection) or isinstance(properties, (str, bytes)):
         raise LocalProtocolError("bad_batch", "properties are a map, or one for each record")
     if len(properties) != count:
@@ -305,7 +329,7 @@ def properties_of(count: int, options: Options, limits: Limits) -> tuple[int, li
         return 0, []
     if len(distinct) <= count // 2:  # Where maps repeat, each is written once.
         places = dict(zip(distinct, range(len(distinct)), strict=True))
-        places[b""] = -1
+        places[b""] = -1  # The code of a record without properties.
         codes = np.fromiter(map(places.__getitem__, pieces), I4, count)
         return PROPERTIES_DICTIONARY, [codes, _array_of(list(distinct))]
     offsets = np.zeros(count + 1, I4)
@@ -314,10 +338,13 @@ def properties_of(count: int, options: Options, limits: Limits) -> tuple[int, li
 
 
 def pack_properties(entry: Mapping[str, Any], limits: Limits, row: int) -> bytes:
-    """Return the packed properties of one record. Raises LocalProtocolError."""
+    """Return the packed properties of one record. Raises LocalProtocolError.
+
+    row: of the record in its batch, for the error.
+    """
     try:
         packed = ENCODER.encode(dict(entry))
-        parse_properties(packed)
+        parse_properties(packed)  # Raises for values that are no scalars.
     except (BatchError, TypeError, OverflowError, ValueError) as error:
         raise LocalProtocolError("bad_batch", f"properties of record {row}: {error}") from error
     if len(packed) > limits.property_bytes_max:

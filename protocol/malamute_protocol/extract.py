@@ -23,6 +23,7 @@ from malamute_protocol.content import Content
 from malamute_protocol.content_layout import (
     ARROW,
     BLOB,
+    CRC_BYTES,
     LIST,
     OFFSET_DELTAS,
     PROPERTIES_COLUMN,
@@ -36,23 +37,22 @@ from malamute_protocol.errors import LocalProtocolError
 from malamute_protocol.limits import UNBOUNDED
 from malamute_protocol.stamp import DERIVED, STAMP_BYTES, Stamp, pack_stamps
 
-_CRC = slice(8, 12)
-"""Bytes of the head that have the checksum of all bytes after them."""
-_PRODUCER = slice(24, 36)
+_PRODUCER_BYTES = slice(24, 36)
 """Bytes of the head that have the producer's id and epoch."""
-_SEQUENCE = slice(40, 48)
+_SEQUENCE_BYTES = slice(40, 48)
 """Bytes of the head that have the first sequence."""
-_GATHER_BYTES = 32
+_SMALL_ENTRY_BYTES = 32
 """Mean size up to which an index for each byte is quicker than a slice for each row."""
-
-
 _SHARED_BYTES_MAX = 4096
 """Bytes of properties that rows share and that each derived batch repeats: more than these would
 make small batches large, one for each selection."""
 
 
 def extractable(content: Content) -> bool:
-    """Whether rows can be extracted: no codec, not Arrow, and little that copies would repeat."""
+    """Whether rows can be extracted: no codec, not Arrow, and little that copies would repeat.
+
+    A broker delivers any other batch whole, with a bitmap of the selected rows.
+    """
     head = content.head
     if head.codec or head.body_kind == ARROW:
         return False
@@ -66,15 +66,17 @@ def extractable(content: Content) -> bool:
 def extract(stamp: Stamp, content: Content, rows: Any) -> tuple[bytes, bytes]:
     """Return (stamp, content) of the rows that the boolean mask `rows` selects.
 
-    Raises LocalProtocolError: no row is selected, or the batch is not extractable.
+    For readers that select a small part of a batch. Raises LocalProtocolError: no row is selected,
+    or the batch is not extractable.
     """
     if not extractable(content):
         raise LocalProtocolError("unsupported", "the rows of this batch stay together")
     mask = np.asarray(rows, dtype=np.bool_)
     if len(mask) != content.head.count:
         raise LocalProtocolError("bad_batch", f"a mask of {len(mask)} for {len(content)} records")
-    chosen = _some(mask)
+    chosen = _row_numbers(mask)
     head = content.head
+    # What a derived batch keeps of the original's head and columns.
     options: Options = {
         "limits": UNBOUNDED,
         "producer_id": head.producer_id,
@@ -84,6 +86,7 @@ def extract(stamp: Stamp, content: Content, rows: Any) -> tuple[bytes, bytes]:
         "schema_id": head.schema_id,
     }
     deltas = content.offset_deltas
+    # A row's number is its delta, unless the batch itself was derived.
     options["offset_deltas"] = chosen.astype(np.uint32) if deltas is None else deltas[chosen]
     appended, expiries = content.append_times, content.expiries
     if appended is not None:
@@ -91,7 +94,7 @@ def extract(stamp: Stamp, content: Content, rows: Any) -> tuple[bytes, bytes]:
     if expiries is not None:
         options["expires_at_ms"] = expiries[chosen]
     derived = _content_of(content, chosen, options)
-    crc = int.from_bytes(derived[8:12], "little")
+    crc = int.from_bytes(derived[CRC_BYTES], "little")
     restamped = stamp._replace(
         flags=stamp.flags | DERIVED,
         size=STAMP_BYTES + len(derived),
@@ -103,18 +106,18 @@ def extract(stamp: Stamp, content: Content, rows: Any) -> tuple[bytes, bytes]:
 
 
 def copy_rows(content: Content, rows: Any) -> bytes:
-    """Return a content of its own with the rows that the boolean mask `rows` selects.
+    """Return a content that stands by itself with the rows that the boolean mask `rows` selects.
 
-    It has no producer and no expiry. Raises LocalProtocolError: no row is selected, or the content
-    is not extractable.
+    It has no producer and no expiry, as a copy in a dead-letter mailbox. Raises LocalProtocolError:
+    no row is selected, or the content is not extractable.
     """
     if not extractable(content):
         raise LocalProtocolError("unsupported", "the rows of this batch stay together")
     options: Options = {"limits": UNBOUNDED}
-    return _content_of(content, _some(np.asarray(rows, dtype=np.bool_)), options)
+    return _content_of(content, _row_numbers(np.asarray(rows, dtype=np.bool_)), options)
 
 
-def _some(mask: Array) -> Array:
+def _row_numbers(mask: Array) -> Array:
     """Return the numbers of the selected rows. Raises LocalProtocolError: there is none."""
     chosen = np.flatnonzero(mask)
     if not len(chosen):
@@ -123,26 +126,32 @@ def _some(mask: Array) -> Array:
 
 
 def copy_whole(content: Content) -> bytes:
-    """Return a content with all rows of another, and without its producer."""
+    """Return a content with all rows of another and without its producer, for dead letters.
+
+    For contents that are not extractable: the bytes are changed in place, not made anew.
+    """
     copy = bytearray(content.view)
-    copy[_PRODUCER] = bytes(_PRODUCER.stop - _PRODUCER.start)
-    copy[_SEQUENCE] = bytes(_SEQUENCE.stop - _SEQUENCE.start)
+    copy[_PRODUCER_BYTES] = bytes(_PRODUCER_BYTES.stop - _PRODUCER_BYTES.start)
+    copy[_SEQUENCE_BYTES] = bytes(_SEQUENCE_BYTES.stop - _SEQUENCE_BYTES.start)
     # numpy arrays, unlike slices, may be handed to the CRC without a copy.
-    crc = google_crc32c.value(np.frombuffer(copy, np.uint8, offset=_CRC.stop))
-    copy[_CRC] = crc.to_bytes(4, "little")
+    crc = google_crc32c.value(np.frombuffer(copy, np.uint8, offset=CRC_BYTES.stop))
+    copy[CRC_BYTES] = crc.to_bytes(4, "little")
     return bytes(copy)
 
 
 def _content_of(content: Content, chosen: Array, options: Options) -> bytes:
-    """Return a content of some rows. options: all but headers, client times and properties."""
+    """Return a content of the rows of these numbers.
+
+    options: of the encoder, all but headers, client times and properties, which are added here.
+    """
     _headers(content, chosen, options)
     times = content.client_times
     if times is not None:
         options["client_time_ms"] = times[chosen]
     _properties(content, chosen, options)
     body, parts_count = _bodies(content.bodies(), chosen)
-    kind = LIST if content.head.body_kind == LIST else 0
-    return _assemble(len(chosen), kind, parts_count, body, options)
+    kind = LIST if content.head.body_kind == LIST else BLOB
+    return _assemble(len(chosen), kind, body, options, parts_count=parts_count)
 
 
 class Scatter:
@@ -169,12 +178,13 @@ class Scatter:
         """Return (stamp, content) of each selection: its rows, ascending, at least one."""
         contents = [self._content_of(rows) for rows in selections]
         stamp = self._stamp
+        # The fields of the batch's stamp in their order, but those that tell of the content.
         stamps = pack_stamps(
             (
                 stamp.flags | DERIVED, stamp.lsn, stamp.bundle_lsn, stamp.synced_lsn, stamp.epoch,
                 stamp.base_offset, stamp.append_time_ms, stamp.stream, stamp.origin,
                 STAMP_BYTES + len(content), len(rows), stamp.control_kind, 0,
-                int.from_bytes(content[8:12], "little"), 0,
+                int.from_bytes(content[CRC_BYTES], "little"), 0,
             )
             for rows, content in zip(selections, contents, strict=True)
         )  # fmt: skip
@@ -187,6 +197,7 @@ class Scatter:
         )  # fmt: skip
         count = len(rows)
         flags, column = OFFSET_DELTAS, b""
+        # Only the subjects in use, renumbered; a lone one needs no column of codes.
         if codes is None:
             subjects: Sequence[Sequence[str]] = keys[:1]
         elif count == 1:
@@ -242,9 +253,12 @@ def _headers(content: Content, chosen: Array, options: Options) -> None:
 
 
 def _compact(codes: Array, entries: int) -> tuple[Array, Array]:
-    """Return (entries in use, ascending; the codes renumbered into them)."""
+    """Return (entries in use, ascending; the codes renumbered into them).
+
+    entries: of the table that the codes name. Linear, where np.unique would sort.
+    """
     place = np.zeros(entries, np.int32)
-    place[codes] = 1
+    place[codes] = 1  # Marked; numbered below.
     used = np.flatnonzero(place)
     place[used] = np.arange(len(used), dtype=np.int32)
     return used, place[codes]
@@ -259,20 +273,22 @@ def _properties(content: Content, chosen: Array, options: Options) -> None:
     column, stored = content.property_section()
     if stored is None:
         return
+    # The column has codes of a dictionary or offsets of maps, and is None for one map of all rows.
     form = content.head.flags & (PROPERTIES_CONSTANT | PROPERTIES_DICTIONARY | PROPERTIES_COLUMN)
     if column is None:
         options["property_section"] = form, [bytes(stored)]
     elif form == PROPERTIES_COLUMN:
         options["property_section"] = form, [*gather(column, stored, chosen)]
-    elif bool((column[chosen] >= 0).any()):
+    elif bool((column[chosen] >= 0).any()):  # Else no chosen row has properties.
         options["property_section"] = form, [column[chosen], bytes(stored)]
 
 
 def _bodies(bodies: Bodies, chosen: Array) -> tuple[list[Any], int]:
-    """Return (the sections of the body, count of parts)."""
+    """Return (the sections of the chosen rows' body, count of parts)."""
     if bodies.parts is None:
         offsets, blob = gather(bodies.offsets, bodies.blob, chosen)
         return [offsets, blob], 0
+    # Lists: a row's offsets count parts, so that the rows name the parts to gather.
     first, sizes = bodies.offsets[:-1][chosen], np.diff(bodies.offsets)[chosen]
     parts_of_rows = _ranges(first, sizes)
     list_offsets = np.zeros(len(chosen) + 1, np.dtype("<i4"))
@@ -284,15 +300,16 @@ def _bodies(bodies: Bodies, chosen: Array) -> tuple[list[Any], int]:
 def gather(offsets: Array, blob: Any, chosen: Array) -> tuple[Array, Any]:
     """Return the chosen entries of an Arrow-like binary column, as such a column.
 
-    chosen: their places. Entries of one width are taken as numpy items, small ones byte by byte, of
-    all others each run of neighbours as a slice.
+    chosen: their places, ascending. Entries of one width are taken as numpy items, small ones byte
+    by byte, of all others each run of neighbours as a slice.
     """
     sizes = np.diff(offsets)
     count = len(sizes)
     new_offsets = np.zeros(len(chosen) + 1, np.dtype("<i4"))
     if not len(chosen):
         return new_offsets, b""
-    width = int(sizes[0])
+    width = int(sizes[0])  # The width of all entries, if they have one.
+    # The cheap look at the end comes first: mostly it tells that they have not.
     if width and width * count == int(offsets[-1]) and bool((sizes == width).all()):
         new_offsets[:] = np.arange(len(chosen) + 1) * width
         column = np.frombuffer(blob, np.dtype((np.void, width)), count)
@@ -300,9 +317,10 @@ def gather(offsets: Array, blob: Any, chosen: Array) -> tuple[Array, Any]:
     picked = sizes[chosen]
     np.cumsum(picked, out=new_offsets[1:])
     starts = offsets[:-1][chosen]
-    if int(new_offsets[-1]) <= _GATHER_BYTES * len(chosen):
+    if int(new_offsets[-1]) <= _SMALL_ENTRY_BYTES * len(chosen):
         if not int(new_offsets[-1]):
             return new_offsets, b""
+        # Small entries: numpy picks each byte by its place.
         return new_offsets, np.frombuffer(blob, np.uint8)[_ranges(starts, picked)]
     # Neighbours leave as one slice: a run costs as much as a row.
     breaks = np.flatnonzero(np.diff(chosen) != 1) + 1
@@ -316,6 +334,7 @@ def gather(offsets: Array, blob: Any, chosen: Array) -> tuple[Array, Any]:
 
 def _ranges(starts: Array, sizes: Array) -> Array:
     """Return [start, start+1, ... start+size-1] of each pair, one after the other."""
+    # A plain count 0, 1, 2, ... over all pairs, shifted for each pair so that it begins at start.
     ends = np.cumsum(sizes, dtype=np.int64)
     total = int(ends[-1]) if len(ends) else 0
     shifts = starts.astype(np.int64) - (ends - sizes)

@@ -36,18 +36,19 @@ _decoder: Final = msgspec.msgpack.Decoder(list[AnyCommand])
 _one_decoders: Final[dict[type[Command], msgspec.msgpack.Decoder[Any]]] = {
     command: msgspec.msgpack.Decoder(command) for command in COMMANDS.values()
 }
-_PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes})
+_SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
 
 
-def _free_fields(command: type[Command]) -> tuple[str, ...]:
+def _any_value_fields(command: type[Command]) -> tuple[str, ...]:
     """Return the fields that may hold anything: the only ones in which a peer can nest."""
     hints = get_type_hints(command)
     return tuple(name for name in command.__struct_fields__ if "Any" in str(hints[name]))
 
 
-_FREE: Final[dict[type[Command], tuple[str, ...]]] = {
-    command: names for command in COMMANDS.values() if (names := _free_fields(command))
+_ANY_VALUE_FIELDS: Final[dict[type[Command], tuple[str, ...]]] = {
+    command: names for command in COMMANDS.values() if (names := _any_value_fields(command))
 }
+"""The fields of each command that _any_value_fields() returns, of commands that have some."""
 
 
 def encode_message(commands: Sequence[Command], frames: Sequence[Any] = ()) -> list[Any]:
@@ -66,7 +67,7 @@ def encode_message(commands: Sequence[Command], frames: Sequence[Any] = ()) -> l
 
 
 def check_command(command: Command, limits: Limits = DEFAULT_LIMITS) -> Command:
-    """Return the command as a peer that gets it will read it.
+    """Return the command as a peer that gets it will read it; for a client, before it is queued.
 
     Raises LocalProtocolError, which names the field: a peer would not understand the command.
     """
@@ -76,13 +77,14 @@ def check_command(command: Command, limits: Limits = DEFAULT_LIMITS) -> Command:
     except Exception as error:  # Any error that the value of a field raises.
         fault = f"{name}: {_unencodable(command)}: {error}"
         raise LocalProtocolError("malformed", fault) from error
-    if len(data) >= limits.command_frame_bytes_max:
+    if len(data) >= limits.command_frame_bytes_max:  # The array around it takes a byte, too.
         fault = f"{name}: {len(data)} bytes, at most {limits.command_frame_bytes_max - 1}"
         raise LocalProtocolError("too_large", fault)
     try:
         read: Command = _one_decoders[type(command)].decode(data)
-        for field in _FREE.get(type(command), ()):
-            _check_nesting(getattr(read, field), limits.nesting_max, 0, read, field)
+        for field in _ANY_VALUE_FIELDS.get(type(command), ()):
+            value = getattr(read, field)
+            _check_nesting(value, limits.nesting_max, place=0, command=read, name=field)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         fault = _name_fields(type(command), error)
         raise LocalProtocolError(_code(fault), f"{name}: {fault}") from error
@@ -101,12 +103,13 @@ def reference_of(command: Command) -> int:
 
 
 def _unencodable(command: Command) -> str:
-    """Return name and value of the field that cannot be encoded."""
+    """Return name and value of the field of a command that cannot be encoded, for an error."""
     for field in command.__struct_fields__:
         value = getattr(command, field)
         try:
             ENCODER.encode(value)
         except Exception:  # noqa: BLE001 - which field it is, is what is asked
+            # `from_` is a field's name where Python has a word of the same name.
             return f"{field.rstrip('_')}={value!r:.60}"
     return "a field"
 
@@ -147,10 +150,11 @@ def decode_message(
         raise RemoteProtocolError(_code(reason), reason) from error
     if not commands:
         raise RemoteProtocolError("malformed", "a message without commands")
+    # The content frames follow frame 0 in the order of the commands that own them.
     result: list[tuple[Command, tuple[Any, ...]]] = []
     position, end = 1, len(frames)
     for place, command in enumerate(commands):
-        free = _FREE.get(type(command))
+        free = _ANY_VALUE_FIELDS.get(type(command))
         if free is not None:
             for name in free:
                 _check_nesting(getattr(command, name), limits.nesting_max, place, command, name)
@@ -189,7 +193,7 @@ def _check_nesting(value: Any, most: int, place: int, command: Command, name: st
                 following.extend(item)
             elif kind is dict:
                 following.extend(_map_items(item, place, command, name))
-            elif kind not in _PLAIN:
+            elif kind not in _SCALARS:
                 raise RemoteProtocolError(
                     "malformed",
                     f"command {place} ({type(command).__name__}): `{name}` holds an extension type",
@@ -212,7 +216,10 @@ def _check_nesting(value: Any, most: int, place: int, command: Command, name: st
 
 
 def _check_step(commands: Sequence[Command], place: int, step: Atomic) -> None:
-    """Check that a step's parts are there, may be parts, and ask for no answers of their own."""
+    """Raise RemoteProtocolError unless a step's parts follow it, and each may be a part.
+
+    A part has no tracker, since the step alone is answered. place: of the ATOMIC in its message.
+    """
     parts = commands[place + 1 : place + 1 + step.count]
     fault = ""
     if len(parts) < step.count:
@@ -223,6 +230,7 @@ def _check_step(commands: Sequence[Command], place: int, step: Atomic) -> None:
         elif part.tracker:  # type: ignore[attr-defined]  # each of STEP_PARTS has one
             fault = f"{type(part).__name__} with a tracker of its own"
         elif type(part) is AckWork and part.state < WorkState.COMPLETED:
+            # A worker's sign of life changes nothing that a step could undo.
             fault = f"ACK_WORK of state {part.state} cannot be a part"
     if fault:
         raise RemoteProtocolError("malformed", f"command {place} (Atomic): {fault}")
@@ -243,12 +251,15 @@ def _map_items(value: dict[Any, Any], place: int, command: Command, name: str) -
 
 
 def _code(reason: str) -> str:
-    """Return the code for what msgspec found: a length over its limit, else the grammar."""
+    """Return the error's code for what msgspec found: a length over its limit, or the grammar."""
     return "too_large" if OVER_LENGTH in reason else "malformed"
 
 
 def _explain(frame: Any, error: Exception) -> str:
-    """Say what is wrong in a frame 0 that did not decode; only errors pay for this look."""
+    """Say what is wrong in a frame 0 that did not decode, by decoding it piece by piece.
+
+    Only errors pay for this look.
+    """
     if isinstance(error, RecursionError):
         return "the command frame nests too deep"
     try:
@@ -272,7 +283,7 @@ def _explain(frame: Any, error: Exception) -> str:
 
 
 def _name_fields(command: type[Command], reason: Exception) -> str:
-    """Name the field in msgspec's message, which counts places, the command's number first."""
+    """Return the text of msgspec's error with fields named, which it counts, `$[0]` the number."""
     text = str(reason)
     for place, name in enumerate(command.__struct_fields__, 1):
         text = text.replace(f"`$[{place}]", f"`{name.rstrip('_')}")

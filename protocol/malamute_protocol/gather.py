@@ -20,6 +20,7 @@ from malamute_protocol.content_layout import (
     BLOB,
     CLIENT_TIME,
     CONTENT_BYTES,
+    CRC_BYTES,
     FIELD_CODES,
     OFFSET_DELTAS,
     SUBJECT_CODES,
@@ -31,7 +32,8 @@ from malamute_protocol.header import Header
 from malamute_protocol.limits import UNBOUNDED
 from malamute_protocol.stamp import DERIVED, STAMP_BYTES, Stamp, pack_stamps
 
-_PLAIN: Final = SUBJECT_CODES | FIELD_CODES | CLIENT_TIME
+_GATHERED_FLAGS: Final = SUBJECT_CODES | FIELD_CODES | CLIENT_TIME
+"""Flags that a content may have whose rows are gathered."""
 _OFFSETS_MAX: Final = 1 << 32
 """Largest offset delta, which is u32."""
 _BLOB_BYTES_MAX: Final = 1 << 30
@@ -69,7 +71,7 @@ class Gathered(NamedTuple):
 
 
 class Gathering:
-    """Rows gathered so far of one stream, in order."""
+    """Rows gathered so far of one stream, in order, for one reader."""
 
     def __init__(self, stream: int) -> None:
         """stream: its number, for the stamps."""
@@ -89,27 +91,27 @@ class Gathering:
         return not rows or (epoch == self._epoch and offset - rows[0].offset < _OFFSETS_MAX)
 
     def add(self, rows: Sequence[Row], epoch: int, lsn: int) -> None:
-        """Take rows of one epoch; lsn: of the first one's batch."""
+        """Take in rows of one epoch, after those so far; lsn: of the first one's batch."""
         if not self._rows:
             self._epoch, self._lsn = epoch, lsn
             self.bytes = _BYTES_A_BATCH
         self._rows += rows
         self.bytes += self.weight_of(rows)
-        self._headers.update(self._new(rows))
+        self._headers.update(self._new_headers(rows))
 
     def weight_of(self, rows: Sequence[Row]) -> int:
         """Return the bytes that these rows would add: bodies, and texts that are not in it yet."""
         bodies = sum([len(row.body) for row in rows])
-        return bodies + BYTES_A_ROW * len(rows) + sum(map(weight_of, self._new(rows)))
+        return bodies + BYTES_A_ROW * len(rows) + sum(map(weight_of, self._new_headers(rows)))
 
-    def _new(self, rows: Sequence[Row]) -> set[Header]:
+    def _new_headers(self, rows: Sequence[Row]) -> set[Header]:
         """Return the headers of these rows that no row so far has."""
         # Rows of one batch mostly share few header objects, and a header's hash costs its texts'.
         distinct = {id(row.header): row.header for row in rows}
         return set(distinct.values()).difference(self._headers)
 
     def take(self) -> Gathered | None:
-        """Take the batch of the rows gathered so far; None: there are none."""
+        """Return the batch of the rows gathered so far, and begin anew; None: there are none."""
         rows = self._rows
         if not rows:
             return None
@@ -133,32 +135,32 @@ def weight_of(header: Header) -> int:
 def gatherable(content: Content) -> bool:
     """Whether rows of a content may be gathered: they have no parts but those of Row."""
     head = content.head
-    return not (head.codec or head.body_kind != BLOB or head.flags & ~_PLAIN)
+    return not (head.codec or head.body_kind != BLOB or head.flags & ~_GATHERED_FLAGS)
 
 
 def rows_of(stamp: Stamp, content: Content, places: Any) -> list[Row]:
     """Return the rows at these places of a gatherable, checked content, as rows to gather.
 
-    Raises BatchError: a code has no entry in the header table.
+    places: row numbers, an array. Raises BatchError: a code has no entry in the header table.
     """
     content.check_codes()
     table, bodies, times = content.table, content.bodies(), content.client_times
     begins, ends = bodies.offsets[places].tolist(), bodies.offsets[places + 1].tolist()
-    told = [NO_TIME] * len(places) if times is None else times[places].tolist()
+    client_times = [NO_TIME] * len(places) if times is None else times[places].tolist()
     subjects, fields = content.subject_codes, content.field_codes
     by_subject = [0] * len(places) if subjects is None else subjects[places].tolist()
-    default = 0 if table.fieldmaps else -1
+    default = 0 if table.fieldmaps else -1  # Without codes all rows have the first map.
     by_fields = [default] * len(places) if fields is None else fields[places].tolist()
-    wide = len(table.fieldmaps) + 1
+    field_choices = len(table.fieldmaps) + 1  # Each map, and none.
     # The headers of these rows only: those of all rows would cost by the batch's rows. Each pair
     # of codes is one number, as HeaderTable.headers() takes it.
     codes = zip(by_subject, by_fields, strict=True)
-    headers = table.headers([subject * wide + field + 1 for subject, field in codes])
+    headers = table.headers([subject * field_choices + field + 1 for subject, field in codes])
     base, appended, view = stamp.base_offset, stamp.append_time_ms, bodies.blob
     return [
         Row(header, base + place, appended, time, bytes(view[begin:end]))
         for place, header, time, begin, end in zip(
-            places.tolist(), headers, told, begins, ends, strict=True
+            places.tolist(), headers, client_times, begins, ends, strict=True
         )
     ]
 
@@ -179,7 +181,7 @@ def gather_rows(rows: Sequence[Row], stream: int, epoch: int, lsn: int) -> tuple
         np.array(appended, np.int64),
         np.array(times, np.int64),
     )
-    content = _assemble(len(rows), BLOB, 0, [ends, b"".join(bodies)], options)
+    content = _assemble(len(rows), BLOB, [ends, b"".join(bodies)], options)
     stamp = Stamp(
         flags=DERIVED,
         lsn=lsn,
@@ -193,13 +195,17 @@ def gather_rows(rows: Sequence[Row], stream: int, epoch: int, lsn: int) -> tuple
         size=STAMP_BYTES + len(content),
         count=len(rows),
         control_kind=0,
-        content_crc=int.from_bytes(content[8:12], "little"),
+        content_crc=int.from_bytes(content[CRC_BYTES], "little"),
     )
     return stamp.pack(), content
 
 
 def _options(headers: Sequence[Header], deltas: Array, appended: Array, times: Array) -> Options:
-    """Return the encoding's arguments for rows with these headers, beside their bodies."""
+    """Return the encoding's arguments for rows with these headers, beside their bodies.
+
+    deltas, appended, times: of each row the offset after the base, the append time, and the client
+    time. Keys and field maps become a table of distinct ones and a code for each row.
+    """
     options: Options = {
         "offset_deltas": deltas, "append_times_ms": appended, "limits": UNBOUNDED,
     }  # fmt: skip
@@ -231,14 +237,17 @@ class SharedGathering:
         """stream: its number, for the stamps."""
         self._stream = stream
         self._epoch = 0
+        # Each list but _headers has one entry for each batch.
         self._lsns: list[int] = []
         self._ends: list[int] = []
         """Count of rows up to the end of each batch."""
         self._offsets: list[Array] = []
         self._times: list[int] = []
+        """Append times."""
         self._counts: list[int] = []
         """Rows of each batch."""
         self._client_times: list[Array | None] = []
+        """Client time of each row; None: a batch without."""
         self._headers: list[Header] = []
         """Distinct headers of all batches, one batch after the other."""
         self._codes: list[Array] = []
@@ -252,7 +261,7 @@ class SharedGathering:
         self.rows = 0
 
     def takes(self, stamp: Stamp, content: Content) -> bool:
-        """Whether a batch may join the others, which are of one epoch."""
+        """Whether a batch may join the others: it is gatherable, and of their epoch."""
         if not gatherable(content) or self._blob_bytes + stamp.size > _BLOB_BYTES_MAX:
             return False
         if not self.rows:
@@ -275,6 +284,8 @@ class SharedGathering:
         headers, codes = content.headers()
         first = len(self._headers)
         self._headers += headers
+        # Numbers of headers, and bounds of bodies below, count over all batches: each batch's are
+        # shifted by what came before.
         self._codes.append(np.full(count, first, np.int64) if codes is None else codes + first)
         bodies = content.bodies()
         self._blobs.append(bodies.blob)
@@ -283,7 +294,7 @@ class SharedGathering:
         self._blob_bytes += len(bodies.blob)
 
     def sizes(self) -> Array:
-        """Return the bytes of each row's body."""
+        """Return the bytes of the body of each row here, by which a reader's credit is counted."""
         return np.diff(np.concatenate(self._bounds))
 
     def gather(self, rows: Array, counts: Sequence[int]) -> list[Gathered]:
@@ -291,30 +302,36 @@ class SharedGathering:
 
         rows: places among all rows here, ascending for each reader, which has one at least.
         """
+        # Columns of all batches as one, of which the rows are taken, reader after reader.
         offsets = np.concatenate(self._offsets)[rows]
         appended = np.repeat(np.array(self._times, np.int64), self._counts)[rows]
         codes = np.concatenate(self._codes)[rows]
-        client_times = self._told(rows)
+        client_times = self._client_times_of(rows)
         bounds, blob = gather(np.concatenate(self._bounds), b"".join(self._blobs), rows)
         blob, ends = memoryview(blob).cast("B"), np.cumsum(counts)
         firsts: Array = ends - np.array(counts, np.int64)
-        # The header is compared as a whole: its texts have other numbers in another batch. Equal
-        # headers get one number, and a reader is `lone` whose rows all have the same.
-        names: dict[Header, int] = {}
+        # Which readers' rows all have one header. It is compared as a whole, since its texts have
+        # other codes in another batch: equal headers get one number, and where the least and the
+        # greatest number of a reader's rows are the same, all are.
+        number_of: dict[Header, int] = {}
         present = np.zeros(len(self._headers), np.bool_)
         present[codes] = True
         used = np.flatnonzero(present)
         numbers = np.zeros(len(self._headers), np.int64)
-        numbers[used] = [names.setdefault(self._headers[c], len(names)) for c in used.tolist()]
-        alike = numbers[codes]
-        lone = np.minimum.reduceat(alike, firsts) == np.maximum.reduceat(alike, firsts)
+        numbers[used] = [
+            number_of.setdefault(self._headers[code], len(number_of)) for code in used.tolist()
+        ]
+        by_row = numbers[codes]
+        uniform = np.minimum.reduceat(by_row, firsts) == np.maximum.reduceat(by_row, firsts)
+        # Offsets of a reader's rows, counted from those of its first row.
         deltas = (offsets - np.repeat(offsets[firsts], counts)).astype("<u4")
         contents: list[bytes] = []
-        for first, end, plain in zip(firsts.tolist(), ends.tolist(), lone.tolist(), strict=True):
-            widths = bounds[first : end + 1] - bounds[first]
+        for first, end, same in zip(firsts.tolist(), ends.tolist(), uniform.tolist(), strict=True):
+            own_bounds = bounds[first : end + 1] - bounds[first]
             body = blob[int(bounds[first]) : int(bounds[end])]
             header = self._headers[int(codes[first])]
-            if plain and not header.fields and client_times is None:
+            if same and not header.fields and client_times is None:
+                # One subject and nothing else: the quick way.
                 contents.append(
                     gathered_content(
                         end - first,
@@ -322,22 +339,23 @@ class SharedGathering:
                         pack_subjects((header.keys,)),
                         deltas[first:end].tobytes(),
                         appended[first:end].tobytes(),
-                        (widths.tobytes(), body),
+                        (own_bounds.tobytes(), body),
                     )
                 )
                 continue
             headers = [self._headers[code] for code in codes[first:end].tolist()]
-            told = np.full(1, NO_TIME) if client_times is None else client_times[first:end]
-            options = _options(headers, deltas[first:end], appended[first:end], told)
-            contents.append(_assemble(end - first, BLOB, 0, [widths, bytes(body)], options))
+            times = np.full(1, NO_TIME) if client_times is None else client_times[first:end]
+            options = _options(headers, deltas[first:end], appended[first:end], times)
+            contents.append(_assemble(end - first, BLOB, [own_bounds, bytes(body)], options))
         bases, lasts = offsets[firsts].tolist(), offsets[ends - 1].tolist()
         # The batch of a reader's first row is the first that ends after it.
         lsns = np.array(self._lsns)[np.searchsorted(self._ends, rows[firsts], "right")].tolist()
+        # Fields of a stamp in their order, as in gather_rows().
         stamps = pack_stamps(
             (
                 DERIVED, lsn, lsn, 0, self._epoch, base, time, self._stream, 0,
                 STAMP_BYTES + len(content), count, 0, 0,
-                int.from_bytes(content[8:12], "little"), 0,
+                int.from_bytes(content[CRC_BYTES], "little"), 0,
             )
             for lsn, base, time, content, count in zip(
                 lsns, bases, appended[firsts].tolist(), contents, counts, strict=True
@@ -350,14 +368,14 @@ class SharedGathering:
             )
         ]
 
-    def _told(self, rows: Array) -> Array | None:
+    def _client_times_of(self, rows: Array) -> Array | None:
         """Return the client times of the rows; None: no batch has any."""
         if all(times is None for times in self._client_times):
             return None
-        told: Array = np.concatenate(
+        of_all: Array = np.concatenate(
             [
                 np.full(count, NO_TIME, np.int64) if times is None else times
                 for count, times in zip(self._counts, self._client_times, strict=True)
             ]
         )
-        return told[rows]
+        return of_all[rows]

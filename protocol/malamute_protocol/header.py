@@ -54,7 +54,13 @@ LEAD_PARTS_MAX: Final = 8
 LEADS_MAX: Final = 8_192
 """Distinct leading parts at one depth, or field names, that an index is told of a large table."""
 _HEADERS_MAX = 1 << 17
-_LONGEST: Final = (
+"""Headers that one table keeps made."""
+_MEMO_ENTRY_BYTES: Final = 200
+"""Bytes that an entry of the memo counts beside its key."""
+_SUBJECTS_COUNT_AT: Final = 84
+_FIELDMAPS_COUNT_AT: Final = 92
+"""Positions of both counts in a content's head, for errors."""
+_LARGEST_SIZES: Final = (
     "subject_bytes", "keys_most", "fields_most", "field_name_bytes", "field_value_bytes",
 )  # fmt: skip
 """Limits of a header table besides the number of its entries."""
@@ -83,12 +89,13 @@ class Outline:
         self.items: array[int] = array("I")
         """Hashes as of items_of(): of all keys, and of all pairs of the field maps."""
         self.leads: list[set[tuple[str, ...]]] = [set()] * LEAD_PARTS_MAX
-        """The first part, the first two parts, and so on, of the subjects: only depths at which
-        they have at most LEADS_MAX keys. Depths at which no key is cut share one set."""
+        """Sets of the subjects cut after one part between dots, after two parts, and so on: an
+        index tells by them which topics a batch may have. Depths at which the sets have more than
+        LEADS_MAX keys are left out. Depths at which every key is whole share one set."""
         self._parts = 1
         """Parts of the key that has most, as far as they are told apart."""
         self._counts = [0] * LEAD_PARTS_MAX
-        """How many keys each of these sets has."""
+        """How many keys each set of `leads` has."""
         self.names: set[str] | None = set()
         """Names of the fields; None: there are more than LEADS_MAX."""
 
@@ -103,13 +110,14 @@ class Outline:
         leads, counts = self.leads, self._counts
         parts = min(LEAD_PARTS_MAX, 1 + max(text.count(".") for text in texts))
         for depth in range(self._parts + 1, min(parts, len(leads)) + 1):
-            # No key had so many parts before: its own set and those below were that of the depth
-            # above.
+            # No key had so many parts before, so that this depth and all deeper ones shared the
+            # set of the depth above. They get a copy, which they share in turn.
             leads[depth - 1 :] = [set(leads[depth - 2])] * (len(leads) - depth + 1)
             counts[depth - 1] = counts[depth - 2]
         self._parts = max(self._parts, parts)
         tops: Collection[tuple[str, ...]] = keys
-        # The deepest first: a key that is known there is known at every depth above.
+        # The deepest first: a key that is known there is known at every depth above, so that only
+        # new ones are cut further, and none new ends it.
         for depth in range(min(self._parts, len(leads)), 0, -1):
             known = leads[depth - 1]
             new = {leading_parts(top, depth) for top in tops} - known
@@ -118,7 +126,7 @@ class Outline:
             yield
             if counts[depth - 1] > LEADS_MAX:
                 dropped = leads[depth - 1 :]
-                del leads[depth - 1 :], known
+                del leads[depth - 1 :], known  # `known` is one of them.
                 while dropped:
                     # To free eight such sets at once takes 15 ms.
                     some = dropped.pop()
@@ -133,7 +141,7 @@ class Outline:
                 return
 
     def add_fieldmaps(self, fieldmaps: list[dict[str, str]]) -> None:
-        """Note field maps."""
+        """Note field maps: all pairs for `items`, and names, until they are too many."""
         self.items += items_of(pair_text(*pair) for entry in fieldmaps for pair in entry.items())
         if self.names is not None:
             self.names.update(*fieldmaps)
@@ -167,7 +175,7 @@ class HeaderTable:
         self.fieldmaps = fieldmaps
         self._headers: dict[int, Header] = {}
         self._sorted: dict[int, tuple[tuple[str, str], ...]] = {}
-        """Sorted fields by field map: all headers with the map share them."""
+        """Sorted fields by the code of a field map: all headers with the map share them."""
         self.passed: Limits | None = None
         """The limits that the table was last checked against, and kept."""
         self.arrow: Any = None
@@ -178,6 +186,7 @@ class HeaderTable:
         texts, names = list(chain.from_iterable(keys)), list(chain.from_iterable(fieldmaps))
         self.entries = len(texts) + len(names)
         """Keys of all subjects and fields of all field maps."""
+        # Sizes of the largest of each sort, which check() compares with limits.
         self.subject_bytes = _longest(texts)
         self.keys_most = max(map(len, keys), default=0)
         self.fields_most = max(map(len, fieldmaps), default=0)
@@ -188,11 +197,11 @@ class HeaderTable:
 
     def extend(self, keys: list[tuple[str, ...]], fieldmaps: list[dict[str, str]]) -> None:
         """Add entries to a table that is read in steps and was not handed out yet."""
-        more = HeaderTable(keys, fieldmaps)
+        more = HeaderTable(keys, fieldmaps)  # It has the sizes of the new entries.
         self.keys += keys
         self.fieldmaps += fieldmaps
         self.entries += more.entries
-        for name in _LONGEST:
+        for name in _LARGEST_SIZES:
             setattr(self, name, max(getattr(self, name), getattr(more, name)))
 
     def header(self, subject_code: int, field_code: int) -> Header:
@@ -200,7 +209,11 @@ class HeaderTable:
         return self.headers([subject_code * (len(self.fieldmaps) + 1) + field_code + 1])[0]
 
     def headers(self, pairs: list[int]) -> tuple[Header, ...]:
-        """Headers of pairs, each subject code * (count of field maps + 1) + field code + 1."""
+        """Return the header of each pair of codes; those made before are kept and shared.
+
+        pairs: each is one number, subject code * (count of field maps + 1) + field code + 1, where
+        a field code of -1 stands for no fields.
+        """
         known = self._headers
         try:
             return tuple(map(known.__getitem__, pairs))
@@ -209,22 +222,22 @@ class HeaderTable:
         if len(known) + len(pairs) > _HEADERS_MAX:
             # Tables live in the memo, and a peer may pair their entries as it likes.
             known = self._headers = {}
-        wide = len(self.fieldmaps) + 1
+        field_choices = len(self.fieldmaps) + 1  # Each map, and none.
         for pair in pairs:
             if pair not in known:
-                subject, field = divmod(pair, wide)
+                subject, field = divmod(pair, field_choices)
                 known[pair] = Header(self.keys[subject], self._fields(field - 1) if field else ())
         return tuple(map(known.__getitem__, pairs))
 
     def _fields(self, code: int) -> tuple[tuple[str, str], ...]:
-        """Return one tuple for each field map: one for each header would take most memory."""
+        """Return the fields of a map, sorted; all its headers share the tuple, to save memory."""
         found = self._sorted.get(code)
         if found is None:
             found = self._sorted[code] = tuple(sorted(self.fieldmaps[code].items()))
         return found
 
     def plain(self) -> tuple[Header, ...]:
-        """Return the headers of a table without field maps: one for each subject, in order."""
+        """Return the headers of a table without field maps, by code of the subject; made once."""
         if self._plain is None:
             self._plain = tuple(Header(keys) for keys in self.keys)
         return self._plain
@@ -243,7 +256,7 @@ class HeaderTable:
             self._plain = tuple(made)
 
     def map_bytes(self) -> list[int]:
-        """About how many bytes each field map takes in a column that has it for each record."""
+        """About how many bytes each field map takes for each record of a column of whole maps."""
         return [
             sum(map(len, entry)) + sum(map(len, entry.values())) + 8 * len(entry)
             for entry in self.fieldmaps
@@ -344,7 +357,8 @@ class HeaderMemo:
         found = self._old.get(key)
         if found is None:
             found = parse_table(subjects, fieldmaps, limits)
-        size = len(subjects) + len(fieldmaps) + 200
+        # Found nowhere or in the old generation: into the young one, unless it is too large.
+        size = len(subjects) + len(fieldmaps) + _MEMO_ENTRY_BYTES
         if size <= TABLE_BYTES_MAX:
             if self._young_bytes + size > self._bytes_max // 2:
                 self._old, self._young, self._young_bytes = self._young, {}, 0
@@ -386,6 +400,7 @@ def parse_table(subjects: bytes, fieldmaps: bytes, limits: Limits = DEFAULT_LIMI
 
 
 def _keys(entries: list[Any]) -> list[tuple[str, ...]]:
+    """Return the keys of each entry, a text or a list of texts. Raises BatchError: one has none."""
     keys = [(entry,) if type(entry) is str else tuple(entry) for entry in entries]
     if not all(keys):
         raise BatchError("bad_batch", "the subjects table has an entry without a key")
@@ -412,12 +427,13 @@ class TableReading:
         self._wrong: tuple[str, str, int] | None = None
         """Text of the error that ended the reading. Not the error itself: its trace would hold this
         object and the bytes of the table, free only when the collector found the circle."""
-        # Without this object, so that a reading that is given up is free at once: what a cycle
-        # holds stays until the collector looks at all objects, and one reading takes megabytes.
+        # The generator does not refer to this object, so that a reading that is given up is free at
+        # once: what a cycle holds stays until the collector looks at all objects, and one reading
+        # takes megabytes.
         self._steps = self._read(self._table, subjects, fieldmaps, limits)
 
     def run(self, more: Callable[[], bool]) -> bool:
-        """Go on until all is read (True), or until `more`, asked after each step, says no.
+        """Go on until all is read (True), or until `more`, asked after each step, says no (False).
 
         A fault of the table ends its reading; table() raises it.
         """
@@ -425,6 +441,7 @@ class TableReading:
             return all(more() for _ in self._steps)
         except BatchError as error:
             position = error.position
+            # BatchError adds the position to its reason, and will again.
             reason = error.reason.removesuffix(f" (byte {position})")
             self._wrong = error.code, reason, position
             return True
@@ -487,24 +504,25 @@ def _portions(data: _Bytes, decoder: Any, what: str) -> Iterator[tuple[bytes, in
     left = claimed_length(data)
     if left < 0:
         _decode(decoder, data, what)  # It raises the error: this is no array.
-    _, at = _length(data, 0)
+    _, at = _members(data, 0)
     size = len(data)
     while left:
         begun, entries, count = at, 0, 0
         while entries < left and count < STEP_ENTRIES and at - begun < STEP_BYTES and at < size:
             entries += 1
             length = data[at] - 0xA0
-            if 0 <= length < 0x20:
+            if 0 <= length < 0x20:  # A short text, by far the most frequent, without a call.
                 at += 1 + length
                 count += 1
                 continue
-            members, after = _length(data, at)
-            if members < 0:
+            members, after = _members(data, at)
+            if members < 0:  # A longer text.
                 at = _after_text(data, at)
                 count += 1
                 continue
+            # An array of keys or a field map: each of its texts is passed over.
             count += max(1, members)
-            if data[at] & 0xF0 == 0x80 or data[at] >= 0xDE:
+            if data[at] & 0xF0 == 0x80 or data[at] >= 0xDE:  # A map: a name and a value each.
                 members *= 2
             at = after
             while members and at < size:
@@ -513,58 +531,70 @@ def _portions(data: _Bytes, decoder: Any, what: str) -> Iterator[tuple[bytes, in
                 members -= 1
         if not entries:
             raise BatchError("bad_batch", f"the {what} table ends before its last entry")
+        # The entries become an array by themselves, with its length in two bytes.
         yield b"\xdc" + entries.to_bytes(2, "big") + data[begun:at], count
         left -= entries
     if at != size:
         raise BatchError("bad_batch", f"the {what} table has bytes after its last entry")
 
 
-def _length(data: _Bytes, at: int) -> tuple[int, int]:
-    """Return the members of an array or a map, and where the first one begins; -1: it is none."""
+def _members(data: _Bytes, at: int) -> tuple[int, int]:
+    """Return the count of members of a MessagePack array or map, and where the first one begins.
+
+    A count of -1: neither begins here.
+    """
     kind = data[at]
-    if kind & 0xE0 == 0x80:
+    if kind & 0xE0 == 0x80:  # Up to 15 members, their count within the first byte.
         return kind & 0x0F, at + 1
-    if 0xDC <= kind <= 0xDF:
+    if 0xDC <= kind <= 0xDF:  # The count follows, in 2 bytes where the kind is even, else in 4.
         after = at + (5 if kind & 1 else 3)
         return int.from_bytes(data[at + 1 : after], "big"), after
     return -1, at
 
 
 def _after_text(data: _Bytes, at: int) -> int:
-    """Return where a string ends that begins here; of anything else, where its first byte ends."""
+    """Return where a text ends that begins here; of anything else, where its first byte ends.
+
+    A decoder refuses the latter when it gets the portion.
+    """
     kind = data[at]
-    if kind & 0xE0 == 0xA0:
+    if kind & 0xE0 == 0xA0:  # The length is within the first byte.
         return at + 1 + (kind & 0x1F)
-    if 0xD9 <= kind <= 0xDB:
+    if 0xD9 <= kind <= 0xDB:  # The length follows, in 1, 2 or 4 bytes.
         after = at + 1 + (1 << (kind - 0xD9))
         return after + int.from_bytes(data[at + 1 : after], "big")
     return at + 1
 
 
 def items_of(texts: Iterable[str]) -> array[int]:
-    """Return the CRC32C (u32) of each text: an index files keys and pair_text() under it."""
+    """Return the CRC32C of each text, by which the journal's index finds keys and fields.
+
+    texts: keys as they are, fields as pair_text().
+    """
     crc = google_crc32c.value
     return array("I", [crc(text.encode()) for text in texts])
 
 
 def pair_text(name: str, value: str) -> str:
-    """Return a field's name and value as one text."""
+    """Return a field's name and value as the one text that an index hashes."""
     return f"{name}\0{value}"
 
 
 def leading_parts(keys: tuple[str, ...], depth: int) -> tuple[str, ...]:
-    """Return the first `depth` parts of each key of a subject, each once."""
+    """Return each key of a subject cut after `depth` parts between dots, each result once."""
     if len(keys) == 1:
         return (_leading(keys[0], depth),)
     return tuple(dict.fromkeys([_leading(key, depth) for key in keys]))
 
 
 def _leading(key: str, depth: int) -> str:
+    """Return the first `depth` parts of a key; the key itself where it has no more."""
     parts = key.split(".", depth)
     return ".".join(parts[:depth]) if len(parts) > depth else key
 
 
 def _always() -> bool:
+    """Answer TableReading.run() so that it reads to the end."""
     return True
 
 
@@ -581,12 +611,14 @@ def check_counts(table: HeaderTable, subjects_count: int, fieldmaps_count: int) 
     """Raise BatchError when the head's counts are not the table's."""
     if len(table.keys) != subjects_count:
         raise BatchError(
-            "bad_batch", f"{len(table.keys)} subjects where the head says {subjects_count}", 84
-        )
+            "bad_batch", f"{len(table.keys)} subjects where the head says {subjects_count}",
+            _SUBJECTS_COUNT_AT,
+        )  # fmt: skip
     if len(table.fieldmaps) != fieldmaps_count:
         raise BatchError(
-            "bad_batch", f"{len(table.fieldmaps)} field maps, the head says {fieldmaps_count}", 92
-        )
+            "bad_batch", f"{len(table.fieldmaps)} field maps, the head says {fieldmaps_count}",
+            _FIELDMAPS_COUNT_AT,
+        )  # fmt: skip
 
 
 def claimed_length(data: Any) -> int:
@@ -594,7 +626,7 @@ def claimed_length(data: Any) -> int:
     kind = data[0] if len(data) else 0
     if kind & 0xF0 == SHORT_ARRAY:
         return int(kind & 0x0F)
-    width = {0xDC: 2, 0xDD: 4}.get(kind, 0)
+    width = {0xDC: 2, 0xDD: 4}.get(kind, 0)  # Bytes of the length after an array's first byte.
     if not width or len(data) <= width:
         return -1
     return int.from_bytes(data[1 : 1 + width], "big")

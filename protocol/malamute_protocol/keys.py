@@ -15,5 +15,5 @@ DELETION_FIELD: Final = "kv-deleted"
 
 
 def is_deletion(fields: Iterable[tuple[str, str]]) -> bool:
-    """Whether the fields of a record, as pairs, make it a deletion marker."""
+    """Whether the fields of a record, as pairs, make it a deletion marker: its key is gone."""
     return any(name == DELETION_FIELD for name, _ in fields)

@@ -133,6 +133,7 @@ class Link:
         self.state = following
 
     def _complain(self, command: Command, side: Side) -> str:
+        """Say which command came from a side that may not send it in this state."""
         return (
             f"{type(command).__name__} from the {side.value} on a link that is {self.state.value}"
         )

@@ -21,7 +21,7 @@ from malamute_protocol.stamp import Stamp
 _FEW: Final = 64
 """Records up to which a batch is small: of more, a batch costs less than to gather them."""
 _SMALL_BYTES: Final = 16 << 10
-_TOGETHER: Final = 65_536
+_MERGED_RECORDS_MAX: Final = 65_536
 """Records of a batch that was made of small ones, at most: no batch may have more."""
 
 
@@ -33,13 +33,14 @@ def is_small(batch: Batch) -> bool:
 def merged(batches: Iterable[Batch]) -> Iterator[Batch]:
     """Yield batches, with small ones that follow each other in one stream as one.
 
-    Raises BatchError: a batch is not what its head says.
+    For tables of Arrow and polars, which pay for each batch as a chunk. Raises BatchError: a batch
+    is not what its head says.
     """
     run = _Run()
     for batch in batches:
         if not run.takes(batch):
             yield from run.take()
-            if not run.takes(batch):
+            if not run.takes(batch):  # Not even an empty run takes it: it stays as it is.
                 yield batch
                 continue
         run.add(batch)
@@ -50,6 +51,7 @@ class _Run:
     """Small batches that follow each other, gathered so far."""
 
     def __init__(self) -> None:
+        """Begin without a batch; the first one says which stream it is."""
         self._batches: list[Batch] = []
         self._gathering = SharedGathering(0)
         self._firsts: list[int] = []
@@ -64,12 +66,12 @@ class _Run:
                 return False
         return (
             is_small(batch)
-            and gathering.rows + batch.content.head.count <= _TOGETHER
+            and gathering.rows + batch.content.head.count <= _MERGED_RECORDS_MAX
             and gathering.takes(stamp, batch.content)
         )
 
     def add(self, batch: Batch) -> None:
-        """Gather a batch. Raises BatchError."""
+        """Gather a batch that takes() allows. Raises BatchError: a code has no entry."""
         if not self._batches:
             self._gathering = SharedGathering(batch.stamp.stream)
         gathering, content = self._gathering, batch.content
@@ -79,9 +81,10 @@ class _Run:
         self._batches.append(batch)
 
     def take(self) -> list[Batch]:
-        """Take the batch of all that were gathered; a lone one stays as it is."""
+        """Return the batch of all that were gathered, and begin anew; a lone one stays as it is."""
         batches, gathering = self._batches, self._gathering
         if len(batches) > 1:
+            # The gathering has all rows of the batches; those not delivered are left out now.
             delivered = np.ones(gathering.rows, np.bool_)
             for batch, first in zip(batches, self._firsts, strict=True):
                 if batch.rows is not None:
@@ -91,6 +94,6 @@ class _Run:
                 (found,) = gathering.gather(rows, [len(rows)])
                 batches = [Batch(Stamp.unpack(found.stamp), Content(found.content))]
             else:
-                batches = batches[:1]
+                batches = batches[:1]  # No row was delivered: one batch of no rows says so, too.
         self._batches, self._firsts, self._gathering = [], [], SharedGathering(0)
         return batches

@@ -32,9 +32,11 @@ FIELD_NAME_BYTES_MAX: Final = 255
 FIELD_VALUE_BYTES_MAX: Final = 1024
 
 _QUOTE: Final = 40
+"""Characters of a value that a message shows."""
 _COMPARISONS: Final = ("<", ">", "!")
 _SIGNS: Final = ("=", *_COMPARISONS)
 _TEXT_KINDS: Final = ("prefix:", "regex:", "fields:", "any:", "[")
+"""Beginnings by which from_text() tells other kinds from a topic."""
 
 
 class PatternError(BrokerRefused, ValueError):
@@ -45,7 +47,8 @@ class PatternError(BrokerRefused, ValueError):
     """
 
 
-def _bad(reason: str) -> PatternError:
+def _bad_pattern(reason: str) -> PatternError:
+    """Return the error of a pattern that is not well formed."""
     return PatternError("bad_pattern", reason)
 
 
@@ -94,7 +97,7 @@ def fields(
     the program is written. Raises PatternError: a criterion is none of these.
     """
     if equal is not None and not isinstance(equal, Mapping):
-        raise _bad(f"equal is a mapping of names to values, not {_show(equal)}")
+        raise _bad_pattern(f"equal is a mapping of names to values, not {_show(equal)}")
     wire: list[list[str]] = []
     criterion: Any  # Callers without types may hand in anything.
     for criterion in criteria:
@@ -103,7 +106,7 @@ def fields(
         elif isinstance(criterion, list | tuple) and len(criterion) == 2:
             wire.append([criterion[0]] if criterion[1] is None else [criterion[0], criterion[1]])
         else:
-            raise _bad(
+            raise _bad_pattern(
                 'a criterion is "name", "name=value" or (name, value), not '
                 f"{_show(criterion)}; a mapping goes to fields(equal=...)"
             )
@@ -115,7 +118,7 @@ def _criterion(text: str) -> list[str]:
     """Return [name, value] of "name=value", [name] of "name"; PatternError for a comparison."""
     name, equals, value = text.partition("=")
     if any(sign in name for sign in _COMPARISONS):
-        raise _bad(
+        raise _bad_pattern(
             f"the criterion {_show(text)} compares: a criterion is a field's name, or name=value; "
             f"for a field whose name has {' '.join(_COMPARISONS)} in it write the pattern's array"
         )
@@ -151,31 +154,37 @@ Check: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
 def check_text(kind: str, what: str, value: object, bytes_max: int) -> str:
     """Return the value if it is a string of at most bytes_max bytes; raises PatternError."""
     if not isinstance(value, str):
-        raise _bad(f"the {what} of a '{kind}' pattern must be a string, not {_show(value)}")
+        raise _bad_pattern(f"the {what} of a '{kind}' pattern must be a string, not {_show(value)}")
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
-        raise _bad(f"the {what} {_show(value)} of a '{kind}' pattern is not valid text") from None
+        raise _bad_pattern(
+            f"the {what} {_show(value)} of a '{kind}' pattern is not valid text"
+        ) from None
     if size > bytes_max:
-        raise _bad(f"the {what} of a '{kind}' pattern has {size} bytes; at most {bytes_max}")
+        raise _bad_pattern(
+            f"the {what} of a '{kind}' pattern has {size} bytes; at most {bytes_max}"
+        )
     return value
 
 
 def check_length(wire: Sequence[Any], length: int, form: str) -> None:
     """Raise PatternError unless the array has this many elements; form shows the right shape."""
     if len(wire) != length:
-        raise _bad(f"a '{wire[0]}' pattern is {form}, with {length} elements; got {len(wire)}")
+        raise _bad_pattern(
+            f"a '{wire[0]}' pattern is {form}, with {length} elements; got {len(wire)}"
+        )
 
 
 def check_topic(wire: Sequence[Any]) -> Sequence[Any]:
-    """Check ["topic", text]."""
+    """Check ["topic", text], which has no patterns inside. Raises PatternError."""
     check_length(wire, 2, '["topic", "a.*.#"]')
     text = check_text("topic", "topic", wire[1], TOPIC_BYTES_MAX)
     if not text:
-        raise _bad("a topic pattern may not be empty; '#' matches every subject")
+        raise _bad_pattern("a topic pattern may not be empty; '#' matches every subject")
     for part in text.split("."):
         if len(part) > 1 and ("*" in part or "#" in part):
-            raise _bad(
+            raise _bad_pattern(
                 f"in topic {_show(text)} the part {_show(part)} mixes a wildcard with text: "
                 "'*' and '#' stand for whole parts; use prefix or regex to match within one"
             )
@@ -183,14 +192,14 @@ def check_topic(wire: Sequence[Any]) -> Sequence[Any]:
 
 
 def check_prefix(wire: Sequence[Any]) -> Sequence[Any]:
-    """Check ["prefix", text]."""
+    """Check ["prefix", text], which has no patterns inside. Raises PatternError."""
     check_length(wire, 2, '["prefix", "a."]')
     check_text("prefix", "text", wire[1], PREFIX_BYTES_MAX)
     return ()
 
 
 def check_regex(wire: Sequence[Any]) -> Sequence[Any]:
-    """Check ["regex", expression]: its size only."""
+    """Check the size of ["regex", expression]; the broker compiles it. Raises PatternError."""
     check_length(wire, 2, '["regex", "^a.+"]')
     check_text("regex", "expression", wire[1], REGEX_BYTES_MAX)
     return ()
@@ -203,17 +212,19 @@ def check_fields(wire: Sequence[Any]) -> Sequence[Any]:
     """
     check_length(wire, 3, '["fields", "all" or "any", [[name], [name, value], ...]]')
     if wire[1] not in ("all", "any"):
-        raise _bad(f'a \'fields\' pattern asks for "all" or "any", not {_show(wire[1])}')
+        raise _bad_pattern(f'a \'fields\' pattern asks for "all" or "any", not {_show(wire[1])}')
     criteria = wire[2]
     if not isinstance(criteria, list | tuple) or not criteria:
-        raise _bad("a 'fields' pattern needs a list of at least one criterion")
+        raise _bad_pattern("a 'fields' pattern needs a list of at least one criterion")
     if len(criteria) > CRITERIA_MAX:
-        raise _bad(f"a 'fields' pattern has {len(criteria)} criteria; at most {CRITERIA_MAX}")
+        raise _bad_pattern(
+            f"a 'fields' pattern has {len(criteria)} criteria; at most {CRITERIA_MAX}"
+        )
     for criterion in criteria:
         if not isinstance(criterion, list | tuple) or len(criterion) not in (1, 2):
-            raise _bad(f"a criterion is [name] or [name, value], not {_show(criterion)}")
+            raise _bad_pattern(f"a criterion is [name] or [name, value], not {_show(criterion)}")
         if not check_text("fields", "field name", criterion[0], FIELD_NAME_BYTES_MAX):
-            raise _bad("a field name may not be empty")
+            raise _bad_pattern("a field name may not be empty")
         if len(criterion) == 2:
             check_text("fields", "field value", criterion[1], FIELD_VALUE_BYTES_MAX)
     return ()
@@ -222,7 +233,7 @@ def check_fields(wire: Sequence[Any]) -> Sequence[Any]:
 def check_many(wire: Sequence[Any]) -> Sequence[Any]:
     """Check the form of ["and" | "or", pattern, ...]; returns the patterns inside."""
     if len(wire) < 2:
-        raise _bad(f"an '{wire[0]}' pattern needs at least one pattern to combine")
+        raise _bad_pattern(f"an '{wire[0]}' pattern needs at least one pattern to combine")
     return wire[1:]
 
 
@@ -267,15 +278,16 @@ def validate(wire: object) -> Pattern:
     nodes = 0
     depth = 0
     level: Sequence[object] = (wire,)
+    """The patterns of one depth, checked together."""
     # Level by level, not by recursion: a hostile nesting must not reach Python's own limit.
     while level:
         depth += 1
         if depth > DEPTH_MAX:
-            raise _bad(f"the pattern nests deeper than {DEPTH_MAX} levels")
+            raise _bad_pattern(f"the pattern nests deeper than {DEPTH_MAX} levels")
         below: list[object] = []
         for node in level:
             if not isinstance(node, list | tuple) or not node or not isinstance(node[0], str):
-                raise _bad(f"a pattern is an array [kind, ...], not {_show(node)}")
+                raise _bad_pattern(f"a pattern is an array [kind, ...], not {_show(node)}")
             check = _CHECKS.get(node[0])
             if check is None:
                 raise PatternError(
@@ -285,7 +297,7 @@ def validate(wire: object) -> Pattern:
             below.extend(check(node))
         nodes += len(level)
         if nodes + len(below) > NODES_MAX:
-            raise _bad(f"the pattern combines more than {NODES_MAX} patterns")
+            raise _bad_pattern(f"the pattern combines more than {NODES_MAX} patterns")
         level = below
     pattern: Pattern = _lists(wire)
     return pattern
@@ -310,7 +322,9 @@ def from_text(text: str) -> Pattern:
         try:
             return validate(json.loads(text))
         except (json.JSONDecodeError, RecursionError) as error:
-            raise _bad(f"{_show(text)} begins like a JSON array but is none: {error}") from None
+            raise _bad_pattern(
+                f"{_show(text)} begins like a JSON array but is none: {error}"
+            ) from None
     kind, colon, rest = text.partition(":")
     if colon and kind in ("prefix", "regex"):
         return validate([kind, rest])
@@ -321,7 +335,10 @@ def from_text(text: str) -> Pattern:
 
 
 def to_text(wire: object) -> str:
-    """Return the text that from_text reads back as this pattern; raises PatternError."""
+    """Return the text that from_text reads back as this pattern; raises PatternError.
+
+    JSON, where the short form would be read as another pattern.
+    """
     pattern = validate(wire)
     match pattern:
         case ["topic", str(text)] if not text.startswith(_TEXT_KINDS):

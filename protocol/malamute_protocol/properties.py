@@ -18,7 +18,7 @@ _SCALARS: Final = frozenset({str, bytes, int, float, bool, type(None)})
 
 
 def parse_properties(data: bytes) -> dict[str, Any]:
-    """Parse one record's properties from their MessagePack.
+    """Parse one record's properties from their MessagePack, for a reader that asks for them.
 
     Raises BatchError when they are not a map from strings to scalars.
     """
@@ -33,7 +33,7 @@ def parse_properties(data: bytes) -> dict[str, Any]:
 
 
 def split_maps(data: bytes, most: int) -> list[bytes]:
-    """Split a MessagePack array of property maps into its entries, which are not parsed.
+    """Split a MessagePack array of property maps, which rows share, into its unparsed entries.
 
     Raises BatchError: no such array; `too_large`: it claims more than `most` entries.
     """

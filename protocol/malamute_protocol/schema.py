@@ -23,9 +23,11 @@ _ENTRIES_MAX: Final = 4 * COLUMNS_MAX
 _DEPTH_MAX: Final = 32
 _CONTINUATION: Final = 0xFFFFFFFF
 _PREFIX: Final = struct.Struct("<II")
+"""An encapsulated message begins with _CONTINUATION and its size."""
 
 _SCHEMA: Final = 1
 """Number of a schema in the union MessageHeader."""
+# Numbers of the fields of Arrow's tables Message, Schema, Field and KeyValue.
 _MESSAGE_TYPE, _MESSAGE_HEADER = 1, 2
 _ENDIANNESS, _COLUMNS = 0, 1
 _NAME, _NULLABLE, _TYPE_NUMBER, _TYPE, _DICTIONARY, _CHILDREN, _METADATA = range(7)
@@ -34,7 +36,7 @@ _EXTENSION: Final = "ARROW:extension:name"
 
 _UNITS: Final = ("s", "ms", "us", "ns")
 _FLOATS: Final = ("halffloat", "float", "double")
-_PLAIN: Final = {
+_TYPES_WITHOUT_PARAMETERS: Final = {
     1: "null", 4: "binary", 5: "string", 6: "bool", 12: "list", 13: "struct", 19: "large_binary",
     20: "large_string", 21: "large_list", 22: "run_end_encoded", 23: "binary_view",
     24: "string_view", 25: "list_view", 26: "large_list_view",
@@ -82,12 +84,15 @@ class Column(NamedTuple):
 
 
 def schema_id(message: bytes) -> int:
-    """Return the number by which contents name a schema; never 0."""
+    """Return the number by which contents name a schema; never 0, which stands for no schema."""
     return int(google_crc32c.value(message)) or 1
 
 
 def read_schema(message: bytes) -> tuple[Column, ...]:
-    """Return the columns of an encapsulated Arrow IPC schema message. Raises SchemaError."""
+    """Return the columns of an encapsulated Arrow IPC schema message, which a client declares.
+
+    Raises SchemaError.
+    """
     try:
         columns = _Reading(message).columns()
     except (struct.error, UnicodeDecodeError, ValueError) as error:
@@ -104,7 +109,7 @@ def misfit(older: Sequence[Column], newer: Sequence[Column]) -> str:
     """Return why a schema cannot follow another, the column first; empty: it can.
 
     A newer schema has the older one's columns in their order, each with its type or a wider one,
-    and after them further ones that are nullable.
+    and after them further ones that are nullable. A broker asks when a stream's schema is edited.
     """
     for place, old in enumerate(older):
         if place >= len(newer):
@@ -144,7 +149,7 @@ class Schemas:
         return next(reversed(self.versions))
 
     def with_version(self, number: int, message: bytes) -> Schemas:
-        """Return these versions and a newer one."""
+        """Return these versions and a newer one, which SCHEMA has told a reader of."""
         return Schemas([*self.versions.items(), (number, message)])
 
 
@@ -153,6 +158,8 @@ def table_field(data: Any, table: int, number: int) -> int:
 
     Raises struct.error: it would lie outside of the data.
     """
+    # A table begins with how far before it its layout lies: a list of 16-bit numbers, first two
+    # sizes, then for each field where it lies in the table, or 0. The list may end early.
     vtable = table - int(struct.unpack_from("<i", data, table)[0])
     if vtable < 0:
         raise struct.error("a table's layout lies before the data")
@@ -171,6 +178,7 @@ class _Reading:
             raise ValueError(f"{len(message)} bytes that are not one encapsulated message")
         self._data = message[_PREFIX.size :]
         self._left = COLUMNS_MAX
+        """Columns that may still be read."""
         self._entries_left = _ENTRIES_MAX
         """Entries of lists that may still be read: many columns may name one list."""
 
@@ -187,6 +195,7 @@ class _Reading:
         return self._columns(schema, _COLUMNS, 0)
 
     def _columns(self, table: int, field: int, depth: int) -> tuple[Column, ...]:
+        """Return the columns that a field of a table lists; depth: as of _column()."""
         if depth > _DEPTH_MAX:
             raise SchemaError(f"columns are nested more than {_DEPTH_MAX} deep")
         return tuple(self._column(each, depth) for each in self._tables(table, field))
@@ -194,7 +203,8 @@ class _Reading:
     def _column(self, field: int, depth: int) -> Column:
         """Return one column with those inside it.
 
-        depth: how many it lies in. Raises SchemaError.
+        field: position of the column's table, which Arrow calls Field. depth: how many columns it
+        lies in. Raises SchemaError.
         """
         self._left -= 1
         if self._left < 0:
@@ -224,12 +234,13 @@ class _Reading:
         """
 
         def of(field: int, default: int = 0, form: str = "<i") -> int:
-            """Return a field of the type's table. form: as struct has it."""
+            """Return the number in a field of the type's table. form: as struct has it."""
             return self._scalar(form, table, field, default) if table else default
 
-        if number in _PLAIN:
-            return _PLAIN[number]
-        unit = f"[{_UNITS[of(0, 1, '<h') % 4]}]"
+        if number in _TYPES_WITHOUT_PARAMETERS:
+            return _TYPES_WITHOUT_PARAMETERS[number]
+        # Units are taken modulo their count: whatever a peer sends has a name, or is refused.
+        unit = f"[{_UNITS[of(0, 1, '<h') % 4]}]"  # Of times of day and durations.
         match number:
             case 2:
                 return f"{'' if of(1, 0, '<B') else 'u'}int{of(0)}"
@@ -262,15 +273,18 @@ class _Reading:
     # --- FlatBuffers -------------------------------------------------------------------
 
     def _number(self, form: str, at: int) -> int:
+        """Return the number at a position. Raises ValueError, struct.error: it is outside."""
         if at < 0:
             raise ValueError("a position before the data")
         return int(struct.unpack_from(form, self._data, at)[0])
 
     def _scalar(self, form: str, table: int, field: int, default: int = 0) -> int:
+        """Return the number in a field of a table; `default`: the table has no such field."""
         at = table_field(self._data, table, field)
         return self._number(form, at) if at else default
 
     def _table(self, table: int, field: int) -> int:
+        """Return the position of the table, vector or text that a field names; 0: there is none."""
         at = table_field(self._data, table, field)
         return at + self._number("<I", at) if at else 0
 
@@ -286,6 +300,7 @@ class _Reading:
         return [self._number(form, start + 4 + 4 * place) for place in range(count)]
 
     def _tables(self, table: int, field: int) -> list[int]:
+        """Return the position of each table in a vector: an entry says how far after it."""
         start = self._table(table, field)
         places = self._vector("<I", table, field)
         return [start + 4 + 4 * place + to for place, to in enumerate(places)]

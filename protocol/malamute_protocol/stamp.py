@@ -21,6 +21,7 @@ STAMP_BYTES: Final = 96
 STAMP_VERSION: Final = 1
 _STAMP_BYTES_MAX: Final = 1024
 
+# Flags of a stamp.
 LAST_OF_BUNDLE: Final = 1
 DERIVED: Final = 2
 CONTROL: Final = 4
@@ -45,8 +46,10 @@ _WHOLE = struct.Struct("<IHHIIQQQQQqIIIIHHIQ")
 _QUICK = struct.Struct("<QIIQQQQQqIIIIHHIQ")
 """Layout of the whole stamp with magic, version and stamp bytes as one number."""
 _JOIN = struct.Struct(f"<QI{_REST.size}s")
+"""Layout of a stamp whose fields after the CRC are packed: _BEGINNING, CRC, and those bytes."""
 _APPEND_TIME, _APPEND_TIME_AT = struct.Struct("<q"), struct.calcsize("<IHHIIQQQQQ")
 _BEGINNING: Final = STAMP_MAGIC | STAMP_VERSION << 32 | STAMP_BYTES << 48
+"""Magic, version and bytes of the stamp as one number, which every stamp of this version has."""
 _ID = struct.Struct(">qQ")
 assert _WHOLE.size == STAMP_BYTES == _HEAD.size + _REST.size
 
@@ -79,7 +82,7 @@ class Stamp(NamedTuple):
 
     @property
     def derived(self) -> bool:
-        """True for an extracted batch: rows are missing and offsets come from deltas."""
+        """True for an extracted or gathered batch: its offsets come from deltas."""
         return bool(self.flags & DERIVED)
 
     def pack(self) -> bytes:
@@ -97,9 +100,9 @@ class Stamp(NamedTuple):
             self.size,
             self.count,
             self.control_kind,
-            0,
+            0,  # reserved
             self.content_crc,
-            0,
+            0,  # reserved
         )
         crc: int = google_crc32c.value(rest)
         return _HEAD.pack(STAMP_MAGIC, STAMP_VERSION, STAMP_BYTES, crc) + rest
@@ -108,8 +111,10 @@ class Stamp(NamedTuple):
     def unpack(cls, buffer: Any, position: int = 0, *, verify: bool = True) -> Stamp:
         """Read the stamp at `position`.
 
-        verify: also its CRC, size and flags; without it only magic and version.
-        Raises BatchError: `corrupt` for a CRC that does not fit, else `bad_batch`.
+        verify: also its CRC, size and flags; without it only magic, version and its own length, as
+        is enough for a stamp that this process wrote or has verified. Raises BatchError: `corrupt`
+        for a CRC that does not fit, else `bad_batch`. Its position is that of the field at fault
+        (SPEC.md, section 5.1).
         """
         if len(buffer) - position < STAMP_BYTES:
             raise BatchError("bad_batch", "a stamp is cut short", position)
@@ -178,6 +183,7 @@ def pack_stamps(rows: Iterable[tuple[int, ...]]) -> list[bytes]:
     out = []
     for row in rows:
         rest = pack_rest(*row)
+        # _BEGINNING is magic, version and length of every stamp, as one number.
         out.append(join(_BEGINNING, crc_of(rest), rest))
     return out
 
@@ -217,7 +223,7 @@ def message_id(append_time_ms: int, offset: int) -> bytes:
 
 
 def parse_message_id(identifier: bytes) -> tuple[int, int]:
-    """Return (append_time_ms, offset) of a message id.
+    """Return (append_time_ms, offset) of a message id, from which a reader wants to go on.
 
     Raises BatchError when it is not 16 bytes long.
     """
@@ -233,12 +239,12 @@ def is_message_id(identifier: bytes) -> bool:
 
 
 def row_bitmap(mask: Any) -> bytes:
-    """Make a row bitmap (least significant bit first) of a boolean array or sequence."""
+    """Make a delivery's row bitmap (least significant bit first) of a boolean array or sequence."""
     return np.packbits(np.asarray(mask, dtype=np.bool_), bitorder="little").tobytes()
 
 
 def rows_from_bitmap(bitmap: Any, count: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return a boolean array of `count` rows.
+    """Return the mask of the delivered rows of a batch of `count`, from a delivery's bitmap.
 
     Raises BatchError: the bitmap's length does not fit, or a bit beyond the last row is set.
     """

@@ -37,6 +37,10 @@ class Feature(enum.IntFlag):
 
 
 def negotiate(ours: tuple[int, int], theirs: tuple[int, int]) -> int | None:
-    """Return the highest version within both ranges; None when they have none in common."""
-    highest = min(ours[1], theirs[1])
-    return highest if highest >= max(ours[0], theirs[0]) else None
+    """Return the highest version within both ranges; None when they have none in common.
+
+    ours, theirs: (lowest, highest). A broker answers HELLO by it.
+    """
+    (our_lowest, our_highest), (their_lowest, their_highest) = ours, theirs
+    highest = min(our_highest, their_highest)
+    return highest if highest >= max(our_lowest, their_lowest) else None

@@ -33,12 +33,15 @@ class MalamuteReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The tasks; see option endingOffsets for where the last one ends."""
+        """Plan the tasks of the read, in the driver; they end where option endingOffsets says.
+
+        Raises SourceUnavailable, OptionError, DataLoss.
+        """
         options = self._options
         broker = Broker(options)
         try:
             names = [options.stream] if options.stream else list(begin_with(broker, options))
-            chosen = options.bounds.streams
+            chosen = options.bounds.streams  # by the query's filters
             names = [name for name in names if chosen is None or name in chosen]
             found = together(lambda name: _ranges(broker, options.of(name)), names)
             return grouped([part for parts in found.values() for part in parts], options)
@@ -47,17 +50,17 @@ class MalamuteReader(DataSourceReader):
             broker.leave()
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """The records of one task."""
+        """Yield the records of one task as Arrow record batches, in an executor."""
         return fetch_all(self._options, partition)
 
 
 def _ranges(broker: Broker, options: SourceOptions) -> list[Range]:
-    """The ranges of one stream, each for a task."""
+    """The ranges of one stream, as the tasks read them; none where nothing is to be read."""
     start = locate_start(broker, options, "earliest")
     place = options.ending.of(options.stream) or Place("latest")
-    name = "endingTimestamp" if place.kind == "time" else "endingOffsets"
-    end = locate(broker, options, place, name)
-    first, stop = _within(broker, options, start.offset, end.offset)
+    option = "endingTimestamp" if place.kind == "time" else "endingOffsets"
+    end = locate(broker, options, place, option)
+    first, stop = _within_filters(broker, options, start.offset, end.offset)
     # Asked for an empty range, too: the broker refuses an expression that it cannot read.
     plan = ask_plan(broker, options, first, start.epoch, end=stop)
     if first >= stop:
@@ -66,13 +69,20 @@ def _ranges(broker: Broker, options: SourceOptions) -> list[Range]:
     return ranges(broker, options, plan, max(first, plan.first), stop)
 
 
-def _within(broker: Broker, options: SourceOptions, first: int, stop: int) -> tuple[int, int]:
-    """[first, stop) as far as the bounds of the query's filters leave it."""
+def _within_filters(
+    broker: Broker, options: SourceOptions, first: int, stop: int
+) -> tuple[int, int]:
+    """[first, stop) as far as the bounds of the query's filters leave it; empty: first is stop."""
     low, high = options.bounds.offsets
     first, stop = max(first, low), min(stop, high)
     since_ms, until_ms = options.bounds.append_ms
     if since_ms > -EVER:
-        first = max(first, locate(broker, options, Place("time", since_ms), "").offset)
+        first = max(first, _at(broker, options, since_ms))
     if until_ms < EVER:
-        stop = min(stop, locate(broker, options, Place("time", until_ms), "").offset)
+        stop = min(stop, _at(broker, options, until_ms))
     return first, max(first, stop)
+
+
+def _at(broker: Broker, options: SourceOptions, time_ms: int) -> int:
+    """Return the offset of the first record that was appended at or after a time."""
+    return locate(broker, options, Place("time", time_ms), option="").offset

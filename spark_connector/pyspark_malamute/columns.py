@@ -40,14 +40,17 @@ RECORD_BATCH_BYTES_MAX: Final = 2 << 20
 PIECE_BYTES_MAX: Final = 64 << 20
 """Bytes of the rows taken in at once, counted as if each row had its own copy of what rows share:
 the largest field map for each of 65,536 records would be 5 GiB."""
-_PARSED: Final = 30
+_PARSED_EXPANSION: Final = 30
 """Bytes of a map of properties as Python objects for each byte of its MessagePack, at most."""
 _LEAN_ROW_BYTES: Final = 32
 """Bytes of a row in columns without bodies, about."""
 _EMPTY_ROWS_MAX: Final = 1 << 17
+"""Rows of a record batch without columns."""
 _TABLES_KEPT: Final = 256
+"""Header tables of which the Arrow arrays are kept."""
 _TIME_MAX_MS: Final = ((1 << 63) - 1) // 1000
-_STALE: Final = 10_000
+"""Greatest time that Spark's microseconds can say."""
+_BATCHES_MAX: Final = 10_000
 """Batches gathered at most, so that a record batch of empty bodies ends, too."""
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -67,8 +70,8 @@ class Columns(Protocol):
     def take(self) -> Iterator[Any]: ...  # noqa: D102
 
 
-def taken(columns: Columns, batch: Batch) -> Iterator[Any]:
-    """Take a batch in, and yield the record batches that are full."""
+def take_in(columns: Columns, batch: Batch) -> Iterator[Any]:
+    """Take a batch into the columns, and yield the record batches that are full by then."""
     for piece in columns.pieces(batch):
         columns.add(piece)
         if columns.full:
@@ -76,7 +79,7 @@ def taken(columns: Columns, batch: Batch) -> Iterator[Any]:
 
 
 class RowCount:
-    """Rows without columns: what they hold is not looked at."""
+    """Rows without columns, as count() needs them: what the records hold is not looked at."""
 
     _most = _EMPTY_ROWS_MAX
     """Records that are counted for one record batch, about."""
@@ -106,6 +109,7 @@ class RowCount:
     def take(self) -> Iterator[Any]:
         """Yield a record batch without columns of as many rows as were counted; then begin anew."""
         if self._rows:
+            # Without a column, a record batch has its number of rows from an array of structs.
             nothing = _arrow.struct([])
             rows = _arrow.StructArray.from_buffers(nothing, self._rows, [None])
             yield _arrow.RecordBatch.from_struct_array(rows)
@@ -113,7 +117,7 @@ class RowCount:
 
 
 class RecordCount(RowCount):
-    """One row for all that was counted of a range, in the column `records`."""
+    """One row for all that was counted of a range, in the column `records`; for count_records()."""
 
     _most = 1 << 62
     """A range has one row, however many records it has."""
@@ -133,26 +137,29 @@ class RecordCount(RowCount):
 
 
 class _Column:
-    """Numbers of the rows of several batches, each one a row or the same for all of a batch.
+    """A column of numbers (times, codes) gathered from several batches.
 
-    *A numpy array for each batch of one record costs more than the record.
+    A batch gives a number for each of its rows, or one for all of them. *A numpy array for each
+    batch of one record costs more than the record.
     """
 
     def __init__(self) -> None:
         self._parts: list[Array | int] = []
+        """Numbers of each batch, or the one number of all its rows."""
         self._counts: list[int] = []
-        self._even = True
-        """Each batch so far had one value for all of its rows."""
+        """Rows of each batch."""
+        self._one_each = True
+        """Each batch so far had one number for all of its rows."""
 
     def add(self, values: Array | int, count: int) -> None:
-        """The rows of a batch."""
+        """Take in the numbers of a batch of `count` rows."""
         self._parts.append(values)
         self._counts.append(count)
-        self._even = self._even and isinstance(values, int)
+        self._one_each = self._one_each and isinstance(values, int)
 
     def finish(self, dtype: Any) -> Array:
-        """The column."""
-        if self._even:
+        """Return the number of each row of all batches."""
+        if self._one_each:
             return np.repeat(np.array(self._parts, dtype), self._counts)
         if len(self._parts) == 1:
             only: Any = self._parts[0]
@@ -167,24 +174,30 @@ class _Column:
 
 
 class _Coded:
-    """A column of codes into tables that several batches share; the tables follow each other."""
+    """A column of values that rows name by codes into header tables, which batches share.
+
+    The values of all tables are put one after the other, and codes count over all of them.
+    """
 
     def __init__(self, kind: Any, entries: Callable[[HeaderTable], Iterable[Any]]) -> None:
-        """kind: Arrow type of an entry. entries: of a table; the code -1 stands for []."""
+        """kind: Arrow type of a value. entries: returns the values of a table, by their codes."""
         self._kind = kind
         self._entries = entries
         self._made: OrderedDict[int, tuple[HeaderTable, Any]] = OrderedDict()
+        """id of a table -> the table and the Arrow array of its values."""
         self.clear()
 
     def clear(self) -> None:
         """Begin a new record batch."""
         self._bases: dict[int, int] = {}
+        """id of a table -> place of its first value among those of all tables here."""
         self._tables: list[Any] = []
+        """Values of each table of the record batch, as Arrow arrays."""
         self._size = 0
         self._codes = _Column()
 
     def add(self, table: HeaderTable, codes: Array | int, count: int) -> None:
-        """The rows of a batch; codes: one a row, or the same for all."""
+        """Take in the codes of a batch of `count` rows: one for each row, or one for all."""
         key = id(table)
         base = self._bases.get(key)
         if base is None:
@@ -195,7 +208,7 @@ class _Coded:
         self._codes.add(codes + base if base else codes, count)
 
     def finish(self) -> Any:
-        """The column."""
+        """Return the value of each row as an Arrow array."""
         tables = self._tables
         values = tables[0] if len(tables) == 1 else _arrow.concat_arrays(tables)
         return values.take(_arrow.array(self._codes.finish(np.int32)))
@@ -248,7 +261,10 @@ class Gather:
 
     def _clear(self) -> None:
         """Begin a new Arrow batch, without any rows."""
-        self._bytes = self._spread = 0
+        self._bytes = 0
+        """Bytes of the rows as they lay in their batches, about."""
+        self._bytes_apart = 0
+        """Bytes of the rows if each had its own copy of what rows share, at most."""
         self._offsets: list[Array] = []
         self._append_times = _Column()
         self._client_times = _Column()
@@ -263,8 +279,8 @@ class Gather:
         """True when enough rows have been gathered for a record batch."""
         return (
             self._bytes >= TARGET_BYTES
-            or self._spread >= PIECE_BYTES_MAX
-            or len(self._offsets) >= _STALE
+            or self._bytes_apart >= PIECE_BYTES_MAX
+            or len(self._offsets) >= _BATCHES_MAX
         )
 
     def pieces(self, batch: Batch) -> Iterator[Batch]:
@@ -272,7 +288,7 @@ class Gather:
         content = aligned(batch.content)
         if content is not batch.content:
             batch = Batch(batch.stamp, content, batch.rows)
-        rows = max(1, PIECE_BYTES_MAX // self._widest(content))
+        rows = max(1, PIECE_BYTES_MAX // self._row_bytes_max(content))
         count = len(batch)
         if count <= rows:
             yield batch
@@ -280,8 +296,11 @@ class Gather:
         for first in range(0, count, rows):
             yield cut(batch, first, min(first + rows, count))
 
-    def _widest(self, content: Content) -> int:
-        """Return the most bytes that a row takes of what it may share with other rows."""
+    def _row_bytes_max(self, content: Content) -> int:
+        """Return the most bytes that a row takes in the columns beside its body.
+
+        Values that rows share in the batch are copied for each row.
+        """
         table = content.table
         widest = 1 + table.subject_bytes
         if self._keys is not None:
@@ -292,11 +311,12 @@ class Gather:
         if self._properties_kind is not None:
             maps, _ = self._maps(content)
             largest = max(map(len, maps), default=0)
-            widest += largest * (_PARSED if len(maps) > 1 else 1)
+            # Distinct maps become Python objects on the way, all at once; a lone one is not many.
+            widest += largest * (_PARSED_EXPANSION if len(maps) > 1 else 1)
         return widest
 
     def _maps(self, content: Content) -> tuple[list[bytes], Array | None]:
-        """Properties of a content, taken apart once for all of its pieces."""
+        """Property maps of a content and each row's code; made once for all pieces of a batch."""
         if self._maps_of is None or self._maps_of[0] is not content.buffer:
             self._maps_of = (content.buffer, *content.properties())
         return self._maps_of[1:]
@@ -323,11 +343,11 @@ class Gather:
             else:
                 self._append_times.add(times if rows is None else times[rows], count)
         if self._has_client_time:
-            self._client_times.add(_rows(content.client_times, NO_TIME, rows), count)
+            self._client_times.add(_of_rows(content.client_times, NO_TIME, rows), count)
         # Raises for a code beyond its table: from here on, values are looked up by codes.
         content.check_codes()
         table = content.table
-        codes = _rows(content.subject_codes, 0, rows)
+        codes = _of_rows(content.subject_codes, 0, rows)
         if self._subjects is not None:
             self._subjects.add(table, codes, count)
         if self._keys is not None:
@@ -335,7 +355,7 @@ class Gather:
         if self._fields:
             # Entry 0 is the empty map: a record without fields has code -1 in the batch.
             default = 0 if table.fieldmaps else -1
-            codes = _rows(content.field_codes, default, rows) + 1
+            codes = _of_rows(content.field_codes, default, rows) + 1
             for coded in self._fields.values():
                 coded.add(table, codes, count)
         if self._properties_kind is not None:
@@ -345,7 +365,7 @@ class Gather:
             self._bytes += batch.stamp.size * count // content.head.count
         else:
             self._bytes += _LEAN_ROW_BYTES * count
-        self._spread += self._widest(content) * count
+        self._bytes_apart += self._row_bytes_max(content) * count
 
     def take(self) -> Iterator[Any]:
         """Yield the gathered rows as record batches of 1 to 2 MiB; then begin anew."""
@@ -370,6 +390,7 @@ class Gather:
             [columns[name] for name in self.schema.names], schema=self.schema
         )
         self._clear()
+        # Rounded up, both: so many pieces of equal rows that none is too large.
         pieces = -(-whole.nbytes // RECORD_BATCH_BYTES_MAX)
         rows = -(-whole.num_rows // pieces)
         for first in range(0, whole.num_rows, rows):
@@ -406,13 +427,18 @@ class Gather:
         return _arrow.ListArray.from_arrays(_arrow.array(parts), values, type=self._body_kind)
 
     def _property_column(self, content: Content, rows: Array | None, count: int) -> Any:
-        """Return the properties of some rows as an Arrow map column. rows: None for all."""
+        """Return the properties of some rows as an Arrow map column.
+
+        rows: their numbers; None: all. count: how many they are.
+        """
         maps, codes = self._maps(content)
-        chosen = _rows(codes, 0 if maps else -1, rows) + 1
+        # Place of each row's map among `values` below: 0 is the empty one, of code -1.
+        chosen = _of_rows(codes, 0 if maps else -1, rows) + 1
         if isinstance(chosen, int):
             chosen = np.full(count, chosen, np.int32)
         elif count < len(maps):
-            # Few rows of many: only their maps are parsed.
+            # Few rows of many: only their maps are parsed, and numbered anew. A place 0 is added,
+            # so that the empty map stays the first, and is taken away again.
             used, chosen = np.unique(np.append(chosen, 0), return_inverse=True)
             chosen = chosen[:-1]
             maps = [maps[code - 1] for code in used[1:].tolist()]
@@ -421,32 +447,38 @@ class Gather:
 
 
 def _field_entries(table: HeaderTable) -> Iterator[Sequence[tuple[str, str]]]:
+    """Yield the pairs of each field map of a table, after those of a record without fields."""
     yield ()
     for fields in table.fieldmaps:
         yield tuple(fields.items())
 
 
 def _values_of(name: str, table: HeaderTable) -> Iterator[str | None]:
+    """Yield the value of one field in each field map, after that of a record without fields."""
     yield None
     for fields in table.fieldmaps:
         yield fields.get(name)
 
 
-def _rows(values: Array | None, default: int, rows: Array | None) -> Array | int:
-    """Return a column's values for the delivered rows; default: the batch has no such column."""
+def _of_rows(values: Array | None, default: int, rows: Array | None) -> Array | int:
+    """Return a column's values for some rows.
+
+    default: value of each row where the batch has no such column. rows: None: all.
+    """
     if values is None:
         return default
     return values if rows is None else values[rows]
 
 
 def _concatenated(arrays: list[Any]) -> Any:
+    """Return Arrow arrays as one; a lone one is not copied."""
     return arrays[0] if len(arrays) == 1 else _arrow.concat_arrays(arrays)
 
 
 def _times(times_ms: Array) -> Any:
     """Return times in microseconds, as Spark counts; null where a row has no time.
 
-    A time that these have no number for, as a producer may give, is the last or first one.
+    A time beyond what 64 bits can count, as a producer may give, becomes the last or first one.
     """
     missing = times_ms == NO_TIME
     times_ms = times_ms.clip(-_TIME_MAX_MS, _TIME_MAX_MS)

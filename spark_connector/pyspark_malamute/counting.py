@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
-_OF_COLUMNS: Final = (
+_COLUMN_OPTIONS: Final = (
     "columns", "fieldColumns", "includeFields", "includeKeys", "includeProperties", "bodyType",
     "pushFilters",
 )  # fmt: skip
@@ -26,7 +26,10 @@ def count_records(spark: SparkSession, **options: Any) -> int:
     """
     from pyspark_malamute.pipelines.given import of_source
 
-    selecting = {name: text for name, text in of_source(options).items() if name not in _OF_COLUMNS}
+    # One row for each range instead of the columns that were asked for.
+    selecting = {
+        name: text for name, text in of_source(options).items() if name not in _COLUMN_OPTIONS
+    }
     given = {**selecting, "columns": "records"}
     rows = spark.read.format("malamute").options(**given).load().collect()
     return sum(row["records"] for row in rows)

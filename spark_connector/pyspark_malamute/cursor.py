@@ -44,17 +44,21 @@ class QueryCursor:
 
     def move(self, offsets: Mapping[str, StreamOffset]) -> None:
         """Move the cursors to where a batch ended that is in the sink. Raises SourceUnavailable."""
+        nowhere = StreamOffset("", 0, 0)  # for a stream in which no cursor is known
         moved = {
             name: at
             for name, at in offsets.items()
-            if at.offset > (self._known(name, at) or StreamOffset("", 0, 0)).offset
+            if at.offset > (self._known(name, at) or nowhere).offset
         }
         if self._options.cursor and moved:
             together(lambda name: self._move(name, moved[name]), moved)
             self._at.update(moved)
 
     def _known(self, name: str, at: StreamOffset) -> StreamOffset | None:
-        """Return where the cursor stands; None: not known, as of a stream that was made again."""
+        """Return where this process last saw the cursor of a stream; None: it never did.
+
+        at: a position in the stream of this name as it is now: one that was made again is another.
+        """
         known = self._at.get(name)
         return known if known is not None and known.stream == at.stream else None
 
@@ -69,6 +73,7 @@ class QueryCursor:
             settings |= {"pin": True, "pin_bytes_max": pin}
 
         def edit(client: SyncClient) -> int:
+            """Make or change the cursor; return where it stands."""
             cursor = client.cursor(name, self._options.cursor)
             return cursor.edit(settings, start=_position(at)).next
 
@@ -99,4 +104,5 @@ class QueryCursor:
 
 
 def _position(at: StreamOffset) -> Position:
+    """Return a position of a checkpoint as the client takes it."""
     return Position(bytes.fromhex(at.stream), at.epoch, at.offset)

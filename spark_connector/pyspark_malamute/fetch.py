@@ -27,7 +27,7 @@ from malamute_py.client.position import Position
 from malamute_py.client.session.subscription import GapNotice, Notice, RewoundNotice
 from malamute_py.client.sync.client import SyncSubscription
 from pyspark_malamute import links
-from pyspark_malamute.columns import Columns, Gather, RecordCount, RowCount, taken
+from pyspark_malamute.columns import Columns, Gather, RecordCount, RowCount, take_in
 from pyspark_malamute.errors import SourceUnavailable
 from pyspark_malamute.local_log import LocalLog
 from pyspark_malamute.loss import lost, rewound, trimmed
@@ -42,16 +42,20 @@ _CREDIT_BYTES: Final = 8 << 20
 """Four replies of 1 to 2 MiB under way while one is turned into columns."""
 _CREDIT_BYTES_MIN: Final = 64 << 10
 _CREDIT_RECORDS: Final = 1 << 20
+"""So many that the credit of bytes alone bounds what is under way."""
 _AHEAD_BYTES: Final = _CREDIT_BYTES
 """Credit of the subscriptions that are open before their turn, at most."""
 _AHEAD_RANGES: Final = 16
+"""Ranges after the present one that may be asked for before their turn."""
 _frozen_in = 0
+"""Id of the process in which _spare_the_collector() has done its work."""
 
 
 def fetch_all(options: SourceOptions, part: InputPartition) -> Iterator[Any]:
-    """The selected records of a task, as pyarrow.RecordBatch. Raises as fetch() does.
+    """The selected records of a task, as pyarrow.RecordBatch: what the readers give to Spark.
 
-    Of a range that the plan has counted, rows are made of the number alone, and nothing is read.
+    Raises as fetch() does. Of a range that the plan has counted, rows are made of the number alone,
+    and nothing is read.
     """
     parts = []
     for each in ranges_of(part):
@@ -62,6 +66,7 @@ def fetch_all(options: SourceOptions, part: InputPartition) -> Iterator[Any]:
             parts.append(each)
     if not parts:
         return
+    # Where the log is at hand, a range is asked for over the wire only when the files end.
     with (
         links.in_use(options),
         LocalLog(options) as log,
@@ -126,6 +131,7 @@ def fetch(
     position = part.start
     if log is not None:
         position = yield from log.read(options, part, gather)
+    # Over the wire, each time round with a new subscription from where the last one came to.
     failures = 0
     progress_s = time.monotonic()
     while position < part.end:
@@ -136,11 +142,11 @@ def fetch(
                 _check_begin(options, reading, part, position)
                 pipe.open_ahead()
                 while True:
-                    batch, position = _next(options, reading, part, position)
+                    batch, position = _next_batch(options, reading, part, position)
                     if batch is None:
                         break
                     taken_in = False
-                    yield from taken(gather, batch)
+                    yield from take_in(gather, batch)
                     taken_in = True
             if position < part.end:
                 raise SourceUnavailable(
@@ -152,21 +158,22 @@ def fetch(
                 failures, progress_s = 0, time.monotonic()
             # The absence of a broker that was reached counts by its length, all else by times.
             if links.is_away(options, reached_broker=part.reached_broker):
-                tired = time.monotonic() - progress_s >= options.broker_outage_ms / 1000
+                gives_up = time.monotonic() - progress_s >= options.broker_outage_ms / 1000
             else:
                 failures += 1
-                tired = failures > options.fetch_retries
-            pipe.close()
+                gives_up = failures > options.fetch_retries
+            pipe.close()  # Its subscriptions are the link's, which is given up.
             links.drop(options)
             # Half of a batch is in the columns when taking it in fails: nothing may follow it.
-            may_pass = taken_in and isinstance(error.__cause__, Timeout | ConnectionLost)
-            if tired or not may_pass:
+            may_ask_again = taken_in and isinstance(error.__cause__, Timeout | ConnectionLost)
+            if gives_up or not may_ask_again:
                 raise
             LOG.warning("malamute source: asking again from offset %d: %s", position, error)
     yield from gather.take()
 
 
 def _columns(options: SourceOptions) -> Columns:
+    """Return what collects the records of a range, by what of them is wanted."""
     if options.body_type == "typed":
         return TypedGather(options)
     if options.counts_by_range:
@@ -192,22 +199,26 @@ def _subscribe(options: SourceOptions, part: Range, position: int) -> SyncSubscr
 
 
 def _credit_bytes(part: Range) -> int:
-    """Bytes of a range that may wait in this process."""
+    """Bytes of a range that may wait in this process: its size within bounds, where it is known."""
     return min(max(part.size, _CREDIT_BYTES_MIN), _CREDIT_BYTES) if part.size else _CREDIT_BYTES
 
 
 def _ignore(_: Notice) -> None:
-    pass
+    """Take a notice as it comes, and do nothing: _judge_notices() has it in its turn."""
 
 
 def _check_begin(
     options: SourceOptions, reading: SyncSubscription, part: Range, position: int
 ) -> None:
+    """Wait until the broker has accepted a reading.
+
+    Raises CheckpointMismatch: the stream of this name is not the one that was planned.
+    """
     place = reading.accepted(options.request_timeout_ms)
     check_stream(StreamOffset(part.stream, part.epoch, position), place.stream.hex(), options)
 
 
-def _next(
+def _next_batch(
     options: SourceOptions, reading: SyncSubscription, part: Range, position: int
 ) -> tuple[Batch | None, int]:
     """The next batch, None at the end, and the position after it.
@@ -230,7 +241,8 @@ def _next(
             position = max(position, place.next)
         if silence is None:
             return batch, position
-        # A rare pattern is silent for long, while its empty covers come on.
+        # No record came in time. Where few are selected that is no fault as long as the broker
+        # tells of others that it has passed over.
         if position == before:
             raise silence
 

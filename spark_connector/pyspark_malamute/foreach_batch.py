@@ -34,6 +34,7 @@ def write_batch(frame: DataFrame, batch_id: int, **options: Any) -> None:
                 "is missing, and Spark gives no id of a streaming query here; name what is "
                 "written, another name for each query and checkpointLocation",
             )
+        # Two writes of one call, into two streams, are two batches of the sink.
         stream = next((given[name] for name in given if name.lower() in ("stream", "topic")), "")
         given["sinkId"] = f"{query}-{zlib.crc32(stream.encode()):08x}"
     writer = frame.write.format("malamute").mode("append")

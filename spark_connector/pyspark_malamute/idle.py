@@ -47,9 +47,9 @@ class IdleWait:
     def begin(self, start: Any) -> None:
         """Note a call of Spark's that asks for what lies after `start`."""
         now_s = self._clock()
-        if start != self._start:
+        if start != self._start:  # The call before found something, or had another start.
             self._wait_s = 0.0
-        elif now_s - self._returned_s > _ALONE_S:
+        elif now_s - self._returned_s > _ALONE_S:  # Spark was busy with another source meanwhile.
             self._alone = False
         else:
             self._wait_s = min(max(2 * self._wait_s, _FIRST_WAIT_S), self._wait_max_s)
@@ -65,11 +65,11 @@ class IdleWait:
         return True
 
     def end(self, found_nothing_after: Any) -> None:
-        """A call ends; found_nothing_after: its start, None where it found something."""
+        """Note that a call ends; found_nothing_after: its start, None where it found something."""
         self._start = found_nothing_after
         self._returned_s = self._clock()
 
     def batch_began(self) -> None:
-        """Spark begins a batch: where this source has nothing for it, another source has."""
+        """Note that a batch begins: where this source has nothing for it, another source has."""
         if self._start is not None:
             self._alone = False

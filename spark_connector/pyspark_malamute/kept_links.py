@@ -47,9 +47,10 @@ class KeptLinks:
         self._idle_since_s: dict[Key, float] = {}
         """Times at which the last use of each link ended."""
         self._watched = False
+        """Whether the thread runs that closes idle links."""
 
     def get(self, key: Key) -> SyncClient | None:
-        """The link of a key."""
+        """The link of a key; None: it has to be made."""
         return self._links.get(key)
 
     def put(self, key: Key, link: SyncClient) -> None:
@@ -92,9 +93,9 @@ class KeptLinks:
                 self._watch()
 
     def close_idle(self) -> float | None:
-        """Close what was idle for IDLE_S.
+        """Close what was idle for IDLE_S; the thread calls it, and sleeps as long as it says.
 
-        Returns the seconds until that may be true of another link; None: none is idle.
+        Returns the seconds until another link may have been idle for so long; None: none is idle.
         """
         with self._lock:
             now_s = self._clock()
@@ -104,21 +105,24 @@ class KeptLinks:
                 del self._idle_since_s[key]
             self._watched = bool(self._idle_since_s)  # False: the thread that calls this ends
             first_s = min(self._idle_since_s.values(), default=None)
-        for link in idle:
+        for link in idle:  # Without the lock: a goodbye may take its time.
             _close(link)
         return None if first_s is None else first_s + IDLE_S - now_s
 
     def _watch(self) -> None:
+        """Start the thread that closes idle links, unless it runs; the caller has the lock."""
         if not self._watched:
             self._watched = True
             threading.Thread(target=self._run, name="malamute-idle", daemon=True).start()
 
     def _run(self) -> None:
+        """Close links as they get idle, in a thread, until none is."""
         while (wait_s := self.close_idle()) is not None:
             self._sleep(wait_s)
 
 
 def _close(link: SyncClient | None) -> None:
+    """Close a link, if there is one, whatever its state."""
     if link is not None:
         with contextlib.suppress(MalamuteError):
             link.close()

@@ -44,7 +44,7 @@ _HOPELESS: Final = frozenset({"unknown_host", "handshake"})
 Answer = TypeVar("Answer")
 
 
-def _key(options: LinkOptions) -> Key:
+def _link_key(options: LinkOptions) -> Key:
     """Return what the links of two queries must have in common to be one."""
     return (
         options.endpoints,
@@ -58,7 +58,7 @@ def _key(options: LinkOptions) -> Key:
 
 def in_use(options: LinkOptions) -> contextlib.AbstractContextManager[None]:
     """Keep this process's link from being closed as idle while the body runs."""
-    return KEPT.in_use(_key(options))
+    return KEPT.in_use(_link_key(options))
 
 
 def link(options: LinkOptions, *, reached_broker: bool = False) -> SyncClient:
@@ -66,9 +66,10 @@ def link(options: LinkOptions, *, reached_broker: bool = False) -> SyncClient:
 
     Raises SourceUnavailable.
     """
-    key = _key(options)
+    key = _link_key(options)
     found = KEPT.get(key)
     if found is None:
+        # A broker that was reached before is waited for longer: it is away, not misspelt.
         reached = reached_broker or key in _REACHED
         patience_ms = options.broker_outage_ms if reached else 0
         with explained(options, "connect"):
@@ -81,9 +82,10 @@ def link(options: LinkOptions, *, reached_broker: bool = False) -> SyncClient:
 
 
 def open_link(options: LinkOptions, timeout_ms: int, *, reached: bool = False) -> SyncClient:
-    """A link of the caller's own. Raises MalamuteError, or SourceUnavailable.
+    """A link of the caller's own, by as many attempts as the time allows.
 
-    reached: wait for the broker whatever its absence looks like.
+    reached: wait for the broker whatever its absence looks like. Raises MalamuteError: the last
+    attempt failed. Raises SourceUnavailable: further ones would fail, too.
     """
     credential: Plain | Curve | None = None
     if options.user:
@@ -100,7 +102,7 @@ def open_link(options: LinkOptions, timeout_ms: int, *, reached: bool = False) -
         try:
             return connect_sync(
                 endpoints[first:] + endpoints[:first],
-                wait=False,
+                wait=False,  # One attempt: this loop makes the next one.
                 timeout_ms=max(1, int((until_s - monotonic()) * 1000)),
                 on_link=told.append,
                 credential=credential,
@@ -110,6 +112,7 @@ def open_link(options: LinkOptions, timeout_ms: int, *, reached: bool = False) -
                 call_timeout_ms=options.request_timeout_ms,
             )
         except ConnectionLost:
+            # How the attempt ended, as the client has told it.
             code = next((event.code for event in told if isinstance(event, Unlinked)), "")
             attempts += 1
             hopeless = hopeless + 1 if code in _HOPELESS else 0
@@ -123,14 +126,14 @@ def open_link(options: LinkOptions, timeout_ms: int, *, reached: bool = False) -
 
 def is_away(options: LinkOptions, *, reached_broker: bool = False) -> bool:
     """Whether a broker that was reached has no link to this process now."""
-    key = _key(options)
+    key = _link_key(options)
     found = KEPT.get(key)
     return (reached_broker or key in _REACHED) and (found is None or not found.linked)
 
 
 def drop(options: LinkOptions) -> None:
     """Close this process's link, if there is one; the next use makes another."""
-    KEPT.drop(_key(options))
+    KEPT.drop(_link_key(options))
 
 
 class Broker:
@@ -166,19 +169,19 @@ class Broker:
                     return question(client)
                 except (Timeout, ConnectionLost) as error:
                     if isinstance(error, Timeout) and client.linked:
-                        raise
+                        raise  # The broker is there, and does not answer.
                     left_ms = int((until_s - monotonic()) * 1000)
                     if left_ms <= 0 or self._closed:
                         raise
                     LOG.warning(
                         "malamute %s: the broker at %s is away (%s); waiting for it, "
                         "%d s at most (option brokerOutageMs)",
-                        options.side, _place(options), error, left_ms // 1000,
+                        options.side, _addresses(options), error, left_ms // 1000,
                     )  # fmt: skip
                     if isinstance(error, Timeout):
-                        client.opened(timeout_ms=left_ms)
+                        client.opened(timeout_ms=left_ms)  # The client makes its link anew.
                         continue
-            # The client is over, as opposed to its link.
+            # The client itself is over: the next time round makes another one.
             self._forget(client)
 
     def _opened(self) -> SyncClient:
@@ -186,12 +189,13 @@ class Broker:
         with self._opening:
             if not self._uses:
                 self._uses = True
-                KEPT.acquire(_key(self._options))
+                KEPT.acquire(_link_key(self._options))
             if self._client is None:
                 self._client = link(self._options)
             return self._client
 
     def _forget(self, client: SyncClient) -> None:
+        """Give up a client that is over, unless another thread has done so already."""
         with self._opening:
             if self._client is client:
                 self._client = None
@@ -219,14 +223,19 @@ class Broker:
             self._leave()
 
     def _leave(self) -> None:
+        """End this object's use of the process's link; the caller has the lock."""
         if self._uses:
             self._uses = False
-            KEPT.release(_key(self._options))
+            KEPT.release(_link_key(self._options))
 
 
 @contextlib.contextmanager
 def explained(options: LinkOptions, doing: str) -> Iterator[None]:
-    """Turn the client's errors into SourceUnavailable; doing: what was being tried."""
+    """Turn the client's errors within the body into SourceUnavailable, which says what to do.
+
+    doing: what was being tried, as a verb with its object. Raises StreamMissing: the broker has no
+    such stream.
+    """
     try:
         yield
     except BrokerRefused as error:
@@ -235,20 +244,24 @@ def explained(options: LinkOptions, doing: str) -> Iterator[None]:
         raise kind(_refusal(error, options, doing)) from error
     except (Timeout, ConnectionLost) as error:
         raise SourceUnavailable(
-            f"malamute {options.side}: could not {doing} at {_place(options)}: {error}. Is the "
+            f"malamute {options.side}: could not {doing} at {_addresses(options)}: {error}. Is the "
             "broker running there, and can the driver and the executors reach it? If it is "
             "somewhere else, correct option 'endpoint'."
         ) from error
     except ProtocolError as error:
         raise SourceUnavailable(
-            f"malamute {options.side}: could not {doing} at {_place(options)}, for the protocol "
-            f"was broken: {error}. Do broker and connector have versions that fit each other?"
+            f"malamute {options.side}: could not {doing} at {_addresses(options)}, for the "
+            f"protocol was broken: {error}. Do broker and connector have versions that fit each "
+            "other?"
         ) from error
 
 
 def _hopeless(code: str, options: LinkOptions) -> str:
-    """Return the error text for a link that will never come about, with the option to correct."""
-    where = _place(options)
+    """Return the error text for a link that will never come about, with the option to correct.
+
+    code: of _HOPELESS, as the client told the end of its attempts.
+    """
+    where = _addresses(options)
     if code == "unknown_host":
         what = (
             f"the host name in {where} has no address on this machine; is it spelt right? "
@@ -269,7 +282,8 @@ def _hopeless(code: str, options: LinkOptions) -> str:
     return f"malamute {options.side}: {what}"
 
 
-def _place(options: LinkOptions) -> str:
+def _addresses(options: LinkOptions) -> str:
+    """Return the broker's addresses, for a message."""
     return ", ".join(options.endpoints)
 
 
@@ -278,7 +292,7 @@ def _refusal(error: BrokerRefused, options: LinkOptions, doing: str) -> str:
 
     doing: what was asked for, as a verb with its object.
     """
-    where, stream = _place(options), options.stream
+    where, stream = _addresses(options), options.stream
     match error.code:
         case "unknown_stream" | "stream_removed":
             what = (

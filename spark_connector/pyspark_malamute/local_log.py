@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from malamute_protocol.errors import MalamuteError, Timeout
 from malamute_py.client.position import Position
 from malamute_py.client.session.subscription import GapError
-from pyspark_malamute.columns import Columns, taken
+from pyspark_malamute.columns import Columns, take_in
 from pyspark_malamute.options import SourceOptions
 from pyspark_malamute.planning import Range
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("pyspark_malamute")
 _TROUBLE: Final = (MalamuteError, OSError)
-_told: Final[set[tuple[str, str, str]]] = set()
+_logged: Final[set[tuple[str, str, str]]] = set()
 """(directory, stream, reason) of what was logged in this process."""
 
 
@@ -33,6 +33,7 @@ class LocalLog:
     """The log in `logDirectory`, for the time of one task; nothing where the option is not set."""
 
     def __init__(self, options: SourceOptions) -> None:
+        """Open the log, if the option names one; where that fails, all is read over the wire."""
         self._options = options
         self._log: LogReader | None = None
         self._streams: dict[str, StreamEntry] = {}
@@ -56,10 +57,10 @@ class LocalLog:
         """Yield a range as record batches, as far as the files have it for certain.
 
         options: those for its stream. columns: collects the records, the last of which stay in it.
-        Returns the offset from which on the wire is to be asked.
+        Returns the offset from which on the broker is to be asked over the wire.
         """
         position = part.start
-        # What a bound of the stream removed, the files may still have.
+        # Before `first` the files may still have records that a bound of the stream has removed.
         if self._log is None or position < part.first:
             return position
         fault = self._fault(part)
@@ -92,9 +93,9 @@ class LocalLog:
                 except _TROUBLE as error:
                     self._tell(part.name, str(error))
                     return position
-                if batch is None:
+                if batch is None:  # The end of the range, whatever of it was selected.
                     return max(position, reading.position.next)
-                yield from taken(columns, batch)
+                yield from take_in(columns, batch)
                 position = max(position, reading.position.next)
         return position
 
@@ -110,8 +111,8 @@ class LocalLog:
     def _tell(self, stream: str, reason: str) -> None:
         """Log once for each stream and reason that the files cannot be used."""
         fact = (self._options.log_directory, stream, reason)
-        if fact not in _told:
-            _told.add(fact)
+        if fact not in _logged:
+            _logged.add(fact)
             LOG.warning(
                 "malamute source: %s is read over the wire, for its files in logDirectory '%s' "
                 "cannot be used here: %s",

@@ -26,20 +26,20 @@ _GO_ON: Final = (
 def lost(options: SourceOptions, begin: int, end: int, code: str, reason: str = "") -> None:
     """Fail or log, as the options say, since records [begin, end) of the stream are gone.
 
-    Raises DataLoss.
+    code: why, one of CODES; reason: the broker's words for it. Raises DataLoss.
     """
     why = CODES.get(code, code) + (f" ({reason})" if reason else "")
     what = (
         f"stream '{options.stream}': offsets {begin} to {end - 1} cannot be read any more: "
         f"{code}, {why}"
     )
-    _decide(options, what)
+    _fail_or_log(options, what)
 
 
 def gone(options: SourceOptions, begin: int, end: int, first: int, code: str) -> None:
     """Fail or log: records [begin, end) are gone, of which a trim removed those before `first`.
 
-    Raises DataLoss.
+    code: why the others are gone. Raises DataLoss.
     """
     if begin < first:
         trimmed(options, begin, min(end, first))
@@ -62,21 +62,21 @@ def trimmed(options: SourceOptions, begin: int, end: int) -> None:
 
 
 def rewound(options: SourceOptions, position: int, tail: int) -> None:
-    """Raise DataLoss, or log: the stream ends before a position that was read up to."""
+    """Raise DataLoss, or log: the stream ends at `tail`, before a position that was read up to."""
     what = (
         f"stream '{options.stream}' now ends at offset {tail}, before {position}, where this query "
         "was: the broker has lost what lay between, and gives those offsets to new records"
     )
-    _decide(options, what)
+    _fail_or_log(options, what)
 
 
 def removed(options: SourceOptions) -> None:
-    """A stream that was read is there no more. Raises DataLoss, or logs."""
+    """Raise DataLoss, or log: a stream that was read is there no more."""
     what = f"stream '{options.stream}' was removed, with what this query had not read of it"
-    _decide(options, what)
+    _fail_or_log(options, what)
 
 
-def _decide(options: SourceOptions, what: str) -> None:
+def _fail_or_log(options: SourceOptions, what: str) -> None:
     """Raise DataLoss, or log where failOnDataLoss is false."""
     if options.fail_on_data_loss:
         raise DataLoss(f"malamute source: {what}. {_GO_ON}")

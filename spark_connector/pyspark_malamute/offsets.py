@@ -52,7 +52,7 @@ def to_json(offsets: Mapping[str, StreamOffset], options: SourceOptions) -> dict
 
 
 def selection_of(options: SourceOptions) -> str:
-    """Return a hash of the options that select records; equal for equal selections."""
+    """Return a hash of the options that select records, by which a checkpoint knows its query."""
     selected = json.dumps([options.pattern, options.client_time], sort_keys=True)
     return hashlib.sha256(selected.encode()).hexdigest()[:16]
 
@@ -106,7 +106,10 @@ def read_offsets(value: Mapping[str, Any], options: SourceOptions) -> dict[str, 
 
 
 def check_stream(offset: StreamOffset, stream: str, options: SourceOptions) -> None:
-    """Raises CheckpointMismatch: the stream of this name is not the one that was read."""
+    """Raise CheckpointMismatch where the stream of this name is not the one that was read.
+
+    offset: the position in the stream that was read. stream: UUID of the one that is there now.
+    """
     if offset.stream != stream:
         raise CheckpointMismatch(
             f"stream '{options.stream}' was recreated, or the endpoint is another broker's: the "

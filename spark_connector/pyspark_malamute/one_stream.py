@@ -54,8 +54,8 @@ class OneStream:
     def next_end(self, begin: StreamOffset, caps: Caps, target: int | None) -> StreamOffset | None:
         """The end of a batch from `begin`; None: nothing is to be read yet.
 
-        target: nothing at or beyond it is read. The broker is asked even when the target is
-        reached: the stream may have been recreated or rewound.
+        target: nothing at or beyond it is read; None: no bound. The broker is asked even when the
+        target is reached: the stream may have been recreated or rewound.
         """
         start = self._start(begin)
         plan = self._plan_batch(begin, start, caps, target)
@@ -71,22 +71,27 @@ class OneStream:
                 self.lost += max(0, lost_to - max(start.offset, plan.trimmed))
             self._planned = _Planned(begin.offset, plan.to_offset, plan)
             return begin._replace(epoch=plan.epoch, offset=plan.to_offset)
+        # The next question begins after what was looked at.
         self._empty = begin, StreamOffset(begin.stream, plan.epoch, plan.to_offset)
         return None
 
     def records_after(self, begin: StreamOffset, most: int) -> int:
-        """How many selected records there are for a batch, counted up to `most`."""
+        """Return how many selected records there are for a batch, counted up to `most`."""
         plan = self._plan_batch(begin, self._start(begin), Caps(most), None)
+        # The batch that goes back to where the log ends now is not held back.
         return most if plan.rewound else plan.records
 
     def is_still_at(self, begin: StreamOffset, stream: str, tail: int) -> bool:
-        """Whether a stream with this uuid and tail has nothing that was not looked at."""
+        """Whether a stream has nothing after `begin` that was not looked at.
+
+        stream, tail: its UUID and its end, as the list of streams has them.
+        """
         return stream == begin.stream and tail == self._start(begin).offset
 
     def tasks(
         self, begin: StreamOffset, stop: StreamOffset, *, reached_broker: bool
     ) -> list[Range]:
-        """The tasks of a batch.
+        """The ranges that the tasks of a batch read.
 
         It is the batch that next_end() planned last, or after a restart one that the checkpoint
         knows of, which is planned anew.
@@ -123,7 +128,8 @@ class OneStream:
     ) -> ReadPlan:
         """A plan from `start` up to what the caps admit, which may take several questions.
 
-        Without a cap of records one question is enough.
+        begin: where the batch begins. start: as of _start(). target: as of next_end(). Without a
+        cap of records one question is enough.
         """
         plan = self._ask(begin, start, caps, target)
         while (
@@ -132,6 +138,7 @@ class OneStream:
             and plan.to_offset < (plan.tail if target is None else min(target, plan.tail))
             and (not caps.bytes or plan.bytes < caps.bytes)
         ):
+            # A cap of 0 bytes, which is none, stays 0.
             left = Caps(caps.records - plan.records, caps.bytes and caps.bytes - plan.bytes)
             place = StreamOffset(begin.stream, plan.epoch, plan.to_offset)
             more = self._ask(begin, place, left, target)
@@ -144,7 +151,10 @@ class OneStream:
     def _ask(
         self, begin: StreamOffset, start: StreamOffset, caps: Caps, target: int | None
     ) -> ReadPlan:
-        """A plan from `start` on for the batch after `begin`, checked."""
+        """A plan from `start` on for the batch that begins at `begin`, as the broker makes it.
+
+        Raises CheckpointMismatch: the stream is another one. Raises DataLoss: it lacks records.
+        """
         plan = ask_plan(
             self._broker,
             self._options,
@@ -169,5 +179,6 @@ def _is_far(offset: int, plan: ReadPlan) -> bool:
     """
     skipped = plan.to_offset - offset
     held = plan.tail - plan.first
+    # Near: the position is in the older half of the log, and the way to go is worth a batch.
     near = plan.first > 0 and offset - plan.first < held // 2 and skipped > held // 8
     return skipped >= FAR or (near and skipped > 0)

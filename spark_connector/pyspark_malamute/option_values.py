@@ -38,6 +38,9 @@ class Option(NamedTuple):
     """Other names of the option: Kafka's, where they differ from ours."""
 
 
+# --- parsers of single options: the text as the user wrote it becomes the option's value ----------
+
+
 def as_text(value: str) -> str:
     """Text without the blanks around it."""
     return value.strip()
@@ -176,7 +179,7 @@ class LinkOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OptionTable:
-    """The options that there are on one side, by all of their names."""
+    """The options that the source has, or the sink, by all of their names."""
 
     def __init__(self, side: str, rows: Iterable[Option], elsewhere: Mapping[str, str]) -> None:
         """side: "source" or "sink". elsewhere: lower-case name that others use -> name here."""
@@ -189,12 +192,13 @@ class OptionTable:
 
     def read(self, raw: Mapping[str, str]) -> Given:
         """The options of a user; raw: as Spark gives them, keys in any case. Raises OptionError."""
+        # By the names of the table: texts of the options, and their names as the user wrote them.
         given: dict[str, str] = {}
-        keys: dict[str, str] = {}  # by option, its name as the user wrote it
+        keys: dict[str, str] = {}
         for key in raw:
             option = self.by_key.get(key.lower())
             if option is None:
-                raise self.error(key, self._unknown(key))
+                raise self.error(key, self._unknown_option_text(key))
             if option.name in given:
                 raise self.error(
                     key, f"says the same as '{keys[option.name]}'; give only one of them"
@@ -218,7 +222,7 @@ class OptionTable:
         """Make the error that names an option."""
         return OptionError(option, why, self.side)
 
-    def _unknown(self, key: str) -> str:
+    def _unknown_option_text(self, key: str) -> str:
         """Return the error text for an option that does not exist, with the likely one."""
         typed = key.lower()
         meant = self._elsewhere.get(typed)
@@ -232,7 +236,10 @@ class OptionTable:
         return f"there is no such option; known are {known}"
 
     def linking(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Fields of LinkOptions that options of both sides say. Raises as credentials()."""
+        """Return the fields of LinkOptions, from options that source and sink both have.
+
+        values: as of Given. Raises as credentials().
+        """
         return {
             "endpoints": values["endpoint"],
             "user": values["user"],
@@ -244,7 +251,10 @@ class OptionTable:
         }
 
     def credentials(self, values: Mapping[str, Any]) -> tuple[str, str, str]:
-        """CURVE's keys, all empty without. Raises OptionError: half a credential, or two."""
+        """Return CURVE's keys, all empty without. Raises OptionError: half a credential, or two.
+
+        values: as of Given.
+        """
         names = ("curveServerKey", "curvePublicKey", "curveSecretKey")
         missing = [name for name in names if not values[name]]
         if values["password"] and not values["user"]:

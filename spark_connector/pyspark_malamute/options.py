@@ -79,6 +79,7 @@ class Bounds(NamedTuple):
         streams: frozenset[str] | None = None,
     ) -> Bounds:
         """Return bounds that keep what both these bounds and the given ones keep."""
+        # Where one of both is None, which is no bound, the other one holds.
         both = streams if self.streams is None or streams is None else self.streams & streams
         return Bounds(
             _common(self.offsets, offsets),
@@ -88,10 +89,11 @@ class Bounds(NamedTuple):
 
 
 def _common(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    """Return what two ranges [low, high) have in common; empty where low is not below high."""
     return max(one[0], other[0]), min(one[1], other[1])
 
 
-_COUNTED: Final = 8
+_COUNTING_FACTOR: Final = 8
 """Times splitBytes that a task gets whose rows are only counted: a task costs Spark 35 ms of a
 worker, in which such rows of 300 MB are counted."""
 
@@ -170,8 +172,8 @@ class SourceOptions(LinkOptions, frozen=True, kw_only=True):
 
     @property
     def task_bytes(self) -> int:
-        """About how many bytes of batches one task is given."""
-        return self.split_bytes * (_COUNTED if self.counts_only else 1)
+        """About how many bytes of batches one task is given: more where rows are only counted."""
+        return self.split_bytes * (_COUNTING_FACTOR if self.counts_only else 1)
 
     @property
     def is_alone(self) -> bool:
@@ -184,10 +186,11 @@ class SourceOptions(LinkOptions, frozen=True, kw_only=True):
 
 
 _KAFKAS_PLACES: Final = {-2: "earliest", -1: "latest"}
+"""Numbers that stand for places in the JSON of Kafka's source."""
 
 
 def _offset(value: Any) -> Place:
-    """A place from earliest, latest, an offset, or Kafka's -2 and -1."""
+    """Return the place that earliest, latest or an offset names. Raises ValueError."""
     text = str(value).strip().lower()
     if text in ("earliest", "latest"):
         return Place(text)
@@ -197,11 +200,15 @@ def _offset(value: Any) -> Place:
 
 
 def _place_in_time(value: Any) -> Place:
+    """Return the place of the first record from a time on. Raises ValueError: it is none."""
     return Place("time", as_time(str(value)))
 
 
 def _places(place: Callable[[Any], Place], value: str) -> Places:
-    """One place for all streams, or a JSON object of places by stream."""
+    """Return one place for all streams, or the places of a JSON object by stream.
+
+    place: reads a single place. Raises ValueError.
+    """
     if not value.strip().startswith("{"):
         return Places(place(value))
     try:
@@ -227,6 +234,7 @@ def _in_stream(place: Callable[[Any], Place], name: str, value: Any) -> Place:
 
 
 def _ending_offset(value: Any) -> Place:
+    """Return the place where a read ends. Raises ValueError: it would read nothing, or is none."""
     place = _offset(value)
     if place.kind == "earliest":
         raise ValueError("'earliest' would read nothing; give latest or an offset (exclusive)")
@@ -246,7 +254,7 @@ def _expression(value: str) -> str:
 def _pattern(value: str) -> Pattern:
     """Return a pattern from its text. Raises ValueError."""
     text = value.strip()
-    if text in ("", "#"):
+    if text in ("", "#"):  # Every subject: the broker need not look at any.
         return ["all"]
     try:
         return from_text(text)
@@ -255,6 +263,7 @@ def _pattern(value: str) -> Pattern:
 
 
 def _column_names(value: str) -> tuple[str, ...]:
+    """Return the names between commas; none for an empty text, which asks for rows alone."""
     return as_names(value) if value.strip() else ()
 
 
@@ -388,6 +397,7 @@ def parse_options(raw: Mapping[str, str]) -> SourceOptions:
     """
     given, keys, values = TABLE.read(raw)
     stream, streams = _streams(keys, values)
+    # Whether the query reads a stream of this name: it is one of those named, or matches.
     named = re.compile(values["streamsPattern"] or "").fullmatch
     reads = streams.__contains__ if streams else lambda name: named(name) is not None
     pattern = values["pattern"]
@@ -405,7 +415,7 @@ def parse_options(raw: Mapping[str, str]) -> SourceOptions:
         fail_on_data_loss=values["failOnDataLoss"] != "false",
         fail_on_trim=values["failOnDataLoss"] == "all",
         rows_per_trigger=values["maxRecordsPerTrigger"] or 0,
-        min_rows_per_trigger=_least(values),
+        min_rows_per_trigger=_min_records(values),
         max_delay_ms=values["maxTriggerDelay"],
         bytes_per_trigger=values["maxBytesPerTrigger"],
         cursor=_cursor(values),
@@ -477,7 +487,8 @@ def _places_of(
 ) -> Places:  # fmt: skip
     """The places of whichever of two options was given. Raises OptionError.
 
-    reads: whether the query reads the streams of this name.
+    given, values: as of Given. reads: whether the query reads the stream of a name. one, other:
+    names of the options.
     """
     if one in given and other in given:
         raise OptionError(one, f"says the same as '{other}'; give only one of them")
@@ -489,8 +500,8 @@ def _places_of(
     return places
 
 
-def _least(values: Mapping[str, Any]) -> int:
-    """Return minRecordsPerTrigger. Raises OptionError: it is above the maximum."""
+def _min_records(values: Mapping[str, Any]) -> int:
+    """Return minRecordsPerTrigger; 0: not given. Raises OptionError: it is above the maximum."""
     least, most = values["minRecordsPerTrigger"] or 0, values["maxRecordsPerTrigger"]
     if most and least > most:
         raise OptionError(
@@ -511,7 +522,10 @@ def _cursor(values: Mapping[str, Any]) -> str:
 
 
 def _typed_columns(given: Mapping[str, str], values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of the columns of a typed stream; none: all of its schema. Raises OptionError."""
+    """Names of the columns of a typed stream; none: all of its schema. Raises OptionError.
+
+    given, values: as of Given.
+    """
     if not values["stream"]:
         raise OptionError("bodyType", "'typed' is of one stream, which option 'stream' names")
     for name in ("fieldColumns", "includeFields", "includeKeys", "includeProperties",
@@ -529,6 +543,7 @@ def _columns(given: Mapping[str, str], values: Mapping[str, Any]) -> tuple[str, 
 
     They are those of option `columns`. Without it they are all COLUMNS but those that an include
     option leaves out, with single fields before the map of all; `stream` where several are read.
+    given, values: as of Given.
     """
     fields: tuple[str, ...] = values["fieldColumns"] or ()
     taken = next((name for name in fields if name in COLUMNS), None)
@@ -536,12 +551,13 @@ def _columns(given: Mapping[str, str], values: Mapping[str, Any]) -> tuple[str, 
         raise OptionError(
             "fieldColumns", f"a column '{taken}' is there already; take that field out of the map"
         )
-    if values["columns"] is None:
+    if values["columns"] is None:  # The columns follow from the other options.
         wanted = dict.fromkeys(COLUMNS, True)
         wanted["stream"] = not values["stream"]
         for name in ("keys", "properties"):
             wanted[name] = bool(values[f"include{name.capitalize()}"])
         maps = values["includeFields"]
+        # Single fields take the place of the map of all, unless it is asked for.
         wanted["fields"] = not fields if maps is None else maps
         place = COLUMNS.index("fields")
         ordered = (*COLUMNS[:place], *fields, *COLUMNS[place:])
@@ -550,7 +566,7 @@ def _columns(given: Mapping[str, str], values: Mapping[str, Any]) -> tuple[str, 
     for name in ("includeFields", "includeKeys", "includeProperties"):
         if name in given:
             raise OptionError(name, "and 'columns' say the same; give only one of them")
-    if RECORDS in columns and RECORDS not in fields:
+    if RECORDS in columns and RECORDS not in fields:  # Rows that count; no field of this name.
         beside = next((name for name in columns if name not in (RECORDS, "stream")), None)
         if beside is not None:
             raise OptionError(
@@ -574,7 +590,10 @@ def _columns(given: Mapping[str, str], values: Mapping[str, Any]) -> tuple[str, 
 
 
 def _window(begin: int | None, end: int | None) -> tuple[int, int] | None:
-    """Return the range of client times; None: there is no bound. Raises OptionError."""
+    """Return the range of client times; None: there is no bound. Raises OptionError: it is empty.
+
+    begin, end: its bounds in milliseconds; None: none on this side.
+    """
     if begin is None and end is None:
         return None
     window = (-EVER if begin is None else begin, EVER if end is None else end)
@@ -584,6 +603,7 @@ def _window(begin: int | None, end: int | None) -> tuple[int, int] | None:
 
 
 def _at_least_a_mib(size: int) -> int:
+    """Return splitBytes. Raises OptionError: it is too small for a task."""
     if size < MIB:
         raise OptionError("splitBytes", f"{size} is less than 1m: tasks would cost more than data")
     return size

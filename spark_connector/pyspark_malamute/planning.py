@@ -68,15 +68,19 @@ class Spot(msgspec.Struct, frozen=True):
     """An offset of a stream, and what the stream was like when it was asked for."""
 
     stream: str
+    """UUID of the stream, hexadecimal."""
     epoch: int
     first: int
+    """Offset of the oldest record."""
     tail: int
+    """Offset after the newest record."""
     offset: int
 
 
 def locate(broker: Broker, options: SourceOptions, place: Place, option: str) -> Spot:
-    """Where a place named by an option is.
+    """Ask the broker at which offset a place is, which an option names.
 
+    option: name of the option, for errors; of an earliest or latest place or a time there are none.
     Raises OptionError: there is no such place. Raises DataLoss: there was.
     """
     start: StartPoint
@@ -99,13 +103,17 @@ def locate(broker: Broker, options: SourceOptions, place: Place, option: str) ->
         if offset > found.tail:
             raise OptionError(option, f"{offset} is beyond the stream's end, {found.tail}")
         if offset < found.first:
+            # Raises, unless the query accepts the loss: it then begins with what there is.
             gone(options, offset, found.first, found.trimmed, "retention")
             offset = found.first
     return Spot(found.stream.hex(), found.epoch, found.first, found.tail, offset)
 
 
 def locate_start(broker: Broker, options: SourceOptions, default: str) -> Spot:
-    """Where a new query begins; default: when no option says so. Raises as locate()."""
+    """Where a new query begins in its stream. Raises as locate().
+
+    default: kind of the place where no option says one, `earliest` or `latest`.
+    """
     place = options.starting.of(options.stream) or Place(default)
     by_time = place.kind == "time"
     spot = locate(broker, options, place, "startingTimestamp" if by_time else "startingOffsets")
@@ -129,7 +137,12 @@ def ask_plan(
     bytes_max: int = 0,
     split_bytes: int = 0,
 ) -> ReadPlan:
-    """A plan from an offset on, under caps (0: none). Raises SourceUnavailable."""
+    """Ask for a plan: up to where a batch reaches from an offset on, and how it is split.
+
+    epoch: in which `start` was a position. end: nothing at or beyond it is planned. records_max,
+    bytes_max: caps of the batch; 0: none. split_bytes: about how large each split is; 0: as the
+    options say. Raises SourceUnavailable.
+    """
     return broker.ask(
         "plan a read",
         lambda client: client.plan_read(
@@ -150,7 +163,8 @@ def ask_plan(
 def joined(plan: ReadPlan, more: ReadPlan, split_bytes: int) -> ReadPlan:
     """One plan of two, the second of which begins where the first ends.
 
-    One answer of the broker may end before the caps of a micro-batch are reached.
+    One answer of the broker may end before the caps of a micro-batch are reached. A split is a
+    range of offsets for one task, with its bytes that may match.
 
     split_bytes: where the two meet, splits that come to no more become one; one without bytes
     stays apart, since it needs no task.
@@ -174,9 +188,10 @@ def joined(plan: ReadPlan, more: ReadPlan, split_bytes: int) -> ReadPlan:
 def check_plan(
     broker: Broker, options: SourceOptions, plan: ReadPlan, start: int, epoch: int
 ) -> None:
-    """Decide about what the plan from a position could not include. Raises DataLoss.
+    """Judge what the plan from a position lacks, because the log no longer has it.
 
-    epoch: 0 of a position that was never read; see NEVER_READ.
+    start, epoch: the position; an epoch of 0: nothing was ever read there, see NEVER_READ. Raises
+    DataLoss, unless the options accept the loss.
     """
     if plan.rewound:
         rewound(options, start, plan.from_offset)
@@ -202,12 +217,13 @@ def ranges(
     *,
     reached_broker: bool = False,
 ) -> list[Range]:
-    """The tasks of a plan, within [start, end): more than planned where minPartitions asks.
+    """The ranges that tasks read of a plan, within [start, end).
 
-    reached_broker: see Range.
+    They are the plan's splits, cut further where minPartitions or maxRecordsPerPartition ask for
+    more. reached_broker: see Range.
     """
     if options.is_alone and len(plan.splits) < options.min_partitions and plan.bytes:
-        # What is wanted of the splits, which may be less than the batches that are looked through.
+        # By the bytes that may match; the batches that are looked through may have more.
         finer = -(-sum(split.bytes for split in plan.splits) // options.min_partitions)
         plan = ask_plan(broker, options, start, plan.epoch, end=end, split_bytes=finer)
     # (first, end, bytes) of each range. A split without bytes has nothing that may match.
@@ -218,26 +234,32 @@ def ranges(
     ]
     if options.rows_per_partition:
         pieces = [
-            (*cut, size)
-            for first, stop, size in pieces
-            for cut in _cut_by_records(broker, options, plan.epoch, first, stop)
+            (first, stop, size)
+            for begin, after, size in pieces
+            for first, stop in _cut_by_records(broker, options, plan.epoch, begin, after)
         ]
     unbroken = plan.unbroken if options.counts_only else []
-    # A range lies in a part that needs no read, or outside of all of them.
-    pieces = [(*cut, size) for *piece, size in pieces for cut in _cut_at(unbroken, *piece)]
+    # Of a read that only counts, `unbroken` are parts of which every record is selected: their
+    # number is known without a read. A range lies in one of them, or outside of all.
+    pieces = [
+        (first, stop, size)
+        for begin, after, size in pieces
+        for first, stop in _cut_at(unbroken, begin, after)
+    ]
     name, stream = options.stream, plan.stream.hex()
     return [
         Range(
             name,
             stream,
             plan.epoch,
-            *cut,
+            low,
+            high,
             first=plan.first,
             size=size,
             reached_broker=reached_broker,
-            counted=any(begin <= cut[0] and cut[1] <= after for begin, after in unbroken),
+            counted=any(begin <= low and high <= after for begin, after in unbroken),
         )
-        for *cut, size in pieces
+        for low, high, size in pieces
     ]
 
 
@@ -251,6 +273,7 @@ def grouped(parts: list[Range], options: SourceOptions) -> list[InputPartition]:
     if counted:
         rest = [part for part in parts if not part.counted]
         return [Ranges(counted), *grouped(rest, options)]
+    # One stream has its splits by size already; other options ask for tasks of their own.
     if options.stream or options.rows_per_partition or len(parts) <= options.min_partitions:
         return list(parts)
     groups: list[list[Range]] = []
@@ -262,7 +285,7 @@ def grouped(parts: list[Range], options: SourceOptions) -> list[InputPartition]:
         else:
             groups.append([part])
             left = options.task_bytes - part.size
-    if len(groups) < options.min_partitions:
+    if len(groups) < options.min_partitions:  # Together they would be too few tasks.
         return list(parts)
     return [group[0] if len(group) == 1 else Ranges(group) for group in groups]
 
@@ -283,7 +306,7 @@ def restored(
     *,
     reached_broker: bool = False,
 ) -> list[InputPartition]:
-    """Tasks of a batch from a checkpoint, each at its place.
+    """Tasks of a batch from a checkpoint, each at its place, by which a sink knows its rows.
 
     tasks: the ranges of each: stream, first offset, end. stop: position at the end of the batch in
     each stream that is there: ranges of other streams are left out. firsts: offset with which each
@@ -317,7 +340,7 @@ def ranges_of(part: InputPartition) -> list[Range]:
 
 
 def _cut_at(parts: list[tuple[int, int]], start: int, end: int) -> Iterator[tuple[int, int]]:
-    """[start, end) in pieces, each of which lies in one of these parts or between them."""
+    """[start, end) in pieces, each of which lies in one of these parts or outside of all."""
     edges = {edge for part in parts for edge in part if start < edge < end}
     return pairwise(sorted({start, *edges, end}))
 
@@ -332,6 +355,7 @@ def _cut_by_records(
     most = options.rows_per_partition
     while start < end:
         plan = ask_plan(broker, options, start, epoch, end=end, records_max=most)
+        # A plan that gets no further would be asked for again and again.
         stop = plan.to_offset if start < plan.to_offset else end
         if plan.records:
             yield start, min(stop, end)

@@ -27,8 +27,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from malamute_protocol.errors import ProtocolError
-from malamute_protocol.pattern import Pattern, to_text, validate
+from malamute_protocol.pattern import Pattern, PatternError, to_text, validate
 from pyspark_malamute.batch_reader import MalamuteReader
 from pyspark_malamute.options import EVER, SourceOptions
 
@@ -48,7 +47,11 @@ class FilteredReader(MalamuteReader):
 
 
 def narrowed(options: SourceOptions, filters: Iterable[Filter]) -> SourceOptions:
-    """The options of a read that leaves out what one of the filters would."""
+    """The options of a read that leaves out what one of the filters would, as far as it may.
+
+    Filters on offset, times and stream narrow the bounds of the read; those on the subject and on
+    fields become patterns, all of which a record must match.
+    """
     bounds, client_time = options.bounds, options.client_time
     patterns: list[Pattern] = []
     for each in filters:
@@ -104,11 +107,13 @@ def _interval(each: Filter) -> tuple[int, int]:
 
 
 def _first_of(value: Any) -> int:
+    """Return the least whole number at or above which a filter's value lies; -EVER: not known."""
     whole = _whole(value)
     return -EVER if whole is None else whole
 
 
 def _after(value: Any) -> int:
+    """Return the whole number after a filter's value; EVER: not known."""
     whole = _whole(value)
     return EVER if whole is None else whole + 1
 
@@ -138,10 +143,11 @@ def _pattern(each: Filter, name: str) -> Pattern | None:
     if isinstance(each, IsNotNull) and name != "subject":
         return ["fields", "all", [[name]]]
     values = _values(each)
+    # No pattern: the values are not known, too many, or one is empty, which no topic may be.
     if not values or len(values) > _ALTERNATIVES_MAX or "" in values:
         return None
     if name == "subject":
-        # In a subject these are wildcards.
+        # In a topic these are wildcards.
         if any("*" in value or "#" in value for value in values):
             return None
         parts: list[Pattern] = [["topic", value] for value in sorted(values)]
@@ -154,6 +160,6 @@ def _is_fine(pattern: Pattern) -> bool:
     """Whether a pattern is within the broker's bounds, so that a filter can be pushed."""
     try:
         validate(pattern)
-    except ProtocolError:
+    except PatternError:
         return False
     return True

@@ -23,10 +23,12 @@ def end_check(rows: Iterator[Any]) -> Callable[[], bool]:
     where PySpark keeps its socket elsewhere than expected.
     """
     try:
-        # The rows are a map over the generator that reads Arrow batches from the socket.
-        made: Any = rows.__reduce__()
-        peek = made[1][1].gi_frame.f_locals["stream"].peek
-    except (AttributeError, IndexError, KeyError, TypeError):
+        # The rows are a map over the generator that reads Arrow batches from the socket. A map
+        # reduces to (map, (function, iterator)), and the generator has the socket in a local.
+        reduced: Any = rows.__reduce__()
+        _, (_, generator, *_), *_ = reduced
+        peek = generator.gi_frame.f_locals["stream"].peek
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         return lambda: True
 
     def ended() -> bool:

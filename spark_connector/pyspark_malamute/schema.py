@@ -51,9 +51,10 @@ def spark_schema(options: SourceOptions) -> StructType:
 
 
 def check_schema(given: StructType, options: SourceOptions) -> SourceOptions:
-    """Return the options with what a reader needs to know of the schema.
+    """Return the options with what a reader needs to know of the schema; for the reader's making.
 
-    Raises MalamuteSourceError: the user gave a schema, and it is another than ours.
+    given: the schema that Spark hands back, or the user's. Raises MalamuteSourceError: the user
+    gave a schema, and it is another than ours.
     """
     if options.body_type == "typed":
         from pyspark_malamute.typed import with_schema

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 
 def shares(most: int, wanted: Mapping[str, int]) -> dict[str, int]:
-    """The share of each stream that gets one.
+    """The share that each stream gets of a cap of a micro-batch, be it of records or of bytes.
 
     most: the cap; 0: there is none, and each share is 0. wanted: at least 1 each; what is left when
     all have it is spread over all, for they may have grown meanwhile.
@@ -27,5 +27,6 @@ def shares(most: int, wanted: Mapping[str, int]) -> dict[str, int]:
         found[name] = min(wanted[name], left // others)
         left -= found[name]
         others -= 1
-    more, rest = divmod(left, len(found))  # the first streams get one each of the rest
+    # What is left is spread evenly; the first `rest` streams get one more.
+    more, rest = divmod(left, len(found))
     return {name: share + more + (at < rest) for at, (name, share) in enumerate(found.items())}

@@ -16,10 +16,11 @@ PACKAGES: Final = ("malamute_protocol", "malamute_py", "pyspark_malamute")
 NEEDED: Final = ("google-crc32c", "msgspec", "numpy", "pyarrow", "pyzmq")
 """Distributions that executors need beside the file; a compressed stream needs its codec, too."""
 _MADE: Final = (1980, 1, 1, 0, 0, 0)
+"""Date of each file in the zip, the first that a zip can say: equal files make equal bytes."""
 
 
 def build_zip(file: Path) -> int:
-    """Write the connector's sources into a zip, the same bytes each time; return their number."""
+    """Write the connector's sources into a zip, the same bytes each time; return how many files."""
     count = 0
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in PACKAGES:

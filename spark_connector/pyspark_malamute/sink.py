@@ -42,8 +42,8 @@ class MalamuteStreamWriter(DataSourceStreamArrowWriter):
         self._options = options
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        """Publish a partition of a micro-batch, in a task."""
-        context = _context()
+        """Publish a partition of a micro-batch, in a task; returns its report for commit()."""
+        context = _task_context()
         writer = context.getLocalProperty(_QUERY_ID)
         number = context.getLocalProperty(_BATCH_ID)
         if not writer or number is None:
@@ -73,8 +73,8 @@ class MalamuteWriter(DataSourceArrowWriter):
         self._batch = BatchName(writer, options.batch_id)
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        """Publish a partition, in a task."""
-        return write_partition(self._options, self._batch, _context().partitionId(), iterator)
+        """Publish a partition of the job, in a task; returns its report for commit()."""
+        return write_partition(self._options, self._batch, _task_context().partitionId(), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Commit the job, in the driver. Raises BatchChanged, SourceUnavailable."""
@@ -87,27 +87,30 @@ class MalamuteWriter(DataSourceArrowWriter):
 def commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
     """Publish the record of a batch whose tasks are done; a batch without rows has none.
 
-    Raises BatchChanged: more is published of the batch than its tasks tell of, or it was committed
-    with another number of rows.
+    The last act of a batch, in the driver. messages: what the tasks returned; None: of a task that
+    Spark knows nothing of. Raises BatchChanged: more is published of the batch than its tasks tell
+    of, or it was committed with another number of rows.
     """
-    told = [each for each in messages if isinstance(each, Written) and each.rows]
-    if not told:
+    reports = [each for each in messages if isinstance(each, Written) and each.rows]
+    if not reports:
         return
-    batch, rows = told[0].batch, sum(each.rows for each in told)
-    for each in told:
+    batch, rows = reports[0].batch, sum(each.rows for each in reports)
+    for each in reports:
         # A task found the whole batch published: an earlier driver committed it.
         if each.rows_committed is not None:
             _check_committed(batch, each.rows_committed, rows)
             return
-    mine = options.named(f"spark-{batch.writer}-driver")
+    # With an identity of the driver's own, unless a credential has one.
+    own_options = options.named(f"spark-{batch.writer}-driver")
     try:
-        with links.in_use(mine), links.explained(mine, "commit a batch"):
-            client = linked(mine)
-            published = read_published(client, mine, batch)
+        with links.in_use(own_options), links.explained(own_options, "commit a batch"):
+            client = linked(own_options)
+            published = read_published(client, own_options, batch)
             if published.commit is not None:
                 _check_committed(batch, published.commit.rows, rows)
                 return
-            wanted = {(each.partition, chunk) for each in told for chunk in range(each.chunks)}
+            # An earlier run of the batch may have published chunks that its rows do not make now.
+            wanted = {(each.partition, chunk) for each in reports for chunk in range(each.chunks)}
             strangers = sorted(published.chunks.keys() - wanted)
             if strangers:
                 partition, chunk = strangers[0]
@@ -116,29 +119,30 @@ def commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None])
                     f"part before, and chunk {chunk} of partition {partition} is "
                     f"not among what its tasks have now. {REMEDY}"
                 )
-            streams = sorted({stream for each in told for stream in each.streams})
+            streams = sorted({stream for each in reports for stream in each.streams})
             record = CommitRecord(
                 batch.writer,
                 batch.number,
                 rows,
                 {stream: client.stream_info(stream).tail for stream in streams},
             )
+            # The broker takes a step with this key once, however often it is sent.
             key = f"{batch.writer}/{batch.number}/commit".encode()
             step = client.atomic(confirm="synced", key=key)
             content = encode([msgspec.json.encode(record)], subject=batch.commit)
-            step.publish_batch(mine.commit_stream, content)
+            step.publish_batch(own_options.commit_stream, content)
             try:
-                step.commit(patience_ms(mine))
+                step.commit(patience_ms(own_options))
             except BrokerRefused as error:
                 # Another driver has committed the batch meanwhile, and saw other tails.
-                published = read_published(client, mine, batch)
+                published = read_published(client, own_options, batch)
                 if error.code != "conflict" or published.commit is None:
                     raise
                 _check_committed(batch, published.commit.rows, rows)
     finally:
-        if not mine.has_credential:
+        if not own_options.has_credential:
             # An identity that was asked for by name has one link: the next driver's, elsewhere.
-            links.drop(mine)
+            links.drop(own_options)
 
 
 def check_columns(schema: StructType, options: SinkOptions) -> None:
@@ -168,7 +172,8 @@ def _check_committed(batch: BatchName, committed: int, rows: int) -> None:
         )
 
 
-def _context() -> TaskContext:
+def _task_context() -> TaskContext:
+    """Return what Spark tells this task of itself."""
     context = TaskContext.get()
     assert context is not None, "a writer writes in a task"
     return context

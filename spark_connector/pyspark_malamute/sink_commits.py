@@ -32,12 +32,12 @@ class BatchName(NamedTuple):
 
     @property
     def subject(self) -> str:
-        """Beginning of the subjects of its records."""
+        """Beginning of the subjects of the batch's records in the stream of commits."""
         return f"{self.writer}.{self.number}"
 
     @property
     def commit(self) -> str:
-        """Subject of the record that says that all of it is published."""
+        """Subject of the record that says that all of the batch is published."""
         return f"{self.subject}.commit"
 
     def chunks(self, partition: int) -> str:
@@ -60,9 +60,10 @@ class ChunkRecord(msgspec.Struct, frozen=True):
     version: int = VERSION
 
     def check(self, again: ChunkRecord, batch: BatchName) -> None:
-        """Raise BatchChanged: the task has other rows now than were published.
+        """Raise BatchChanged if a task has other rows now than were published in this chunk.
 
-        A partition of one chunk may have its rows in another order: they are taken together.
+        again: record of the chunk as the task has it now. A partition of one chunk may have its
+        rows in another order, since no cut depends on it.
         """
         # Checksums tell only where the order is bound, and both are of one version.
         alone = self.chunk == 0 and self.last and again.last
@@ -107,9 +108,10 @@ class Published(NamedTuple):
 def read_published(
     client: SyncClient, options: SinkOptions, batch: BatchName, partition: int | None = None
 ) -> Published:
-    """Read what is published of a batch, of one partition or of all, and its commit.
+    """Read what is published of a batch, of one partition or of all (None), and its commit.
 
-    Raises what a subscription raises.
+    A task asks for its partition before it publishes, the driver for all before it commits. Raises
+    what a subscription raises.
     """
     pattern = prefix(f"{batch.subject}.")
     if partition is not None:
@@ -132,6 +134,6 @@ def read_published(
                     found = msgspec.json.decode(record.body, type=ChunkRecord)
                     chunks[found.partition, found.chunk] = found
     except BrokerRefused as error:
-        if error.code != "unknown_stream":
+        if error.code != "unknown_stream":  # No sink has written yet: nothing is published.
             raise
     return Published(commit, chunks)

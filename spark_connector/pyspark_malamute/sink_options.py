@@ -35,12 +35,12 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
 CHUNK_BYTES: Final = (64 << 10, 12 << 20)
 """Least and most bytes of a chunk: a step has 16 MiB at most, headers included."""
 SINK_ID_BYTES_MAX: Final = 64
-_LINKING: Final = (
+_LINK_OPTIONS: Final = (
     "user", "password", "curveServerKey", "curvePublicKey", "curveSecretKey", "connectTimeoutMs",
     "requestTimeoutMs", "brokerOutageMs",
 )  # fmt: skip
 """Options of the link, which the source has as well."""
-_SPARKS: Final = ("checkpointlocation", "queryname")
+_OPTIONS_OF_SPARK: Final = ("checkpointlocation", "queryname")
 """Options of the query itself, which Spark hands to the sink too."""
 
 
@@ -86,7 +86,7 @@ SINK_OPTIONS: Final[tuple[Option, ...]] = (
            "the stream that has a record of each chunk and of each finished batch; the sink reads "
            "it as well"),
     Option("chunkBytes", _chunk_bytes, "4m", "about how many bytes are published in one step"),
-    *(row for row in OPTIONS if row.name in _LINKING),
+    *(row for row in OPTIONS if row.name in _LINK_OPTIONS),
 )  # fmt: skip
 
 _ELSEWHERE: Final[dict[str, str]] = {
@@ -151,7 +151,8 @@ def parse_sink_options(raw: Mapping[str, str], *, streaming: bool) -> SinkOption
 
     raw: as Spark gives them, keys in any case. Raises OptionError.
     """
-    ours = {key: value for key, value in raw.items() if key.lower() not in _SPARKS}
+    ours = {key: value for key, value in raw.items() if key.lower() not in _OPTIONS_OF_SPARK}
+    # An option that only the source has is no misspelling, for which TABLE would take it.
     for key in ours:
         # TABLE itself names the remedy for what is unknown or stands in _ELSEWHERE.
         sources = SOURCE.by_key.get(key.lower())
@@ -182,7 +183,7 @@ def parse_sink_options(raw: Mapping[str, str], *, streaming: bool) -> SinkOption
 
 
 def columns_fault(columns: Mapping[str, str], options: SinkOptions) -> str:
-    """Say what is wrong with a frame's columns; "" when they can be written.
+    """Say what is wrong with a frame's columns, before it is written; "" when they can be.
 
     columns: name -> type, as Spark's simpleString has it.
     """

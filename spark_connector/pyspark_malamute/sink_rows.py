@@ -39,7 +39,8 @@ _ENTRIES_MAX: Final = 200_000
 """Subjects and fields of a chunk, at most, counted as if each row had its own."""
 _ROW_BYTES: Final = 24
 """Bytes that a row is assumed to cost beside its values."""
-_CRC: Final = struct.Struct("<8xI")
+_CONTENT_CRC: Final = struct.Struct("<8xI")
+"""Checksum of a content, which its head has after 8 other bytes."""
 _SHORT_MAP: Final = 15
 """Entries of a map whose number MessagePack has in its first byte."""
 _SHORT_TEXT: Final = 31
@@ -84,7 +85,8 @@ def chunks(
     number = first = count = size = 0
     streams = _Streams()
 
-    def made(last: bool) -> Chunk:
+    def made(*, last: bool) -> Chunk:
+        """Return the chunk of what was gathered; last: the partition has no further row."""
         table = _arrow.Table.from_batches(held).combine_chunks()
         return Chunk(number, first, table.to_batches()[0], size, last)
 
@@ -94,8 +96,9 @@ def chunks(
             streams.look_at(batch.column("stream"))
         begin = 0
         while begin < batch.num_rows:
-            done = int(ends[begin - 1]) if begin else 0
+            done = int(ends[begin - 1]) if begin else 0  # bytes of the batch's rows before `begin`
             fixed = published(number)  # rows that an earlier attempt gave to this chunk
+            # `stop`: row of the batch up to which the chunk takes rows.
             if fixed is None:
                 limits = limits_of_broker()
                 most = min(options.chunk_bytes, limits.batch_bytes_max * 3 // 4)
@@ -109,7 +112,7 @@ def chunks(
                 stop = min(fitting, begin + rows - count, streams.end(begin, parts))
             else:
                 stop = min(begin + fixed - count, batch.num_rows)
-            if stop <= begin and count:
+            if stop <= begin and count:  # No further row fits: the chunk is full.
                 yield made(last=False)
                 held, number, first, count, size = [], number + 1, first + count, 0, 0
                 streams.clear()
@@ -132,7 +135,9 @@ class _Streams:
 
     def __init__(self) -> None:
         self._names: list[str] = []
+        """Distinct names in the column that was looked at last."""
         self._codes: Array = np.zeros(0, np.int32)
+        """Place in `_names` of each row's stream."""
         self._of_chunk: set[str] = set()
 
     def look_at(self, column: Any) -> None:
@@ -142,9 +147,13 @@ class _Streams:
         self._codes = coded.indices.to_numpy()
 
     def end(self, begin: int, most: int) -> int:
-        """Return the row, from `begin` on, of the first stream beyond so many of a chunk."""
+        """Return the row, from `begin` on, at which the chunk would get more than `most` streams.
+
+        sys.maxsize: it gets no more.
+        """
         codes, firsts = np.unique(self._codes[begin:], return_index=True)
         names = [self._names[code] for code in codes]
+        # First row of each stream that the chunk has not yet, in the order of the rows.
         new = sorted(
             int(place) for place, name in zip(firsts, names, strict=True)
             if name not in self._of_chunk
@@ -164,7 +173,7 @@ class _Streams:
 def contents(options: SinkOptions, chunk: Chunk) -> list[tuple[str, bytes]]:
     """(stream, batch content) of a chunk: one for each stream, rows in their order.
 
-    Raises UnwritableRows.
+    Raises UnwritableRows: a name is none of a stream, or the rows of one cannot be a batch.
     """
     rows = chunk.rows
     try:
@@ -196,11 +205,15 @@ def no_batch(chunk: Chunk, reason: str) -> UnwritableRows:
 
 
 def checksum(found: Sequence[tuple[str, bytes]]) -> int:
-    """A number that tells chunks of other rows, or of rows in another order, apart."""
+    """A number that tells chunks of other rows, or of rows in another order, apart.
+
+    found: what contents() returned for the chunk.
+    """
     value = 0
     for stream, content in found:
         value = google_crc32c.extend(value, stream.encode())
-        value = google_crc32c.extend(value, _CRC.pack(*_CRC.unpack_from(content)))
+        # The content's own checksum stands for its bytes.
+        value = google_crc32c.extend(value, _CONTENT_CRC.pack(*_CONTENT_CRC.unpack_from(content)))
     return value
 
 
@@ -212,13 +225,14 @@ def _sizes(options: SinkOptions, batch: Any, first: int) -> Array:
 
     first: number of the batch's first row within the partition, for the error.
     """
+    # Those of the broker are not asked for: they would change where the same rows are cut.
     limits = DEFAULT_LIMITS
     total = np.full(batch.num_rows, _ROW_BYTES, np.int64)
     # Weighed so that a chunk of its full bytes has _ENTRIES_MAX subjects and fields at most.
     entry = options.chunk_bytes // _ENTRIES_MAX + 1
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if name in ("body", "subject", "stream"):
-            if name == "stream" and options.stream:
+            if name == "stream" and options.stream:  # Option `stream` stands for the column.
                 continue
             if column.null_count:
                 row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
@@ -269,7 +283,7 @@ def _map_sizes(name: str, column: Any, first: int, entry: int) -> Array:
                     f"has a name or value of {lengths[place]} bytes, at most {most}",
                     first + row,
                 )
-        _check_most(name, np.diff(bounds), limits.fields_max, first, "fields")
+        _check_most(name, np.diff(bounds), limits.fields_max, first, what="fields")
     # Sums up to each entry: the difference at a row's bounds is the row's.
     ends = np.zeros(count + 1, np.int64)
     np.cumsum(keys + values + entry, out=ends[1:])
@@ -285,17 +299,25 @@ def _map_sizes(name: str, column: Any, first: int, entry: int) -> Array:
 
 def _packed_sizes(lengths: Array) -> Array:
     """Bytes of texts of these lengths as MessagePack, up to 64 KiB."""
+    # Besides the text one byte, in which a short length is; two for a longer one, else three.
     return lengths + 1 + (lengths > _SHORT_TEXT) + (lengths > _BYTE_MAX)
 
 
 def _check_most(name: str, sizes: Array, most: int, first: int, what: str = "bytes") -> None:
+    """Raise UnwritableRows if the value of some row in a column has a size above `most`.
+
+    name: of the column. first: as of _sizes(). what: the unit of the sizes.
+    """
     if len(sizes) and int(sizes.max()) > most:
         row = int(sizes.argmax())
         raise _unwritable(name, f"has {sizes[row]} {what}, at most {most}", first + row)
 
 
 def _check_bodies(options: SinkOptions, rows: Any, limits: Limits, first: int) -> None:
-    """Raise UnwritableRows for the first row whose body is larger than the broker takes."""
+    """Raise UnwritableRows for the first row whose body is larger than the broker takes.
+
+    limits: the broker's. first: as of _sizes().
+    """
     sizes, most = _lengths(rows.column("body")), limits.record_bytes_max
     large = np.flatnonzero(sizes > most)
     if len(large):
@@ -306,10 +328,12 @@ def _check_bodies(options: SinkOptions, rows: Any, limits: Limits, first: int) -
 
 
 def _unwritable(column: str, fault: str, row: int) -> UnwritableRows:
+    """Return the error for a value that cannot be written; row: its number in the partition."""
     return UnwritableRows(f"malamute sink: column '{column}' of row {row} of the partition {fault}")
 
 
 def _lengths(column: Any) -> Array:
+    """Return the bytes of each value of a column of texts or bytes; 0 for null."""
     found: Array = _compute.binary_length(column).fill_null(0).to_numpy().astype(np.int64)
     return found
 
@@ -318,7 +342,10 @@ def _lengths(column: Any) -> Array:
 
 
 def _content(options: SinkOptions, rows: Any) -> bytes:
-    """Return rows of Spark as an encoded content: subject, fields, times, properties, body."""
+    """Return rows of Spark as an encoded content: subject, fields, times, properties, body.
+
+    Raises LocalProtocolError: they are no batch.
+    """
     names = rows.schema.names
     made: Options = {}
     if "subject" in names:
@@ -389,7 +416,8 @@ def _maps(column: Any) -> tuple[list[dict[str, str]], Array]:
         if not length:
             continue
         rows = np.flatnonzero(lengths == length)
-        # Sorted: the same pairs in another order are the same map.
+        # A line for each of these rows, with the numbers of its pairs. Sorted: the same pairs in
+        # another order are the same map.
         matrix = np.sort(pairs[bounds[rows][:, None] + np.arange(length)], axis=1)
         firsts, found = _distinct(list(matrix.T))
         codes[rows] = found + len(table)
@@ -405,15 +433,15 @@ def _maps_of_columns(columns: dict[str, Any]) -> tuple[list[dict[str, str]], Arr
 
     A row without any of the fields has code -1, as _maps() gives it.
     """
+    # Of each column, the number of each row's text, and the texts by number; 0 is null.
     coded = {name: column.dictionary_encode() for name, column in columns.items()}
     numbers = [
         each.indices.fill_null(-1).to_numpy().astype(np.int64) + 1 for each in coded.values()
     ]
-    # Number 0 is null.
     texts = [[None, *each.dictionary.to_pylist()] for each in coded.values()]
     firsts, codes = _distinct(numbers)
     table: list[dict[str, str]] = []
-    places = np.full(len(firsts), -1, np.int32)
+    places = np.full(len(firsts), -1, np.int32)  # in `table`, of each distinct row
     for place, row in enumerate(firsts.tolist()):
         found = {
             name: text
@@ -427,9 +455,14 @@ def _maps_of_columns(columns: dict[str, Any]) -> tuple[list[dict[str, str]], Arr
 
 
 def _distinct(columns: Sequence[Array]) -> tuple[Array, Array]:
-    """(a row for each distinct combination of the columns' numbers, code of each row)."""
+    """(a row for each distinct combination of the columns' numbers, code of each row).
+
+    columns: numbers from 0 on of each row.
+    """
     codes = columns[0]
     for column in columns[1:]:
+        # Combinations so far are numbered densely, so that the product stays small, and each gets
+        # room for every number of the next column.
         _, codes = np.unique(codes, return_inverse=True)
         codes = codes.astype(np.int64) * (int(column.max()) + 1) + column
     _, firsts, found = np.unique(codes, return_index=True, return_inverse=True)

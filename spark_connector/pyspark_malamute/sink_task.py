@@ -56,32 +56,33 @@ def write_partition(
     batches: pyarrow.RecordBatch, as PySpark hands them over. Raises UnwritableRows, BatchChanged,
     SourceUnavailable.
     """
-    are_whole = end_check(batches)
-    told = Written(batch, partition)
-    mine = options.named(f"spark-{batch.writer}-{partition}")
-    task = _Task(mine, batch, partition)
+    all_rows_came = end_check(batches)
+    report = Written(batch, partition)
+    # An identity of this task's own: the broker ends the link of an older attempt that has it.
+    own_options = options.named(f"spark-{batch.writer}-{partition}")
+    task = _Task(own_options, batch, partition)
     try:
-        with links.in_use(mine):
+        with links.in_use(own_options):
             for chunk in chunks(options, batches, task.rows_published, task.limits):
-                if chunk.last and not are_whole():
+                if chunk.last and not all_rows_came():
                     raise SourceUnavailable(
                         f"malamute sink: the rows of partition {partition} were cut off, for the "
                         "task that makes them failed. The last of them are not published; Spark's "
                         "log tells why it failed"
                     )
-                told.rows += chunk.rows.num_rows
+                report.rows += chunk.rows.num_rows
                 if task.published.commit is None:
-                    task.publish(chunk, told)
-                else:
-                    told.rows_committed = task.published.commit.rows
-            task.settle()
+                    task.publish(chunk, report)
+                else:  # The whole batch was published before: the driver compares the rows.
+                    report.rows_committed = task.published.commit.rows
+            task.settle()  # for the last chunk
     except UnwritableRows as error:
         raise UnwritableRows(f"{error}; this is partition {partition}") from error
     finally:
         if not options.has_credential:
             # An identity that was asked for by name has one link: the next attempt's, elsewhere.
-            links.drop(mine)
-    return told
+            links.drop(own_options)
+    return report
 
 
 class _Task:
@@ -96,6 +97,7 @@ class _Task:
 
     @functools.cached_property
     def _client(self) -> SyncClient:
+        """The link of this process, made at the first use."""
         return linked(self._options)
 
     @functools.cached_property
@@ -104,7 +106,7 @@ class _Task:
         return self._read()
 
     def rows_published(self, number: int) -> int | None:
-        """Rows of a chunk that is published; None: it is not."""
+        """Return how many rows a chunk has that is published already; None: it is not."""
         known = self.published.chunks.get((self._partition, number))
         return None if known is None else known.rows
 
@@ -114,8 +116,12 @@ class _Task:
         assert welcome is not None, "what is published has been asked for"
         return limits_of(welcome)
 
-    def publish(self, chunk: Chunk, told: Written) -> None:
-        """Have a chunk published, once."""
+    def publish(self, chunk: Chunk, report: Written) -> None:
+        """Have a chunk published, once, and count it in the report; its confirm is not awaited.
+
+        Raises UnwritableRows: the broker takes no such batch. Raises BatchChanged: the chunk was
+        published before with other rows.
+        """
         found = contents(self._options, chunk)
         record = ChunkRecord(
             self._partition,
@@ -126,13 +132,13 @@ class _Task:
             chunk.last,
             [stream for stream, _ in found],
         )
-        told.chunks += 1
-        told.streams.update(record.streams)
+        report.chunks += 1
+        report.streams.update(record.streams)
         known = self.published.chunks.get((self._partition, chunk.number))
         if known is not None:
             known.check(record, self._batch)
             return
-        # Encoded while the chunk before was under way.
+        # Only now, since this chunk was encoded while the one before was under way.
         self.settle()
         key = f"{self._batch.writer}/{self._batch.number}/{self._partition}/{chunk.number}"
         commit = encode([msgspec.json.encode(record)], subject=self._batch.chunks(self._partition))
@@ -153,7 +159,7 @@ class _Task:
         """Wait until the chunk that was sent last is confirmed.
 
         Where another attempt of the task took its key, the chunk must be the same. Raises
-        SourceUnavailable: it has another number of rows.
+        SourceUnavailable: it has another number of rows. Raises BatchChanged: other rows.
         """
         if self._unconfirmed is None:
             return
@@ -165,6 +171,7 @@ class _Task:
                 confirmed = pending.result(patience_ms(self._options))
                 if confirmed is None or not confirmed.duplicate:
                     return
+                # The broker had taken the key before: from this attempt, or from another one.
                 known = self._known(record)
             except BrokerRefused as error:
                 # Another attempt took the key, with other rows or with these in another order.
@@ -185,12 +192,13 @@ class _Task:
         return self._read().chunks.get((self._partition, record.chunk))
 
     def _read(self) -> Published:
+        """Read what of this partition is published now. Raises SourceUnavailable."""
         with links.explained(self._options, "read what is published"):
             return read_published(self._client, self._options, self._batch, self._partition)
 
 
 def linked(options: SinkOptions) -> SyncClient:
-    """This process's link. Raises MalamuteSourceError: the broker knows it by no name."""
+    """Return this process's link. Raises MalamuteSourceError: the broker gives it no identity."""
     client = links.link(options)
     if not client.identity:
         raise MalamuteSourceError(
@@ -201,5 +209,5 @@ def linked(options: SinkOptions) -> SyncClient:
 
 
 def patience_ms(options: SinkOptions) -> int:
-    """How long a step may be without an answer: the broker may be away meanwhile."""
+    """Return how long a step may be without an answer: the broker may be away, and then answers."""
     return options.broker_outage_ms + options.request_timeout_ms

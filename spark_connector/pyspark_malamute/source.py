@@ -28,11 +28,15 @@ class DefaultSource(DataSource):
         return "malamute"
 
     def schema(self) -> StructType:
-        """Columns; wrong options are refused here, at load(). Raises OptionError."""
+        """Columns; wrong options are refused here, at load(). Raises OptionError.
+
+        Of a typed stream the broker is asked for them. Raises MalamuteSourceError: a table of
+        Spark's catalog asks.
+        """
         from pyspark_malamute.options import parse_options, refuse_a_table
         from pyspark_malamute.schema import spark_schema
 
-        if self.options:
+        if self.options:  # Without any, parse_options() says which are missing.
             refuse_a_table(self.options)
         options = parse_options(self.options)
         if options.body_type == "typed":
@@ -42,7 +46,10 @@ class DefaultSource(DataSource):
         return spark_schema(options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """For spark.read."""
+        """Return what spark.read plans and reads with. Raises OptionError, MalamuteSourceError.
+
+        schema: as schema() gave it, or as the user did, which is refused where it differs.
+        """
         from pyspark_malamute.batch_reader import MalamuteReader
         from pyspark_malamute.options import parse_options, refuse_a_table, refuse_options_of
         from pyspark_malamute.schema import check_schema
@@ -51,14 +58,14 @@ class DefaultSource(DataSource):
         options = parse_options(self.options)
         refuse_options_of("readStream", self.options)
         options = check_schema(schema, options)
-        if options.push_filters:
+        if options.push_filters:  # Spark may refuse such a reader: see pushed.py.
             from pyspark_malamute.pushed import FilteredReader
 
             return FilteredReader(options)
         return MalamuteReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        """For spark.readStream."""
+        """Return what spark.readStream plans and reads with. Raises as reader()."""
         from pyspark_malamute.options import parse_options, refuse_options_of
         from pyspark_malamute.schema import check_schema
         from pyspark_malamute.stream_reader import MalamuteStreamReader
@@ -69,7 +76,10 @@ class DefaultSource(DataSource):
         return MalamuteStreamReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """For df.write. Raises OptionError, UnwritableRows."""
+        """Return what df.write publishes with. Raises OptionError, UnwritableRows.
+
+        overwrite: whether mode is overwrite, which is refused.
+        """
         from pyspark_malamute.sink import MalamuteWriter, check_columns, refuse_overwriting
         from pyspark_malamute.sink_options import parse_sink_options
 
@@ -79,7 +89,7 @@ class DefaultSource(DataSource):
         return MalamuteWriter(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        """For df.writeStream. Raises OptionError, UnwritableRows."""
+        """Return what df.writeStream publishes with. Raises as writer()."""
         from pyspark_malamute.sink import MalamuteStreamWriter, check_columns, refuse_overwriting
         from pyspark_malamute.sink_options import parse_sink_options
 

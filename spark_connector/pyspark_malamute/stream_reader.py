@@ -62,6 +62,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Offsets and plans in one process of the driver, reads in the executors."""
 
     def __init__(self, options: SourceOptions) -> None:
+        """Begin without a link: the broker is asked when Spark asks for offsets."""
         self._options = options
         self._broker = Broker(options)
         self._cursor = QueryCursor(self._broker, options)
@@ -75,6 +76,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._batch_s: float | None = None
         """Time at which this process last ended a batch, by monotonic()."""
         self._batches = 0
+        """Batches that this process has ended, to begin each with another stream."""
         self._at: Mapping[str, StreamOffset] = {}
         """Stream -> position at which the newest batch ended."""
         self._tails: dict[str, int] = {}
@@ -86,25 +88,31 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The tasks of that batch."""
 
     def __getstate__(self) -> dict[str, Any]:
+        """Return what an executor needs, which reads by the options and a task alone."""
         return {"options": self._options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        """Begin anew, as a reader in another process."""
         MalamuteStreamReader.__init__(self, state["options"])
 
     # --- offsets -------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Where a query without a checkpoint begins."""
+        """Return the position at which a query without a checkpoint begins, as Spark keeps it."""
         broker, options = self._asked(), self._options
 
         def begin(name: str) -> StreamOffset:
+            """Return where reading begins in one stream."""
             return _offset_of(locate_start(broker, options.of(name), "latest"))
 
         names = [options.stream] if options.stream else begin_with(broker, options)
         return to_json(together(begin, names), options)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """The caps of the options; Spark knows only one of them at a time."""
+        """Return the cap that Spark hands to latestOffset().
+
+        Spark knows one at a time: further caps of the options latestOffset() takes from them.
+        """
         options = self._options
         if options.rows_per_trigger:
             return ReadMaxRows(options.rows_per_trigger)
@@ -115,11 +123,12 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """End the query at the present ends of its streams."""
+        """Have the query end at the present ends of its streams: trigger availableNow."""
         broker, options = self._asked(), self._options
 
         def end(name: str) -> int:
-            return locate(broker, options.of(name), Place("latest"), "").offset
+            """Return the present end of one stream."""
+            return locate(broker, options.of(name), Place("latest"), option="").offset
 
         self._targets = together(end, self._names())
 
@@ -128,6 +137,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = read_offsets(start, self._options)
         self._idle.begin(begin)
         end = self._next_end(begin, limit)
+        # Targets are those of trigger availableNow: such a query does not wait for more.
         while end is None and self._targets is None and self._idle.pause():
             end = self._next_end(begin, limit)
         self._idle.end(None if end else begin)
@@ -140,6 +150,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """Take note that the batch that ended here is in Spark's sink."""
+        # Spark commits a batch when it begins the next one.
         self._idle.batch_began()
         self._reached_broker = True
         self._cursor.move(read_offsets(end, self._options))
@@ -147,7 +158,10 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _next_end(
         self, begin: Mapping[str, StreamOffset], limit: ReadLimit
     ) -> dict[str, StreamOffset] | None:
-        """The end of a batch from `begin`; None: nothing is to be read yet."""
+        """The end of a batch from `begin`, by streams' names; None: nothing is to be read yet.
+
+        limit: Spark's cap for this batch.
+        """
         lag: dict[str, Lag] = {}
         if self._options.stream:
             begin = {self._options.stream: begin[self._options.stream]}
@@ -175,9 +189,13 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _ends(
         self, begin: Mapping[str, StreamOffset], caps: Mapping[str, Caps]
     ) -> dict[str, StreamOffset]:
-        """Where a batch ends in the streams that have something for it."""
+        """Where a batch ends in the streams that have something for it.
+
+        caps: the most that it may have of each stream that is asked about.
+        """
 
         def next_end(name: str) -> StreamOffset | None:
+            # A stream that came later than the targets is not read: nothing lies before 0.
             target = None if self._targets is None else self._targets.get(name, 0)
             return self._stream(name).next_end(begin[name], caps[name], target)
 
@@ -199,6 +217,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._tails = {name: facts.tail for name, facts in found.items()}
         offsets, lag = {}, {}
         for name, facts in found.items():
+            # NEVER_READ stands for the first record that there is.
             at = offsets[name] = begin.get(name, StreamOffset(facts.uuid.hex(), *NEVER_READ))
             if self._targets is not None:
                 if name in self._targets:
@@ -210,7 +229,11 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _holds_back(
         self, begin: Mapping[str, StreamOffset], lag: Mapping[str, Lag], limit: ReadLimit
     ) -> bool:
-        """Whether there are too few records yet; the first batch of a run is made at once."""
+        """Whether a batch waits, since minRecordsPerTrigger are not there yet.
+
+        It does not where it is the first one of this process, where maxTriggerDelay is over, or
+        where the query is to end with what there is. limit: Spark's cap for this batch.
+        """
         least = self._options.min_rows_per_trigger
         # Spark asks for all there is where a query is to end with that.
         lifted = isinstance(limit, ReadAllAvailable) and self.getDefaultReadLimit() != limit
@@ -232,7 +255,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             records_max = limit.max_rows
         elif isinstance(limit, ReadMaxBytes):
             bytes_max = limit.max_bytes
-        else:
+        else:  # All there is, or at least so many records: no cap.
             bytes_max = 0
         names = list(lag)
         # Small caps are spent on the first streams: each batch begins with another one.
@@ -255,7 +278,8 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not plans:
             return None
         tails: dict[str, StreamOffset] = {}
-        behind, spare = 0, []  # spare: records by which each stream is ahead of its retention
+        # spare: of each stream, the records that retention may take before it takes unread ones.
+        behind, spare = 0, []
         for name, at in self._at.items():
             plan = plans.get(name)
             tail = max(self._tails.get(name, 0), plan.tail if plan else 0, at.offset)
@@ -320,16 +344,17 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """The records of one task."""
+        """Yield the records of one task as Arrow record batches, in an executor."""
         return fetch_all(self._options, partition)
 
     # --- life ----------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Say goodbye to the broker."""
+        """Say goodbye to the broker, when Spark ends the query."""
         self._broker.close()
 
     def _asked(self) -> Broker:
+        """Return the broker to ask; before the first question, see to a goodbye at the end."""
         if not self._broker.asked:
             _unwind_when_terminated()
         return self._broker
@@ -345,16 +370,18 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found = self._streams.get(name)
         if found is None:
             made = OneStream(self._asked(), self._options.of(name))
-            found = self._streams.setdefault(name, made)
+            found = self._streams.setdefault(name, made)  # Threads of together() may both make one.
         return found
 
 
 def _lag(facts: StreamFacts, records: int) -> Lag:
+    """Return the lag of a stream that has about so many records for a batch."""
     average = facts.bytes // max(1, facts.records)
     return Lag(max(1, records), max(1, records * average))
 
 
 def _offset_of(spot: Spot) -> StreamOffset:
+    """Return a place that was asked for as a position of a checkpoint."""
     return StreamOffset(spot.stream, spot.epoch, spot.offset)
 
 

@@ -27,7 +27,7 @@ Answer = TypeVar("Answer")
 
 
 def find_streams(broker: Broker, options: SourceOptions) -> dict[str, StreamFacts]:
-    """The streams that the options select, and how far each reaches.
+    """The streams that the options select, and how far each reaches, as the broker lists them.
 
     Raises SourceUnavailable: a stream that is named is not there.
     """
@@ -61,15 +61,21 @@ def begin_with(broker: Broker, options: SourceOptions) -> dict[str, StreamFacts]
 
 
 def gone(offsets: Iterable[str], found: Mapping[str, object], options: SourceOptions) -> set[str]:
-    """Names of a checkpoint's streams that the options still select and that are not there."""
+    """Names of a checkpoint's streams that the options still select and that are not there.
+
+    offsets: names in the checkpoint. found: streams that there are, by name.
+    """
     if not options.streams_pattern:
-        return set()
+        return set()  # Streams are named, and find_streams() has found each of them.
     expression = re.compile(options.streams_pattern)
     return {name for name in offsets if name not in found and expression.fullmatch(name)}
 
 
 def together(ask: Callable[[str], Answer], names: Iterable[str]) -> dict[str, Answer]:
-    """The answer for each of several streams, asked for at the same time."""
+    """The answer for each of several streams, asked for at the same time in threads.
+
+    ask: puts the question to the broker, given a stream's name.
+    """
     wanted = list(names)
     if len(wanted) < 2:
         return {name: ask(name) for name in wanted}
@@ -82,9 +88,10 @@ def together(ask: Callable[[str], Answer], names: Iterable[str]) -> dict[str, An
 
 
 def _check_there(places: Places, begins: str, found: Mapping[str, object]) -> None:
-    """Raise OptionError where one of the places is in a stream that was not found.
+    """Raise OptionError where an option names a place in a stream that was not found.
 
-    begins: word with which the names of the two options begin.
+    places: where reading begins or ends. begins: `starting` or `ending`, with which the names of
+    the two options that can say so begin.
     """
     for name, place in places.by_stream.items():
         if name not in found:
@@ -97,13 +104,17 @@ def _check_there(places: Places, begins: str, found: Mapping[str, object]) -> No
 
 
 def _prefix(options: SourceOptions) -> str:
-    """Return the text with which the names of all selected streams begin."""
+    """Return the text with which the names of all selected streams begin.
+
+    The broker is asked for streams with this prefix only; "" asks for all, and is never wrong.
+    """
     if not options.streams_pattern:
+        # What the first and the last name in order begin with, all between them begin with.
         least, greatest = min(options.streams), max(options.streams)
         pairs = zip(least, greatest, strict=False)
         return "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     expression = options.streams_pattern
-    if "|" in expression:
+    if "|" in expression:  # Alternatives may have nothing in common.
         return ""
     found = _LITERAL.match(expression)
     literal = found[0] if found else ""

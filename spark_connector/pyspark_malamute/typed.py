@@ -27,11 +27,11 @@ from pyspark_malamute.options import SourceOptions
 
 _arrow: Final[Any] = pa
 _compute: Final[Any] = pc
-_BESIDE: Final = (
+_RECORD_COLUMNS: Final = (
     "stream", "offset", "append_time", "client_time", "subject", "keys", "fields",
 )  # fmt: skip
 """Columns beside the schema's that option `columns` may name."""
-_WIDER: Final = {
+_TYPE_IN_SPARK: Final = {
     _arrow.uint8(): _arrow.int16(),
     _arrow.uint16(): _arrow.int32(),
     _arrow.uint32(): _arrow.int64(),
@@ -42,14 +42,15 @@ _WIDER: Final = {
     _arrow.binary_view(): _arrow.binary(),
 }
 """Types that Spark does not have -> those in which it gets their values."""
-_STALE: Final = 10_000
+_BATCHES_MAX: Final = 10_000
+"""Batches gathered at most, so that a record batch of very few bytes ends, too."""
 
 
 def typed_schema(options: SourceOptions) -> StructType:
     """The columns of the stream's newest schema, or those of them that `columns` names.
 
-    Raises SourceUnavailable: the stream is not typed. Raises MalamuteSourceError: a column is not
-    known, or has a type that Spark has not.
+    Asked of the broker when Spark loads the source. Raises SourceUnavailable: the stream is not
+    typed. Raises MalamuteSourceError: a column is not known, or has a type that Spark has not.
     """
     broker = Broker(options)
     try:
@@ -57,22 +58,26 @@ def typed_schema(options: SourceOptions) -> StructType:
     finally:
         broker.leave()
     known = {field.name: field for field in declared}
-    beside = arrow_schema(decode=True)
+    beside = arrow_schema(decode=True)  # What a record has beside its body, in plain columns.
     fields = []
     for name in options.columns or declared.names:
-        field = known.get(name)
+        field = known.get(name)  # A column of the schema goes before what a record has beside it.
         if field is None and name == "stream":
             field = _arrow.field(name, _arrow.string(), nullable=False)
-        elif field is None and name in _BESIDE:
+        elif field is None and name in _RECORD_COLUMNS:
             field = beside.field(name)
         if field is None:
             raise MalamuteSourceError(
                 f"malamute source: there is no column '{name}' (option 'columns'); stream "
-                f"'{options.stream}' has {', '.join(known)}, and beside them {', '.join(_BESIDE)}"
+                f"'{options.stream}' has {', '.join(known)}, and beside them "
+                f"{', '.join(_RECORD_COLUMNS)}"
             )
         try:
-            kind = from_arrow_type(_WIDER.get(field.type, field.type), prefer_timestamp_ntz=True)
-            # A decimal of too many digits has a type in one direction only.
+            kind = from_arrow_type(
+                _TYPE_IN_SPARK.get(field.type, field.type), prefer_timestamp_ntz=True
+            )
+            # Asked for its error alone: a decimal of too many digits becomes a type of Spark's,
+            # which has no way back to Arrow.
             to_arrow_type(kind, timezone="UTC")
         except (PySparkTypeError, ValueError) as error:
             raise MalamuteSourceError(
@@ -84,7 +89,10 @@ def typed_schema(options: SourceOptions) -> StructType:
 
 
 def with_schema(options: SourceOptions, schema: StructType) -> SourceOptions:
-    """Return the options with the columns that the query reads."""
+    """Return the options with the columns that the query reads, as tasks need them.
+
+    schema: the query's, with Spark's types.
+    """
     arrow: Any = to_arrow_schema(schema, timezone="UTC")
     return msgspec.structs.replace(options, typed=arrow.serialize().to_pybytes())
 
@@ -102,7 +110,7 @@ class TypedGather:
     @property
     def full(self) -> bool:
         """True when enough rows have been gathered for a record batch."""
-        return self._bytes >= TARGET_BYTES or len(self._pieces) >= _STALE
+        return self._bytes >= TARGET_BYTES or len(self._pieces) >= _BATCHES_MAX
 
     def pieces(self, batch: Batch) -> Iterator[Batch]:
         """A batch in parts: one, since typed columns repeat nothing."""
@@ -145,7 +153,7 @@ class TypedGather:
         try:
             floats = kinds.is_floating(column.type) and kinds.is_floating(field.type)
             if floats and column.type.bit_width > field.type.bit_width:
-                # Arrow would round.
+                # Arrow would round to the narrower type without a word.
                 raise pa.ArrowInvalid(f"it is {column.type} now")
             # Spark counts in microseconds: what is finer is cut off.
             return column.cast(options=_compute.CastOptions(field.type, allow_time_truncate=True))
@@ -162,5 +170,6 @@ class TypedGather:
             return
         whole = _arrow.Table.from_batches(self._pieces, self.schema).combine_chunks()
         self._pieces, self._bytes = [], 0
+        # Rounded up, both: so many pieces of equal rows that none is too large.
         pieces = max(1, -(-whole.nbytes // RECORD_BATCH_BYTES_MAX))
         yield from whole.to_batches(max_chunksize=max(1, -(-whole.num_rows // pieces)))

@@ -162,10 +162,10 @@ def test_a_table_with_entries_that_no_record_uses_is_not_kept(
 ) -> None:
     """A hostile batch may have as many of them as a table may have."""
     batch = batch_of(encode([b"x"] * 7, subject="a"))
-    arrow._all_alike.cache_clear()
+    arrow._one_header_columns.cache_clear()
     assert to_arrow(batch).column("subject").to_pylist() == ["a"] * 7
-    assert arrow._all_alike.cache_info().currsize == 1
-    arrow._all_alike.cache_clear()
+    assert arrow._one_header_columns.cache_info().currsize == 1
+    arrow._one_header_columns.cache_clear()
     monkeypatch.setattr(Content, "table", HeaderTable([("a",), ("b",)], []))
     assert to_arrow(batch).column("subject").to_pylist() == ["a"] * 7
-    assert arrow._all_alike.cache_info().currsize == 0
+    assert arrow._one_header_columns.cache_info().currsize == 0

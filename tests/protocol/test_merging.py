@@ -71,7 +71,7 @@ def test_records_and_their_order_stay(seed: int) -> None:
 
 
 def test_lone_records_become_one_batch_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("malamute_protocol.merging._TOGETHER", 100)
+    monkeypatch.setattr("malamute_protocol.merging._MERGED_RECORDS_MAX", 100)
     batches = [batch_at(n, [b"%d" % n], subject=f"s{n % 3}") for n in range(250)]
     assert [len(batch) for batch in merged(batches)] == [100, 100, 50]
     assert batches_to_table(batches).column("body").num_chunks == 3

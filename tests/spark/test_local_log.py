@@ -55,7 +55,7 @@ class Machine:
             if options.body_type == "typed":
                 options = with_schema(options, typed_schema(options))
             caplog.clear()
-            local_log._told.clear()
+            local_log._logged.clear()
             self.subscriptions = 0
             rows: list[Any] = []
             told = ""

@@ -24,10 +24,11 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
+from malamute_protocol.pattern import PREFIX_BYTES_MAX, TOPIC_BYTES_MAX
 from malamute_py.client.sync.client import SyncClient
 from pyspark_malamute.batch_reader import MalamuteReader
 from pyspark_malamute.options import parse_options
-from pyspark_malamute.pushed import FilteredReader
+from pyspark_malamute.pushed import FilteredReader, narrowed
 from pyspark_malamute.source import DefaultSource
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -213,3 +214,12 @@ def test_only_the_option_gives_a_reader_that_takes_filters() -> None:
     assert type(source.reader(source.schema())) is MalamuteReader
     source = DefaultSource({**least, "pushFilters": "true"})
     assert type(source.reader(source.schema())) is FilteredReader
+
+
+def test_a_filter_that_no_pattern_can_say_is_left_to_spark() -> None:
+    options = parse_options({"endpoint": "tcp://a:1", "stream": "s", "pattern": "a.#"})
+    long = StringStartsWith(("subject",), "x" * (PREFIX_BYTES_MAX + 1))
+    assert narrowed(options, [long]) == options
+    assert narrowed(options, [EqualTo(("subject",), "y" * (TOPIC_BYTES_MAX + 1))]) == options
+    values = In(("subject",), tuple(f"s{n}" for n in range(60)))
+    assert narrowed(options, [values] * 5) == options, "each is a pattern, and they are too many"

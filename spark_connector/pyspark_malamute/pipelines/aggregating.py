@@ -24,12 +24,13 @@ from pyspark_malamute.pipelines.given import of_source
 
 OBSERVED: Final = "malamute"
 """Name of the figures in the query's progress that count records without a value or a time."""
-_LINKING: Final = frozenset(
+_LINK_OPTIONS: Final = frozenset(
     ("endpoint", "user", "password", "curveServerKey", "curvePublicKey", "curveSecretKey",
      "connectTimeoutMs", "requestTimeoutMs", "brokerOutageMs")
 )  # fmt: skip
 """Options of the source that the sink takes as well."""
 _SETTINGS: Final = "malamute.json"
+"""File in the checkpoint's directory that has the settings of the first run."""
 _DAY_MS: Final = 24 * 3_600_000
 _CLOCK: Final = ((3_600_000, 24), (60_000, 60), (1_000, 60), (1, 1_000))
 """Hours, minutes, seconds and milliseconds: (milliseconds of one, how many make the next unit)."""
@@ -60,7 +61,7 @@ def aggregate(
     append_time. follow: go on with what comes. options: of the source.
     Raises OptionError, SourceUnavailable.
     """
-    given = _given(options, field, column)
+    given = _options_of_source(options, field, column)
     settings: dict[str, object] = {
         "into": into, "field": field, "column": column, "window": window,
         "slide": slide or window, "watermark": watermark, "time": time,
@@ -70,6 +71,7 @@ def aggregate(
     source = dict(given)
     if "startingTimestamp" not in source:
         source.setdefault("startingOffsets", "earliest")
+    # Only the columns that the statistics need are made.
     columns = ["offset", "subject", time]
     if column:
         source["columns"] = ",".join([*columns, column])
@@ -79,6 +81,7 @@ def aggregate(
         source["columns"] = ",".join([*columns, "body"])
     frame = spark.readStream.format("malamute").options(**source).load()
     rows = numbers(frame, field or column, time)
+    # Records that are in no result are counted in the query's progress, so that a user sees them.
     counted = rows.observe(
         OBSERVED,
         sf.count(sf.lit(1)).alias("records"),
@@ -86,7 +89,7 @@ def aggregate(
         sf.count_if(sf.col("time").isNull()).alias("without_time"),
     )
     results = statistics(counted.withWatermark("time", watermark), window, slide or window)
-    sink = {name: text for name, text in given.items() if name in _LINKING}
+    sink = {name: text for name, text in given.items() if name in _LINK_OPTIONS}
     publisher = _Publisher(folder, {**sink, "stream": into})
     writer = (
         results.writeStream.outputMode("append")
@@ -100,14 +103,21 @@ def aggregate(
 
 
 def numbers(frame: DataFrame, name: str, time: str) -> DataFrame:
-    """Columns subject, time, offset and value of each record; name: of the number; "": the body."""
+    """Columns subject, time, offset and value of each record of the source.
+
+    name: of the column with the number; "": the body is it, as text. time: name of the column with
+    the time. What is no number becomes null.
+    """
     number = sf.col(name) if name else sf.col("body").cast("string")
     return frame.select("subject", sf.col(time).alias("time"), "offset",
                         number.try_cast("double").alias("value"))  # fmt: skip
 
 
 def statistics(rows: DataFrame, window: str, slide: str) -> DataFrame:
-    """The results by subject and window; records without a value or a time are in none."""
+    """The results by subject and window; records without a value or a time are in none.
+
+    rows: as numbers() makes them. window, slide: as of aggregate().
+    """
     place = sf.struct("time", "offset")  # of records of one time, the lower offset is the first
     value = sf.col("value")
     return (
@@ -125,7 +135,7 @@ def statistics(rows: DataFrame, window: str, slide: str) -> DataFrame:
 
 
 def records(results: DataFrame) -> DataFrame:
-    """The results as rows of the sink."""
+    """The results as rows of the sink: the subject, the window's end, and a JSON object."""
     fields: list[Column] = [
         _iso("window.start").alias("start"), _iso("window.end").alias("end"),
         *(sf.col(name) for name in ("count", "min", "max", "mean", "first", "last")),
@@ -159,7 +169,7 @@ class _Publisher:
         # One partition in one order: the sink compares what comes again with what it published.
         ordered = rows.coalesce(1).sortWithinPartitions("client_time", "subject")
         write_batch(ordered, batch_id, **self._sink)
-        # Spark runs again the newest batches only.
+        # Spark runs none but the newest batches again: what was kept of older ones goes.
         self._folder.remove(f"results/batch={batch_id - 2}")
 
 
@@ -169,13 +179,16 @@ def _iso(name: str) -> Column:
     # A timestamp moved to UTC is wrong where the session's wall clock leaves that hour out.
     of_day = sf.pmod(sf.unix_millis(at), sf.lit(_DAY_MS))
     return sf.format_string(
-        "%sT%02d:%02d:%02d.%03dZ", day(at).cast("string"),
+        "%sT%02d:%02d:%02d.%03dZ", day(at).cast("string"),  # hours, minutes, seconds, milliseconds
         *((sf.floor(of_day / unit_ms) % most) for unit_ms, most in _CLOCK),
     )  # fmt: skip
 
 
-def _given(options: Mapping[str, Any], field: str, column: str) -> dict[str, str]:
-    """The options under their own names, with what the value needs. Raises OptionError."""
+def _options_of_source(options: Mapping[str, Any], field: str, column: str) -> dict[str, str]:
+    """The caller's options for the source as text, and those by which it reads the number.
+
+    field, column: as of aggregate(). Raises OptionError.
+    """
     given = of_source(options)
     if field and column:
         raise OptionError("field", "and column both name the number; give only one of them")

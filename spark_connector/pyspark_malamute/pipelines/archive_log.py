@@ -87,6 +87,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     whole: bool = False
     """Whether the entry has all that older ones say; `removed` belongs to it."""
     removed: dict[str, int] = {}
+    """As of State."""
 
 
 class State(msgspec.Struct):
@@ -119,7 +120,7 @@ class State(msgspec.Struct):
         """
         ends = self.reached
         for gap in self.gaps:
-            if not gap.end:
+            if not gap.end:  # The stream was removed, archived up to here.
                 ends[gap.stream] = max(ends.get(gap.stream, 0), gap.first)
         return ends
 
@@ -141,12 +142,13 @@ class LogFolder(ReadableFolder, Protocol):
 def applied(state: State | None, entry: Entry) -> State:
     """The state after an entry. Raises ArchiveError: the entries do not follow each other.
 
-    An entry that is `whole` begins anew: it has all that the entries before it say.
+    state: before the entry; None: there is none, and the entry is the log's first or `whole`. An
+    entry that is `whole` begins anew: it has all that the entries before it say.
     """
     if state is None or entry.whole:
         if entry.settings is None:
             raise ArchiveError(f"the archive's log is damaged: entry {entry.version} begins it")
-        state = State(entry.version, entry.settings, {}, {}, [], dict(entry.removed))
+        state = State(entry.version, entry.settings, removed=dict(entry.removed))
     elif entry.version != state.version + 1:
         raise ArchiveError(
             f"the archive's log is damaged: entry {state.version + 1} is missing before "
@@ -168,7 +170,7 @@ def load_state(folder: ReadableFolder) -> State | None:
     """The archive at its newest version; None: there is none here yet. Raises ArchiveError."""
     entries: list[Entry] = []
     for version in reversed(_versions(folder)):
-        entries.append(_entry(folder, version))
+        entries.append(_read_entry(folder, version))
         if entries[-1].whole:
             break  # it has the state by itself, without the entries before it
     state: State | None = None
@@ -199,31 +201,41 @@ class ArchiveLog:
             after = applied(state, entry)
             if state is not None and entry.version % _WHOLE_EVERY == 0:
                 entry = self._whole(after)
-            if self._folder.create(_name(entry.version), msgspec.json.encode(entry)):
+            # False where another writer has this version: all of it is made anew then.
+            if self._folder.create(_entry_name(entry.version), msgspec.json.encode(entry)):
                 return after
 
     def entry(self, state: State | None, **change: Any) -> Entry:
-        """Make an entry for what follows a state."""
+        """Make the entry that follows a state, for commit(); change: fields of Entry."""
         version = 0 if state is None else state.version + 1
         return Entry(version, self._clock_ms(), **change)
 
     def tidy(self) -> None:
-        """Remove entries that no reader needs: those before the last whole one but one."""
+        """Remove entries that no reader needs: those before the last whole one but one.
+
+        A reader that has just listed the entries may still go by the whole one before the last.
+        """
         whole = [each for each in _versions(self._folder) if each and each % _WHOLE_EVERY == 0]
         if len(whole) < 2:
             return
         for version in _versions(self._folder):
             if version < whole[-2]:
-                self._folder.remove(_name(version))
+                self._folder.remove(_entry_name(version))
 
     def _whole(self, state: State) -> Entry:
         """Return an entry that repeats all of a state, so that earlier entries need not be read."""
         now_ms = self._clock_ms()
         kept = {path: at for path, at in state.removed.items() if now_ms - at < _FORGOTTEN_MS}
         return Entry(
-            state.version, now_ms, state.settings, list(state.files.values()), [],
-            state.position, state.gaps, whole=True, removed=kept,
-        )  # fmt: skip
+            state.version,
+            now_ms,
+            state.settings,
+            add=list(state.files.values()),
+            position=state.position,
+            gaps=state.gaps,
+            whole=True,
+            removed=kept,
+        )
 
 
 def _versions(folder: ReadableFolder) -> list[int]:
@@ -232,14 +244,15 @@ def _versions(folder: ReadableFolder) -> list[int]:
     return sorted(
         int(name.removesuffix(".json"))
         for name in names
+        # Neither drafts nor the files that file systems add.
         if name.endswith(".json") and name[0] != "."
     )
 
 
-def _entry(folder: ReadableFolder, version: int) -> Entry:
+def _read_entry(folder: ReadableFolder, version: int) -> Entry:
     """Read one entry of the log. Raises ArchiveError: damaged, or of another format."""
     try:
-        entry = msgspec.json.decode(folder.read(_name(version)), type=Entry)
+        entry = msgspec.json.decode(folder.read(_entry_name(version)), type=Entry)
     except msgspec.MsgspecError as error:
         raise ArchiveError(f"the archive's log is damaged: entry {version}: {error}") from error
     if entry.settings is not None and entry.settings.format != FORMAT:
@@ -250,5 +263,6 @@ def _entry(folder: ReadableFolder, version: int) -> Entry:
     return entry
 
 
-def _name(version: int) -> str:
+def _entry_name(version: int) -> str:
+    """Return the name of an entry's file; in the order of names, entries follow each other."""
     return f"{_LOG}/{version:012d}.json"

@@ -44,7 +44,7 @@ SELECTING: Final = (
     "fieldColumns", "includeFields", "includeKeys", "includeProperties", "bodyType",
 )  # fmt: skip
 """Options of the source that say what an archive has; they stay as they were in its first run."""
-_STARTING: Final = (
+_STARTING_OPTIONS: Final = (
     "startingOffsets", "startingTimestamp", "startingOffsetsByTimestampStrategy",
 )  # fmt: skip
 PARTITIONS: Final = ("date", "subject_tokens")
@@ -88,14 +88,16 @@ def archive(
         source["failOnDataLoss"] = "all"
     if state is not None:
         _check_settings(state.settings, given, date_of, subject_tokens)
+    # Where the query begins: as the caller says, or where the archive ends.
     if state is None or not state.position:
         if "startingTimestamp" not in source:
             source.setdefault("startingOffsets", "earliest")
     else:
-        for name in _STARTING:
+        for name in _STARTING_OPTIONS:
             if name in given:
                 raise OptionError(name, "is for the first run; the archive goes on. Remove it")
         state = _with_gaps(folder, log, state, parse_options(source), accepted=accepts_loss)
+    # An archive keeps the columns of its first run, also where a stream's schema has grown.
     columns = state.settings.columns if state else _typed_columns(given)
     if columns:
         source["columns"] = columns
@@ -107,6 +109,7 @@ def archive(
         )  # fmt: skip
         # commit() calls it with the newest state: another run may have begun the archive meanwhile.
         state = log.commit(lambda newest: _begun(log, newest, settings))
+    # Spark wants a checkpoint; this one lasts for the run, and begins at the archive's position.
     checkpoint = Path(tempfile.mkdtemp(prefix="malamute-archive-"))
     atexit.register(shutil.rmtree, checkpoint, ignore_errors=True)
     if state.position:
@@ -123,12 +126,15 @@ def archive(
 
 
 def clock_ms() -> int:
-    """Return the wall clock's time."""
+    """Return the wall clock's time in milliseconds since 1970."""
     return time.time_ns() // 1_000_000
 
 
 def partitioned(frame: DataFrame, settings: Settings) -> DataFrame:
-    """The rows with the columns that are in a file's path; a path has no empty text, but null."""
+    """The rows with the columns that are in a file's path: the day, and the subject's first tokens.
+
+    Without tokens the column is null, for a path has no empty text.
+    """
     tokens = sf.substring_index("subject", ".", settings.subject_tokens)
     return frame.withColumns(
         {
@@ -139,7 +145,7 @@ def partitioned(frame: DataFrame, settings: Settings) -> DataFrame:
 
 
 def day(at: Column) -> Column:
-    """The day of a time in UTC, whatever the session's time zone is."""
+    """The day in UTC of a column of times, whatever the session's time zone is."""
     return sf.date_from_unix_date(sf.floor(sf.unix_micros(at) / _DAY_US).cast("int"))
 
 
@@ -180,12 +186,12 @@ class _Run:
         position = position_after(self._checkpoint, batch_id)
         files = write_files(self._folder, rows, self._settings)
         change = {"add": files, "position": position}
-        after = self._position
-        self._log.commit(lambda newest: _after(self._folder, self._log, newest, after, change))
+        folder, log, before = self._folder, self._log, self._position
+        log.commit(lambda newest: _next_entry(folder, log, newest, before, change))
         self._position = position
 
 
-def _after(
+def _next_entry(
     folder: Folder,
     log: ArchiveLog,
     newest: State | None,
@@ -194,8 +200,8 @@ def _after(
 ) -> Entry:
     """Return the entry for a change that a run made of the archive, for ArchiveLog.commit().
 
-    newest: state that the log has by now. before: position on which the change builds. change:
-    arguments of ArchiveLog.entry().
+    newest: state that the log has by now. before: position of the archive on which the change
+    builds. change: arguments of ArchiveLog.entry().
 
     Raises ArchiveError: another run has moved the position.
     """
@@ -208,6 +214,10 @@ def _after(
 
 
 def _begun(log: ArchiveLog, state: State | None, settings: Settings) -> Entry:
+    """Return the first entry of an archive, for ArchiveLog.commit().
+
+    state: that the log has by now. Raises ArchiveError: another run has begun it.
+    """
     if state is not None:
         raise ArchiveError("another run has begun this archive meanwhile. Let one run go on")
     return log.entry(None, settings=settings)
@@ -216,7 +226,10 @@ def _begun(log: ArchiveLog, state: State | None, settings: Settings) -> Entry:
 def _check_settings(
     settings: Settings, given: Mapping[str, str], date_of: str, subject_tokens: int
 ) -> None:
-    """Raise ArchiveError: the run asks for another archive than the one that is there."""
+    """Raise ArchiveError where a run asks for another archive than the one that is there.
+
+    settings: the archive's. given, date_of, subject_tokens: the run's.
+    """
     now: dict[str, object] = {name: given.get(name) for name in SELECTING}
     before: dict[str, object] = {name: settings.selection.get(name) for name in SELECTING}
     now |= {"date_of": date_of, "subject_tokens": subject_tokens}
@@ -224,17 +237,22 @@ def _check_settings(
     changed = next((name for name in now if now[name] != before[name]), None)
     if changed is not None:
         raise ArchiveError(
-            f"the archive was begun {_with(changed, before[changed])}, and this run comes "
-            f"{_with(changed, now[changed])}. Give the old one, or begin another archive"
+            f"the archive was begun {_setting_in_words(changed, before[changed])}, and this run "
+            f"comes {_setting_in_words(changed, now[changed])}. Give the old one, or begin another "
+            "archive"
         )
 
 
-def _with(name: str, value: object) -> str:
+def _setting_in_words(name: str, value: object) -> str:
+    """Say that a run has a setting of this value, or none."""
     return f"without {name}" if value is None else f"with {name} {value!r}"
 
 
 def _typed_columns(given: Mapping[str, str]) -> str:
-    """Columns of the archive of a typed stream; "" of another."""
+    """Option `columns` for the archive of a typed stream, with what a record has besides; else "".
+
+    given: options of the source.
+    """
     if given.get("bodyType", "").strip().lower() != "typed":
         return ""
     from pyspark_malamute.typed import typed_schema
@@ -245,14 +263,20 @@ def _typed_columns(given: Mapping[str, str]) -> str:
 
 
 def with_stream(frame: DataFrame, given: Mapping[str, str]) -> DataFrame:
-    """Rows of the source with a column `stream`, which one of a single stream leaves out."""
+    """Rows of the source with a column `stream`, which a source of a single stream leaves out.
+
+    given: options of the source.
+    """
     if "stream" in frame.columns:
         return frame
     return frame.select(sf.lit(given["stream"]).alias("stream"), "*")
 
 
 def made_again(folder: Folder, name: str, at: StreamOffset) -> CheckpointMismatch:
-    """Make the error that an archive does not go on with a stream; at: where it ends."""
+    """Make the error that an archive does not go on with a stream that was made again.
+
+    at: where the archive ends in the former one.
+    """
     return CheckpointMismatch(
         f"stream '{name}' was removed and made again, or the endpoint is another broker's: the "
         f"archive {folder.uri} ends at offset {at.offset} of the former one. To note that what "
@@ -264,10 +288,11 @@ def made_again(folder: Folder, name: str, at: StreamOffset) -> CheckpointMismatc
 def _with_gaps(
     folder: Folder, log: ArchiveLog, state: State, options: SourceOptions, *, accepted: bool
 ) -> State:
-    """Note what is gone of the streams before it was archived, and go on after it.
+    """Note as gaps what is gone of the streams before it was archived; return the state after that.
 
-    accepted: False notes nothing, for the query tells what is gone. Raises CheckpointMismatch
-    then: a stream was made again. Raises ArchiveError: another run has archived meanwhile.
+    For a run that goes on with an archive, which then begins after the gaps. accepted: False notes
+    nothing, for the query itself will tell what is gone. Raises CheckpointMismatch then: a stream
+    was made again. Raises ArchiveError: another run has archived meanwhile.
     """
     broker = Broker(options)
     try:
@@ -278,6 +303,7 @@ def _with_gaps(
     gaps: list[Gap] = []
     for name, at in list(reached.items()):
         facts = found.get(name)
+        # The stream was removed; or it was made again; or its oldest records are gone.
         if facts is None:
             gaps.append(Gap(name, at.offset, 0))  # 0: the stream itself was removed
             del reached[name]
@@ -285,11 +311,11 @@ def _with_gaps(
             if not accepted:
                 raise made_again(folder, name, at)
             gaps.append(Gap(name, at.offset, 0))
-            reached[name] = StreamOffset(facts.uuid.hex(), *NEVER_READ)
+            reached[name] = StreamOffset(facts.uuid.hex(), *NEVER_READ)  # from its first record on
         elif facts.first > at.offset and at.epoch:
             gaps.append(Gap(name, at.offset, facts.first))
             reached[name] = StreamOffset(at.stream, facts.epoch, facts.first)
     if not gaps or not accepted:
         return state
     change = {"position": to_json(reached, options), "gaps": gaps}
-    return log.commit(lambda newest: _after(folder, log, newest, state.position, change))
+    return log.commit(lambda newest: _next_entry(folder, log, newest, state.position, change))

@@ -64,7 +64,11 @@ def compact(
 
 
 def gathered(files: Iterable[ArchivedFile], target_bytes: int) -> list[list[ArchivedFile]]:
-    """Groups of files of one partition that become one file each; none when all is done."""
+    """Groups of files that one round makes into one file each; none when all is done.
+
+    A group has files of one partition (a day and a subject's tokens), at least two, and about
+    target_bytes at most.
+    """
     partitions: dict[str, list[ArchivedFile]] = defaultdict(list)
     for file in files:
         partitions[file.partition].append(file)
@@ -79,13 +83,17 @@ def gathered(files: Iterable[ArchivedFile], target_bytes: int) -> list[list[Arch
             group.append(file)
         if len(group) > 1:
             groups.append(group)
-            if sum(map(len, groups)) >= _ROUND_FILES:
+            if sum(map(len, groups)) >= _ROUND_FILES:  # The rest is for the next round.
                 break
     return groups
 
 
 def spare(state: State, found: Iterable[FoundFile], before_ms: int) -> list[str]:
-    """Files on disk that the archive has not, and has not had since a time."""
+    """Paths of files on disk that compact() removes: the archive has not had them since a time.
+
+    found: files on disk. A file that the archive never had, as of a run that was killed, counts by
+    its own age. before_ms: that time; what was removed or written since is kept.
+    """
     return [
         file.path
         for file in found
@@ -104,11 +112,13 @@ def _compacted(
 ) -> State:
     """Write each group of files anew as one file, and log that; returns the new state.
 
-    Raises ArchiveError, and leaves the archive as it was: rows are missing in the new files, or
-    another compaction has replaced one of the old files.
+    The old files stay on disk, for those who read them. Raises ArchiveError, and leaves the archive
+    as it was: rows are missing in the new files, or another compaction has replaced one of the old
+    files.
     """
     old = [file.path for group in groups for file in group]
     rows = rows_of(spark, folder, state, old)
+    # A partition's rows go to one task, which writes them as one file.
     ordered = rows.repartition(min(len(groups), _TASKS_MAX), *PARTITIONS).sortWithinPartitions(
         *PARTITIONS, "stream", "offset"
     )
@@ -118,6 +128,7 @@ def _compacted(
         raise ArchiveError(f"a compaction of {folder.uri} lost rows; the archive is as it was")
 
     def entry(newest: State | None) -> Entry:
+        """Return the entry by which the new files take the place of the old ones."""
         if newest is None or any(path not in newest.files for path in old):
             raise ArchiveError(f"another compaction of {folder.uri} is under way; let it end")
         return log.entry(newest, add=new, remove=old)

@@ -63,7 +63,10 @@ class Folder:
         return found
 
     def create(self, name: str, content: bytes) -> bool:
-        """Create a file; False: there is one of this name."""
+        """Create a file; False: there is one of this name.
+
+        It is written under another name first, so that it is there whole or not at all.
+        """
         draft = self._place(f"{name}.{uuid.uuid4().hex}.draft")
         stream = self._files.create(draft, False)
         try:
@@ -71,7 +74,7 @@ class Folder:
         finally:
             stream.close()
         try:
-            return self._renamed(draft, self._place(name))
+            return self._give_name(draft, self._place(name))
         finally:
             self._files.delete(draft, False)
 
@@ -80,13 +83,15 @@ class Folder:
         self._files.delete(self._place(name), True)
 
     def _place(self, name: str) -> Any:
+        """Return Hadoop's path of a file in the directory; "": of the directory."""
         return self._jvm.org.apache.hadoop.fs.Path(self._root, name) if name else self._root
 
-    def _renamed(self, draft: Any, place: Any) -> bool:
+    def _give_name(self, draft: Any, place: Any) -> bool:
         """Give a draft its name, if no file has it; False: another writer was first."""
         if scheme_of(place) == "file":
             # Hadoop's local file system looks first and renames then: two writers could both win.
-            return _given_name(draft.toUri().getPath(), place.toUri().getPath())
+            return _link_name(draft.toUri().getPath(), place.toUri().getPath())
+        # With no option to overwrite, it fails where the name is taken.
         context = self._jvm.org.apache.hadoop.fs.FileContext
         none = self._gateway.new_array(getattr(self._jvm.org.apache.hadoop.fs, "Options$Rename"), 0)
         try:
@@ -103,15 +108,18 @@ def scheme_of(place: Any) -> str:
     return str(place.toUri().getScheme())
 
 
-def _given_name(draft: str, place: str) -> bool:
-    """Sync a file of this machine and give it its name; False: another file has the name."""
+def _link_name(draft: str, place: str) -> bool:
+    """Sync a file of this machine and give it its name as well; False: another file has the name.
+
+    draft, place: paths of the two names; the caller removes the first.
+    """
     file = os.open(draft, os.O_RDONLY)
     try:
         os.fsync(file)
     finally:
         os.close(file)
     try:
-        os.link(draft, place)
+        os.link(draft, place)  # Unlike a rename, a link never takes the place of a file.
     except FileExistsError:
         return False
     with contextlib.suppress(OSError):  # The file system syncs no directories.

@@ -12,7 +12,7 @@ from pyspark_malamute.options import TABLE
 
 
 def texts(options: Mapping[str, Any]) -> dict[str, str]:
-    """The options with their values as text."""
+    """The options with their values as text, as Spark has them: true and false in lower case."""
     return {
         name: str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in options.items()
@@ -20,6 +20,9 @@ def texts(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def of_source(options: Mapping[str, Any]) -> dict[str, str]:
-    """The options of the source under their own names. Raises OptionError."""
+    """The caller's options as those of the source, under the names in its table, as text.
+
+    Raises OptionError: one is not known, or its value is wrong.
+    """
     given, _, _ = TABLE.read(texts(options))
     return dict(given)

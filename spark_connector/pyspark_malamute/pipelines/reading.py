@@ -54,11 +54,12 @@ def history(spark: SparkSession, path: str, **options: Any) -> DataFrame:
     if state.settings.columns:
         given["columns"] = state.settings.columns
     found = _check_seam(folder, state, parse_options(given))
-    if state.position:
+    if state.position:  # The log is read from where the archive ends.
         given["startingOffsets"] = json.dumps(
             {name: offset for name, offset in state.reached.items() if name in found}
         )
     log = spark.read.format("malamute").options(**given).load()
+    # The log's rows get the archive's columns, those of its paths included.
     columns = StructType.fromJson(json.loads(state.settings.schema)).fieldNames()
     recent = with_stream(log, state.settings.selection).select(*columns)
     return archived.unionByName(partitioned(recent, state.settings))
@@ -76,10 +77,11 @@ def opened(spark: SparkSession, path: str) -> tuple[Folder, State]:
 
 
 def rows_of(spark: SparkSession, folder: Folder, state: State, paths: list[str]) -> DataFrame:
-    """The records of some files of an archive."""
+    """The records of some files of an archive; paths: from its directory."""
     schema = _schema(state.settings)
     if not paths:
         return spark.createDataFrame([], schema)
+    # Spark takes `batch`, the first directory of a path, for a column, too.
     found = (
         spark.read.schema(StructType([*schema, StructField("batch", StringType())]))
         .option("basePath", folder.uri)
@@ -106,7 +108,7 @@ def _escaped(path: str) -> str:
 
 
 def _check_seam(folder: Folder, state: State, options: SourceOptions) -> Set[str]:
-    """Return the names of the streams that there are, each of which goes on from the archive.
+    """Check that the log goes on where the archive ends; return the names of the streams there are.
 
     Raises DataLoss or CheckpointMismatch where one does not.
     """
@@ -114,6 +116,7 @@ def _check_seam(folder: Folder, state: State, options: SourceOptions) -> Set[str
     try:
         found = find_streams(broker, options)
         positions = read_offsets(state.position, options) if state.position else {}
+        # Where a loss is accepted, removed() and check_plan() log it instead of raising.
         for name, at in positions.items():
             of = options.of(name)
             if name not in found:

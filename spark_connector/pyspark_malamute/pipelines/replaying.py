@@ -34,10 +34,12 @@ STEP_ROWS: Final = 500_000
 PACED_ROWS: Final = 50_000
 """Rows of a step, about; those of a paced one are held in the driver."""
 _BUCKETS: Final = 100_000
+"""Buckets of equal time in which _steps() counts records, at most."""
 TICK_MS: Final = 100
 """Records of a paced replay that are due within this time are published together."""
 _EVER: Final = 1 << 53
-_ORDER: Final = ("at_ms", "stream", "offset", "appended_ms", "date")
+"""Time after all others, in milliseconds."""
+_ORDER_COLUMNS: Final = ("at_ms", "stream", "offset", "appended_ms", "date")
 """Columns by which rows are found and put in order, which are not published."""
 
 
@@ -73,9 +75,10 @@ class Plan(msgspec.Struct, frozen=True):
     version no stream has any."""
 
     def has(self) -> Column:
-        """Whether a row was archived when the replay was begun."""
+        """Whether a row was archived when the replay was begun: a column for a condition."""
         found = sf.lit(False)
         for stream, offset in self.reached.items():
+            # A plan of an older version has no bounds: offsets alone tell then.
             bounds = self.bounds.get(stream, []) if self.bounds else [Bound(offset, _EVER)]
             if not bounds:
                 continue  # The archive had no row of the stream.
@@ -134,6 +137,7 @@ def replay(
     sink_options = parse_sink_options(given, streaming=False)
     rows = _rows(rows_of(spark, folder, state, [*state.files]), state, by)
     settings = {"into": into, "by": by, "start_ms": start_ms, "end_ms": end_ms}
+    # Records that the pace brings within TICK_MS of each other are published together.
     tick_ms = 0 if pace is None else max(1, round(TICK_MS * pace))
     plan = _planned(folder, state, rows, name, settings, tick_ms)
     run = _Run(rows, plan, sink_options, given, told or (lambda _: None))
@@ -164,9 +168,12 @@ class _Run:
         self._late_ms = 0
 
     def go(self, pace: float | None) -> Replayed:
-        """Publish the steps that are not published yet."""
+        """Publish the steps that are not published yet.
+
+        pace: factor of the original pace; None: as fast as possible.
+        """
         done = self._done()
-        if done < len(self._plan.steps):
+        if done < len(self._plan.steps):  # The pace counts from where this run begins.
             self._first_ms = self._plan.steps[done].begin_ms
             self._began_s = clock.monotonic()
         progress = self._progress(done)
@@ -181,51 +188,63 @@ class _Run:
         return progress
 
     def _done(self) -> int:
-        """How many steps are published: they are in order, each with a commit."""
-        mine = self._options.named(f"spark-{self._options.sink_id}-replay")
+        """Return how many steps are published, by the broker's stream of commits.
+
+        Steps are published in order, each as a batch of the sink with its number, so that the
+        greatest number tells. Raises SourceUnavailable.
+        """
+        # With an identity of its own, unless a credential has one.
+        own_options = self._options.named(f"spark-{self._options.sink_id}-replay")
         try:
-            with links.explained(mine, "read what is published"):
-                client = linked(mine)
-                if not client.list_streams(mine.commit_stream):
+            with links.explained(own_options, "read what is published"):
+                client = linked(own_options)
+                if not client.list_streams(own_options.commit_stream):
                     return 0
                 with client.subscribe(
-                    mine.commit_stream, f"{mine.sink_id}.*.commit", start="earliest",
-                    until="tail", visibility="durable", timeout_ms=mine.request_timeout_ms,
+                    own_options.commit_stream, f"{own_options.sink_id}.*.commit", start="earliest",
+                    until="tail", visibility="durable", timeout_ms=own_options.request_timeout_ms,
                 ) as reading:  # fmt: skip
                     found = (msgspec.json.decode(each.body, type=CommitRecord) for each in reading)
                     return max((record.batch + 1 for record in found), default=0)
         finally:
-            links.drop(mine)
+            links.drop(own_options)  # Its identity is of no use to the tasks.
 
     def _progress(self, done: int) -> Replayed:
         """Return how far the replay is. done: steps that were published."""
         steps = self._plan.steps
         return Replayed(
-            len(steps), done,
-            sum(step.records for step in steps), sum(step.records for step in steps[:done]),
-            steps[done - 1].end_ms if done else 0, self._late_ms,
-        )  # fmt: skip
+            steps=len(steps),
+            steps_done=done,
+            records=sum(step.records for step in steps),
+            records_done=sum(step.records for step in steps[:done]),
+            time_ms=steps[done - 1].end_ms if done else 0,
+            late_ms=self._late_ms,
+        )
 
     def _step(self, number: int) -> DataFrame:
         """The rows of a step in their order, in one partition."""
-        begin, end, _ = self._plan.steps[number]
+        begin_ms, end_ms, _ = self._plan.steps[number]
         found = self._rows.where(
-            (sf.col("at_ms") >= begin) & (sf.col("at_ms") < end) & self._plan.has()
+            (sf.col("at_ms") >= begin_ms) & (sf.col("at_ms") < end_ms) & self._plan.has()
         )
         if "date" in found.columns:
             # Spark leaves out the files of other days.
-            days = [day(sf.timestamp_millis(sf.lit(at))) for at in (begin, end - 1)]
+            days = [day(sf.timestamp_millis(sf.lit(at))) for at in (begin_ms, end_ms - 1)]
             found = found.where(sf.col("date").between(*days))
         # Two streams that had one name may have records of the same time and offset.
         return found.repartition(1).sortWithinPartitions("at_ms", "stream", "offset", "appended_ms")
 
     def _publish(self, number: int) -> None:
-        frame = self._step(number).drop(*_ORDER)
+        """Publish a step at once: Spark's tasks write it, as one batch of the sink."""
+        frame = self._step(number).drop(*_ORDER_COLUMNS)
         writer = frame.write.format("malamute").mode("append")
         writer.options(**self._given, batchId=str(number)).save()
 
     def _publish_paced(self, number: int, pace: float) -> None:
-        """Publish the records of a step when they are due, from this process."""
+        """Publish the records of a step when they are due, from this process.
+
+        The sink gets each tick as a partition of the step's batch.
+        """
         batch = BatchName(self._options.sink_id, number)
         messages: list[Written] = []
         for partition, (at_ms, rows) in enumerate(_ticks(self._step(number), self._plan.tick_ms)):
@@ -248,18 +267,22 @@ def _ticks(frame: DataFrame, tick_ms: int) -> Iterator[tuple[int, list[Any]]]:
     table: Any = frame.toArrow()
     times = table.column("at_ms").to_numpy()
     rows = table.select(
-        [name for name in table.column_names if name not in _ORDER]
+        [name for name in table.column_names if name not in _ORDER_COLUMNS]
     ).combine_chunks()
     # The rows are in the order of time: a tick ends where the number of the next row's is another.
     ticks = times // tick_ms
     bounds = [0, *(np.flatnonzero(np.diff(ticks)) + 1).tolist(), len(ticks)]
     for begin, end in itertools.pairwise(bounds):
-        if end > begin:
+        if end > begin:  # A step without rows has the bounds 0 and 0.
             yield int(times[begin]), rows.slice(begin, end - begin).to_batches()
 
 
 def _rows(frame: DataFrame, state: State, by: str) -> DataFrame:
-    """The archive's rows as the sink takes them, and the time by which they are in order."""
+    """The archive's rows as the sink takes them, with the columns of _ORDER_COLUMNS.
+
+    by: append_time or client_time, the time by which they are in order. Raises ArchiveError: the
+    sink cannot write such rows.
+    """
     if "body" not in frame.columns or frame.schema["body"].dataType.typeName() != "binary":
         raise ArchiveError(
             "the archive has no bodies of one blob each, and the sink writes no others: an archive "
@@ -284,13 +307,17 @@ def _rows(frame: DataFrame, state: State, by: str) -> DataFrame:
 def _planned(
     folder: Folder, state: State, rows: DataFrame, name: str, settings: dict[str, Any], tick_ms: int
 ) -> Plan:  # fmt: skip
-    """The plan of a replay, as it was begun or as it begins now. Raises ArchiveError."""
+    """The plan of a replay, as it was begun or as it begins now.
+
+    rows: of _rows(). tick_ms: 0 of a replay that is not paced. Raises ArchiveError: it was begun
+    with other settings.
+    """
     file = f"_replays/{name}.json"
     try:
         plan = msgspec.json.decode(folder.read(file), type=Plan)
     except FileNotFoundError:
         steps = _steps(rows, settings, PACED_ROWS if tick_ms else STEP_ROWS)
-        plan = Plan(settings, state.ends, steps, tick_ms, _bounds(rows, state))
+        plan = Plan(settings, state.ends, steps, tick_ms=tick_ms, bounds=_bounds(rows, state))
         # Of two runs that begin the replay one creates the file, and both go by it.
         folder.create(file, msgspec.json.encode(plan))
         plan = msgspec.json.decode(folder.read(file), type=Plan)
@@ -306,9 +333,10 @@ def _planned(
 
 
 def _bounds(rows: DataFrame, state: State) -> dict[str, list[Bound]]:
-    """Bounds of each stream's rows: of the stream that is there, and of those that it had before.
+    """Bounds of each stream's rows: of the present stream, and of former ones of the same name.
 
-    The latter matter where they had more records than the former has by now.
+    A former stream needs a bound of its own where it had more records than the present one has by
+    now: rows at or beyond the present end can only be a former one's.
     """
     reached = sf.lit(0)
     for stream, offset in state.reached.items():
@@ -318,17 +346,18 @@ def _bounds(rows: DataFrame, state: State) -> dict[str, list[Bound]]:
         sf.max(at).alias("all"), sf.max(sf.when(sf.col("offset") >= reached, at)).alias("former")
     )
     found: dict[str, list[Bound]] = {}
-    for stream, of_all, of_former in latest.collect():
-        found[stream] = [Bound(state.reached.get(stream, 0), of_all)]
-        if of_former is not None:
-            found[stream].append(Bound(state.ends[stream], of_former))
+    for stream, newest_ms, newest_former_ms in latest.collect():
+        found[stream] = [Bound(state.reached.get(stream, 0), newest_ms)]
+        if newest_former_ms is not None:
+            found[stream].append(Bound(state.ends[stream], newest_former_ms))
     return found
 
 
 def _steps(rows: DataFrame, settings: Mapping[str, Any], most: int) -> list[PlannedStep]:
     """Ranges of time that have about `most` records each.
 
-    Records are counted in buckets of equal time, and buckets put together up to `most`.
+    Records are counted in buckets of equal time, and buckets put together up to `most`. settings:
+    of the plan, with the bounds of the replay's time.
     """
     begin = -_EVER if settings["start_ms"] is None else settings["start_ms"]
     end = _EVER if settings["end_ms"] is None else settings["end_ms"]
@@ -336,13 +365,14 @@ def _steps(rows: DataFrame, settings: Mapping[str, Any], most: int) -> list[Plan
     bounds = chosen.agg(sf.min("at_ms").alias("least"), sf.max("at_ms").alias("most")).first()
     if bounds is None or bounds.least is None:
         return []
+    # Milliseconds of a bucket: a second or more, so that the buckets are _BUCKETS at most.
     width = max(1000, (bounds.most - bounds.least) // _BUCKETS + 1)
     counted = chosen.groupBy(sf.floor((sf.col("at_ms") - bounds.least) / width).alias("bucket"))
     steps: list[PlannedStep] = []
     for bucket, count in sorted((row[0], row[1]) for row in counted.count().collect()):
         first = bounds.least + bucket * width
         stop = min(end, first + width)
-        if steps and steps[-1].records + count <= most:
+        if steps and steps[-1].records + count <= most:  # The bucket joins the step before.
             begin_ms, _, records = steps[-1]
             steps[-1] = PlannedStep(begin_ms, stop, records + count)
         else:

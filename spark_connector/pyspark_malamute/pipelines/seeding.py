@@ -15,10 +15,14 @@ from typing import Any
 
 _OFFSETS = '{"batchWatermarkMs":0,"batchTimestampMs":0,"conf":{}}'
 _COMMIT = '{"nextBatchWatermarkMs":0}'
+"""Text that Spark's files of a batch have beside the source's offset, of a query without state."""
 
 
 def seed(checkpoint: Path, position: dict[str, Any]) -> None:
-    """Write the checkpoint of a query that has done its first batch up to a position."""
+    """Write the checkpoint of a query that has done its first batch up to a position.
+
+    A query that is started with it goes on after the position.
+    """
     for folder in ("offsets", "commits"):
         (checkpoint / folder).mkdir(parents=True)
     (checkpoint / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
@@ -27,7 +31,10 @@ def seed(checkpoint: Path, position: dict[str, Any]) -> None:
 
 
 def position_after(checkpoint: Path, batch_id: int) -> dict[str, Any]:
-    """The source's offset at the end of a batch that has begun, without its tasks."""
+    """The source's offset at the end of a batch that has begun, without its tasks.
+
+    The archive keeps it; Spark writes it into the checkpoint before the batch is run.
+    """
     line = (checkpoint / "offsets" / str(batch_id)).read_text().splitlines()[-1]
     found: dict[str, Any] = json.loads(line)
     found.pop("tasks", None)
