@@ -175,6 +175,7 @@ def test_changes_of_one_turn_share_a_batch() -> None:
     assert [[batch.count for batch in bundle.batches] for bundle in bundles] == [[4]]
 
 
+@pytest.mark.moderate
 def test_streams_that_others_create_while_a_step_waits_are_no_tower_of_calls() -> None:
     shell = Shell(limits=Limits(step_parts_max=1_500))
     shell.hello(1)

@@ -179,6 +179,7 @@ def test_a_silent_link_ends_when_its_time_is_over_and_not_a_heartbeat_later() ->
     assert shell.now_ms - begun_ms == settings.heartbeat_ms * settings.expiry_beats
 
 
+@pytest.mark.moderate
 def test_the_least_of_many_pins_is_found_without_looking_at_all_of_them() -> None:
     class Counted(dict[Cursor, None]):
         walks = 0

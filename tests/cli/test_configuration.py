@@ -97,6 +97,7 @@ streams = -1
 """
 
 
+@pytest.mark.moderate
 def test_all_problems_of_a_users_file_are_told_at_once_and_each_once(tmp_path: Path) -> None:
     file, users = tmp_path / "malamute.toml", tmp_path / "users.toml"
     file.write_text(

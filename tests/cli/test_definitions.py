@@ -143,6 +143,7 @@ RIGHTS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("grant", RIGHTS, ids=str)
 def test_a_dry_run_names_what_the_user_may_not_do(grant: dict[str, Any]) -> None:
     everything = {verb: ["*"] for verb in ("read", "send", "request", "write")}
@@ -258,6 +259,7 @@ def test_a_file_that_is_no_definitions_is_refused_before_anything_is_done(
     assert words in told.err
 
 
+@pytest.mark.moderate
 def test_users_go_with_the_definitions_from_one_file_into_another(
     m: Run, there: EmbeddedBroker, empty: EmbeddedBroker, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -231,6 +231,7 @@ def test_reading_the_files_tells_of_damage_by_its_exit_code(damaged: Path, tmp_p
     assert "holds no broker's log" in nothing.err
 
 
+@pytest.mark.moderate
 def test_rows_of_a_typed_stream_are_dumped_by_the_schema_that_it_had(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     directory = tmp_path / "data"

@@ -38,6 +38,7 @@ def test_a_key_is_put_got_updated_and_deleted(m: Run, keys: str) -> None:
     assert "colour" in gone.err
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("grant", [{"write": ["s"]}, {"write_subjects": {"s": ["eu.*"]}}], ids=str)
 def test_who_may_write_and_not_read_sets_and_deletes_keys(grant: dict[str, Any]) -> None:
     with broker_of({"ann": grant, "root": {"admin": True, "read": ["*"]}}) as running:

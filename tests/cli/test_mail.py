@@ -55,6 +55,7 @@ def test_the_whole_input_and_files_are_messages(m: Run, box: str, tmp_path: Path
     ]
 
 
+@pytest.mark.moderate
 def test_options_reach_the_reader(m: Run, box: str) -> None:
     m("send", box, "x", "-s", "a.b", "-s", "k2", "-f", "region=eu", "-p", "trace=7",
       "--expires", "1d").ok()  # fmt: skip
@@ -229,6 +230,7 @@ def test_the_list_of_mailboxes_is_lines_of_columns(m: Run, box: str) -> None:
     assert (entry["name"], entry["messages"]) == (box, 2)
 
 
+@pytest.mark.moderate
 def test_peeking_takes_nothing_and_goes_on_behind_a_number(m: Run, box: str) -> None:
     m("send", box, stdin="".join(f"{number}\n" for number in range(12))).ok()
     assert m("mailbox", "peek", box).ok().lines == [str(number) for number in range(10)]

@@ -51,6 +51,7 @@ def test_round_trips_are_measured_by_kind_and_leave_nothing(m: Run, broker: Embe
     assert not _is_left(broker), told.err
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize(
     ("words", "left"),
     [

@@ -79,6 +79,7 @@ def test_a_range_is_chosen_by_offset_time_and_pattern(m: Run, filled: str, tmp_p
     assert offsets("--from", "6") == []
 
 
+@pytest.mark.moderate
 def test_records_with_much_beside_their_bodies_are_imported_once(
     m: Run, broker: EmbeddedBroker, stream: str, tmp_path: Path
 ) -> None:

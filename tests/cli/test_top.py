@@ -599,6 +599,7 @@ def test_a_terminal_without_positions_gets_one_look(broker: EmbeddedBroker, stre
         assert stream.encode() in screen.read(65_536)
 
 
+@pytest.mark.moderate
 def test_a_pipe_gets_one_look(m: Run, broker: EmbeddedBroker, stream: str) -> None:
     with broker.connect_sync() as client:
         client.publish(stream, b"x")

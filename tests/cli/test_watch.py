@@ -107,6 +107,7 @@ def test_events_come_from_a_broker_until_enough_were_said(
     assert m("watch", "--every", "1ms").code == 2
 
 
+@pytest.mark.moderate
 def test_who_is_shown_its_own_mailbox_alone_has_that_one_watched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -130,6 +131,7 @@ def test_who_is_shown_its_own_mailbox_alone_has_that_one_watched(
     assert "services: not watched: this user may see no services" in told.err
 
 
+@pytest.mark.moderate
 def test_refused_credentials_and_commands_are_events_and_those_of_the_watch_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

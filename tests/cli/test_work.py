@@ -275,6 +275,7 @@ def test_each_line_can_be_a_reply(m: Run, service: str) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.moderate
 def test_a_line_that_is_no_reply_fails_its_request_and_the_worker_goes_on(
     m: Run, broker: EmbeddedBroker, service: str
 ) -> None:

@@ -476,6 +476,7 @@ async def test_a_member_that_is_passed_over_says_so_when_it_waits(shell: Any) ->
     await shell.call(member.close)
 
 
+@pytest.mark.moderate
 async def test_a_member_that_stands_still_is_given_its_record_once(shell: Any) -> None:
     await shell.do("publish", "s", b"0")
     member = joined(shell, ack="manual", settings={"lease_ms": 100, "attempts_max": 2})

@@ -132,6 +132,7 @@ async def test_what_another_worker_took_is_shown_again_when_it_comes_back(
     await call(worker.close)
 
 
+@pytest.mark.moderate
 async def test_a_request_that_the_program_drops_is_given_back(
     worker_shell: Any, broker: EmbeddedBroker
 ) -> None:

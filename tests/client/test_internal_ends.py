@@ -185,6 +185,7 @@ READ, SEND, REQUEST, PUBLISH = (
 )  # fmt: skip
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize(
     ("verb", "where"),
     [("send", READ), ("publish", READ), ("submit", READ), ("atomic", READ), ("send", SEND),

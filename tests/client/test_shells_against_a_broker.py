@@ -103,6 +103,7 @@ async def test_bulk_calls_keep_the_limits_that_the_broker_told(made: Any) -> Non
         await shell.do("close", flush_ms=0)
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("made", SHELLS, ids=lambda shell: shell.kind)
 async def test_a_table_larger_than_a_batch_is_published_in_several(made: Any) -> None:
     names = [f"k{n % 700}" for n in range(3_000)]
@@ -120,6 +121,7 @@ async def test_a_table_larger_than_a_batch_is_published_in_several(made: Any) ->
     )
 
 
+@pytest.mark.moderate
 async def test_bulk_calls_cut_by_all_that_their_records_have(shell: Any) -> None:
     names = [f"{n:05d}".ljust(255, "s") for n in range(65_536)]
     wide = [{f"f{k}": f"{n:05d}".ljust(1_000, "v") for k in range(8)} for n in range(3_000)]
@@ -176,6 +178,7 @@ async def test_bodies_and_subjects_of_an_arrow_table_may_be_of_any_kind_of_text(
     ]
 
 
+@pytest.mark.moderate
 async def test_an_arrow_table_is_cut_by_its_subjects_too(shell: Any) -> None:
     names = [f"{n:05d}".ljust(255, "s") for n in range(65_536)]
     table = pa.table({"body": [b"x"] * len(names), "key": names})
@@ -204,6 +207,7 @@ async def test_arrow_columns_that_cannot_be_bodies_or_subjects_are_named(shell: 
     assert await shell.do("list_streams") == []
 
 
+@pytest.mark.moderate
 async def test_bodies_may_be_any_sequence(shell: Any) -> None:
     bodies = [b"%d" % n for n in range(70_000)]
     for given in (deque(bodies), pd.Series(bodies, index=range(5, 70_005)), np.array(bodies)):
@@ -486,6 +490,7 @@ async def test_a_broker_restarted_amid_publishing_and_reading_has_everything_onc
         await asyncio.to_thread(broker.stop)
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("kind", SHELLS, ids=lambda shell: shell.kind)
 async def test_a_wrong_or_missing_password_is_final_and_the_right_one_works(
     kind: Any,

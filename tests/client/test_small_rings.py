@@ -86,6 +86,7 @@ async def lone(shell: Any) -> list[Any]:
     return [await shell.result(one) for one in pending]
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("idempotent", [True, False], ids=["exactly-once", "at-least-once"])
 @pytest.mark.parametrize("way", [many, content, arrow, run, lone], ids=lambda way: way.__name__)
 async def test_every_way_to_publish_fits_its_batches_to_a_small_ring(

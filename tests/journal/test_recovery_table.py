@@ -191,6 +191,7 @@ def test_f8_an_index_without_its_segment_is_removed(place: Place) -> None:
     assert index_name(7) not in place.storage.names()
 
 
+@pytest.mark.moderate
 def test_f9_what_the_disk_cannot_read_is_named_and_the_rest_is_served(tmp_path: Path) -> None:
     place = file_place(tmp_path)
     ring, _ = place.open()

@@ -92,6 +92,7 @@ def test_every_byte_of_an_unconfirmed_tail_turned_over_drops_it_and_nothing_else
         check(ring, recovery, begin)
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("bit", [0, 7])
 def test_every_byte_of_a_confirmed_batch_turned_over_is_a_named_gap_and_nothing_else(
     bit: int,

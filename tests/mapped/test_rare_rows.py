@@ -99,6 +99,7 @@ def test_few_rows_of_many_batches_come_together_without_spots(log: Log, reader: 
     found.verify()
 
 
+@pytest.mark.moderate
 def test_a_known_batch_is_read_again_by_the_rows_that_are_wanted(
     log: Log, reader: LogReader, looked_at: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

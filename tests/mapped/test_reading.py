@@ -441,6 +441,7 @@ def test_the_names_of_streams_are_found_when_many_segments_lie_behind_them(log: 
         assert [entry.name for entry in reader.streams()] == ["new", "trades"]
 
 
+@pytest.mark.moderate
 def test_a_stream_made_across_two_segments_is_found_after_the_ring_has_come_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,6 +109,7 @@ def test_an_event_has_one_row_with_levels_in_their_order() -> None:
         assert levels == [level for level in ORDER if level in levels], event
 
 
+@pytest.mark.moderate
 def test_a_line_has_a_level_of_its_row() -> None:
     found = told()
     for event in EVENTS:

@@ -92,6 +92,7 @@ def test_a_peer_that_takes_nothing_more_is_told_as_lost_after_what_it_sent_last(
     noting.close()
 
 
+@pytest.mark.moderate
 def test_clients_with_a_credential_that_say_goodbye_are_told_so_whoever_has_their_descriptor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -440,6 +440,7 @@ def test_a_user_of_whom_something_is_taken_back_opens_a_new_link(tmp_path: Path)
         assert ann.reconnects == 1
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize(
     ("old", "new", "code"),
     [

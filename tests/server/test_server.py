@@ -197,6 +197,7 @@ def test_a_plan_says_where_it_ends_and_where_it_can_be_cut(tmp_path: Path) -> No
         assert 40 in found.value.values()
 
 
+@pytest.mark.moderate
 def test_a_stream_with_a_ring_of_its_own_lives_and_goes_with_it(tmp_path: Path) -> None:
     wanted = config(tmp_path)
     with serving(wanted) as (server, at, _), RawPeer(at) as peer:
@@ -324,6 +325,7 @@ def test_a_kicked_client_is_told_and_loses_its_connection() -> None:
         admin.get(Result)
 
 
+@pytest.mark.moderate
 def test_identities_come_from_the_credential_and_permissions_hold() -> None:
     users = {"alice": hash_password("a"), "bob": hash_password("b")}
     wanted = config(
@@ -384,6 +386,7 @@ def test_a_peer_without_a_credential_or_of_another_kind_is_counted_and_logged_wi
         assert "handshake_abandoned_total" not in facts
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("settings", [{}, BY_PASSWORD])
 def test_a_connection_that_ends_amid_the_handshake_was_not_denied(settings: dict[str, Any]) -> None:
     """Health checks by TCP and port scans were told as clients without a credential."""

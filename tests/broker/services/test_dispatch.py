@@ -400,6 +400,7 @@ def test_the_turn_of_a_starving_request_waits_for_enough_credit_in_bytes() -> No
     assert bodies(world)[waits] == b"large" * 100_000
 
 
+@pytest.mark.moderate
 def test_queues_with_priorities_do_not_gather_once_they_are_empty() -> None:
     world = pair()
     for n in range(1_200):

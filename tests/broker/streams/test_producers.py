@@ -409,6 +409,7 @@ def test_producers_of_an_identity_push_out_no_producers_of_another(restart: bool
         )  # fmt: skip
 
 
+@pytest.mark.moderate
 def test_places_in_streams_of_an_identity_push_out_none_of_another() -> None:
     shell = Shell(producer_places_max=20)
     anna = shell.hello(1, identity="anna")

@@ -23,6 +23,7 @@ streams_max = 5
 """
 
 
+@pytest.mark.moderate
 def test_a_reload_is_asked_for_and_the_page_tells_what_it_did(tmp_path: Path) -> None:
     file = tmp_path / "malamute.toml"
     file.write_text(TEXT)

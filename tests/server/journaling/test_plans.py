@@ -72,6 +72,7 @@ def test_a_plan_that_its_cap_of_bytes_ends_counts_no_more_than_its_offsets(
     assert plan.records == plan.to_offset
 
 
+@pytest.mark.moderate
 def test_a_plan_that_has_looked_through_much_ends_early_and_is_asked_again(
     client: SyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -243,6 +243,7 @@ def test_a_ring_that_is_removed_while_it_is_opened_leaves_nothing_behind(bench: 
     assert isinstance(bench.append("own"), AppendRefused)
 
 
+@pytest.mark.moderate
 def test_files_of_a_removed_ring_that_cannot_be_removed_yet_are_removed_later(
     bench: Bench,
 ) -> None:
