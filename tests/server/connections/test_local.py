@@ -262,6 +262,9 @@ def test_floods_over_ipc_have_a_bound_and_memory_comes_back(tmp_path: Path, kind
         while daemon.resident_bytes() > before + 100 * MIB or not path.exists():
             assert time.monotonic() < until, (daemon.resident_bytes() - before, path.exists())
             time.sleep(0.1)
+            # A peer that answers nothing for its heartbeat would be taken for dead.
+            tracker += 1
+            publish(canary, tracker)
         with RawPeer(daemon.endpoint) as newcomer:
             publish(newcomer, 1)
         publish(canary, tracker + 1)
