@@ -263,7 +263,7 @@ def _verify_ring(storage: Storage, name: str) -> Iterator[Finding]:
     ]
     findings += _verify_indexes(scan, name)
     yield from findings
-    if not findings:
+    if not findings and not why:
         yield Finding(
             name, "ok", f"{scan.batches} batches up to position {scan.end_lsn}", done, total
         )

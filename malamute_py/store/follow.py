@@ -224,6 +224,8 @@ def _run(directory: Path, parent_pid: int, *, accept_lost: bool) -> None:
     """
     requests = _Input(parent_pid)
     answers: Any = sys.stdout.buffer
+    # Allocates the file's space before each commit: a disk that is full is met there, and not when
+    # SQLite moves what was committed into the file.
     room = _room(directory / DATABASE)
     with following(
         directory, accept_lost=accept_lost, wait_s=_LOCK_WAIT_S, make_room=room

@@ -457,6 +457,17 @@ def test_f12_the_epoch_is_above_all_that_were_used_where_the_rings_are_gone_too(
     assert data.journal.epoch > before
 
 
+def test_verify_calls_no_ring_good_whose_file_is_to_be_restored(data: Directory) -> None:
+    """It told of the file, and that the ring was good."""
+    ring, _ = data.open()
+    fill(ring, 1)
+    ring.sync()
+    data.journal.close()
+    assert [f.kind for f in inspect.verify(data.path) if f.kind != "progress"] == ["ok"]
+    (data.ring_path / RING_FILE).unlink()
+    assert [f.kind for f in inspect.verify(data.path) if f.kind != "progress"] == ["restorable"]
+
+
 def test_verify_and_dump_name_what_is_missing(data: Directory) -> None:
     """Both verify and dump once said that all was well."""
     ring, _ = data.open()

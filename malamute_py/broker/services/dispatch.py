@@ -510,11 +510,12 @@ class Dispatch(Generic[Batch, Worker]):
             self.by_subject.pop((priority, subject) if priority else subject, None)
 
     def scan(self, more: Callable[[], bool]) -> None:
-        """Compare new subjects and new patterns with each other, as far as one turn may.
+        """Compare subjects that are slow to match, and new patterns, as far as one turn may.
 
-        A queue that a pattern takes is filed with it, so that its requests are handed out; the rest
-        is compared in the next turn. more: whether the turn has time left. It is asked after each
-        comparison with regular expressions, which are slow.
+        Of new subjects only those wait here that regular expressions are compared with; all others
+        were filed when their first request came. A queue that a pattern takes is filed with it, so
+        that its requests are handed out; the rest is compared in the next turn. more: whether the
+        turn has time left. It is asked after each comparison with regular expressions.
         """
         budget = SCANNED_AT_ONCE
         while self.new_subjects and budget > 0:

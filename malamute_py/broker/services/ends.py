@@ -310,6 +310,7 @@ class _Dying(_Ending):
         box = ends._mailboxes.get(self.mailbox)
         count = 0
         for batch, rows in self.items:
+            # First, for gone() keeps a body that dead letters in this mailbox still need.
             batch.buried = 0 if box is None else box.number
             ends.gone(batch, rows)
             count += rows.bit_count()

@@ -386,7 +386,7 @@ class Publishing:
                 raise BrokerRefused("forbidden", f"you may not write to stream '{name}'")
         if stream is None or stream.removed:
             raise BrokerRefused("unknown_stream", f"there is no stream '{name}'")
-        check_needed(command, stream)
+        check_needed(command, stream)  # A declared schema, or keys.
         try:
             content = self._shard.content(frame)
         except BatchError as error:
@@ -396,8 +396,9 @@ class Publishing:
             raise BrokerRefused("forbidden", not_under(name, foreign))
         head = content.head
         if stream.ring is not self._main:
-            self._check_apart(command, stream, content)
-        if head.producer_id:
+            # A step is written to ring main alone; a transaction moves what it staged further.
+            self._check_other_ring(command, stream, content)
+        if head.producer_id:  # The step's key tells a repetition; a sequence would tell it twice.
             raise BrokerRefused("unsupported", "the step has a key: its batches have no producer")
         if head.body_kind != stream.body_kind:
             refused = self._validation.misfit(stream, head, frame)
@@ -405,7 +406,7 @@ class Publishing:
                 raise BrokerRefused(*refused)
         return self.later_part(stream, content, frame)
 
-    def _check_apart(self, command: Publish | Stage, stream: Stream, content: Content) -> None:
+    def _check_other_ring(self, command: Publish | Stage, stream: Stream, content: Content) -> None:
         """Raise BrokerRefused unless a batch may be staged for a stream with a ring of its own."""
         check_ring(stream, staged=not isinstance(command, Publish))
         if stream.ring.failed is not None:

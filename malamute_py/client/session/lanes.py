@@ -146,7 +146,16 @@ class Lane(Generic[Kind]):
     lasting: ClassVar[bool] = False
     """Whether the lane stays when nothing is in it."""
 
-    __slots__ = ("blocked_until_ms", "gate", "home", "owner", "place", "queue", "sent", "stopped")
+    __slots__ = (
+        "blocked_until_ms",
+        "gate",
+        "home",
+        "owner",
+        "place",
+        "queue",
+        "sent",
+        "waits_for_answer",
+    )
 
     def __init__(self, owner: Any, home: dict[Any, Any], place: Any) -> None:
         """home: where the owner keeps the lane, under `place`."""
@@ -156,7 +165,7 @@ class Lane(Generic[Kind]):
         self.queue: deque[Kind] = deque()
         self.sent: dict[Kind, None] = {}
         """In the order of their leaving."""
-        self.stopped = False
+        self.waits_for_answer = False
         """Whether a batch is under way that must be answered before another leaves."""
         self.blocked_until_ms = -1
         """>= 0: a batch was refused, and nothing is sent before this time."""
@@ -321,7 +330,7 @@ class Lanes(ABC, Generic[Kind]):
                     continue
                 self._put_back(batch)
             # What the lane waited for was of the old link: an answer, or the end of a pause.
-            lane.stopped = False
+            lane.waits_for_answer = False
             lane.blocked_until_ms = -1
             if not lane.queue:
                 self._note_empty(lane)
@@ -425,7 +434,7 @@ class Lanes(ABC, Generic[Kind]):
     def _holds(self, batch: Kind, now_ms: int, out: CommandSink) -> bool:
         """Whether the batch at the head of its lane must wait for something else than room."""
         lane = batch.lane
-        return lane.stopped or bool(lane.sent and batch.one_by_one)
+        return lane.waits_for_answer or bool(lane.sent and batch.one_by_one)
 
     def _note_empty(self, lane: Lane[Kind]) -> None:
         """Note that nothing waits in a lane, and drop it if nothing is under way there either."""
@@ -479,7 +488,7 @@ class Lanes(ABC, Generic[Kind]):
         batch.state = SENT
         lane = batch.lane
         lane.sent[batch] = None
-        lane.stopped = batch.one_by_one
+        lane.waits_for_answer = batch.one_by_one
         batch.send(out, self._trackers.give(batch))
 
     # --- answers ---------------------------------------------------------------------------
@@ -513,7 +522,7 @@ class Lanes(ABC, Generic[Kind]):
             return False
         lane = batch.lane
         lane.sent.pop(batch, None)
-        lane.stopped = False
+        lane.waits_for_answer = False
         if batch.counted:
             self._uncount(batch)
         return True

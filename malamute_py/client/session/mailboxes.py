@@ -597,9 +597,11 @@ class OpenedMailboxes(Acknowledging):
         self._arrived(view)
 
     def look_at(self, inbox: OpenedMailbox) -> None:
-        """Have take() look whether a mailbox is needed and has room, and readers look for messages.
+        """Have take() look at a mailbox again, and its readers look for messages.
 
-        Something arrived for them, or a request whose reply comes there is over.
+        Called when something arrived for them, or a request whose reply comes there is over. take()
+        closes a mailbox that neither readers nor replies need, and makes way for replies that come
+        after unread mail which takes all of the credit.
         """
         self._looked_at[inbox] = None
         for view in inbox.views:

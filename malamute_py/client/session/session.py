@@ -529,6 +529,7 @@ class Session:
             return
         if not reference:
             self.emit(Warned(f"{type(command).__name__} cannot be sent and is dropped: {error}"))
+        # Without a reference, too: records that are published without a confirm count as refused.
         self._on_refused(wire.Refused(number, reference, error.code, error.reason), ())
 
     # --- in --------------------------------------------------------------------------------
