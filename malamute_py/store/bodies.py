@@ -26,19 +26,21 @@ class StoredBodies:
         self._path = path
         self._connection: sqlite3.Connection | None = None
 
-    def read(self, numbers: Iterable[int]) -> tuple[dict[int, bytes], str]:
-        """Return the batches that are there and good, by number, and the last error ("": none).
+    def read(self, numbers: Iterable[int]) -> tuple[dict[int, bytes], dict[int, str], str]:
+        """Return the batches that are good, what is wrong with others, and an error of the read.
 
         For bodies of mail and requests whose segment the journal gave up. numbers: of the first
-        message of each batch. A damaged batch does not hinder the others.
+        message of each batch. A damaged batch does not hinder the others. The error tells why
+        nothing more could be read now; "": there was none.
         """
         found: dict[int, bytes] = {}
+        damages: dict[int, str] = {}
         failed = ""
         try:
             connection = self._connection
             if connection is None:
                 if not self._path.exists():
-                    return found, ""
+                    return found, damages, ""
                 connection = self._connection = connect(self._path, any_thread=True)
                 connection.execute("PRAGMA query_only = 1")
             for number in numbers:
@@ -50,14 +52,14 @@ class StoredBodies:
                 (batch,) = row
                 fault = _fault(number, batch)
                 if fault:
-                    failed = f"the body of message {number} is damaged: {fault}"
+                    damages[number] = f"in the tables: {fault}"
                 else:
                     found[number] = batch
         except StoreError as error:
             failed = str(error)
         except sqlite3.Error as error:
             failed = str(damaged(error))
-        return found, failed
+        return found, damages, failed
 
     def close(self) -> None:
         """Close the file; no other thread may read any more."""

@@ -37,7 +37,7 @@ OVERHEAD: Final = 500
 class Body:
     """One batch of the mail stream in memory."""
 
-    __slots__ = ("_content", "_shard", "frame", "frames", "size", "stamp")
+    __slots__ = ("_content", "_shard", "frame", "frames", "memory", "size", "stamp")
 
     def __init__(
         self, shard: Shard | None, stamp: Any, frame: Any, content: Content | None,
@@ -55,13 +55,8 @@ class Body:
         self.frames: tuple[Any, ...] = (stamp, frame) if whole is None else (whole,)
         """The frames of a delivery of the whole batch."""
         self.size = STAMP_BYTES + len(frame if content is None else content.view)
-
-    @property
-    def memory(self) -> int:
-        """Bytes that the batch takes in memory, about, once its header tables were read."""
-        head = self.content.head
-        headers = head.subjects_count + head.fieldmaps_count
-        return self.size + OVERHEAD + HEADER_OVERHEAD * headers
+        self.memory = 0
+        """Bytes that the batch takes in memory, about, while it is in a window."""
 
     @property
     def content(self) -> Content:
@@ -151,6 +146,7 @@ class Bodies:
         """Add a batch that was appended to the window; the oldest batches leave for it."""
         body = Body(self._shard, stamp, frame, content)
         self._hot[base] = body
+        body.memory = _memory_of(body)
         self.hot_bytes += body.memory
         if self.hot_bytes > self._shard.settings.mail_hot_bytes:
             self._shrink()
@@ -295,8 +291,10 @@ class Bodies:
         """Keep a batch that was read back, in place of the oldest such batches."""
         again, most = self._again, self._shard.settings.mail_hot_bytes // AGAIN_SHARE
         again[number] = body
+        body.memory = _memory_of(body)
         self.again_bytes += body.memory
-        while self.again_bytes > most:
+        # One stays, however large it is: the next call may be for another portion of it.
+        while self.again_bytes > most and len(again) > 1:
             _, oldest = again.popitem(last=False)
             self.again_bytes -= oldest.memory
 
@@ -310,3 +308,10 @@ class Bodies:
             self._shard.event("mail_damaged", "error", number=number, reason=error.reason)
             return None
         return Body(self._shard, view[:STAMP_BYTES], view[STAMP_BYTES:], content, data)
+
+
+def _memory_of(body: Body) -> int:
+    """Return about how many bytes a batch takes in memory, once its header tables were read."""
+    head = body.content.head
+    headers = head.subjects_count + head.fieldmaps_count
+    return body.size + OVERHEAD + HEADER_OVERHEAD * headers

@@ -18,10 +18,11 @@ from itertools import islice
 from malamute_py.broker.context import Shard
 from malamute_py.broker.log.steps import Steps, Then
 from malamute_py.broker.services.ends import Ends
-from malamute_py.broker.services.registry import Registry
+from malamute_py.broker.services.registry import RETRY_MS, Registry
 from malamute_py.broker.services.returns import Returns
 from malamute_py.broker.services.rows import BatchRows, merged
 from malamute_py.broker.services.service import Lease, Pause, RequestBatch, Service
+from malamute_py.changelog.records import WITHDRAWN
 
 
 class Deadlines:
@@ -161,6 +162,13 @@ class Deadlines:
             lost = batch.alive & ~batch.row.waiting & ~batch.moving & ~batch.leased
             if lost:
                 self._returns.give_back(batch.service, [(batch, lost)], "died")
+            unread = 0
+            for lease in batch.leases:
+                if lease.unreadable:
+                    unread |= lease.rows
+            if unread:
+                items = [(batch, unread)]
+                self._returns.give_back(batch.service, items, WITHDRAWN, again_ms=RETRY_MS)
             # Rows that no queue has, as their attempts were used up and they could not be buried.
             aside, batch.aside = batch.aside & batch.free, 0
             spent = self._ends.spent(batch, batch.free)

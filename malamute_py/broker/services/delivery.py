@@ -86,6 +86,7 @@ class WorkDelivery:
             # attempts does not tell: a request that was released is at the same attempt again.
             if lease.hand_out == work.hand_out:
                 rows |= lease.rows
+                lease.unreadable = bool(work.failed)
         gone = (work.rows & ~rows).bit_count()
         if rows and work.body is not None and not over:
             self._work(offer, batch, rows, work.body, work.cost)
@@ -103,7 +104,8 @@ class WorkDelivery:
         """Let requests wait again whose bodies could not be read; end those whose bodies are lost.
 
         failed: reason why the read failed; empty: the bodies are lost. Nothing was sent, so a read
-        that failed is no attempt.
+        that failed is no attempt. Where the log refuses that, Deadlines tries it again: it knows
+        the rows by Lease.unreadable.
         """
         if not failed:
             self._lost(batch, rows)

@@ -170,7 +170,17 @@ class Pause:
 class Lease:
     """Rows of one batch that one holder got together, and until when it may hold them."""
 
-    __slots__ = ("at_ms", "batch", "due_ms", "hand_out", "in_flight", "lease_ms", "rows", "slot")
+    __slots__ = (
+        "at_ms",
+        "batch",
+        "due_ms",
+        "hand_out",
+        "in_flight",
+        "lease_ms",
+        "rows",
+        "slot",
+        "unreadable",
+    )
 
     def __init__(
         self,
@@ -195,6 +205,8 @@ class Lease:
         """When the lease is over, unless the worker renews it."""
         self.slot = -1
         """Where its timer is in the wheel."""
+        self.unreadable = False
+        """Whether the rows could not be read, so that nothing was sent, and are to go back."""
 
 
 class InFlight:

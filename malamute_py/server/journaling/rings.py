@@ -506,9 +506,12 @@ class Rings:
             failed = str(error)
         missing = [number for number in job.numbers if number not in found]
         if missing and self._bodies is not None:
-            stored, fault = self._bodies.read(missing)
+            stored, damages, fault = self._bodies.read(missing)
             found |= stored
             failed = fault or failed
+            for number, why in damages.items():  # It is not found, and so is lost.
+                facts = {"number": number, "reason": why}
+                self._results.put(RingEvent(MAIN, "mail_damaged", facts))
         # A failed read of the ring does not matter where the tables had everything.
         return BodiesFound(job.token, found, failed if len(found) < len(job.numbers) else "")
 

@@ -56,6 +56,18 @@ def test_a_batch_weighs_its_header_tables_too() -> None:
     assert bodies.hot_bytes == 0
 
 
+def test_a_batch_that_was_read_back_is_kept_whatever_its_size() -> None:
+    """A reader that takes it in portions had it read from the disk for each of them."""
+    stamp, frame, _ = batch(7, [bytes(100)])
+    bodies = bodies_of(mail_hot_bytes=8)
+    for base in (7, 8):
+        bodies.want(base, 300, lambda body: None)
+        (read,) = bodies.begin_reads()
+        bodies.found(BodiesFound(read.token, {base: stamp + frame}))
+        assert bodies.get(base) is not None
+    assert bodies.get(7) is None
+
+
 def test_one_batch_is_kept_whatever_its_size() -> None:
     bodies = bodies_of(mail_hot_bytes=1)
     bodies.keep(0, *batch(0, [bytes(100)]))

@@ -120,7 +120,8 @@ def test_peeks_go_one_at_a_time_and_by_turns_of_links() -> None:
     post.send(3, wire.PeekMail(960, "bert", -1, 10, 10))
     order = []
     while post.bodies:
-        assert [wanted.numbers for wanted in post.bodies] == [(0, 1)], "the newest is in memory"
+        [wanted] = post.bodies
+        assert set(wanted.numbers) <= {0, 1}, "the newest is in memory"
         before = {link: len(post.peers[link].of(wire.Result)) for link in (1, 2, 3)}
         post.answer_bodies()
         post.run()

@@ -100,3 +100,25 @@ def test_a_request_whose_body_could_not_be_read_is_read_again_and_that_is_no_att
         world.shell.run()
     got = [(task.body, task.work.attempts) for task in world.work(2)]
     assert sorted(got) == [(bodies[0], 1), (bodies[1], 1), (b"z", 1)]
+
+
+def test_a_request_that_could_not_be_read_goes_back_once_the_log_takes_that() -> None:
+    """Its worker, to which nothing was sent, held it until its lease ended, as an attempt."""
+    world = pair(mail_hot_bytes=1, read=False)
+    world.request(1, b"a" * 100)
+    world.request(1, b"z")
+    world.offer(2, credit=2)
+    shell = world.shell
+    (read,) = shell.bodies
+    shell.bodies.clear()
+    shell.refuse["main"] = ("full", "no room")
+    shell.broker.bodies(BodiesFound(read.token, {}, failed="the disk does not answer"))
+    shell.run()
+    shell.refuse.clear()
+    for _ in range(3):
+        shell.wait(RETRY_MS)
+        shell.answer_bodies()
+        shell.run()
+    got = sorted((task.body, task.work.attempts) for task in world.work(2))
+    assert got == [(b"a" * 100, 1), (b"z", 1)]
+    assert world.counter("leases_expired") == 0

@@ -17,6 +17,7 @@ from malamute_py.broker.ready import (
     MAIL_STREAM,
     Appended,
     AppendRefused,
+    BodiesRead,
 )
 from malamute_py.changelog import records as r
 from malamute_py.config import JournalSection
@@ -28,7 +29,7 @@ from malamute_py.store import reading
 from malamute_py.store.database import DATABASE, FILES, connect
 from tests.server.shell import Shell, put, stored
 from tests.store.logs import bodies_of
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, until
 
 pytestmark = pytest.mark.slow
 
@@ -392,9 +393,19 @@ def test_a_body_damaged_in_the_tables_costs_no_other(start: Callable[..., Shell]
     wrong = batch[:-3] + b"?" + batch[-2:]
     connection.execute("UPDATE bodies SET batch = ? WHERE base = 1", (wrong,))
     connection.close()
-    found = shell.bodies(0, 1, 2)
+    shell.rings.read_bodies(BodiesRead(9, (0, 1, 2)))
+    results: list[Any] = []
+
+    def answered() -> bool:
+        results.extend(shell.results.take())
+        return len(results) == 2
+
+    until(answered)
+    told, found = results
+    assert (told.name, told.facts["number"]) == ("mail_damaged", 1)
+    assert told.facts["reason"].startswith("in the tables: ")
     assert sorted(found.batches) == [0, 2]
-    assert "the body of message 1 is damaged" in found.failed
+    assert not found.failed, "it would be read again for ever"
 
 
 def test_a_ring_that_refuses_gets_the_room_of_stored_bodies_back(
