@@ -25,9 +25,12 @@ _NUMBER: Final = re.compile(r"(\d{1,18}(?:\.\d+)?)\s*([a-zA-Z]*)")
 
 
 def duration_ms(text: str) -> float:
-    """Read 500ms, 10s, 5m, 2h, 7d, 1w, or several: 1h30m. Raises ValueError."""
+    """Read 500ms, 10s, 5m, 2h, 7d, 1w, or several: 1h30m. Raises ValueError.
+
+    Each number needs a unit.
+    """
     total = 0.0
-    position = 0
+    position = 0  # What lies before it was read: numbers follow each other without a gap.
     for match in _NUMBER.finditer(text.strip()):
         unit = _DURATION_MS.get(match[2].lower())
         if match.start() != position or unit is None:
@@ -47,7 +50,7 @@ def size_bytes(text: str) -> int:
     factor = _SIZE.get(match[2].lower()) if match else None
     if match is None or factor is None:
         raise ValueError(f"{text!r} is not a size; write for instance 4096, 64MiB or 1GiB")
-    # A float of a whole number may be another number.
+    # A large whole number has no float of its own value.
     return int(match[1]) * factor if match[1].isdecimal() else round(float(match[1]) * factor)
 
 
@@ -58,8 +61,9 @@ def begins_with_a_duration(text: str) -> bool:
 
 
 def in_unit_of(name: str, text: str) -> int | None:
-    """Read a text in the unit that a setting's name ends in; None: its name has no unit.
+    """Return the value of a setting that was typed, in the unit that its name ends in.
 
+    A bare number has that unit already. None: the name has no unit, and the text is not read.
     name: as ring_bytes, publish_bytes_s, lease_ms or turn_us. Raises ValueError.
     """
     if "bytes" in name:

@@ -23,11 +23,12 @@ def absent(
     following: str,
     where: str = "",
 ) -> Facts:
-    """Return the answer of ask() about the thing of this name.
+    """Return the answer of ask() about the thing of this name; a missing one is told with advice.
 
-    kind: stream, mailbox, service, cursor or group. names: those that there are. following: what to
-    do when none is near. where: says of which stream. Raises CommandFailed when there is none;
-    BrokerRefused.
+    kind: stream, mailbox, service, cursor or group. names: lists the names that there are, called
+    only after a failure. following: the advice when no name is near, such as how one is made.
+    where: " of stream NAME", for a cursor or group. Raises CommandFailed: there is no such thing;
+    BrokerRefused: the broker refused for another reason.
     """
     try:
         return ask()
@@ -50,8 +51,9 @@ def changed(
 ) -> tuple[Facts, str]:
     """Make or change a thing; return its facts, and the sentence that tells what was done.
 
-    ask: asks about the thing, which `change` makes when there is none. named: its name, as the
-    sentence has it. asked: names of the settings.
+    The broker's answer to a change does not say whether the thing was there: ask() finds it out.
+    ask: raises BrokerRefused when there is none. change: makes the thing or changes it. named: its
+    name, as the sentence has it. asked: names of the settings that the person gave.
     """
     settings = ", ".join(asked)
     try:
@@ -59,5 +61,5 @@ def changed(
     except BrokerRefused as error:
         if error.code == f"unknown_{kind}":
             return change(), f"made {named}{settings and ': '}{settings}"
-        # What may be changed may be nothing to look at for this user: the change decides.
+        # Any other refusal: this user may not look at the thing, but may perhaps change it.
     return change(), f"edited {named}: {settings or 'as it was'}"

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 app = group("bench")
 
 _STAMP_BYTES: Final = 8
-"""A body begins with the time at which it was sent, of this process's clock."""
+"""Length of the time of sending, by this process's clock, that a body begins with."""
 _SILENCE_MS: Final = 30_000
 """Time without anything new after which a reader gives up."""
 _MADE_BY: Final = "made by malamute bench"
@@ -98,7 +98,7 @@ class Load:
     tasks: int
     batch: int = 1
     level: Literal["stored", "synced"] | None = None
-    """Level of the confirms; None: a reply is the confirm, or what is made is in memory."""
+    """Level of the confirms; None: a request, whose reply confirms it, or a load in memory."""
     memory: bool = False
     ring_bytes: int = 0
     """Bytes of a ring of its own; 0: it shares ring main."""
@@ -106,16 +106,16 @@ class Load:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings of what is made for it."""
+        """Settings of the stream or mailbox that is made for this load."""
         asked = {"memory": self.memory, "ring_bytes": self.ring_bytes}
         return {"description": _MADE_BY, **{name: value for name, value in asked.items() if value}}
 
     def body(self) -> bytes:
-        """Return a body that is sent now."""
+        """Return a body that is sent now: its time, filled up with zeros to the load's size."""
         return time.perf_counter_ns().to_bytes(_STAMP_BYTES, "big").ljust(self.size, b"\0")
 
     def title(self, verb: str) -> str:
-        """Say under which conditions was measured."""
+        """Return the title of the figures: the bench's name and the load in words."""
         parts = [
             f"{verb}: {count_text(self.count, self.noun)} of {size_text(self.size)}",
             f"{count_text(self.tasks, 'task')}",
@@ -129,7 +129,7 @@ class Load:
         return ", ".join(parts)
 
     def conditions(self, verb: str) -> dict[str, Any]:
-        """Return the conditions by name."""
+        """Return the load by name of its fields, for JSON and the report."""
         known = {name: value for name, value in asdict(self).items() if value is not None}
         del known["noun"]
         return {"bench": verb, **known}
@@ -213,6 +213,7 @@ def sub(
         ctx: typer.Context, client: Client, name: str, load: Load, bar: Progress,
         found: list[Measure],
     ) -> None:  # fmt: skip
+        """Run the bench that was chosen: a `Bench` with the number of readers filled in."""
         reading = _reading_history if history else _reading
         await reading(ctx, client, name, load, bar, found, readers)
 
@@ -271,7 +272,9 @@ def mail(
 Bench: TypeAlias = Callable[
     [typer.Context, "Client", str, Load, Progress, list[Measure]], Awaitable[None]
 ]
-"""It adds what it measures to the list as it begins, so that Ctrl-C leaves the figures there."""
+"""Makes the load over a client, in a stream, service or mailbox of the given name.
+
+Each Measure goes into the list before it is complete, so that Ctrl-C leaves the figures so far."""
 
 
 def _run(
@@ -286,9 +289,9 @@ def _run(
 ) -> int:
     """Run one bench over a link of its own, and show its figures.
 
-    report: the HTML file that gets them, too; None: none does. removal: permission without which
-    nothing is measured, since what is made for it would be left behind; empty: none. more: further
-    conditions, shown with those of the load.
+    report: the HTML file that gets them, too; None: none does. removal: the permission to remove
+    what the bench makes; without it the bench is refused. Empty: none is needed, or --leave was
+    given. more: further conditions, shown with those of the load. Returns the exit code.
     """
     if report is not None:
         report.touch()  # A file that cannot be written is told before the bench.
@@ -303,7 +306,7 @@ def _run(
             with Progress(verb, total=load.count) as bar:
                 await bench(ctx, client, name, load, bar, found)
 
-    whole = measured(measure())
+    whole = measured(measure())  # False: Ctrl-C ended it; the figures so far are shown.
     title = load.title(verb)
     if more.get("history"):
         title += ", from the start"
@@ -319,6 +322,7 @@ def _run(
 async def _publishing(
     ctx: typer.Context, client: Client, name: str, load: Load, bar: Progress, found: list[Measure]
 ) -> None:
+    """Measure publishing into a stream that is made for it and removed."""
     async with _stream(client, name, load):
         await _published(client, name, load, bar, found)
 
@@ -329,7 +333,7 @@ async def _published(
     """Measure how long records, or batches of them, wait for their confirms."""
 
     async def publish(many: int) -> None:
-        """Publish one record, or one batch, and wait for its confirm."""
+        """Publish one record, or one batch of `many`, and wait for its confirm."""
         body, level = load.body(), load.level or "default"
         if load.batch == 1:
             await client.publish(name, body, confirm=level)
@@ -349,9 +353,9 @@ async def _reading(
     measure = Measure("delivery", count=count, size=count * load.size)
 
     async def read(subscription: Subscription, shown: bool) -> None:
-        """Read all records and note how old each batch's first is.
+        """Read all records, and note of each batch how long ago its first record was sent.
 
-        shown: the progress bar follows.
+        shown: the progress bar shows this reader's count; one reader's is enough.
         """
         got = 0
         while got < load.count:
@@ -367,15 +371,15 @@ async def _reading(
     async with _stream(client, name, load), _links(ctx, readers) as links:
         subscriptions = [each.subscribe(name, strict=True) for each in links]
         for each in subscriptions:
-            await each.accepted()
+            await each.accepted()  # A subscription gets what is published after its acceptance.
         with measure.timed():
-            # The bar shows what is read.
+            # The bar shows what is read, so the publishing has none.
             works = [_published(client, name, load, None, found)]
             works += [read(each, shown=at == 0) for at, each in enumerate(subscriptions)]
             try:
                 await _all(works)
             finally:
-                found.append(measure)
+                found.append(measure)  # After the measure of publishing, in the order shown.
 
 
 async def _reading_history(
@@ -389,7 +393,7 @@ async def _reading_history(
     async def read(link: Client, shown: bool) -> None:
         """Read the stream from its start to the end of the load.
 
-        shown: the progress bar follows.
+        shown: the progress bar shows this reader's count; one reader's is enough.
         """
         subscription = link.subscribe(name, start="earliest", end=load.count, strict=True)
         got = 0
@@ -402,7 +406,7 @@ async def _reading_history(
 
     async with _stream(client, name, load), _links(ctx, readers) as links:
         bar.title("publishing what is to be read")
-        await _published(client, name, load, bar, found=[])
+        await _published(client, name, load, bar, found=[])  # Its figures are not asked for.
         bar.title("sub")
         found.append(measure)
         with measure.timed():
@@ -412,12 +416,13 @@ async def _reading_history(
 async def _asking(
     ctx: typer.Context, client: Client, name: str, load: Load, bar: Progress, found: list[Measure]
 ) -> None:
-    """Measure requests to a worker that echoes them, over a second link."""
+    """Measure requests until their replies, of a worker on a second link that echoes them."""
 
     async def ask(many: int) -> None:
         await client.request(name, load.body())
 
     async with linked_in_loop(ctx, first=False) as server:
+        # A worker with fewer than `tasks` at once would have requests wait for it.
         worker = server.worker(name, concurrency=max(16, load.tasks))
         await worker.accepted()
         working = asyncio.create_task(worker.run(_echo))
@@ -428,7 +433,9 @@ async def _asking(
             await asyncio.gather(working, return_exceptions=True)
             await removed(client, name, client.remove_service(name))
             if client.linked:
-                with suppress(BrokerRefused):  # Without a dead letter there is no such mailbox.
+                # An interrupted bench may leave dead letters in the service's own mailbox for
+                # them; without a dead letter there is no such mailbox.
+                with suppress(BrokerRefused):
                     await client.remove_mailbox(f"{name}.dead")
 
 
@@ -459,7 +466,7 @@ async def _mailing(
             got += len(bodies)
             bar.update(got)
 
-    await client.edit_mailbox(name, load.settings)
+    await client.edit_mailbox(name, load.settings)  # Makes it.
     try:
         async with linked_in_loop(ctx, first=False) as link, link.inbox(name) as inbox:
             await inbox.accepted()
@@ -483,21 +490,21 @@ async def _in_flight(
     bar: Progress | None,
     found: list[Measure],
 ) -> None:
-    """Do it `count` times, with as many under way as there are tasks, and measure each time.
+    """Send the load in `load.tasks` concurrent loops, and time each call of one().
 
-    what: is measured, in words. one: does `load.batch` of them at once, or as many as are left.
-    found: gets the measure.
+    what: the name of the measure. one: sends this many (`load.batch`, or the rest) and returns when
+    they are answered. bar: None: another part of the bench moves it. found: gets the measure.
     """
     measure = Measure(what, count=load.count, size=load.count * load.size)
     found.append(measure)
     left = load.count
 
     async def repeat() -> None:
-        """Do one thing after the other, and note how long each takes, until the load is done."""
+        """Call one() again and again, and note how long each call takes, until the load is done."""
         nonlocal left
         while left > 0:
             many = min(load.batch, left)
-            left -= many
+            left -= many  # Before the await, so that no other loop takes the same ones.
             began = time.perf_counter_ns()
             await one(many)
             measure.add(time.perf_counter_ns() - began)
@@ -521,6 +528,7 @@ async def _all(works: list[Coroutine[Any, Any, Any]]) -> list[Any]:
 
 
 def _since(body: bytes) -> int:
+    """Return the nanoseconds since a body of Load.body() was made."""
     return time.perf_counter_ns() - int.from_bytes(body[:_STAMP_BYTES], "big")
 
 

@@ -19,7 +19,9 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 34
 WINDOWS: Final = 60
 """Windows that a run is cut into."""
 _LINES: Final = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1.0))
-_NINES: Final = (0.0, 0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999)
+_PERCENTILES: Final = (0.0, 0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999)
+_SHORTEST_MS: Final = 1e-4
+"""Shortest time that a plot shows; a shorter one is drawn as if it had this length."""
 _STYLE: Final = """
 :root { color-scheme: light dark; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 44rem; margin: 2rem auto; padding: 0 1rem; }
@@ -50,10 +52,12 @@ def windows(measure: Measure) -> list[Window]:
     if not measure.ended_ns:
         return []
     begin = min(at - span for at, span in zip(measure.ended_ns, measure.spans_ns, strict=True))
+    # One nanosecond more, so that the last end falls into the last window and not behind it.
     length = max(1, max(measure.ended_ns) + 1 - begin) / WINDOWS
     within: list[list[int]] = [[] for _ in range(WINDOWS)]
     for at, span in zip(measure.ended_ns, measure.spans_ns, strict=True):
-        within[min(WINDOWS - 1, int((at - begin) / length))].append(span)
+        window = min(WINDOWS - 1, int((at - begin) / length))  # min(): the division may round up.
+        within[window].append(span)
     found = []
     for place, spans in enumerate(within):
         spans.sort()
@@ -64,7 +68,10 @@ def windows(measure: Measure) -> list[Window]:
 
 
 def page(title: str, conditions: Mapping[str, Any], measures: Sequence[Measure]) -> str:
-    """Return the report as HTML."""
+    """Return the report as HTML: the conditions, and for each measure its figures and three plots.
+
+    A measure that noted no times, as that of reading history, has its figures alone.
+    """
     parts = [_facts(conditions)]
     for measure in measures:
         parts.append(f"<h2>{escape(measure.what)}</h2>{_figures(measure)}")
@@ -80,8 +87,8 @@ def page(title: str, conditions: Mapping[str, Any], measures: Sequence[Measure])
         # The axis counts nines: 90% stands at 1, 99% at 2.
         nines = [
             (-math.log10(1 - share), percentile(ordered, share) / 1e6)
-            for share in _NINES
-            if (1 - share) * len(ordered) >= 1
+            for share in _PERCENTILES
+            if (1 - share) * len(ordered) >= 1  # Beyond it lies at least one value.
         ]
         parts += [
             _figure("Time taken, over the run", _spans(lines)),
@@ -134,10 +141,12 @@ def _figure(title: str, drawing: str) -> str:
 
 
 def _across(value: float, most: float) -> float:
+    """Return the x of a value on an axis from 0 to `most`."""
     return _LEFT + value / (most or 1) * (_WIDTH - _LEFT - _RIGHT)
 
 
 def _up(share: float) -> float:
+    """Return the y of a share of the plot's height; in SVG y grows downwards."""
     return _HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM)
 
 
@@ -147,19 +156,25 @@ def _spans(lines: Mapping[str, Points], *, nines: bool = False) -> str:
     nines: one line over percentiles, whose places count the nines (99% stands at 2); False: lines
     over seconds, each with its name below.
     """
+
+    def power_of(value: float) -> float:
+        """Return the power of ten that a time is; 0 has none, and stands at the least."""
+        return math.log10(max(_SHORTEST_MS, value))
+
     values = [value for points in lines.values() for _, value in points]
-    least = math.floor(math.log10(max(1e-4, min(values))))
-    most = max(least + 1, math.ceil(math.log10(max(1e-4, *values, 1e-4))))
+    # The axis goes from one whole power of ten to another one.
+    least = math.floor(power_of(min(values)))
+    most = max(least + 1, math.ceil(power_of(max(values))))
     end = max(at for points in lines.values() for at, _ in points)
 
     def height(value: float) -> float:
-        return _up((math.log10(max(1e-4, value)) - least) / (most - least))
+        return _up((power_of(value) - least) / (most - least))
 
     drawn = [_level(height(10.0**power), f"{10.0**power:g} ms") for power in range(least, most + 1)]
     for place, (name, points) in enumerate(lines.items()):
         path = " ".join(f"{_across(at, end):.1f},{height(value):.1f}" for at, value in points)
         drawn.append(f'<polyline class="line {name}" points="{path}"/>')
-        if not nines:
+        if not nines:  # A stroke in the line's style, with its name.
             begin, base = _LEFT + 70 * place, _HEIGHT - 6
             across = f'x1="{begin}" x2="{begin + 24}" y1="{base}" y2="{base}"'
             drawn.append(f'<line class="line {name}" {across}/>')
@@ -169,7 +184,7 @@ def _spans(lines: Mapping[str, Points], *, nines: bool = False) -> str:
             left = min(_across(at, end) - 14, _WIDTH - 48)
             drawn.append(_label(left, _HEIGHT - 18, f"{100 * (1 - 10**-at):.6g}%"))
     else:
-        drawn.append(_label(_WIDTH - 60, _HEIGHT - 20, f"{end:.2f} s"))
+        drawn.append(_label(_WIDTH - 60, _HEIGHT - 20, f"{end:.2f} s"))  # The axis's end.
     return "".join(drawn)
 
 
@@ -186,6 +201,7 @@ def _bars(points: Points) -> str:
 
 
 def _level(height: float, text: str) -> str:
+    """Draw a horizontal line across the plot, with its value at the left."""
     line = f'x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{height:.1f}" y2="{height:.1f}"'
     return f'<line class="axis" {line}/>{_label(4, height + 4, text)}'
 

@@ -76,13 +76,13 @@ def broker(
         raise CommandFailed("--memory and --data exclude each other; give one of them", USAGE)
     if as_json and not check:
         raise CommandFailed("--json goes with --check; a broker in a pipe logs JSON anyway", USAGE)
-    overrides: dict[str, Any] = {}
+    overrides: dict[str, Any] = {}  # Options, which win over variables and the file.
     if listen:
         overrides["listen"] = list(listen)
     if data is not None:
         overrides["data_directory"] = str(data)
     if memory:
-        overrides["data_directory"] = ""
+        overrides["data_directory"] = ""  # The configuration's word for "in memory".
     overrides.update(setting_pairs(settings))
     if check:
         return _check(config, overrides, as_json)
@@ -93,14 +93,18 @@ def broker(
     except ConfigError:
         # A start ends with the first fault; a person wants to mend all of them at once.
         _, problems = _examined(config, overrides)
-        if not problems:
+        if not problems:  # The file was mended between the two readings.
             raise
         tell_problems(problems, err=True)
         return USAGE
 
 
 def _run(loaded: Config, path: Path | None, overrides: dict[str, Any]) -> int:
-    """Serve with a configuration until the broker is ended; the exit code. Raises ConfigError."""
+    """Serve with a configuration until the broker is ended; return the exit code.
+
+    path, overrides: where `loaded` came from, for the reload of a running broker. Raises
+    ConfigError: the configuration cannot be served with; CommandFailed: the broker ended by itself.
+    """
     from malamute_py.config_check import examine
     from malamute_py.server import Server
     from malamute_py.telemetry import open_log
@@ -118,9 +122,10 @@ def _run(loaded: Config, path: Path | None, overrides: dict[str, Any]) -> int:
 
 
 def _stop_on_signals(server: Server) -> None:
-    """Have a signal during a long start end in order, once all is open; a second one at once.
+    """Have a signal that comes during a start stop the broker in order, once all is open.
 
-    run() has its own handlers while it serves.
+    A second signal ends the process at once. Server.run() puts its own handlers in the place of
+    these while it serves.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -132,7 +137,10 @@ def _stop_on_signals(server: Server) -> None:
 
 
 def _check(path: Path | None, overrides: dict[str, Any], as_json: bool) -> int:
-    """Check a configuration as a start would, print what it is or what is wrong; the exit code."""
+    """Check a configuration as a start would, and print what it means, or all that is wrong.
+
+    as_json: print the whole configuration. Returns the exit code.
+    """
     config, problems = _examined(path, overrides)
     if problems:
         tell_problems(problems, err=True)
@@ -163,7 +171,7 @@ def _place(directory: str) -> str:
 
 
 class _Greeting:
-    """A log for a person: the line `listening` becomes a short welcome."""
+    """A log for a person at a terminal: a few events become words, the others stay log lines."""
 
     def __init__(self, log: Log, config: Config) -> None:
         self._log = log
@@ -174,7 +182,7 @@ class _Greeting:
         self.critical = log.critical
 
     def info(self, event: str, **facts: Any) -> None:
-        """Print what matters to a person; every other line goes to the log."""
+        """Print the events of starting and stopping for the person; log each other one as usual."""
         if event == "listening":
             _greet(facts, self._config.authentication.mechanism)
         elif event == "http_listening":
@@ -183,20 +191,21 @@ class _Greeting:
             print("stopping; Ctrl-C again ends at once", file=sys.stderr)
         elif event == "stopped":
             print("stopped", file=sys.stderr)
-        elif event != "open_files":
+        elif event != "open_files":  # A figure for operators, at each start.
             self._log.info(event, **facts)
 
 
 def _greet(facts: Mapping[str, Any], mechanism: str) -> None:
     """Tell the person at the terminal where the broker listens, and commands to begin with.
 
-    mechanism: of authentication; with one a client needs a context before anything else.
+    facts: those of the event `listening`. mechanism: of authentication; with one a client needs
+    its credentials in a context before any other command.
     """
     from rich.console import Console
     from rich.text import Text
 
     endpoints: list[str] = facts["endpoints"]
-    data = str(facts["data"])
+    data = str(facts["data"])  # An absolute path, or words that say "in memory".
     in_memory = not data.startswith("/")
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     lines = [
@@ -207,7 +216,7 @@ def _greet(facts: Mapping[str, Any], mechanism: str) -> None:
     console.print(Text.assemble(("malamute", "bold"), f" {facts['version']}"))
     for name, value, style in lines:
         console.print(Text.assemble((f"  {name:<11}", "dim"), (value, style)))
-    where = _option(endpoints[0])
+    where = _endpoint_option(endpoints[0])
     begin = [
         ("publish", f"malamute pub hello 'my first record' --subject greetings{where}"),
         ("subscribe", f"malamute sub hello --start earliest{where}"),
@@ -230,7 +239,8 @@ def _show_page(facts: Mapping[str, Any], config: Config) -> None:
     print(f"  {name:<11}{facts['url']}{page}", file=sys.stderr)
 
 
-def _option(endpoint: str) -> str:
+def _endpoint_option(endpoint: str) -> str:
+    """Return the option that a command needs to reach an endpoint; empty for the default one."""
     from malamute_protocol import DEFAULT_ENDPOINT
 
     return "" if endpoint == DEFAULT_ENDPOINT else f" --endpoint {endpoint}"

@@ -79,16 +79,18 @@ class Kind(NamedTuple):
 
     option: str
     of: Callable[[Look], dict[str, float]]
-    """Value by name of the thing."""
+    """Returns the value by name of the thing, from the listings that look() fetched."""
     listings: tuple[str, ...]
-    """Listings that it comes from."""
+    """Names of the listings that look() fetches for it."""
     said: Callable[[float], str]
+    """Writes a value for a person."""
     read: Callable[[str], float]
+    """Reads a limit that was given on the command line; raises ValueError."""
     unit: str = ""
     low: bool = False
     """True: small values are bad."""
     alone: bool = False
-    """True: there is one value, without a name."""
+    """True: there is one value for the whole broker; `of` gives it the empty name."""
 
 
 def _lags(seen: Look) -> dict[str, float]:
@@ -117,12 +119,14 @@ def _headrooms(seen: Look) -> dict[str, float]:
 
     The ring of one stream has the stream's name.
     """
+    # A ring that overwrites its oldest history when it is full cannot run out of room.
     found = {
         _name_of_ring(seen.broker, name): 1
         - (facts["end_lsn"] - facts["start_lsn"]) / facts["ring_bytes"]
         for name, facts in seen.broker.get("disk", {}).items()
         if facts.get("full") == "refuse" and facts.get("ring_bytes")
     }
+    # Ring main waits instead when the checkpoint lags so far that segments cannot be reused.
     checkpoint = seen.broker.get("checkpoint", {})
     if "ring_use" in checkpoint:
         found["main"] = 1 - checkpoint["ring_use"]
@@ -130,6 +134,7 @@ def _headrooms(seen: Look) -> dict[str, float]:
 
 
 def _name_of_ring(broker: dict[str, Any], ring: str) -> str:
+    """Return the name that a threshold gives a ring: its stream's, unless a ring has that name."""
     stream = broker.get("rings", {}).get(ring, {}).get("stream")
     return stream if stream and stream not in broker["disk"] else ring_title(broker, ring)
 
@@ -140,6 +145,7 @@ def _clients(seen: Look) -> dict[str, float]:
 
 
 def _slow(seen: Look) -> dict[str, float]:
+    """Count the links that have a trouble of slow reading."""
     from malamute_py.health.troubles import of_link
 
     return {"": float(sum(any(of_link(each)) for each in seen.links))}
@@ -195,7 +201,7 @@ KINDS: Final = (
     Kind("slow-clients", _slow, ("clients",), lambda value: count_text(int(value), "slow client"),
          _number, alone=True),
 )  # fmt: skip
-_WHERE: Final = {
+_NOUNS: Final = {
     "lag": "cursor or group", "depth": "mailbox", "oldest": "mailbox", "waiting": "service",
     "waiting-age": "service", "dead": "service or group", "headroom": "ring",
 }  # fmt: skip
@@ -210,8 +216,9 @@ def _option(text: str, metavar: str = "[NAME=]WARN,CRIT") -> Any:
 
 
 def tell_usage(words: str, args: Sequence[str]) -> int:
-    """Print that a command line is wrong: UNKNOWN, for the usual code of that means CRITICAL.
+    """Print that a command line is wrong, as UNKNOWN.
 
+    Exit code 2, which other commands end with then, means CRITICAL to a monitoring system.
     args: the command line. Returns the exit code.
     """
     return _tell([Finding(UNKNOWN, words)], [], as_json="--json" in args)
@@ -226,7 +233,7 @@ class _Parser(TyperCommand):
             return super().parse_args(ctx, list(args))
         except typer.TyperException as error:
             told = explained(error)
-            assert told is not None
+            assert told is not None, "a wrong command line is an expected failure"
             raise typer.Exit(tell_usage(told[0], args)) from None
 
 
@@ -269,8 +276,9 @@ def check(
         findings, data = judged(seen, wanted)
     except (CommandFailed, MalamuteError) as error:
         told = explained(error)
-        assert told is not None
+        assert told is not None, "both errors are expected failures"
         words, code = told
+        # A refusal or a wrong option says nothing about the broker's state; no answer at all does.
         unknown = isinstance(error, BrokerRefused) or code == USAGE
         findings = [Finding(UNKNOWN if unknown else CRITICAL, words)]
     return _tell(findings, data, as_json)
@@ -279,7 +287,7 @@ def check(
 def threshold(kind: Kind, text: str) -> Threshold:
     """Read `NAME=WARN,CRIT`, of which the name and one of the values may be missing.
 
-    Raises CommandFailed.
+    Raises CommandFailed: the text is no threshold of this kind.
     """
     name, equals, values = text.rpartition("=")
     warn, _, crit = values.partition(",")
@@ -290,6 +298,7 @@ def threshold(kind: Kind, text: str) -> Threshold:
             raise ValueError("it has no value")
         read = [kind.read(each.strip()) if each.strip() else None for each in (warn, crit)]
         given = [each for each in read if each is not None]
+        # CRIT is farther than WARN, in the direction that is bad.
         if given != sorted(given, reverse=kind.low):
             raise ValueError(f"CRIT is {'above' if kind.low else 'below'} WARN")
     except (ValueError, CommandFailed) as error:
@@ -304,7 +313,11 @@ def threshold(kind: Kind, text: str) -> Threshold:
 def judged(
     seen: Look, wanted: Sequence[tuple[Kind, Sequence[Threshold]]]
 ) -> tuple[list[Finding], list[Datum]]:
-    """Return what is to be said, and figures for graphs: one of each threshold."""
+    """Judge what look() fetched by thresholds: findings in words, and figures for graphs.
+
+    seen.unseen: the reasons why a listing is incomplete for this user, by listing. Each threshold
+    gives one figure: the worst value that it judges.
+    """
     findings = list(_readiness(seen))
     data: list[Datum] = []
     for kind, thresholds in wanted:
@@ -314,19 +327,21 @@ def judged(
             listings = [listing for listing in kind.listings if _may_hold(listing, each.name)]
             hidden = [seen.unseen[listing] for listing in listings if listing in seen.unseen]
             if each.name in values and len(listings) == 1:
-                hidden = []  # All of a thing that is named was seen, as a user's own mailbox.
+                # The named thing was seen although others are hidden, as a user's own mailbox. With
+                # two listings another thing of this name may be in the hidden one.
+                hidden = []
             if each.name:
                 meant = {each.name: values[each.name]} if each.name in values else {}
-            else:
+            else:  # For all, but for those with a threshold of their own.
                 meant = {name: value for name, value in values.items() if name not in named}
             bad = list(_against(kind, each, meant))
             findings += bad
             label = f"{kind.option} {each.name}".strip()
             if hidden and not (bad and each.name):
-                # What may be seen is well, and there may be more of it.
+                # A hidden thing may be bad; a named one that was found bad is judged already.
                 findings.append(Finding(UNKNOWN, f"{label}: {hidden[0]}"))
             elif each.name and not meant:
-                what = _WHERE[kind.option]
+                what = _NOUNS[kind.option]
                 findings.append(Finding(UNKNOWN, f"there is no {what} {each.name}"))
             worst = (min if kind.low else max)(meant.values(), default=None)
             if worst is not None:
@@ -356,12 +371,13 @@ def _readiness(seen: Look) -> Iterator[Finding]:
 def _against(kind: Kind, bound: Threshold, values: dict[str, float]) -> Iterator[Finding]:
     """Yield a finding for each value beyond a bound, worst first. values: by name of the thing."""
     for name, value in sorted(values.items(), key=lambda item: item[1], reverse=not kind.low):
+        # The graver limit first: a value beyond both is CRITICAL, and not WARNING, too.
         for state, limit in ((CRITICAL, bound.crit), (WARNING, bound.warn)):
             if limit is not None and (value < limit if kind.low else value > limit):
                 side = "below" if kind.low else "above"
                 yield Finding(
                     state,
-                    f"{name}: {kind.said(value)}".removeprefix(": ")
+                    f"{name}: {kind.said(value)}".removeprefix(": ")  # The name may be empty.
                     + f" ({_WORDS[state].lower()} {side} {_limit(kind, limit)})",
                 )
                 break
@@ -372,8 +388,8 @@ def _limit(kind: Kind, limit: float) -> str:
 
 
 def _tell(findings: Sequence[Finding], data: Sequence[Datum], as_json: bool) -> int:
-    """Print the verdict as monitoring systems read it, with the figures; returns the exit code."""
-    there = {each.state for each in findings}
+    """Print the verdict as monitoring systems read it, with the figures; return the exit code."""
+    there = {each.state for each in findings}  # Never empty: readiness is always judged.
     state = next(each for each in _WORST_FIRST if each in there)
     ordered = sorted(findings, key=lambda each: _WORST_FIRST.index(each.state))
     if as_json:
@@ -391,7 +407,7 @@ def _tell(findings: Sequence[Finding], data: Sequence[Datum], as_json: bool) -> 
     said = "; ".join(each.words for each in bad[:_SAID_MAX])
     if len(bad) > _SAID_MAX:
         said += f"; and {len(bad) - _SAID_MAX} more"
-    # A bar would begin the figures.
+    # In a plugin's line "|" separates the words from the figures, so the words have none.
     line = f"MALAMUTE {_WORDS[state]} - {' '.join(said.split()).replace('|', '/')}"
     print(line + (" | " + " ".join(map(_performance, data)) if data else ""))
     return state
@@ -399,9 +415,11 @@ def _tell(findings: Sequence[Finding], data: Sequence[Datum], as_json: bool) -> 
 
 def _performance(datum: Datum) -> str:
     """Write a figure as monitoring plugins do: 'label'=value[unit];warn;crit;least."""
+    # Characters that the plugins' syntax gives a meaning.
     label = datum.label.replace("'", "_").replace("=", "_").replace("|", "_")
     bounds = ["" if each is None else f"{each:g}" for each in (datum.warn, datum.crit)]
-    if label.partition(" ")[0] in _LOW:  # A range that alarms below its end.
+    option = label.partition(" ")[0]
+    if option in _LOW:  # In the plugins' syntax `5:` alarms below 5, and `5` above it.
         bounds = [f"{each}:" if each else "" for each in bounds]
     value = f"{datum.value:.3f}".rstrip("0").rstrip(".")
     return f"'{label}'={value}{datum.unit};{bounds[0]};{bounds[1]};0"

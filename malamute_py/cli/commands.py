@@ -1,9 +1,9 @@
 """The root of the command line: which commands there are, and how they end.
 
 Owns the group class that every command belongs to. The rules: a command's module is loaded when it
-is called and not before, so that help is quick; --endpoint, --context and --connect-timeout may
-stand before or after the command; every expected failure leaves as one line on standard error and
-an exit code; a closed pipe is quiet.
+is called and not before, so that help is quick; --endpoint, --context, --identity and
+--connect-timeout may stand before or after the command; every expected failure leaves as one line
+on standard error and an exit code; a closed pipe is quiet.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Verbs(TyperGroup):
     """A group of commands that knows by which other words theirs are sought."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command that is meant; another word for one leads to it."""
+        """Return the command that is meant; a word of _MEANT ends with a hint at the command."""
         meant = next((own for own in _MEANT.get(args[0], ()) if own in self.commands), None)
         if meant is not None and args[0] not in self.commands:
             ctx.fail(f"No such command {args[0]!r}. Did you mean {meant!r}?")
@@ -158,7 +158,11 @@ class Commands(TyperGroup):
         self.commands = dict.fromkeys(COMMANDS)  # type: ignore[assignment]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Load one command; None when there is none of that name."""
+        """Load one command, once; None when there is none of that name.
+
+        Called by the framework. Commands that talk to a broker get the root's options that say to
+        which, so that these may stand after the command, too.
+        """
         entry = COMMANDS.get(cmd_name)
         if entry is None:
             return None
@@ -195,7 +199,11 @@ class Commands(TyperGroup):
         windows_expand_args: bool = True,
         **extra: Any,
     ) -> Any:
-        """Run one command; ends the process with its exit code."""
+        """Run one command; ends the process with its exit code.
+
+        Called by app(). The framework passes on what a command returns and raises, as it is not in
+        its standalone mode; the words and exit codes of failures are decided here.
+        """
         try:
             result = super().main(
                 args=args,
@@ -214,9 +222,10 @@ class Commands(TyperGroup):
             sys.exit(failures.INTERRUPTED)
         except Exception as error:
             explained = failures.explained(error)
-            if explained is None:
+            if explained is None:  # A bug: its traceback is wanted.
                 raise
             text, code = explained
+            # A wrong command line of `check` ends with the codes of monitoring plugins.
             words = sys.argv[1:] if args is None else args
             if code == failures.USAGE and next(filter(COMMANDS.get, words), "") == "check":
                 from malamute_py.cli.check import tell_usage
@@ -241,6 +250,8 @@ def _load(name: str, entry: Entry) -> Any:
     if isinstance(found, typer.Typer):
         command: Any = get_group(found)
     else:
+        # A function becomes the only command of a group of its own, which get_command() then
+        # returns as a plain command. Its module may have a class that parses, and an epilog.
         alone = group(name)
         parser = getattr(module, "PARSER", None)
         alone.command(name, cls=parser, epilog=getattr(module, "EPILOG", None))(found)
@@ -251,7 +262,7 @@ def _load(name: str, entry: Entry) -> Any:
 
 
 def _leaves(command: Any) -> Iterator[Any]:
-    """Yield the commands that run something, below groups: each takes the options of the root."""
+    """Yield the commands that run something: this one, or all below it when it is a group."""
     inner = getattr(command, "commands", None)
     if inner is None:
         yield command

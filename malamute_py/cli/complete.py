@@ -19,13 +19,18 @@ if TYPE_CHECKING:
     from malamute_py.client.sync.client import SyncClient
 
 _WAIT_MS: Final = 400
+"""Time for an answer of the broker: a person who pressed Tab waits for it."""
 _OFFERED_MAX: Final = 200
+"""Names that the shell is offered at most."""
 
 
 def _asked(
     ctx: typer.Context, incomplete: str, ask: Callable[[SyncClient], list[str]]
 ) -> list[str]:
-    """List names of the chosen broker that begin with the word so far."""
+    """List names of the chosen broker that begin with the word so far; none on any failure.
+
+    ctx: has the options that choose the broker. ask: fetches the names.
+    """
     try:
         from malamute_py.client.sync.client import connect_sync
 

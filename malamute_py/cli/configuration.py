@@ -63,8 +63,10 @@ def check(
     from malamute_py.server.start_faults import start_doubts, start_faults
 
     examined = examine(file, environment=os.environ, overrides=setting_pairs(settings))
-    with judged_for_another():
+    with judged_for_another():  # Root may judge files that another user's broker will read.
+        # Values that cannot be read, and with the values what would make a start fail.
         problems = examined.all_problems(start_faults(examined.config))
+        # A doubt lets a broker start, but its operator may not have meant it.
         warnings = [
             Problem(doubt.place or examined.place_of(doubt.name), doubt.name, doubt.why)
             for doubt in start_doubts(examined.config)
@@ -82,9 +84,12 @@ def check(
 
 
 def tell_problems(problems: Iterable[Problem], *, err: bool = False) -> None:
-    """Print each problem as a line with its place, for a person or an editor."""
+    """Print each problem as a line `place: key: why`, for a person or an editor that jumps there.
+
+    err: to standard error, for commands that print something else.
+    """
     for place, key, why in problems:
-        # A wrong variable is its own place.
+        # The place of a variable's value is the variable: its name is not told twice.
         text = ": ".join(part for part in (place, key if key != place else "", why) if part)
         print(text, file=sys.stderr if err else sys.stdout)
 
@@ -134,10 +139,10 @@ def show(
             raise CommandFailed("--running asks the broker: give no FILE and no --set", USAGE)
         return _show_running(ctx, changed, as_json)
     examined = examine(file, environment=os.environ, overrides=setting_pairs(settings))
-    with judged_for_another():
+    with judged_for_another():  # Root may judge files that another user's broker will read.
         problems = examined.all_problems(start_faults(examined.config))
     tell_problems(problems, err=True)
-    if examined.problems:
+    if examined.problems:  # A value itself is wrong: there is no configuration to show.
         return USAGE
     output.listing(
         list(_SHOWN),
@@ -153,7 +158,10 @@ def show(
 
 
 def _show_running(ctx: typer.Context, changed: bool, as_json: bool) -> int:
-    """Show what is in force in a running broker."""
+    """Show what is in force in a running broker, and what its last reload did with each setting.
+
+    changed: leave out defaults that no reload touched. Returns the exit code.
+    """
     from malamute_py.cli.linking import linked
 
     with linked(ctx) as client:
@@ -163,6 +171,7 @@ def _show_running(ctx: typer.Context, changed: bool, as_json: bool) -> int:
     rows: list[tuple[Any, ...]] = []
     for setting in found.settings:
         key, value, origin = setting
+        # A reload that was refused is shown although the value in force is still the default.
         change = found.change_of(key)
         if not changed or not setting.is_default or change is not None:
             rows.append((key, _cell(key, value), _origin_cell(origin), _outcome_cell(change)))

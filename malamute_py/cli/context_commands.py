@@ -105,8 +105,12 @@ def add(
         server_key = public_key(server_key, "--server-key")
     # A context is used in any directory.
     password_file, secret_key_file = map(_absolute, (password_file, secret_key_file))
-    context = Context(endpoint, user, password_env, password_file, server_key, secret_key_file,
-                      description, identity, "yes" if tracing else "")  # fmt: skip
+    context = Context(
+        endpoint=endpoint, user=user, password_env=password_env, password_file=password_file,
+        server_key=server_key, secret_key_file=secret_key_file, description=description,
+        identity=identity, tracing="yes" if tracing else "",
+    )  # fmt: skip
+    # Called for its checks: a wrong endpoint or identity is told now and not at the next command.
     make_settings(context.endpoints, {"identity": identity})
     if bool(server_key) != bool(secret_key_file):
         raise CommandFailed("--server-key and --secret-key-file go together", USAGE)
@@ -129,6 +133,7 @@ def add(
 
 
 def _absolute(path: str) -> str:
+    """Return a path as it is found from any directory; empty stays empty."""
     return str(Path(path).expanduser().absolute()) if path else ""
 
 
@@ -143,7 +148,7 @@ def use_(name: Name, as_json: output.Json = False) -> None:
     """Use a context from now on; `-` for none."""
     kept = Contexts.load()
     if name != "-":
-        kept.get(name)
+        kept.get(name)  # It raises the error where there is none.
     kept.current = "" if name == "-" else name
     kept.save()
     text = f"context {name} is in use" if kept.current else "no context is in use"

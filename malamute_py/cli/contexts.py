@@ -27,6 +27,7 @@ CONTEXT: Final = "MALAMUTE_CONTEXT"
 USER: Final = "MALAMUTE_USER"
 PASSWORD: Final = "MALAMUTE_PASSWORD"
 KEY_CHARACTERS: Final = 40
+"""Length of a CURVE key as text."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Context:
 
     @property
     def endpoints(self) -> tuple[str, ...]:
-        """Return the endpoints one by one. Raises CommandFailed."""
+        """Return the endpoints one by one. Raises CommandFailed: one is no endpoint."""
         found = tuple(part.strip() for part in self.endpoint.split(",") if part.strip())
         for each in found:
             if "://" not in each:
@@ -67,7 +68,10 @@ class Context:
         return "curve" if self.server_key else "plain" if self.user else "none"
 
     def credential(self) -> Credential:
-        """Read the credential that the broker wants, or ask for it. Raises CommandFailed."""
+        """Read the secret from its place, or ask for it at the terminal; return the credential.
+
+        None: the context names no user and no key. Raises CommandFailed: the secret is not there.
+        """
         if self.server_key:
             return self._curve()
         if not self.user:
@@ -77,7 +81,10 @@ class Context:
         return Plain(self.user, self._password())
 
     def _password(self) -> str:
-        """Return the password from a file, a variable or the terminal. Raises CommandFailed."""
+        """Return the password from a file, a variable or the terminal.
+
+        Raises CommandFailed: the file or the named variable is missing, or no person can be asked.
+        """
         if self.password_file:
             return _read_secret(self.password_file)
         name = self.password_env or PASSWORD
@@ -97,7 +104,10 @@ class Context:
         return getpass(f"Password of {self.user}: ")
 
     def _curve(self) -> Credential:
-        """Return the CURVE credential, its secret key read from the file. Raises CommandFailed."""
+        """Return the CURVE credential, its secret key read from the file.
+
+        Raises CommandFailed: the file cannot be read, or holds no key.
+        """
         import zmq
 
         from malamute_py.client.settings import Curve
@@ -109,6 +119,7 @@ class Context:
                 " give the context a --secret-key-file",
                 USAGE,
             )
+        # The file has the secret key alone: the public one follows from it.
         public = zmq.curve_public(secret.encode()).decode()
         return Curve(server_key=self.server_key, public_key=public, secret_key=secret)
 
@@ -131,7 +142,7 @@ class Contexts:
 
     @classmethod
     def load(cls) -> Contexts:
-        """Read the file; a missing file is fine. Raises CommandFailed."""
+        """Read the file; a missing file has no contexts. Raises CommandFailed: it is damaged."""
         path = file()
         try:
             table = json.loads(path.read_text())
@@ -139,7 +150,7 @@ class Contexts:
             return cls()
         except (OSError, ValueError) as error:
             raise CommandFailed(f"{path}: cannot be read ({error}); mend or remove it") from None
-        known = {each.name for each in fields(Context)}
+        known = {each.name for each in fields(Context)}  # A later version may have more.
         try:
             return cls(
                 str(table.get("current", "")),
@@ -152,7 +163,10 @@ class Contexts:
             raise CommandFailed(f"{path}: is not a file of contexts; mend or remove it") from None
 
     def save(self) -> None:
-        """Replace the file whole, for its owner only."""
+        """Replace the file whole, readable by its owner only.
+
+        Written beside it first, so that a crash leaves the old file or the new one.
+        """
         path = file()
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         table = {
@@ -187,18 +201,21 @@ def file() -> Path:
 
 
 def chosen(options: dict[str, Any]) -> Context:
-    """Return the broker to talk to. options: `endpoint` and `context_name`, if given.
+    """Return the broker to talk to, by the order of precedence in this file's docstring.
 
-    Raises CommandFailed.
+    options: of the command line, `endpoint` and `context_name`, if given. Raises CommandFailed:
+    the context that is named is not there.
     """
     endpoint, name = options.get("endpoint"), options.get("context_name")
     if name:
         context = Contexts.load().get(name)
         if not endpoint:
             return context
+        # Both on the command line: the person wants the context's credential at this endpoint.
         return Context(**{**asdict(context), "endpoint": endpoint})
     endpoint = endpoint or os.environ.get(ENDPOINT)
     if endpoint:
+        # Without the credential of the context in use, which is meant for another broker.
         return Context(endpoint, user=os.environ.get(USER, ""))
     name = os.environ.get(CONTEXT)
     contexts = Contexts.load()

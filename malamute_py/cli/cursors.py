@@ -37,9 +37,9 @@ Name = Annotated[
 
 
 def known(client: SyncClient, stream: str, cursor: str, following: str = "") -> CursorFacts:
-    """Return facts about a cursor. Raises CommandFailed, with the nearest name, without one.
+    """Return facts about a cursor. Raises CommandFailed, with the nearest name: there is none.
 
-    following: how it comes into being, when that is not by reading with it.
+    following: the advice how it is made; empty: by reading with it.
     """
     known_stream(client, stream)
     return absent(
@@ -157,6 +157,7 @@ def move(
         try:
             client.cursor(stream, cursor).move(following, since=since_offset)
         except BrokerRefused as error:
+            # A refusal that the person's OFFSET or --since caused is told with the next command.
             if error.code == "conflict":
                 raise CommandFailed(
                     f"{stream}/{cursor} was not moved: {error.reason}; `malamute cursor info"
@@ -189,6 +190,7 @@ def reset(
 ) -> None:
     """Move a cursor elsewhere, forward or back."""
     start = start_point(point)
+    # `last` (the newest record of each subject) is a start of `sub`, and no place in a stream.
     if point.strip().lower() == "last":
         raise CommandFailed(
             "a cursor stands at one place: earliest, latest, OFFSET, message ID or TIME", USAGE
@@ -245,6 +247,7 @@ def edit(
         raise CommandFailed("nothing to change; name a setting, such as --pin", USAGE)
     begin = start_point(start)
     with linked(ctx) as client:
+        # Without --create a misspelt name must not make a new cursor.
         if create:
             known_stream(client, stream)
         else:

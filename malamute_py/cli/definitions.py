@@ -66,7 +66,9 @@ _OF_STREAM: Final = ("cursors", "groups")
 _OF_USERS: Final = ("users", "permissions", "quotas")
 """Tables of a users file."""
 _HIDDEN: Final = "(hash)"
+"""Shown in the place of a password's hash."""
 _SETTLED: Final = ("body_kind", "schema")
+"""Settings of a stream that are empty until they are declared or its first batch settles them."""
 _THE_BROKERS: Final = "former_schemas"
 """Setting that the broker keeps itself, and takes from no client."""
 
@@ -127,7 +129,8 @@ def import_(
 ) -> int:
     """Make and set what a file defines; nothing is removed."""
     asked = _read(source)
-    refused: dict[int, str] = {}
+    refused: dict[int, str] = {}  # Place in `changes` -> why.
+    # Users, permissions and quotas are compared with the users file, all else with the broker.
     of_file = {} if users is None or not users.exists() else _in_file(users)
     if users is None and (left := sum(len(asked.pop(kind, ())) for kind in _OF_USERS)):
         say(f"{left} entries of a users file are left alone; --users FILE puts them into a file")
@@ -137,12 +140,11 @@ def import_(
         of_users = [change for change in changes if change.kind in _OF_USERS]
         if users is not None and of_users:
             _into_file(users, of_users, dry_run)
-        # Of a dry run: streams that it would make, and those that may be there already unseen.
-        coming: set[str] = set()
-        unknown: list[str] = []
+        coming: set[str] = set()  # Streams that a dry run would make: their cursors may follow.
+        unknown: list[str] = []  # Streams that may be there already, unseen by this user.
         for at, change in enumerate(changes):
             if change.action == "missing" or change.kind in _OF_USERS:
-                continue
+                continue  # A group waits for its first member; users were written above.
             if dry_run:
                 if why := refusal(client, change, there, coming):
                     refused[at] = why
@@ -151,7 +153,7 @@ def import_(
                     unknown += change.name if may_be_there(client, change) else ()
                 continue
             try:
-                _made(client, change)
+                _make_or_edit(client, change)
             except (BrokerRefused, LocalProtocolError) as error:
                 refused[at] = str(error)
     _tell(changes, refused, dry_run, as_json)
@@ -164,7 +166,11 @@ def import_(
 
 
 def differences(asked: Definitions, there: Definitions) -> Iterable[Change]:
-    """Compare what is asked for with what is there; streams come before their cursors."""
+    """Yield what has to change so that all that is asked for is there.
+
+    In the order of _KINDS: streams come before their cursors and groups. What is there and not
+    asked for stays.
+    """
     for kind in (*_KINDS, *_OF_USERS):
         for name, settings in asked.get(kind, {}).items():
             known = there.get(kind, {}).get(name)
@@ -191,9 +197,9 @@ def _over(known: Any, value: Any) -> Any:
 
 
 def _tell(changes: list[Change], refused: dict[int, str], dry_run: bool, as_json: bool) -> None:
-    """Print the changes that an import made, or would make.
+    """Print the changes that an import made, or (dry_run) would make.
 
-    refused: reasons, by the change's place, also foreseen ones.
+    refused: place in `changes` -> why the broker refused it, or would.
     """
     output.listing(
         [
@@ -231,6 +237,7 @@ def _shown(change: Change) -> str:
     """Return the settings of a change as text: from and to, where something is edited."""
 
     def text(key: str, value: Any) -> str:
+        """Write a value; a schema's hexadecimal digits tell a person nothing but length."""
         if key == "schema":
             return f"{len(value or '') // 2} bytes"
         if key == "password":
@@ -250,8 +257,12 @@ def _shown(change: Change) -> str:
 
 
 def _there(client: SyncClient, prefix: str) -> Definitions:
-    """Return what the broker has, as far as this user may see it."""
+    """Return what the broker has under a prefix, as far as this user may see it.
+
+    The listings have no settings: each thing is asked for them.
+    """
     streams = client.list_streams(prefix)
+    # A temporary mailbox ends with its client, and is no definition.
     mailboxes = [each for each in client.list_mailboxes(prefix) if not each.more.get("temporary")]
     services = client.list_services(prefix)
     cursors = [each for each in client.list_cursors() if each.stream.startswith(prefix)]
@@ -267,7 +278,6 @@ def _there(client: SyncClient, prefix: str) -> Definitions:
             except BrokerRefused as error:
                 if not error.code.startswith("unknown_"):
                     raise
-                # It was removed meanwhile.
             progress.update(sum(map(len, found.values())))
 
         for stream in streams:
@@ -284,9 +294,10 @@ def _there(client: SyncClient, prefix: str) -> Definitions:
 
 
 def _kept(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings as the file has them; what the first batch of a stream settles is no choice.
+    """Return the settings of one thing as the file has them.
 
-    The newest schema of a typed stream is written as hexadecimal text.
+    Left out are those that the broker keeps itself, and body_kind and schema while they are empty:
+    a stream's first batch settles them then. A schema is written as hexadecimal text.
     """
     kept = {
         name: value.hex() if isinstance(value, bytes) else value
@@ -296,8 +307,11 @@ def _kept(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in kept.items() if value or name not in _SETTLED}
 
 
-def _made(client: SyncClient, change: Change) -> None:
-    """Create or edit one thing. Raises BrokerRefused."""
+def _make_or_edit(client: SyncClient, change: Change) -> None:
+    """Create or edit one thing at the broker. Raises BrokerRefused, LocalProtocolError.
+
+    But for streams, the broker makes with `edit` what is not there.
+    """
     settings = dict(change.settings)
     if change.kind == "streams" and "schema" in settings:
         settings["schema"] = bytes.fromhex(settings["schema"])
@@ -320,14 +334,17 @@ def _made(client: SyncClient, change: Change) -> None:
 
 
 def _in_file(path: Path) -> Definitions:
-    """Return what a users file has. Raises ConfigError, OSError, CommandFailed."""
+    """Return the tables of a users file: users, permissions and quotas, by name.
+
+    Raises ConfigError: a broker would refuse the file; OSError; CommandFailed: it is not UTF-8.
+    """
     from malamute_py.server.authentication.users_file import parse_users
 
     try:
         text = path.read_text("utf-8")
     except UnicodeDecodeError as error:
         raise CommandFailed(f"{path}: not UTF-8: {error}", USAGE) from None
-    parse_users(text, str(path))
+    parse_users(text, str(path))  # Called for its checks.
     told = tomllib.loads(text)
     return {
         kind: {(name,): value for name, value in told.get(kind, {}).items()} for kind in _OF_USERS
@@ -335,9 +352,9 @@ def _in_file(path: Path) -> Definitions:
 
 
 def _into_file(path: Path, changes: list[Change], dry_run: bool) -> None:
-    """Write changes into a users file, all of them or, where a broker would refuse one, none.
+    """Write changes into a users file: all of them, or none where a broker would refuse one.
 
-    dry_run: they are checked alone.
+    dry_run: check them only, and write nothing.
     """
     with editing(path, None, dry_run=dry_run) as edit:
         for change in changes:
@@ -355,20 +372,24 @@ def _into_file(path: Path, changes: list[Change], dry_run: bool) -> None:
 
 
 def _written(found: Definitions) -> dict[str, Any]:
-    """Return definitions as the file has them."""
+    """Return definitions as the file has them: cursors and groups nested below their streams."""
     written: dict[str, Any] = {}
     for kind in found:
         written[kind] = {}
         for name, settings in sorted(found[kind].items()):
             into = written[kind]
-            for part in name[:-1]:
+            for part in name[:-1]:  # The stream's name, if there is one.
                 into = into.setdefault(part, {})
             into[name[-1]] = settings
     return written
 
 
 def _as_toml(table: Mapping[str, Any], path: Name = ()) -> str:
-    """Return nested maps as TOML: values before the tables that follow them."""
+    """Return nested maps as TOML. path: names of the tables around this one.
+
+    A table's own values come first, since TOML takes each line for the last header's table. An
+    empty table is written, as it names a thing without settings; an empty kind is not.
+    """
     values = {name: value for name, value in table.items() if not isinstance(value, Mapping)}
     lines = [f"[{'.'.join(map(_toml_name, path))}]"] if path and (values or not table) else []
     lines += [f"{_toml_name(name)} = {_toml_value(value)}" for name, value in values.items()]
@@ -390,23 +411,32 @@ def _toml_value(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _told(text: str, either: bool) -> Any:
-    """Read JSON, or (either) what is no JSON as TOML. Raises ValueError."""
+def _parsed(text: str, either: bool) -> Any:
+    """Read JSON. Raises ValueError.
+
+    either: what is no JSON may be TOML, as standard input has no name whose ending says the form.
+    """
     try:
         return json.loads(text)
     except ValueError:
-        if either:
+        if either:  # Where both fail, the error of JSON is raised.
             with contextlib.suppress(ValueError):
                 return tomllib.loads(text)
         raise
 
 
 def _read(source: str) -> Definitions:
-    """Read a file of definitions. Raises CommandFailed, OSError."""
+    """Read a file of definitions, or (`-`) standard input.
+
+    Raises CommandFailed: its form is wrong; OSError: it cannot be read.
+    """
     data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
     try:
         text = data.decode()
-        told = tomllib.loads(text) if source.endswith(".toml") else _told(text, source == "-")
+        if source.endswith(".toml"):
+            told = tomllib.loads(text)
+        else:
+            told = _parsed(text, either=source == "-")
     except UnicodeDecodeError as error:
         raise CommandFailed(f"{source}: not UTF-8: {error}", USAGE) from None
     except RecursionError:
@@ -424,7 +454,7 @@ def _read(source: str) -> Definitions:
         entries = found[kind] = {}
         for name, value in _map(told.get(kind, {}), source, kind).items():
             # Names are tuples: of a cursor or group, the stream's name is the first part.
-            if kind in _OF_USERS:
+            if kind in _OF_USERS:  # Their values have no units to read.
                 entries[name,] = dict(_map(value, source, f"{kind}.{name}"))
                 if None in entries[name,].values():
                     raise CommandFailed(f"{source}: {kind}.{name} has a null", USAGE)
@@ -438,7 +468,10 @@ def _read(source: str) -> Definitions:
 
 
 def _settings(value: Any, source: str, what: str) -> dict[str, Any]:
-    """Return settings, whose sizes and times may have units."""
+    """Return the settings of one thing, with sizes and times that had units as numbers.
+
+    what: names the thing, for CommandFailed, which a wrong value raises.
+    """
     given = _map(value, source, what)
     if None in given.values():
         raise CommandFailed(f"{source}: {what} has a null", USAGE)
@@ -447,13 +480,14 @@ def _settings(value: Any, source: str, what: str) -> dict[str, Any]:
             name: value if name == "schema" else wanted(None, **{name: value})[name]
             for name, value in given.items()
         }
-        bytes.fromhex(read.get("schema", ""))
+        bytes.fromhex(read.get("schema", ""))  # Called for its check.
     except (CommandFailed, ValueError, TypeError) as error:
         raise CommandFailed(f"{source}: {what}: {error}", USAGE) from None
     return read
 
 
 def _map(value: Any, source: str, what: str) -> Mapping[str, Any]:
+    """Return a value that has to be a map. Raises CommandFailed, which names `what`: it is none."""
     if not isinstance(value, dict):
         raise CommandFailed(f"{source}: {what} is no map of names", USAGE)
     return value

@@ -114,6 +114,7 @@ def deploy(
     if kit not in KITS:
         raise CommandFailed(f"there is no {kit!r}; there are {', '.join(KITS)}", USAGE)
     files = contents(kit)
+    # Before any is written: one that is there stops them all. A link that leads nowhere counts.
     there = [name for name in files if os.path.lexists(to / name)]
     if there and not force:
         raise CommandFailed(
@@ -130,11 +131,12 @@ def deploy(
     for name in files:
         print(to / name)
     where = "" if to == Path() else f", in {to}"
+    # On standard error, so that a pipe gets the paths alone.
     typer.echo(f"next{where}: {KITS[kit].then}", err=True)
 
 
 def contents(kit: str) -> dict[str, bytes]:
-    """Return name -> content of the files of a kit."""
+    """Return name -> content of the files of a kit; a folder gives all files below it."""
     folder = _folder()
     found: dict[str, bytes] = {}
     for name, source in KITS[kit].files.items():

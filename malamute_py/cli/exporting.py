@@ -42,7 +42,10 @@ _GROUP_BYTES: Final = 64 << 20
 
 
 def form_of(file: Path) -> str:
-    """Return the ending that says a file's form. Raises CommandFailed."""
+    """Return the form of a file by its ending: `.jsonl` or `.parquet`.
+
+    Raises CommandFailed: it is another one.
+    """
     if file.suffix in JSON_LINES:
         return JSON_LINES[0]
     if file.suffix != PARQUET:
@@ -65,6 +68,7 @@ def export(
     """Write a range of a stream to a file: JSON lines or Parquet."""
     form = form_of(file)
     check_kind(pattern)
+    # Times of the range are the broker's of appending, or those that the producers gave.
     asked = StreamRange(begin, end, by == "client")
     with ExitStack() as parts:
         client = parts.enter_context(linked(ctx, stays=True))
@@ -76,7 +80,7 @@ def export(
                 f" them; `malamute replay {stream} --to-stream NAME` copies them"
             )
         records = parts.enter_context(asked.subscribe(client, stream, pattern))
-        records.accepted()
+        records.accepted()  # What the broker refuses is told before the file is touched.
         sink: Sink
         if form == PARQUET:
             sink = Parquet(file, settings.get("schema") or b"")
@@ -89,7 +93,7 @@ def export(
         except KeyboardInterrupt:
             interrupted = True
         finally:
-            sink.finish(LAST_WAIT_MS)
+            sink.finish(LAST_WAIT_MS)  # What was read so far makes a file that can be read, too.
         run.tell(stream, str(file), as_json=as_json, interrupted=interrupted)
     return INTERRUPTED if interrupted else 0
 
@@ -109,21 +113,23 @@ class Parquet:
         self._file = file
         self._schema = arrow.parse_schema(schema) if schema else None
         names = () if self._schema is None else self._schema.names
-        # A column of the schema goes before what a record has by the same name.
+        # Columns of the record's header (subject, offset, ...); where the schema has a column of
+        # the same name, that one is written.
         self._header = [name for name in arrow.HEADER_COLUMNS if name not in names]
         self._waiting: list[Any] = []
         self._rows = self._held = 0
         self._writer: Any = None
 
     def write(self, batch: Batch) -> None:
-        """Write a whole batch."""
+        """Take the selected records of a batch, and write a row group when there are enough."""
         from malamute_protocol.arrow import to_arrow
 
+        # Without a schema to_arrow() gives each record all of its columns.
         header = () if self._schema is None else self._header
         rows = to_arrow(batch, decode=True, header=header, schema=self._schema)
         self._waiting.append(rows)
         self._rows += rows.num_rows
-        # A row that was selected holds all of its batch.
+        # A single selected row keeps the memory of its whole batch.
         self._held += max(batch.stamp.size, rows.nbytes)
         self.count += rows.num_rows
         self.bytes += rows.nbytes
@@ -131,7 +137,10 @@ class Parquet:
             self._write()
 
     def _write(self) -> None:
-        """Write the waiting batches as a row group; the first one gives the file its schema."""
+        """Write the waiting batches as a row group; the first one gives the file its schema.
+
+        Without any, a file that is new gets the columns of records without a schema.
+        """
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -155,6 +164,9 @@ class Parquet:
         return self.count
 
     def finish(self, timeout_ms: int | None) -> None:
-        """Write what waits, and the end of the file, without which it cannot be read."""
+        """Write what waits, and the end of the file, without which it cannot be read.
+
+        timeout_ms: of Sink; a file has no confirms to wait for.
+        """
         self._write()
         self._writer.close()

@@ -58,6 +58,7 @@ _NEXT: Final = {
 _USAGE_CODES: Final = frozenset(
     {"bad_name", "bad_setting", "bad_pattern", "unknown_pattern_kind", "bad_start"}
 )
+"""Codes of refusals that the words of the command line caused."""
 
 
 class CommandFailed(typer.TyperException):
@@ -70,13 +71,17 @@ class CommandFailed(typer.TyperException):
 
 
 def unreachable(endpoint: str, why: str, following: str = "") -> CommandFailed:
-    """Make the error for a broker that does not answer. following: what else is to be said."""
+    """Return the error for a broker that no link could be made to.
+
+    why: the client's words for the last attempt, which decide what to do next. following: says
+    that where the caller knows better.
+    """
     following = following or (
         "start one with `malamute broker`, or name another with --endpoint or --context"
     )
     if why.startswith("nothing answers"):
         return CommandFailed(f"no broker answers at {endpoint}; {following}", UNREACHABLE)
-    if "credential" in why:
+    if "credential" in why:  # The broker answers, and wants another one.
         following = "`malamute context add NAME --user USER` (or --server-key) makes one with it"
     elif "host name" in why:
         following = "--endpoint or --context names another broker"
@@ -84,16 +89,21 @@ def unreachable(endpoint: str, why: str, following: str = "") -> CommandFailed:
 
 
 def _has_settings(ctx: Any) -> bool:
-    """Whether the command takes --set, for which max_messages=1 alone was then meant."""
+    """Whether the command takes --set; then a bare `max_messages=1` was meant as its value."""
     return ctx is not None and any("--set" in each.opts for each in ctx.command.params)
 
 
 def explained(error: BaseException) -> tuple[str, int] | None:
-    """Return one line and the exit code for an expected failure; None for a bug."""
+    """Return one line and the exit code for an expected failure; None for a bug.
+
+    Called where a command ends, so that None shows a traceback. The line says what happened, and
+    what to do next where that is known.
+    """
     from malamute_py.cli import late
 
     if isinstance(error, typer.TyperException):
-        text = error.format_message().replace("Value error, ", "")
+        # The framework's own error about the command line, or CommandFailed of a command.
+        text = error.format_message().replace("Value error, ", "")  # The framework's prefix.
         ctx = getattr(error, "ctx", None)
         if "unexpected extra argument" in text and "=" in text and _has_settings(ctx):
             text = f"{text.rstrip('.')}: a setting is written --set NAME=VALUE"
@@ -104,7 +114,7 @@ def explained(error: BaseException) -> tuple[str, int] | None:
         return text, error.exit_code
     if isinstance(error, BrokerRefused):
         text = str(error)
-        # A quota's reason names its setting.
+        # The reason names the quota's setting, which says more than the advice for its code.
         following = None if "quotas." in text else _NEXT.get(error.code)
         code = USAGE if error.code in _USAGE_CODES else FAILED
         return (f"{text}; {following}" if following else text), code
@@ -123,6 +133,7 @@ def explained(error: BaseException) -> tuple[str, int] | None:
         return None if advice is None else (advice, FAILED)
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {(error.strerror or str(error)).lower()}", FAILED
+    # Output that cannot be written, as on a full disk, has no file's name.
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
         return f"writing failed: {(error.strerror or str(error)).lower()}", FAILED
     return None

@@ -19,15 +19,17 @@ if TYPE_CHECKING:
     from malamute_py.client.sync.client import SyncClient
 
 _BYTES_MAX: Final = 4 << 20
-"""Largest bound of settings that a broker may have; its own is not told."""
+"""Largest bound of one thing's settings that any broker may have; this broker's is not told."""
 _CREATES: Final = {
     "streams": ("create",), "mailboxes": ("manage_queues", "create_mailbox"),
     "services": ("manage_queues", "create_service"),
 }  # fmt: skip
+"""Kind -> permissions that making one needs, all of them."""
 _EDITS: Final = {
     "streams": "manage_streams", "mailboxes": "manage_queues", "services": "manage_queues",
     "groups": "manage_streams",
 }  # fmt: skip
+"""Kind -> permission that changing settings needs."""
 
 
 def refusal(client: SyncClient, change: Change, there: Definitions, coming: set[str]) -> str:
@@ -39,7 +41,7 @@ def refusal(client: SyncClient, change: Change, there: Definitions, coming: set[
         _check_settings(change, there)
     except BrokerRefused as error:
         return str(error)
-    stream = change.name[0]  # a name is a tuple; of a cursor its stream comes first
+    stream = change.name[0]  # A name is a tuple, in which a cursor's stream comes first.
     if change.kind == "cursors" and (stream,) not in there["streams"] and stream not in coming:
         return f"unknown_stream: there is no stream '{stream}', or you are not told of it"
     for actions, name in _needs(change, there):
@@ -55,8 +57,8 @@ def refusal(client: SyncClient, change: Change, there: Definitions, coming: set[
 def may_be_there(client: SyncClient, change: Change) -> bool:
     """Whether the broker may have a stream that is to be made, of which this user is not told.
 
-    One with other settings is refused `stream_exists`. Other things are told to all who may make
-    them.
+    The import would then be refused with `stream_exists` if its settings differ. Mailboxes and
+    services are told to every user who may make them, so False for them.
     """
     if (change.kind, change.action) != ("streams", "create"):
         return False
@@ -70,18 +72,22 @@ def _needs(change: Change, there: Definitions) -> Iterator[tuple[tuple[str, ...]
     """Yield what a change needs: actions of which one is enough, and the name they are on."""
     name, settings = change.name[0], change.settings
     if change.kind == "cursors":
+        # A reader may have a cursor; one that keeps records of the log is for the manager alone.
         pinned = "pin" in settings or there["cursors"].get(change.name, {}).get("pin")
         yield ("manage_streams",) if pinned else ("read", "manage_streams"), name
         return
     needed = _CREATES[change.kind] if change.action == "create" else (_EDITS[change.kind],)
     for action in needed:
         yield (action,), name
-    if letters := settings.get("dead_letters"):
+    if letters := settings.get("dead_letters"):  # The mailbox that dead letters go to.
         yield ("dead_letters",), letters
 
 
 def _check_settings(change: Change, there: Definitions) -> None:
-    """Check settings as the broker does. Raises BrokerRefused."""
+    """Check names and settings with the broker's own code. Raises BrokerRefused.
+
+    Reading the settings checks each one; after it come the rules about old and new ones together.
+    """
     from malamute_py.changelog import settings as kinds
     from malamute_py.changelog.declared import declared, evolved
 
@@ -93,8 +99,9 @@ def _check_settings(change: Change, there: Definitions) -> None:
         old = None if has is None else kinds.settings_of(_plain(has), _BYTES_MAX)
         wanted = kinds.settings_of(_plain(change.settings), _BYTES_MAX, old)
         if old is None:
-            declared(wanted)
+            declared(wanted)  # Refuses a schema that no stream may have.
             return
+        # Refuses a schema that old records could not be read with.
         evolved(old, wanted, _BYTES_MAX)
         for name in kinds.FIXED_SETTINGS:
             if getattr(wanted, name) != getattr(old, name):

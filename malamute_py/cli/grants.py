@@ -71,7 +71,10 @@ Deny = Annotated[
 
 
 def _check(verb: str, names: list[str], deny: bool) -> None:
-    """Raise CommandFailed for a verb that does not exist, or that takes no names or --deny."""
+    """Raise CommandFailed unless the verb exists and takes what was given with it.
+
+    names, deny: as of the command line. Called before a users file is read or written.
+    """
     if verb in WITHOUT_NAMES:
         if names or deny:
             raise CommandFailed(f"{verb} is granted or not: it has no names and no denial", USAGE)
@@ -121,18 +124,18 @@ def grant(
     if subject and (verb != "write" or deny):
         raise CommandFailed("--subject goes with write", USAGE)
     _check_patterns(names)
-    with editing(users, config) as edit:
-        _known(edit, name)
+    with editing(users, config) as edit:  # Writes the file at its end.
+        _check_user(edit, name)
         table = edit.table("permissions", name)
         if verb in WITHOUT_NAMES:
             table[verb] = True
-        elif subject:
+        elif subject:  # Write under these subjects only: a table of subjects by pattern of names.
             bound = edit.table("permissions", name, "write_subjects")
             for each in names:
-                bound[each] = _with(bound.get(each), subject)
+                bound[each] = _joined(bound.get(each), subject)
         else:
             table = edit.table("permissions", name, "deny") if deny else table
-            table[verb] = _with(table.get(verb), names)
+            table[verb] = _joined(table.get(verb), names)
     does = "may not" if deny else "may"
     under = f" under {', '.join(subject)}" if subject else ""
     output.done(
@@ -160,8 +163,9 @@ def revoke(
     with editing(users, config) as edit:
         place = ("permissions", name, "deny") if deny else ("permissions", name)
         held = (edit.find(*place) or {}).get(verb)
+        # `write` is granted in two tables: in the list of names, and by subjects under each name.
         bound = edit.find(*place, "write_subjects") if verb == "write" and not deny else None
-        gone = _take_back(edit, place, verb, held, names)
+        gone = _take_back(edit, place, verb, held, names)  # Whether anything was there.
         for each in names or list(bound or ()):
             gone |= edit.remove(*place, "write_subjects", each)
         if not gone:
@@ -177,7 +181,11 @@ def revoke(
 
 
 def _take_back(edit: Edit, place: tuple[str, ...], verb: str, held: Any, names: list[str]) -> bool:
-    """Remove names of a verb, or the verb; False: nothing of it was there."""
+    """Remove names from a verb's list, or the verb where none is left; False: nothing was there.
+
+    place: names of the tables that lead to it. held: its value there, None: it has none. names:
+    empty: all. A verb without names has True as its value.
+    """
     if held is None:
         return False
     left = [each for each in held if each not in names] if names else []
@@ -189,11 +197,13 @@ def _take_back(edit: Edit, place: tuple[str, ...], verb: str, held: Any, names: 
     return edit.remove(*place, verb)
 
 
-def _with(held: Any, names: list[str]) -> list[str]:
+def _joined(held: Any, names: list[str]) -> list[str]:
+    """Return the names that are held and the new ones, each once."""
     return list(dict.fromkeys([*(held or ()), *names]))
 
 
-def _known(edit: Edit, name: str) -> None:
+def _check_user(edit: Edit, name: str) -> None:
+    """Raise CommandFailed for a user that the file does not have; `*` stands for all users."""
     if name != _ALL:
         edit.user(name)
 
@@ -211,7 +221,7 @@ def who_can(
     as_json: output.Json = False,
 ) -> None:
     """Tell which users may do something."""
-    if verb not in DENIED_ONLY:
+    if verb not in DENIED_ONLY:  # `replay` cannot be granted, but it can be asked about.
         _check(verb, [], deny=False)
     if not name and verb not in WITHOUT_NAMES:
         raise CommandFailed(f"{verb} what? name a stream, mailbox or service", USAGE)
@@ -241,7 +251,10 @@ def _condition(user: UserFacts, verb: str) -> str:
 def _by_the_files(
     verb: str, name: str, users: Path | None, config: Path | None
 ) -> list[tuple[str, str]]:
-    """Return who may do it by the configuration and the users file, each with the condition."""
+    """Return the users who may do it by the configuration and the users file, with the condition.
+
+    The broker's own code decides, over both files as a start would read them.
+    """
     from malamute_py.server.authentication.credentials import carriers_of
     from malamute_py.server.authentication.namespaces import Namespaces
     from malamute_py.server.authentication.permissions import Permissions
@@ -255,9 +268,11 @@ def _by_the_files(
     rows = []
     for user in sorted(known):
         if permissions(user, verb, name):
+            # A verb with a name says by the name where it holds; one without, by the namespace.
             namespace = namespaces.of(user) if verb in WITHOUT_NAMES else None
             rows.append((user, f"in namespace {namespace.name}" if namespace else ""))
         elif verb == "write" and permissions.subjects(user, name) is not None:
+            # A user without a section of its own has that for all.
             bound = merged.permissions.get(user) or merged.permissions[_ALL]
             rows.append((user, f"under subjects: {_subjects(bound.write_subjects, name)}"))
     return rows

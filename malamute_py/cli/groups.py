@@ -38,7 +38,7 @@ Name = Annotated[
 
 
 def known(client: SyncClient, stream: str, group: str) -> GroupFacts:
-    """Return facts about a group. Raises CommandFailed, with the nearest name, without one."""
+    """Return facts about a group. Raises CommandFailed, with the nearest name: there is none."""
     known_stream(client, stream)
     return absent(
         lambda: client.group_info(stream, group),
@@ -118,6 +118,7 @@ def info(ctx: typer.Context, stream: Stream, group: Name, as_json: output.Json =
 
 def _show(found: GroupFacts, as_json: bool) -> None:
     """Print the facts of one group, then its members."""
+    # In JSON a member also has `aside`, which the table shows by its colour.
     members = output.objects((*_MEMBERS, Column("aside", "")), found.members)
     facts: dict[str, Any] = {
         "stream": Cell(found.stream, found.stream, "cyan"),
@@ -133,6 +134,7 @@ def _show(found: GroupFacts, as_json: bool) -> None:
         "attempts": _attempts(found),
         "dead": dead(found),
         "dead_letters": found.dead_letters,
+        # The cell `dead` has these mailboxes for a person.
         **({} if output.on_terminal() and not as_json else {"dead_in": found.dead_in}),
         "settings": found.settings if as_json else shown(found.settings, _ZERO),
         **beside(_named(found.more), as_json),
@@ -142,7 +144,7 @@ def _show(found: GroupFacts, as_json: bool) -> None:
         return
     output.facts(facts, as_json=False)
     if not members and not output.on_terminal():
-        return
+        return  # In a pipe no line means no member.
     output.entries(
         _MEMBERS,
         found.members,
@@ -164,6 +166,7 @@ _MEMBERS: Final = (
 )  # fmt: skip
 
 _ZERO = {"attempts_max": "not counted", "lease_ms": "none"}
+"""Words for a setting that is 0."""
 
 
 def _attempts(found: GroupFacts) -> Cell:
@@ -255,6 +258,7 @@ def reset(
 ) -> None:
     """Have a group stand elsewhere, forward or back."""
     start = start_point(point)
+    # `last` (the newest record of each subject) is a start of `sub`, and no place in a stream.
     if point.strip().lower() == "last":
         raise CommandFailed(
             "a group stands at one place: earliest, latest, OFFSET, message ID or TIME", USAGE
@@ -264,7 +268,7 @@ def reset(
         try:
             found = client.reset_group(stream, group, start, force=force)
         except BrokerRefused as error:
-            if error.code == "in_use":
+            if error.code == "in_use":  # Members hold records.
                 raise CommandFailed(
                     f"{stream}/{group} was not reset: {error.reason}; --force ends its memberships"
                 ) from None
@@ -300,6 +304,7 @@ def requeue(
     with linked(ctx) as client:
         found = known(client, stream, group)
         try:
+            # The progress bar follows the number of dead letters, asked for meanwhile.
             count = watched(
                 f"requeuing {group}", max(1, len(numbers or ()) or found.dead),
                 lambda: client.requeue_group(stream, group, numbers or ()),
@@ -308,7 +313,8 @@ def requeue(
         except BrokerRefused as error:
             if numbers or error.code != "unknown_request":
                 raise
-            count = 0  # nothing to do is no fault, as with a service
+            count = 0  # All of none were asked for: nothing to do is no fault.
+        # `left`: how many stay dead letters, of the numbers that were given or of all.
         after = found if numbers else client.group_info(stream, group)
         left = len(set(numbers)) - count if numbers else after.dead
     text = f"{count_text(count, 'record')} of {stream} again for {group}"

@@ -55,10 +55,11 @@ Records keep subject, keys, fields, properties, the producer's time, expiry and 
 append time are new."""
 
 _ROWS: Final = 1_000
+"""Records of one step at most. Another value makes other keys of the same file."""
 _BYTES: Final = 1 << 20
-"""Records and bytes of bodies of one step, and half a batch of a broker with lower limits at most;
-a change makes other keys of the same file."""
+"""Bytes of bodies of one step at most. Another value makes other keys of the same file."""
 _UNDER_WAY: Final = 16
+"""Steps that are sent without a confirm, at most."""
 _HEADER: Final = ("body", "subject", "keys", "fields", "client_time", "expires", "properties")
 """Columns of a Parquet file that are taken for the parts of a record."""
 _IDENTITY: Final = "malamute-import"
@@ -71,11 +72,11 @@ class _Chunk:
 
     count: int
     content: bytes = b""
-    """A form of the records that is the same for each run."""
+    """The records encoded alike in each run, of which the step's key is made; empty: no key."""
     options: dict[str, Any] = field(default_factory=dict)
     """Arguments of publish_many."""
     contents: Sequence[tuple[bytes, int]] = ()
-    """Batches of a typed stream, each with its number of rows, instead of these."""
+    """Instead of options, for a typed stream: encoded batches, each with its number of rows."""
 
 
 def import_(
@@ -95,13 +96,15 @@ def import_(
     form = form_of(file)
     identity = _IDENTITY if keys else ""
     with file.open("rb") as source, linked(ctx, stays=True, anonymous=identity) as client:
-        found = _made(client, stream)
+        found = _versions_of(client, stream)
         typed = bool(found.schemas)
         if typed and keys:
             raise CommandFailed(
                 f"{stream} is typed, and a step has no rows of typed streams; --no-keys imports"
                 " without keys: each run adds all rows", USAGE,
             )  # fmt: skip
+        # Keys begin with the stream's uuid: a stream of the same name that is made anew later gets
+        # the records once more.
         run = _Import(client, stream, found.uuid if keys else b"")
         welcome = client.welcome
         assert welcome is not None, "a broker has answered"
@@ -112,6 +115,7 @@ def import_(
         if form != PARQUET:
             defaults = inputs.Defaults()
             make = None if rows_of is None else rows_of.from_json
+            # following="": lines before a wrong one are told of by run.go().
             pieces = inputs.read_rows(source, defaults, parts=True, typed=make, following="")
             chunks = cuts.chunks(pieces) if rows_of is None else rows_of.chunks(pieces)
         else:
@@ -119,8 +123,8 @@ def import_(
         return run.go(chunks, source, total, as_json=as_json)
 
 
-def _made(client: SyncClient, stream: str) -> StreamVersions:
-    """Return what a writer is told of a stream, which is made when it is not there."""
+def _versions_of(client: SyncClient, stream: str) -> StreamVersions:
+    """Return the uuid and schemas of a stream, which is made when it is not there."""
     try:
         return client.stream_versions(stream)
     except BrokerRefused as error:
@@ -134,19 +138,22 @@ class _Cuts:
     """The cutting of rows into steps at places that do not depend on how the rows arrive."""
 
     def __init__(self, limits: Limits) -> None:
-        """limits: the broker's."""
+        """limits: the broker's, which a step has to keep when it becomes a batch."""
         most = limits.batch_bytes_max
         self._rows = min(_ROWS, limits.batch_records_max)
+        # Half for the bodies leaves the other half for subjects, fields and properties.
         self._bytes = min(_BYTES, most // 2)
+        # A sixteenth is left for what the batch's own encoding needs beside.
         self._content_bytes = most - most // 16
 
     def chunks(self, pieces: Iterable[list[Row]]) -> Iterator[_Chunk]:
-        """Yield the chunks of rows."""
+        """Yield the rows as chunks. pieces: rows as they arrived."""
         rows: list[Row] = []
         size = 0
         for piece in pieces:
             for row in piece:
-                more = len(row[0]) if isinstance(row[0], bytes) else sum(map(len, row[0]))
+                body = row[0]  # Bytes, or a list of parts.
+                more = len(body) if isinstance(body, bytes) else sum(map(len, body))
                 if rows and (len(rows) == self._rows or size + more > self._bytes):
                     yield from self._whole_or_halves(rows)
                     rows, size = [], 0
@@ -156,7 +163,10 @@ class _Cuts:
             yield from self._whole_or_halves(rows)
 
     def _whole_or_halves(self, rows: list[Row]) -> Iterator[_Chunk]:
-        """Yield a chunk of rows, or those of its halves: fields and properties may fill a batch."""
+        """Yield a chunk of rows, or those of its halves while it is too large for a batch.
+
+        Rows were counted by their bodies alone, and fields and properties may be larger.
+        """
         chunk = _chunk(rows)
         if len(rows) == 1 or len(chunk.content) <= self._content_bytes:
             yield chunk
@@ -167,7 +177,7 @@ class _Cuts:
 
 
 def _chunk(rows: list[Row]) -> _Chunk:
-    """Make a chunk of rows: their encoded form tells whether it was imported before."""
+    """Return a chunk of rows, with the encoded form that its key is made of."""
     import msgspec
 
     options = {
@@ -182,7 +192,11 @@ def _chunk(rows: list[Row]) -> _Chunk:
 
 
 def _of_parquet(source: IO[bytes], typed: _TypedRows | None, cuts: _Cuts) -> Iterator[_Chunk]:
-    """Yield the rows of a Parquet file. Raises CommandFailed."""
+    """Yield the rows of a Parquet file as chunks.
+
+    typed: makes them for a typed stream, whose rows have no keys to be cut for; None: cuts does.
+    Raises CommandFailed: it is no Parquet file, or its columns are not those of records.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -207,9 +221,13 @@ def _of_parquet(source: IO[bytes], typed: _TypedRows | None, cuts: _Cuts) -> Ite
 
 
 def _check_columns(schema: pa.Schema, names: Collection[str]) -> None:
-    """Raise CommandFailed for a column of a record's parts that has another type."""
+    """Raise CommandFailed for a column that would become a part of a record and has another type.
+
+    names: columns that become parts of a record, as subject; others are not looked at.
+    """
     import pyarrow as pa
 
+    # "null" is the type of a column without any value, which fits everywhere.
     def is_text(kind: Any) -> bool:
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         return str(kind) in ("string", "large_string", "string_view", "null")
@@ -250,7 +268,11 @@ def _check_columns(schema: pa.Schema, names: Collection[str]) -> None:
 
 
 def _rows(batch: Any) -> list[Row]:
-    """Return the rows of a piece of a Parquet file as records. Raises CommandFailed."""
+    """Return the rows of a piece of a Parquet file as records.
+
+    batch: has the columns that become parts of a record alone. Raises CommandFailed: a row has no
+    body, or its properties cannot be read.
+    """
     import pyarrow as pa
 
     if "body" in batch.schema.names:
@@ -261,18 +283,18 @@ def _rows(batch: Any) -> list[Row]:
             raise CommandFailed("a row of it has no body (null); an empty body is b''")
     for place, column in enumerate(batch.schema):
         if pa.types.is_timestamp(column.type) and column.type.unit == "ms":
-            # Python's times end with the year 9999.
+            # As whole milliseconds: Python's datetime ends with the year 9999.
             times = batch.column(place).cast(pa.int64())
             batch = batch.set_column(place, column.name, times)
     return [_row(each) for each in batch.to_pylist()]
 
 
 def _row(values: dict[str, Any]) -> Row:
-    """Return a row as a record: body, keys, fields, times and properties. Raises CommandFailed."""
+    """Return a row as a record. values: by column. Raises CommandFailed: bad properties."""
     import msgspec
 
     body = values.get("body")
-    keys = values.get("keys") or [values.get("subject") or ""]
+    keys = values.get("keys") or [values.get("subject") or ""]  # The first key is the subject.
     given = values.get("properties")
     try:
         properties = msgspec.msgpack.decode(given, type=dict[str, Any]) if given else {}
@@ -316,11 +338,14 @@ class _TypedRows:
         self.header = [name for name in HEADER_COLUMNS if name not in self._schema.names]
 
     def from_json(self, row: dict[str, Any]) -> Any:
-        """Return the columns of a JSON line's row. Raises ValueError, TypeError."""
+        """Return the columns of a JSON line's row, in the schema's types.
+
+        Raises ValueError, TypeError: a value does not fit its column.
+        """
         return from_json(row, self._row)
 
     def chunks(self, pieces: Iterable[list[Row]]) -> Iterator[_Chunk]:
-        """Yield the rows of JSON lines. Raises CommandFailed."""
+        """Yield the rows of JSON lines as chunks. Raises CommandFailed: one does not fit."""
         import pyarrow as pa
 
         for piece in pieces:
@@ -335,12 +360,17 @@ class _TypedRows:
                 yield self._chunk(table, rows)
 
     def of_parquet(self, batch: Any) -> _Chunk:
-        """Return the rows of a piece of a Parquet file. Raises LocalProtocolError."""
+        """Return the rows of a piece of a Parquet file as a chunk.
+
+        Columns of the header become parts of the records, the others columns of the schema. Raises
+        LocalProtocolError: they do not fit the schema.
+        """
         import pyarrow as pa
 
         names = batch.schema.names
         header = [name for name in names if name in self.header]
         rows = _rows(batch.select(header))
+        # A schema may have a column `subject` itself: its value is the record's subject, too.
         if "subject" in names and "keys" not in header:
             subjects = batch.column("subject").cast(pa.string()).to_pylist()
             rows = [
@@ -350,10 +380,14 @@ class _TypedRows:
         return self._chunk(pa.Table.from_batches([batch.select(kept)]), rows)
 
     def _chunk(self, table: Any, rows: list[Row]) -> _Chunk:
-        """Make a chunk of the rows of a table, encoded for the typed stream."""
+        """Return a chunk of a table's rows, encoded as batches of the typed stream.
+
+        rows: the same rows as records, of which the headers are taken.
+        """
         from malamute_py.client.session.tables import TableRows
 
         def options(first: int, count: int) -> dict[str, Any]:
+            """Return the headers of the rows that one batch gets."""
             some = rows[first : first + count]
             subjects = [subject for _, subject, _, _, _, _ in some]
             return {"subject": subjects, **inputs.further_columns(some)}
@@ -372,12 +406,16 @@ class _Import:
         """uuid: of the stream; empty: without keys."""
         self._client = client
         self._stream = stream
-        self._key = uuid
+        self._key = uuid  # Of the newest step; before the first one the stream's uuid.
         self._under_way: deque[tuple[Pending[Confirmation | None], int]] = deque()
-        self._added = self._known = 0
+        self._added = self._known = 0  # Records that were new, and that an earlier run brought.
 
     def go(self, chunks: Iterator[_Chunk], source: IO[bytes], total: int, *, as_json: bool) -> int:
-        """Import all of it, and say how much of it was new; returns the exit code."""
+        """Import all chunks, and tell how much of it was new; return the exit code.
+
+        source, total: the file and its bytes, for the progress bar. Whatever ends it early, the
+        person is told how many records are certain and whether to run it again.
+        """
         began = time.monotonic()
         unreadable: CommandFailed | None = None
         try:
@@ -398,6 +436,7 @@ class _Import:
                 if unreadable is not None:
                     raise unreadable
         except BaseException as error:
+            # Keys are kept in ring main, and a step lies in one ring.
             if isinstance(error, BrokerRefused) and error.code == "cross_ring":
                 raise CommandFailed(
                     f"{self._stream} is in memory or has a ring of its own, where a step has no"
@@ -423,7 +462,9 @@ class _Import:
     def _put(self, chunk: _Chunk) -> None:
         """Send a chunk as a step of its own, or, when steps have no keys, by an ordinary publish.
 
-        A step's key depends on all chunks up to it: an import that is repeated repeats its keys.
+        A step's key is a hash of the key before and of the chunk, and so of all chunks up to it.
+        The same file gives the same keys in each run, and the broker takes a step whose key it
+        knows as done.
         """
         if not self._key:
             self._publish(chunk)

@@ -36,11 +36,13 @@ A message is taken out of the mailbox once it is printed. To look without taking
 `malamute mailbox peek`; to run a command for each and try again what fails, `malamute work`."""
 
 _CREDIT: Final = 1024
+"""Messages that the broker may have sent without an acknowledgement, at most."""
 _CREDIT_BYTES: Final = 8 << 20
 _LEFT_RECORDS: Final = 1 << 20
 _LEFT_BYTES: Final = 1 << 30
 """Credit with --no-ack, where messages are given back at the end only."""
 _LOOK_MS: Final = 200
+"""Time between two questions whether a mailbox is empty."""
 
 
 def inbox(
@@ -89,15 +91,15 @@ def inbox(
         )  # fmt: skip
         printed = _Printed(reader, name, no_ack)
         try:
-            with reader:
+            with reader:  # At its end, messages without an acknowledgement go back.
                 reader.accepted()
                 if output.on_terminal() and not until_empty:
                     say(f"{name}: waiting for mail; end with Ctrl-C")
                 try:
                     _print(client, reader, printed, writer, count, until_empty, timeout_ms)
                 finally:
-                    # Also when our reader went away: messages that were printed are not to come
-                    # again.
+                    # Also when the program that reads our output went away: messages that were
+                    # printed are not to come again.
                     printed.acknowledge()
         except KeyboardInterrupt:
             if output.on_terminal():
@@ -111,7 +113,10 @@ def inbox(
 
 
 def own(client: SyncClient) -> str:
-    """Return the name of the client's own mailbox. Raises CommandFailed when it has none."""
+    """Return the name of the client's own mailbox, which is that of its identity.
+
+    Raises CommandFailed: it has no identity.
+    """
     welcome = client.welcome
     if welcome is None or not welcome.identity:
         raise CommandFailed(
@@ -123,9 +128,9 @@ def own(client: SyncClient) -> str:
 
 
 def known(client: SyncClient, mailbox: str, following: str = "") -> Any:
-    """Return facts about a mailbox. Raises CommandFailed, with the nearest name, without one.
+    """Return facts about a mailbox. Raises CommandFailed, with the nearest name: there is none.
 
-    following: how it comes into being, when that is not by sending to it.
+    following: the advice how it is made; empty: by sending to it.
     """
     return absent(
         lambda: client.mailbox_info(mailbox),
@@ -147,7 +152,10 @@ class _Printed:
         self._count = 0
 
     def add(self, messages: Any) -> None:
-        """Count messages that were printed; now and then acknowledge them."""
+        """Note messages that were printed, for acknowledge(); with --no-ack none are.
+
+        messages: a list of single ones, or those that came together.
+        """
         from malamute_py.client.session.letters import ranges_of
 
         if self._no_ack:
@@ -160,16 +168,17 @@ class _Printed:
 
     @property
     def many(self) -> bool:
-        """Whether the broker should be told now."""
+        """Whether to acknowledge now: the credit is used up, and no more would come."""
         return self._count >= _CREDIT
 
     def acknowledge(self) -> None:
         """Take the printed messages out of the mailbox."""
+        # Taken out first, so that an exception does not have them acknowledged twice.
         ranges, self._ranges, self._count = sorted(self._ranges), [], 0
         if not ranges:
             return
         try:
-            with uninterrupted():
+            with uninterrupted():  # Ctrl-C waits until it is done.
                 self._reader.acknowledge(ranges)
         except BrokerRefused as error:
             if error.code != "not_held":
@@ -194,9 +203,9 @@ def _print(
     single = count is not None
     while True:
         try:
-            messages = _next(reader, single, 0)
+            messages = _next(reader, single, 0)  # Without waiting, as long as there are any.
         except Timeout:
-            printed.acknowledge()
+            printed.acknowledge()  # Before a wait: a command that is ended then lost nothing.
             messages = (
                 _at_hand(client, reader, printed.name, single)
                 if until_empty
@@ -204,7 +213,7 @@ def _print(
             )
         if messages is None:
             return
-        with uninterrupted():
+        with uninterrupted():  # Ctrl-C must not come between printing and noting.
             writer.write_all(messages)
             printed.add(messages)
         if printed.many:
@@ -222,7 +231,10 @@ def _next(reader: SyncInbox, single: bool, timeout_ms: int | None) -> Any:
 
 
 def _at_hand(client: SyncClient, reader: SyncInbox, name: str, single: bool) -> Any:
-    """Return the next messages as long as there are any; None: there are none."""
+    """Return the next messages of the mailbox; None: it has none that could be delivered.
+
+    Asks the broker, since silence does not tell an empty mailbox from a slow one.
+    """
     while True:
         try:
             return _next(reader, single, 0)
@@ -232,6 +244,7 @@ def _at_hand(client: SyncClient, reader: SyncInbox, name: str, single: bool) -> 
         try:
             return _next(reader, single, 0)
         except Timeout:
+            # Held by other readers, or delayed: not for us, or not now.
             if facts.messages - facts.held - facts.delayed <= 0:
                 return None
         try:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _CHUNK_BYTES: Final = 1 << 20
 _LINE_BYTES_MAX: Final = 64 << 20
+"""Longest line or body that is read; a longer one is taken for a mistake."""
 _IGNORED: Final = frozenset(
     {
         "offset", "time", "epoch", "id", "stream",
@@ -29,9 +30,10 @@ _IGNORED: Final = frozenset(
     }
 )  # fmt: skip
 """Keys that `sub --json` and `inbox --json` print and that no sender can set."""
-_KNOWN: Final = (
+_TAKEN: Final = (
     "body", "body_base64", "subject", "keys", "fields", "client_time", "expires", "properties",
 )  # fmt: skip
+"""Keys of a JSON line that become parts of a record."""
 
 
 class Defaults:
@@ -80,7 +82,11 @@ Piece = tuple[list[bytes], dict[str, Any]]
 def check_sources(
     given: Sequence[str], *, files: bool, json_lines: bool, from_name: bool, whole: bool = False
 ) -> None:
-    """Raise CommandFailed when a command line names its input twice, or not at all."""
+    """Raise CommandFailed when a command line names its input twice, or not at all.
+
+    given: the arguments: bodies, or with `files` paths. json_lines, whole: how standard input is
+    read. from_name: a file's name becomes its subject.
+    """
     if files and not given:
         raise CommandFailed("--file: name the files after it", USAGE)
     if sum((files, json_lines, whole)) > 1:
@@ -104,7 +110,10 @@ def source_of(
     given: Sequence[str], defaults: Defaults, *, files: bool, json_lines: bool, from_name: bool,
     what: str,
 ) -> Iterator[Piece]:  # fmt: skip
-    """Return the input that a command line names. what: the word for one of it, to a person."""
+    """Return the files or lines that a command line names, as bodies with their options.
+
+    given: paths. what: "record" or "message", for the person who types lines.
+    """
     if files:
         return _files(given, defaults, from_name)
     if sys.stdin.isatty():
@@ -113,7 +122,7 @@ def source_of(
 
 
 def tell_key(client: SyncClient) -> None:
-    """Warn of a key that is of little use: without an identity each process is another sender."""
+    """Warn of --key without an identity: a key is one sender's, and each process is another."""
     if client.welcome is None or not client.welcome.identity:
         say(
             "--key: this client has no identity, so the next command is another sender to the"
@@ -122,7 +131,7 @@ def tell_key(client: SyncClient) -> None:
 
 
 def whole() -> bytes:
-    """Read all of standard input. Raises CommandFailed when that is too much."""
+    """Return all of standard input as one body. Raises CommandFailed: it is too long."""
     if sys.stdin.isatty():
         say("type the body; end with Ctrl-D")
     body = sys.stdin.buffer.read(_LINE_BYTES_MAX + 1)
@@ -132,10 +141,13 @@ def whole() -> bytes:
 
 
 def _chunks(source: IO[bytes]) -> Iterator[list[bytes]]:
-    """Yield whole lines, as many as have arrived; wait only when there is none."""
+    """Yield whole lines, as many as have arrived; wait only when there is none.
+
+    The last line need not end. Raises CommandFailed: a line is too long.
+    """
     # read1() returns what has arrived; read() would wait until the chunk is full.
     read = getattr(source, "read1", source.read)
-    rest: list[bytes] = []
+    rest: list[bytes] = []  # Pieces of a line that has not ended, and their bytes.
     held = 0
     while chunk := read(_CHUNK_BYTES):
         end = chunk.rfind(b"\n")
@@ -161,13 +173,17 @@ def _lines(source: IO[bytes], defaults: Defaults) -> Iterator[Piece]:
 
 
 def _alike(defaults: Defaults, count: int) -> dict[str, Any]:
+    """Return the options of publish_many for `count` records that have the same headers.
+
+    A subject with further keys has no form for all: it is given for each record.
+    """
     if isinstance(defaults.subject, str):
         return {"subject": defaults.subject, **defaults.options()}
     return {"subjects": [defaults.subject] * count, **defaults.options()}
 
 
 def _files(paths: Sequence[str], defaults: Defaults, from_name: bool) -> Iterator[Piece]:
-    """Yield each file as a body, and a piece. from_name: its name ends the subject."""
+    """Yield each file as one body. from_name: its name without ending ends the subject."""
     prefix = defaults.subject if isinstance(defaults.subject, str) else defaults.subject[0]
     for path in map(Path, paths):
         body = path.read_bytes()
@@ -182,7 +198,10 @@ def _files(paths: Sequence[str], defaults: Defaults, from_name: bool) -> Iterato
 
 
 def _objects(source: IO[bytes], defaults: Defaults) -> Iterator[Piece]:
-    """Yield each line as a JSON object. Raises CommandFailed after all lines before a bad one."""
+    """Yield JSON lines as records, as many in a piece as have arrived.
+
+    Raises CommandFailed at a bad line, after all lines before it.
+    """
     for rows in read_rows(source, defaults):
         yield _columns(rows, defaults.codec)
 
@@ -195,10 +214,11 @@ def read_rows(
     typed: Callable[[Any], Any] | None = None,
     following: str = "; the lines before it were taken",
 ) -> Iterator[list[Row]]:
-    """Yield the rows of JSON lines, as many as have arrived. Raises as _objects().
+    """Yield JSON lines as rows, as many as have arrived, with `defaults` for what they leave out.
 
     parts: whether a body may be a list of parts. typed: makes the body of what a line has as `row`,
     which each line must have then. following: ends the error of a line that cannot be read.
+    Raises CommandFailed at such a line, after all lines before it.
     """
     number = 0
     for lines in _chunks(source):
@@ -212,6 +232,7 @@ def read_rows(
             try:
                 rows.append(_row(line, defaults, client_time, expires, parts, typed))
             except (CommandFailed, ValueError, TypeError, KeyError) as error:
+                # The rows before it go out first.
                 failure = CommandFailed(f"line {number}: {error}{following}")
                 break
         if rows:
@@ -234,7 +255,7 @@ def _row(
     """Return the record of a JSON line. Raises CommandFailed, which says what is wrong with it.
 
     parts: a body may be a list of parts. client_time, expires: the times of records that name none.
-    typed: makes the body of the line's row.
+    typed: makes the body of the line's row. Raises also ValueError, TypeError, KeyError.
     """
     import msgspec
 
@@ -256,12 +277,13 @@ def _row(
             "is a list of parts, which pub does not publish; copy such a stream with"
             " `malamute replay STREAM --to-stream NAME`"
         )
+    # A misspelt key is told; keys that only our own output has are passed over.
     for key in value:
-        if key not in _KNOWN and key not in _IGNORED and key not in ("parts_base64", "row"):
-            near = difflib.get_close_matches(key, _KNOWN, n=1)
+        if key not in _TAKEN and key not in _IGNORED and key not in ("parts_base64", "row"):
+            near = difflib.get_close_matches(key, _TAKEN, n=1)
             raise CommandFailed(
                 f"unknown key {key!r}; " + (f"did you mean {near[0]}?" if near else
-                                            f"known are {', '.join(_KNOWN)}")
+                                            f"known are {', '.join(_TAKEN)}")
             )  # fmt: skip
     keys = value.get("keys")
     if keys is not None and not isinstance(keys, list):
@@ -295,7 +317,10 @@ def _field(value: Any) -> str:
 
 
 def _property(value: Any) -> Any:
-    """Return the value of a property; what JSON has not is an object, as {"base64": text}."""
+    """Return the value of a property, as `sub --json` writes it.
+
+    Values that JSON cannot write are objects: bytes {"base64": text}, and {"float": "nan"}.
+    """
     if isinstance(value, dict) and value.keys() == {"base64"}:
         return base64.b64decode(value["base64"], validate=True)
     if isinstance(value, dict) and value.keys() == {"float"}:
@@ -304,6 +329,7 @@ def _property(value: Any) -> Any:
 
 
 def _time(value: Any) -> int | None:
+    """Return a time of a JSON line in milliseconds: a number as it is, a text as an option's."""
     if value is None or type(value) is int:
         return value
     return time_ms(str(value))
@@ -326,6 +352,7 @@ def _body(value: dict[str, Any]) -> bytes | list[bytes]:
 
 
 def _columns(rows: list[Row], codec: str) -> Piece:
+    """Return rows as columns, which publish_many takes."""
     bodies: list[Any] = [body for body, _, _, _, _, _ in rows]
     subjects = [subject for _, subject, _, _, _, _ in rows]
     return bodies, {"subjects": subjects, "codec": codec, **further_columns(rows)}

@@ -48,14 +48,15 @@ Directory = Annotated[
     Path, typer.Argument(metavar="DIR", help="The broker's data directory.", show_default=False)
 ]
 _BAD: Final = frozenset({"damaged", "missing", "unknown", "restorable"})
+"""Kinds of findings that end `verify` with exit code 1."""
 _STYLES: Final = {
     "ok": "green", "damaged": "bold red", "missing": "bold red", "unknown": "red",
     "restorable": "yellow", "dropped": "yellow", "index": "yellow",
 }  # fmt: skip
 
 
-def _stopped(directory: Path) -> None:
-    """Raise CommandFailed unless it is the data directory of a stopped broker."""
+def _check_stopped(directory: Path) -> None:
+    """Raise CommandFailed unless it is the data directory of a broker that does not run."""
     from malamute_py.journal.directory import IDENTITY_FILE, RINGS
     from malamute_py.journal.inspect import in_use
     from malamute_py.journal.storage import FileStorage
@@ -64,6 +65,7 @@ def _stopped(directory: Path) -> None:
         raise CommandFailed(f"{directory}: there is no such directory; name a broker's --data")
     from malamute_py.journal.directory import EPOCH_FILE
 
+    # Any of them is enough: a damaged directory may lack the others.
     ours = [IDENTITY_FILE, EPOCH_FILE, RINGS]
     if not any((directory / name).exists() for name in ours):
         raise CommandFailed(f"{directory}: holds no journal; name the directory of --data")
@@ -88,7 +90,7 @@ def stat(directory: Directory, as_json: output.Json = False) -> int:
     """Show what a data directory holds, by ring and stream."""
     from malamute_py.journal.inspect import stat as read
 
-    _stopped(directory)
+    _check_stopped(directory)
     found = read(directory)
     names = stream_names(directory)
     if as_json:
@@ -184,11 +186,15 @@ def _time(at_ms: int) -> Cell:
 
 def stream_names(directory: Path) -> dict[int, str]:
     """Return names by number, from the change log in ring main; damaged records are left out."""
-    return {number: name for number, (name, _) in _streams(directory).items()}
+    return {number: name for number, (name, _) in _names_and_settings(directory).items()}
 
 
-def _streams(directory: Path) -> dict[int, tuple[str, StreamSettings]]:
-    """Return names and newest settings by number, as of stream_names()."""
+def _names_and_settings(directory: Path) -> dict[int, tuple[str, StreamSettings]]:
+    """Return name and newest settings by stream number, from the change log in ring main.
+
+    Its records are read from old to new: a snapshot has all streams of its time, then changes come.
+    Damaged ones are left out, so that records can be told by name even of a damaged log.
+    """
     import msgspec
 
     from malamute_protocol.errors import BatchError
@@ -206,7 +212,7 @@ def _streams(directory: Path) -> dict[int, tuple[str, StreamSettings]]:
             try:
                 bodies = control_bodies(dumped.content)
                 if dumped.kind == "snapshot":
-                    # The journal's own record goes first.
+                    # The first body is the journal's own record, and the snapshot follows.
                     rows = decode_snapshot(bodies[1:]).tables.streams
                     found |= {number: (row.name, row.settings) for number, row in rows.items()}
                     continue
@@ -245,8 +251,9 @@ def verify(
     from malamute_py.journal.inspect import verify as verify_rings
     from malamute_py.store.checking import findings as findings_of_tables
 
-    _stopped(directory)
+    _check_stopped(directory)
     found = []
+    # verify_rings() yields how far it is between its findings.
     with Progress("verifying", total=1) as progress:
         for finding in verify_rings(directory, ring):
             if finding.kind == "progress":
@@ -257,7 +264,7 @@ def verify(
                 )  # fmt: skip
             else:
                 found.append(finding)
-        if ring is None:
+        if ring is None:  # The tables of the checkpoint belong to no ring.
             found += findings_of_tables(directory)
     if ring is not None and not any(finding.ring == ring for finding in found):
         raise CommandFailed(f"{directory}: there is no ring {ring}; see: malamute journal stat", 1)
@@ -313,13 +320,13 @@ def repair(
     """
     from malamute_py.store.mending import mend
 
-    _stopped(directory)
+    _check_stopped(directory)
     with Progress("repairing") as progress:
         mended = mend(
             directory, target,
             progress=lambda done, what: progress.update(done, f"{size_text(done)}  {what}"),
         )  # fmt: skip
-    names = stream_names(target)
+    names = stream_names(target)  # Of the copy, which has no damage.
     lost = [
         {
             "ring": each.ring, "stream": names.get(each.stream, str(each.stream)),
@@ -357,7 +364,7 @@ def repair(
             as_json=False,
             empty="no records of streams were lost",
         )  # fmt: skip
-    if not mended.whole:
+    if not mended.whole:  # Something that the broker had is not in the copy.
         say(f"{target} is sound, and lacks what is told above; start it with malamute broker")
         return LOST
     return 0
@@ -420,6 +427,7 @@ def read(
     damaged = False
 
     def tell(notice: Notice) -> None:
+        """Print a notice, and remember damage for the exit code."""
         nonlocal damaged
         damaged |= isinstance(notice, GapNotice) and notice.code == "damaged"
         tell_notice(notice)
@@ -435,7 +443,7 @@ def read(
                 if batch is None:
                     break
                 left = len(batch) if count is None else min(len(batch), count - writer.count)
-                with uninterrupted():
+                with uninterrupted():  # Ctrl-C waits, so that no line is half written.
                     writer.write(batch if left == len(batch) else cut(batch, 0, left))
         except KeyboardInterrupt:
             return INTERRUPTED
@@ -481,9 +489,9 @@ def dump(
 
     if bodies_only and (as_json or batches):
         raise CommandFailed("--bodies-only goes with neither --json nor --batches", USAGE)
-    if not batches and stream is None and any(map(_bare, (begin, end))):
+    if not batches and stream is None and any(map(_given_as_offset, (begin, end))):
         raise CommandFailed("offsets count within one stream: name it with --stream", USAGE)
-    _stopped(directory)
+    _check_stopped(directory)
     rings = all_names(FileStorage(directory, read_only=True))
     if ring is not None and ring not in rings:
         raise CommandFailed(
@@ -495,7 +503,7 @@ def dump(
     return _dump_records(directory, chosen, stream, begin, end, bodies_only)
 
 
-def _bare(text: str | None) -> bool:
+def _given_as_offset(text: str | None) -> bool:
     return text is not None and is_offset(text)
 
 
@@ -522,7 +530,7 @@ def _dump_batches(directory: Path, rings: list[str], begin: str | None, end: str
                     "bundle": stamp.bundle_lsn, "synced": stamp.synced_lsn,
                 }  # fmt: skip
             output.print_json(line, compact=True)
-    return _faults(directory, faults)
+    return _tell_faults(directory, faults)
 
 
 def _dump_records(
@@ -535,13 +543,14 @@ def _dump_records(
 ) -> int:
     """Print the records of rings, of one stream or all, as JSON lines or bodies; the exit code.
 
-    begin, end: offsets or times.
+    begin, end: offsets or times, as typed. Damaged places are told and skipped; they make the exit
+    code 1.
     """
     from malamute_protocol.schema import Schemas
     from malamute_py.changelog.settings import versions
     from malamute_py.journal.inspect import dump as read
 
-    streams = _streams(directory)
+    streams = _names_and_settings(directory)
     names = {number: name for number, (name, _) in streams.items()}
     schemas = {
         number: Schemas(versions(settings).items())
@@ -558,8 +567,9 @@ def _dump_records(
                 faults += 1
                 say(f"{ring} at position {dumped.lsn}: {dumped.fault}; {dumped.size} bytes skipped")
                 continue
-            for batch in _batch(dumped, number):
+            for batch in _data_batch(dumped, number):  # One or none.
                 name = names.get(batch.stamp.stream, str(batch.stamp.stream))
+                # Rows of a typed stream are printed by the schema that they were written with.
                 batch.schemas = schemas.get(batch.stamp.stream)
                 lines = []
                 for record in batch.records():
@@ -572,11 +582,14 @@ def _dump_records(
                 if lines:
                     out.write(b"\n".join(lines) + b"\n")
     out.flush()
-    return _faults(directory, faults)
+    return _tell_faults(directory, faults)
 
 
-def _batch(dumped: Dumped, number: int | None) -> Iterator[Batch]:
-    """Decode the data batch, if it is one of the stream."""
+def _data_batch(dumped: Dumped, number: int | None) -> Iterator[Batch]:
+    """Yield the batch, if it has records of the stream; nothing otherwise.
+
+    number: of the stream; None: any.
+    """
     from malamute_protocol.batch import Batch
     from malamute_protocol.content import Content
 
@@ -586,7 +599,7 @@ def _batch(dumped: Dumped, number: int | None) -> Iterator[Batch]:
 
 
 class _FileRange:
-    """A range as typed; `now` is one moment for all records."""
+    """A range of offsets and times as typed, read once: `now` is one moment for all records."""
 
     def __init__(self, begin: str | None, end: str | None) -> None:
         """Parse both ends. Raises CommandFailed."""
@@ -602,7 +615,10 @@ class _FileRange:
 
 
 def _limit(text: str | None, none: float) -> tuple[float, float]:
-    """Return an offset and a time; the one that was not given is `none`."""
+    """Return one end of a range as an offset and a time.
+
+    none: stands for the one that was not given: an infinity, which bounds nothing.
+    """
     if text is None:
         return none, none
     return (int(text), none) if is_offset(text) else (none, time_ms(text))
@@ -619,7 +635,8 @@ def _number(stream: str, names: dict[int, str]) -> int:
     raise CommandFailed(f"there is no stream {stream} in the files; there are: {known}")
 
 
-def _faults(directory: Path, faults: int) -> int:
+def _tell_faults(directory: Path, faults: int) -> int:
+    """Tell how many places are damaged, if any are; return the exit code."""
     if faults:
         say(f"{directory}: {count_text(faults, 'damaged place')}")
         return FAILED

@@ -67,7 +67,10 @@ def show(
 
 
 def make_pair(path: Path) -> str:
-    """Write the two files of a new pair, both or none; returns the public key."""
+    """Write the two files of a new pair, both or none; return the public key.
+
+    Raises FileExistsError: a key that may be in use is never replaced.
+    """
     import zmq
 
     public, secret = zmq.curve_keypair()
@@ -86,9 +89,9 @@ def make_pair(path: Path) -> str:
 
 
 def public_key(text: str, option: str = "") -> str:
-    """Return the public key that a text is, or that its file has or fits.
+    """Return a public key. text: the key, or a file with it or with the secret key of its pair.
 
-    option: the option that had the text. Raises CommandFailed.
+    option: the option that had the text, for the error. Raises CommandFailed: it is neither.
     """
     import zmq
     from zmq.utils import z85
@@ -100,7 +103,7 @@ def public_key(text: str, option: str = "") -> str:
         key = path.read_text().strip()
         if len(key) != KEY_CHARACTERS:
             raise ValueError
-        z85.decode(key.encode("ascii"))
+        z85.decode(key.encode("ascii"))  # Called for its check of the characters.
     except FileNotFoundError:
         where = f"{option}: " if option else ""
         raise CommandFailed(

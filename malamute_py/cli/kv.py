@@ -47,10 +47,14 @@ IfRevision = Annotated[
     typer.Option("--revision", metavar="N", help="Only if this is the key's revision."),
 ]
 _SHOWN_MAX = 200
+"""Bytes of a value that a line shows."""
 
 
 def _view(client: SyncClient, stream: str) -> SyncKeyView:
-    """Return the keys of a stream. Raises CommandFailed, with the nearest name, without one."""
+    """Return the keys of a stream, for a command to read or set.
+
+    Raises CommandFailed: there is no such stream, or it keeps no keys.
+    """
     make = "`malamute stream create NAME --keys --ring-bytes 64MiB`"
     found = absent(
         lambda: client.stream_versions(stream),
@@ -85,9 +89,9 @@ def get(ctx: typer.Context, stream: Stream, key: Key, as_json: output.Json = Fal
         output.print_json(_named(found))
         return
     parts = found.value if isinstance(found.value, list) else [found.value]
-    for part in parts:
+    for part in parts:  # A body may be a list of parts.
         sys.stdout.buffer.write(part)
-    if output.on_terminal() or len(parts) > 1:
+    if output.on_terminal() or len(parts) > 1:  # In a pipe one value is not changed.
         sys.stdout.buffer.write(b"\n")
     sys.stdout.buffer.flush()
 
@@ -144,6 +148,7 @@ def delete(
     """Delete a key."""
     with linked(ctx) as client:
         view = _view(client, stream)
+        # With a revision the broker judges it. Without one, deleting nothing succeeds there.
         if revision is None and _is_absent(view, key):
             raise CommandFailed(f"there is no key '{key}' in stream '{stream}'")
         done = view.delete(key, revision=revision)
@@ -196,6 +201,7 @@ def watch(
         for entry in entries:
             if entry is not None:
                 _print(entry, as_json)
+            # None comes once, after the present values.
             elif present:
                 return
             elif as_json:
@@ -218,7 +224,7 @@ def history(ctx: typer.Context, stream: Stream, key: Key, as_json: output.Json =
 
 
 def _is_absent(view: SyncKeyView, key: str) -> bool:
-    """Whether there is no such key, as far as this user may know."""
+    """Whether there is no such key; False for a user who may not read it and so cannot know."""
     try:
         return view.get(key) is None
     except BrokerRefused as error:
@@ -228,6 +234,7 @@ def _is_absent(view: SyncKeyView, key: str) -> bool:
 
 
 def _given(value: str | None) -> bytes:
+    """Return the value of the command line, or all of standard input."""
     return whole() if value in (None, "-") else str(value).encode()
 
 
@@ -236,7 +243,7 @@ def _tell(text: str, key: str, revision: int, as_json: bool) -> None:
 
 
 def _named(entry: KeyEntry) -> dict[str, Any]:
-    """Return a key's entry as JSON shows it: its value as text, or in base64 if it is none."""
+    """Return a key's entry as JSON shows it: its value as text, or in base64 if it is no text."""
     named: dict[str, Any] = {
         "key": entry.key, "revision": entry.revision, "time_ms": entry.time_ms,
         "time": iso_text(entry.time_ms),
@@ -259,6 +266,7 @@ def _print(entry: KeyEntry, as_json: bool) -> None:
         output.print_json(_named(entry), compact=True)
         return
     parts = entry.value if isinstance(entry.value, list) else [entry.value]
+    # repr() without b'...': bytes that a terminal cannot show are escaped.
     shown = " | ".join(repr(part[:_SHOWN_MAX])[2:-1] for part in parts)
     value = "(deleted)" if entry.deleted else shown
     print(f"{time_text(entry.time_ms)}\t{entry.revision}\t{entry.key}\t{value}")

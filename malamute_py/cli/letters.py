@@ -22,7 +22,7 @@ _ANONYMOUS_SHOWN: Final = 9
 
 
 class MailWriter(RecordWriter):
-    """Writes messages in one form."""
+    """Writes messages in the form that the command's options ask for. Source: RecordWriter."""
 
     def write_all(self, messages: Iterable[Any]) -> None:
         """Write some messages, and flush once."""
@@ -37,10 +37,13 @@ class MailWriter(RecordWriter):
         return mail_object(record)
 
     def _row(self, record: Record) -> str:
-        """Return one message as a line with columns, for a person."""
+        """Return one message as a line with columns, for a person.
+
+        Numbers in _paint() are colours of terminals. ESCAPES: replaces what would move the cursor.
+        """
         mail: Letter = record  # type: ignore[assignment]
         subject = mail.subject.translate(ESCAPES)
-        self._width = self._wider(self._width, subject)
+        self._width = self._wider(self._width, subject)  # Of the column, as lines come one by one.
         cells = [
             self._paint("2", f"{mail.number:>6}"),
             self._paint("2", self._time(mail.append_time_ms)),
@@ -66,7 +69,10 @@ def sender_text(sender: str) -> str:
 
 
 def notes_of(mail: Letter | Peeked) -> list[str]:
-    """List what a person has to know before the body."""
+    """List remarks that a person reads before the body: attempts, why it is here, what it is about.
+
+    mail.why: why a dead letter is one. mail.about: the request that a reply answers, if it is one.
+    """
     notes = []
     if mail.attempts > 1:
         notes.append(f"handed out {mail.attempts} times")
@@ -82,13 +88,17 @@ def notes_of(mail: Letter | Peeked) -> list[str]:
         notes.append("in hand")
     if not_before := getattr(mail, "not_before_ms", 0):
         notes.append(f"not before {time_text(not_before)}")
+    # A dead letter is about a request, too, and no reply.
     if mail.about is not None and not mail.why:
         notes.append("a reply" if mail.last else "a reply, more follow")
     return notes
 
 
 def mail_object(mail: Any) -> dict[str, Any]:
-    """Return a message as one JSON object, without keys for what it does not have."""
+    """Return a message as one JSON object, without keys for what it does not have.
+
+    mail: one that was read, or Peeked.
+    """
     found: dict[str, Any] = {"number": mail.number, "sender": mail.sender}
     found.update(as_object(mail))
     del found["offset"]  # a message has its number instead
@@ -112,7 +122,10 @@ def mail_object(mail: Any) -> dict[str, Any]:
 
 
 class Peeked:
-    """A message that was looked at in its mailbox, with the attributes of one that was read."""
+    """A message that was looked at in its mailbox, with the attributes of one that was read.
+
+    So that MailWriter prints both. What a look does not tell is as it is of a message without it.
+    """
 
     about = None
     last = False
@@ -135,7 +148,7 @@ class Peeked:
         self.priority = facts.priority
         self.size = facts.bytes
         shown = bytes(facts.body)
-        # The broker shows a list as MessagePack, which is longer than the blobs in it.
+        # The broker shows a body that is a list as MessagePack, which is longer than its blobs.
         parts = _list_of(shown) if len(shown) > self.size else None
         self.body = shown if parts is None else parts
         self.cut = parts is None and len(shown) != self.size
@@ -164,7 +177,7 @@ def _list_of(shown: bytes) -> list[bytes] | None:
 
 
 def key_text(key: bytes) -> str:
-    """Return a key as text: as it was typed, or in hexadecimal digits when it is none."""
+    """Return a key as text: as it was typed, or in hexadecimal digits when it is no text."""
     try:
         text = key.decode("ascii")
     except UnicodeDecodeError:

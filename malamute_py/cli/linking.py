@@ -34,25 +34,29 @@ LAST_WAIT_MS: Final = 5_000
 
 
 class _Watch:
-    """The state of the link, as the client's thread reports it."""
+    """The state of the link, as the client's thread reports it by calling this."""
 
     def __init__(self, stays: bool) -> None:
         self.client: SyncClient | Client | None = None
         self.reason = ""
         """Why there is no link, as the client's thread told last; empty: it told nothing."""
         self._stays = stays
+        """True: the command goes on when the link is back; False: it ends with the link."""
         self._lost = False
 
     def __call__(self, event: LinkEvent) -> None:
-        """Tell that the link was lost or is back; give up if the command does not wait."""
+        """Tell the person that the link was lost or is back; end a command that does not wait.
+
+        Called by the client's thread.
+        """
         from malamute_py.client.session.events import Linked, Unlinked
 
         if isinstance(event, Unlinked):
             self.reason = event.reason
             if self.client is None:
-                return
+                return  # The first link is not there yet: connecting raises with the reason.
             if not self._stays:
-                self.client.abort()
+                self.client.abort()  # Its calls then raise ConnectionLost.
             elif event.was_linked:
                 self._lost = True
                 say(f"link lost ({event.reason}); trying again")
@@ -65,30 +69,31 @@ class _Watch:
 def linked(
     ctx: typer.Context, *, stays: bool = False, anonymous: str = "", traces: bool = False
 ) -> Iterator[SyncClient]:
-    """Connect a client to the chosen broker. stays: go on after a lost link.
+    """Connect a client to the chosen broker, for the block of one command.
 
-    anonymous: identity of a client that has no credential and was given none. traces: the command
-    takes --tracing, which the context says where it is not given.
-    Raises CommandFailed when no broker answers, or tracing lacks a package; BrokerRefused,
+    stays: True: go on when a lost link is back; False: the block ends with ConnectionLost.
+    anonymous: identity for a client without a credential that was given none. traces: the command
+    takes --tracing, for which the context has the default.
+    Raises CommandFailed: no broker answers, or tracing lacks a package; BrokerRefused;
     ConnectionLost.
     """
     from malamute_py.client.sync.client import connect_sync
 
     watch = _Watch(stays)
-    endpoints, asked = _asked(ctx, watch)
+    endpoints, asked = _connect_options(ctx, watch)
     if asked["credential"] is None:
         asked["identity"] = asked["identity"] or anonymous
     with ExitStack() as outer:
-        if traces and _traces(ctx):
+        if traces and _is_traced(ctx):
             from malamute_py.cli.tracing import telling
 
             asked["tracing"] = outer.enter_context(telling())
-        with _refused(endpoints, watch, asked["credential"]):
+        with _telling_why_unreachable(endpoints, watch, asked["credential"]):
             client = connect_sync(endpoints, **asked)
         watch.client = client
         if not stays and not client.linked:
-            client.abort()  # The link was lost before the watch had a client that it could end.
-        with _explained(watch), client:
+            client.abort()  # The link was lost before the watch had the client to end.
+        with _telling_why_lost(watch), client:
             yield client
 
 
@@ -102,25 +107,28 @@ async def linked_in_loop(ctx: typer.Context, *, first: bool = True) -> AsyncIter
     from malamute_py.client.aio.client import connect
 
     watch = _Watch(stays=False)
-    endpoints, asked = _asked(ctx, watch)
+    endpoints, asked = _connect_options(ctx, watch)
     if not first:
         asked["identity"] = ""
-    with _refused(endpoints, watch, asked["credential"]):
+    with _telling_why_unreachable(endpoints, watch, asked["credential"]):
         client = await connect(endpoints, **asked)
     watch.client = client
     if not client.linked:
-        client.abort()
-    with _explained(watch):
+        client.abort()  # The link was lost before the watch had the client to end.
+    with _telling_why_lost(watch):
         async with client:
             yield client
 
 
-def _asked(ctx: typer.Context, watch: _Watch) -> tuple[Any, dict[str, Any]]:
-    """Return the endpoints of the chosen broker, and the options to connect with."""
+def _connect_options(ctx: typer.Context, watch: _Watch) -> tuple[Any, dict[str, Any]]:
+    """Return the endpoints of the chosen broker, and the options to connect with.
+
+    May ask the person for a password. watch: is told of the link.
+    """
     from malamute_py.cli.contexts import chosen
 
     context = chosen(options(ctx))
-    # The watch reports it.
+    # The watch tells the person of the link: log lines would tell it twice.
     logging.getLogger("malamute.client.link").setLevel(logging.ERROR)
     return context.endpoints, {
         "timeout_ms": duration_ms(options(ctx).get("connect_timeout", CONNECT_TIMEOUT)),
@@ -131,7 +139,7 @@ def _asked(ctx: typer.Context, watch: _Watch) -> tuple[Any, dict[str, Any]]:
     }
 
 
-def _traces(ctx: typer.Context) -> bool:
+def _is_traced(ctx: typer.Context) -> bool:
     """Whether the command is to be traced: the option says it, else the context."""
     from malamute_py.cli.contexts import chosen
 
@@ -140,20 +148,23 @@ def _traces(ctx: typer.Context) -> bool:
 
 
 @contextmanager
-def _refused(endpoints: Any, watch: _Watch, credential: Credential) -> Iterator[None]:
-    """Say why no broker answered."""
+def _telling_why_unreachable(
+    endpoints: Any, watch: _Watch, credential: Credential
+) -> Iterator[None]:
+    """Turn a failed attempt to connect into CommandFailed, which says why no broker answered."""
     try:
         yield
     except (Timeout, ConnectionLost):
         from malamute_py.client.settings import NO_ANSWER, PAUSED, Plain
 
+        # Silence may also mean that the broker makes those who gave a wrong password wait.
         following = PAUSED if not watch.reason and isinstance(credential, Plain) else ""
         raise unreachable(", ".join(endpoints), watch.reason or NO_ANSWER, following) from None
 
 
 @contextmanager
-def _explained(watch: _Watch) -> Iterator[None]:
-    """Say why the link was lost."""
+def _telling_why_lost(watch: _Watch) -> Iterator[None]:
+    """Raise ConnectionLost with the reason that the watch was told, in place of a vaguer one."""
     try:
         yield
     except ConnectionLost as error:
@@ -169,7 +180,7 @@ def uninterrupted() -> Iterator[None]:
     For work that must not be torn apart, such as printing a record and noting that it is printed.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield  # Python delivers signals to the main thread alone.
         return
     came: list[int] = []
 

@@ -42,6 +42,7 @@ def ls(
     with linked(ctx) as client:
         found = client.list_links(limit)
         welcome = client.welcome
+        # Ages by the broker's clock; an earlier version tells it in its WELCOME alone.
         now_ms = int(client.broker_info().more.get("now_ms", welcome.now_ms if welcome else 0))
     output.entries(
         [
@@ -63,7 +64,7 @@ def ls(
 
 
 def _more(key: str, title: str, shown: Callable[[int], Cell], *, spare: bool = False) -> Column:
-    """Return the column of a figure among the facts of a link that have no field."""
+    """Return the column of a figure that LinkFacts has in its table `more`; 0 where it is not."""
     return Column(
         key, title, right=True, spare=spare, cell=lambda each: shown(int(each.more.get(key, 0)))
     )
@@ -111,12 +112,13 @@ def info(ctx: typer.Context, as_json: output.Json = False) -> None:
     """Show facts and counters of the broker."""
     with linked(ctx) as client:
         found = client.broker_info()
-    more = dict(found.more)
+    more = dict(found.more)  # Facts that BrokerFacts has no field for.
     if "uptime_ms" in more:
         more["uptime_ms"] = Cell(more["uptime_ms"], duration_text(more["uptime_ms"]))
     if "latency" in more:
         more["latency"] = {name: _latency(facts) for name, facts in more["latency"].items()}
-    more.pop("now_ms", None)
+    more.pop("now_ms", None)  # For programs that compute ages.
+    # Two tables about the same rings are shown as one, and the shell's counters with the core's.
     rings, disk, shell = (more.pop(name, {}) for name in ("rings", "disk", "shell"))
     told = {
         "software": Cell(found.software, found.software, "bold"),
@@ -130,7 +132,11 @@ def info(ctx: typer.Context, as_json: output.Json = False) -> None:
 
 
 def _latency(facts: dict[str, Any]) -> dict[str, Any]:
-    """How many were measured, and within how many milliseconds so many percent of them lie."""
+    """Return a histogram as a person reads it: count, p50 and p99 in milliseconds.
+
+    facts: upper bounds of the buckets, and how many lie in each. The last bucket has no bound: a
+    percentile in it is left out.
+    """
     bounds, counts = facts["bounds_s"], facts["counts"]
     found: dict[str, Any] = {"count": sum(counts)}
     for percent in (50, 99):
@@ -144,7 +150,10 @@ def _latency(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sizes(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return facts with each count of bytes as a person reads it, also those in inner tables."""
+    """Return facts with each count of bytes as a person reads it, also those in inner tables.
+
+    A count of bytes has `bytes` as a word of its name, as `ring_bytes`.
+    """
     return {
         name: _sizes(value) if isinstance(value, Mapping)
         else Cell(value, size_text(value)) if "bytes" in name.split("_") and type(value) is int

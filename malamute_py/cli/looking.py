@@ -60,12 +60,13 @@ def look(
 ) -> Look:
     """Ask about the broker, and about its things of these kinds.
 
-    limit: things of each kind; 0: all. links_max: of links alone. Raises ConnectionLost, Timeout.
+    For `check`, `top` and `watch`. limit: things of each kind; 0: all. links_max: links at most; 0:
+    as limit. A refusal is noted in Look.unseen. Raises ConnectionLost, Timeout.
     """
     unseen: dict[str, str] = {}
 
     def allowed(kind: str, ask: Callable[[], list[T]]) -> list[T]:
-        """Return a listing that was asked for; where the broker refuses it, note why."""
+        """Return a listing that was asked for; note in `unseen` why it may lack something."""
         if kind not in kinds:
             return []
         try:
@@ -73,8 +74,8 @@ def look(
         except BrokerRefused as error:
             unseen[kind] = str(error)
             return []
-        # A listing that is empty, or has the user's own mailbox alone, may be all that a user
-        # without any such verb is told.
+        # The broker leaves out what a user may not see, without a word. A user without any of the
+        # verbs gets an empty listing, or that of the own mailbox alone.
         verbs = TOLD_TO.get(kind, ()) if not found or kind == "mailboxes" else ()
         # A broker of an earlier version does not tell what its user may do.
         with contextlib.suppress(BrokerRefused):
@@ -87,7 +88,7 @@ def look(
 
     try:
         told = client.broker_info()
-        # The shell counts apart from the core.
+        # The broker's shell counts apart from its core.
         counters = {**told.counters, **told.more.get("shell", {})}
         broker = {"software": told.software, "epoch": told.epoch, **told.more,
                   "counters": counters}  # fmt: skip

@@ -39,6 +39,7 @@ Names = Annotated[
     typer.Argument(metavar="MAILBOX", help="Which ones.", autocompletion=complete.mailboxes),
 ]
 _BODY_BYTES: Final = 256 << 10
+"""Bytes of each body that `peek` asks for."""
 
 
 @app.command(
@@ -128,7 +129,7 @@ def since(at_ms: int) -> Cell:
 
 
 def made(created_ms: int, by: str) -> dict[str, Any]:
-    """Return when and by whom something was made."""
+    """Return the facts when and by whom something was made."""
     return {
         "created_ms": moment(created_ms),
         "by": creator(by),
@@ -136,7 +137,7 @@ def made(created_ms: int, by: str) -> dict[str, Any]:
 
 
 def beside(more: dict[str, Any], as_json: bool) -> dict[str, Any]:
-    """Return the facts that have no column of their own: for programs."""
+    """Return facts that the client knows no field for: none on a terminal, all for programs."""
     return {} if output.on_terminal() and not as_json else more
 
 
@@ -198,7 +199,7 @@ def purge(
     """Empty a mailbox, except for messages that a reader holds."""
     with linked(ctx) as client:
         found = known(client, mailbox)
-        free = found.messages - found.held
+        free = found.messages - found.held  # A purge leaves what a reader holds.
         if free:
             agreed(f"purge {mailbox} of its {count_text(free, 'message')}", mailbox, yes=yes)
         told = watched(
@@ -280,6 +281,7 @@ def rm(
 ) -> None:
     """Remove mailboxes and all that lies in them."""
     with linked(ctx) as client:
+        # All names are looked up first: with a misspelt one, none is removed.
         for name, found in {name: known(client, name) for name in mailboxes}.items():
             what = f"{name} and its {count_text(found.messages, 'message')}"
             agreed(f"remove {what}", name, yes=yes)

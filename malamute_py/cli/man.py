@@ -31,7 +31,7 @@ _FILES: Final = (("~/.config/malamute/", "Contexts of `malamute context`."),)
 
 
 def man_page() -> str:
-    """Return the manual page of the whole command line."""
+    """Return the manual page of the whole command line, in roff (.SH is a section)."""
     from malamute_py.cli.app import app
 
     root: Any = get_command(app)
@@ -58,7 +58,10 @@ def man_page() -> str:
 
 
 def _commands(command: Any, path: str) -> Iterator[str]:
-    """Yield the lines of the manual page for all commands below one, options of all left out."""
+    """Yield the lines of the manual page for all commands below one. path: the words up to it.
+
+    Options that each command shares with the root (SHARED) stand once, at the root.
+    """
     context = typer.Context(command)
     for name in command.list_commands(context):
         found = command.get_command(context, name)
@@ -77,6 +80,7 @@ def _commands(command: Any, path: str) -> Iterator[str]:
 
 
 def _metavar(parameter: Any) -> str:
+    """Return an argument as a usage line shows it: [NAME] may be left out, NAME... repeated."""
     name = str(parameter.metavar or parameter.name or "").upper()
     if parameter.nargs == -1:
         name += "..."
@@ -86,7 +90,7 @@ def _metavar(parameter: Any) -> str:
 def _options(command: Any, without: Container[str]) -> Iterator[str]:
     """Yield the lines for the options of a command, but for those named in `without`."""
     context = typer.Context(command)
-    for each in command.params:
+    for each in command.params:  # Arguments are among them, and are no options.
         hidden = each.param_type_name != "option" or getattr(each, "hidden", False)
         record = None if hidden else each.get_help_record(context)
         if record is not None and each.name != "help" and each.name not in without:
@@ -101,7 +105,7 @@ def _listed(entries: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 
 def _prose(text: str | None) -> Iterator[str]:
-    """Give paragraphs; those that begin with a mark of help keep their lines."""
+    """Yield the paragraphs of a help text; those that begin with a backspace keep their lines."""
     for paragraph in inspect.cleandoc(text or "").split("\n\n"):
         if not paragraph.strip():
             continue
@@ -109,7 +113,7 @@ def _prose(text: str | None) -> Iterator[str]:
         lines = [line for line in paragraph.replace("\b", "").splitlines() if line.strip()]
         yield ".PP"
         if kept:
-            yield ".nf"
+            yield ".nf"  # Do not fill lines, until .fi.
             yield from map(_escaped, lines)
             yield ".fi"
         else:
@@ -117,6 +121,9 @@ def _prose(text: str | None) -> Iterator[str]:
 
 
 def _escaped(text: str) -> str:
-    """Return a line of text whose characters roff takes as they are."""
+    r"""Return a line of text whose characters roff takes as they are.
+
+    A line that begins with a dot or a quote would be a request: \& before it has no width.
+    """
     found = text.replace("\\", "\\e").replace("-", "\\-")
     return f"\\&{found}" if found.startswith((".", "'")) else found

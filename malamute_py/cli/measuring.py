@@ -40,10 +40,13 @@ class Measure:
     """One thing that was measured."""
 
     def __init__(self, what: str, *, count: int = 0, size: int = 0) -> None:
-        """count: how many are to be done within timed(), of `size` bytes in all; 0: no rate."""
+        """what: its name in words. count: how many are to be done within timed(); 0: no rate.
+
+        size: bytes of all of them together.
+        """
         self.what = what
         self.done = 0
-        """How many of them are done: what counts where timed() is interrupted."""
+        """How many of them are done so far, which the caller counts."""
         self.seconds = 0.0
         self.count = count
         self.size = size
@@ -59,7 +62,10 @@ class Measure:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Measure how long all of them take; where it is interrupted, those that were done."""
+        """Measure how long all of them take together.
+
+        An exception within it, as Ctrl-C, reduces count and size to those that were done.
+        """
         began = time.perf_counter_ns()
         try:
             yield
@@ -71,7 +77,7 @@ class Measure:
             self.seconds = (time.perf_counter_ns() - began) / 1e9
 
     def facts(self) -> dict[str, Any]:
-        """Return what was measured, by name."""
+        """Return what was measured, by name; a figure that was not measured is left out."""
         found: dict[str, Any] = {"what": self.what, "count": self.count or len(self.spans_ns)}
         if self.seconds > 0:
             found["seconds"] = round(self.seconds, 6)
@@ -121,7 +127,7 @@ def show(
         title += ", interrupted"
     if output.on_terminal():
         print(title)
-    rates = any("per_second" in each for each in found)
+    rates = any("per_second" in each for each in found)  # `rtt` measures none.
     columns = [Column("what", "Measured", whole=True), Column("count", "Count", right=True)]
     if rates:
         columns += [
@@ -152,10 +158,13 @@ def _cell(facts: Mapping[str, Any], key: str) -> Any:
 
 
 async def name_for(client: Client, measurement: str) -> str:
-    """Make a new name for what a measurement makes: one that this user's namespace has, if any."""
+    """Return an unused name for what a measurement makes, with the prefix of the user's namespace.
+
+    A user of a namespace may make nothing outside of it. measurement: `bench` or `rtt`.
+    """
     prefix = ""
     if own := (await client.broker_info()).more.get("namespace"):
-        # A user of a namespace is told of that one alone.
+        # Only its prefix is missing, which the listing has.
         prefix = next(
             (each.prefix for each in await client.list_namespaces() if each.namespace == own), ""
         )
@@ -179,12 +188,15 @@ async def left_behind(client: Client, verb: str, name: str) -> str:
 
 
 async def removed(client: Client, name: str, removal: Coroutine[Any, Any, Any]) -> None:
-    """Remove what a measurement made, or say that it is left and why."""
+    """Remove what a measurement made, or say that it is left and why.
+
+    removal: the call that removes it, not awaited yet.
+    """
     if not client.linked:
-        removal.close()
+        removal.close()  # Otherwise Python warns of a call that was never awaited.
         say(f"{name} is left, because the link is lost; remove it when the broker is back")
         return
-    # What Ctrl-C left under way would make it anew.
+    # A publish that Ctrl-C left under way would make the stream anew after its removal.
     with suppress(MalamuteError):
         await client.flush()
     try:

@@ -37,7 +37,7 @@ def ls(
     with linked(ctx) as client:
         found = client.list_namespaces(limit=limit)
     if as_json:
-        output.print_json([_told(each) for each in found])
+        output.print_json([_as_object(each) for each in found])
         return
     output.listing(
         [
@@ -74,7 +74,7 @@ def show(
         raise CommandFailed(f"there is no namespace {name}, or not for this user; {there}")
     facts = found[name]
     if as_json:
-        output.print_json(_told(facts))
+        output.print_json(_as_object(facts))
         return
     output.listing(
         [
@@ -95,8 +95,8 @@ def show(
     )
 
 
-def _told(facts: NamespaceFacts) -> dict[str, Any]:
-    """Return the facts of a namespace as they are printed."""
+def _as_object(facts: NamespaceFacts) -> dict[str, Any]:
+    """Return the facts of a namespace as --json prints them."""
     return {
         "namespace": facts.namespace, "prefix": facts.prefix, "users": facts.users,
         "held": facts.held, "quotas": facts.quotas, "messages_in": facts.messages_in,
@@ -107,7 +107,10 @@ def _told(facts: NamespaceFacts) -> dict[str, Any]:
 
 
 def _nearest(facts: NamespaceFacts) -> str:
-    """Return the resource of which the largest share of its bound is held."""
+    """Return the resource of which the largest share of its bound is held; empty: no bound.
+
+    Rates have a bound, and nothing of them is held.
+    """
     bounded = [
         (facts.held.get(resource, 0) / bound, resource)
         for resource, bound in facts.quotas.items()
@@ -121,6 +124,7 @@ def _nearest(facts: NamespaceFacts) -> str:
 
 
 def _amount(resource: str, amount: int, none: str = "") -> Cell:
+    """Return the cell of an amount. none: text for 0; empty: it is shown as 0."""
     return Cell(amount, _text(resource, amount) if amount or not none else none)
 
 

@@ -14,7 +14,10 @@ _KEPT: Final = "malamute.options"
 
 
 def remember(ctx: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
-    """Keep an option for the command, wherever on the line it stood."""
+    """Keep an option for options(). Called by the framework for each place it may stand at.
+
+    value: None: it does not stand there.
+    """
     if value is not None:
         ctx.meta.setdefault(_KEPT, {})[param.name] = value
     return value

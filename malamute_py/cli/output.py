@@ -59,7 +59,7 @@ class Cell:
 
 
 def kept(memory: bool) -> Cell:
-    """Say where something is kept."""
+    """Return the cell that says where something is kept."""
     return Cell(memory, "in memory", "yellow") if memory else Cell(memory, "on disk")
 
 
@@ -105,7 +105,7 @@ def _objects(columns: Sequence[Column], rows: Iterable[Sequence[Any]]) -> list[d
 
 
 def _table(columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -> None:
-    """Print a table; columns that are marked `spare` are left out where they do not fit."""
+    """Print a table for a person; leave out spare columns, the last first, until it fits."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -114,13 +114,15 @@ def _table(columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -> None:
         [cell if isinstance(cell, Cell) else Cell(cell, _line(cell)) for cell in row]
         for row in rows
     ]
+    # `at` is the place of a column among all; `shown` are those that are left.
     widths = [_width(column, texts, at) for at, column in enumerate(columns)]
     out = console()
     shown = list(range(len(columns)))
     for at in reversed(range(len(columns))):
         if _total(widths[each] for each in shown) > out.width and columns[at].spare:
             shown.remove(at)
-    # A figure that is cut is a wrong figure: rather let the terminal break the lines.
+    # A figure that is cut is a wrong figure: rather claim more width than the terminal has, and let
+    # it break the lines.
     out.width = max(out.width, _total(widths[each] for each in shown))
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
     for column in (columns[at] for at in shown):
@@ -144,7 +146,7 @@ _FOLDED: Final = 12
 
 
 def _width(column: Column, rows: Sequence[Sequence[Cell]], at: int) -> int:
-    """Return the least width of a column."""
+    """Return the least width of a column: its longest text, or _FOLDED where it may be folded."""
     from rich.cells import cell_len
 
     longest = max((cell_len(row[at].text) for row in rows), default=0)
@@ -160,7 +162,10 @@ def _total(widths: Iterable[int]) -> int:
 
 
 def facts(values: Mapping[str, Any], *, as_json: bool) -> None:
-    """Print facts about one thing; values or Cells, tables inside indented."""
+    """Print facts about one thing. values: values, Cells, or tables of these.
+
+    In a pipe each is a line `name<tab>value`, with dotted names for inner tables.
+    """
     if as_json:
         print_json({key: _value(value) for key, value in values.items()})
     elif on_terminal():
@@ -182,7 +187,7 @@ def _facts(values: Mapping[str, Any]) -> None:
     def add(table: Mapping[str, Any], indent: str) -> None:
         """Add the rows of a table, each inner table below its name."""
         for key, value in table.items():
-            # The text of a Cell has its unit with it.
+            # A Cell's text has its unit, and the name need not have it.
             known = key.removesuffix("_ms") if isinstance(value, Cell) else key
             name = indent + known.replace("_", " ")
             if isinstance(value, Mapping):

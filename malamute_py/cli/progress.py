@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
 _EVERY_S = 0.1
+"""Time between two drawings of the line."""
 _ASK_EVERY_S = 0.3
+"""Time between two questions to the broker how much is left."""
 
 Answer = TypeVar("Answer")
 
@@ -68,12 +70,15 @@ class Progress:
         return self._shown
 
     def update(self, done: int, detail: str = "", *, total: int | None = None) -> None:
-        """Set how much is done."""
+        """Set how much is done; cheap, so that a loop may call it for each piece.
+
+        detail: text beside the bar. total: a new total, when it became known.
+        """
         if self._bar is None:
             return
         now = time.monotonic()
         if now < self._next and done != self._total:
-            return
+            return  # Drawn a moment ago; the end is always drawn.
         self._next = now + _EVERY_S
         if total is not None:
             self._bar.update(self._task, total=total)
@@ -104,7 +109,7 @@ class Progress:
 
 
 def _in_the_foreground() -> bool:
-    """Whether the terminal's line is ours and not another command's."""
+    """Whether this command has the terminal; False: it runs in the background of another one."""
     try:
         return os.tcgetpgrp(sys.stderr.fileno()) == os.getpgrp()
     except OSError:  # This is a terminal, but not the one that controls us: no person types there.
@@ -126,10 +131,10 @@ def watched(title: str, total: int, ask: Callable[[], Answer], left: Callable[[]
         thread = ThreadPoolExecutor(1)
         try:
             answer = thread.submit(ask)
-            while not wait_for([answer], _ASK_EVERY_S).done:
+            while not wait_for([answer], _ASK_EVERY_S).done:  # Until ask() has ended.
                 with contextlib.suppress(MalamuteError):  # The error of ask() says more.
                     progress.update(max(0, total - left()))
             return answer.result()
         finally:
-            # After an interrupt it ends with the client.
+            # After an interrupt ask() still runs, and ends when the client is closed.
             thread.shutdown(wait=False)

@@ -76,8 +76,9 @@ def verify_promises(
         raise CommandFailed("--embedded kills its own broker: leave --kill-command off", USAGE)
     # Links are lost all the time here: a line for each would bury the verdict.
     logging.getLogger("malamute").setLevel(logging.CRITICAL)
-    most = disturbances or (0 if minutes else 20)
+    most = disturbances or (0 if minutes else 20)  # 0: the minutes end it.
     seed = int.from_bytes(os.urandom(4), "big") if seed is None else seed
+    # The folder of a run without --journal, and of the broker that --embedded starts.
     with tempfile.TemporaryDirectory(prefix="malamute-promises-") as folder:
         kept = journal or Path(folder) / "journal"
         with Progress("disturbing", total=most or None) as progress:

@@ -81,8 +81,10 @@ def pub(
     given = bodies or []
     inputs.check_sources(given, files=files, json_lines=json_lines, from_name=subject_from_name)
     defaults = inputs.Defaults(subject, field, properties, client_time, expires, codec)
+    # A command that reads its input goes on when a lost link is back.
     with linked(ctx, stays=not given, traces=True) as client:
         if given and not files:
+            # As bytes as they were typed, also where they are no UTF-8.
             _one(client, stream, given[0].encode("utf-8", "surrogateescape"), defaults, confirm,
                  as_json)  # fmt: skip
             return 0
@@ -126,13 +128,16 @@ def _one(
 
 
 def _check_unconfirmed(client: SyncClient, stream: str) -> None:
-    """Raise CommandFailed when something published without a confirm was refused."""
+    """Raise CommandFailed when the broker refused something that was published without a confirm.
+
+    It answers such records only when it refuses them.
+    """
     client.flush()
-    # An answer that was asked for later comes later: whatever was refused is known by then.
+    # Answers come in order: with that to a later question, all refusals are there.
     try:
         client.stream_info(stream)
     except BrokerRefused as error:
-        if error.code != "unknown_stream":
+        if error.code != "unknown_stream":  # Refused records made no stream.
             raise
     if client.refused_unconfirmed:
         raise CommandFailed(
@@ -153,11 +158,17 @@ class _Publishing:
         self._began = time.monotonic()
 
     def finish(self, source: Iterator[inputs.Piece], total: int | None) -> int:
-        """Publish all of it and report how much that was; returns the exit code."""
+        """Publish all of the source, wait for its confirms, and report; return the exit code.
+
+        total: records, if known, for the progress bar. Ctrl-C, or input that cannot be read, ends
+        the reading; what was taken before is still confirmed and told.
+        """
         interrupted = False
         unreadable: CommandFailed | OSError | None = None
+        # keep=False: it counts confirms, and keeps none of them for a caller.
         window = self._client.publisher(self._stream, confirm=self._confirm, keep=False)
         try:
+            # A person who types the input sees no progress line between its lines.
             with Progress("publishing", total=total, shown=not sys.stdin.isatty()) as progress:
                 try:
                     for bodies, options in source:

@@ -39,7 +39,7 @@ ESCAPES: Final = {
 
 
 class RecordWriter:
-    """Writes records in one form."""
+    """Writes records in the form that a command's options ask for: columns, bodies or JSON."""
 
     def __init__(
         self,
@@ -50,7 +50,11 @@ class RecordWriter:
         client_time: bool = False,
         out: IO[bytes] | None = None,
     ) -> None:
-        """out: a file instead of standard output. client_time: show that time to a person."""
+        """Choose the form. Without an option, a terminal gets columns and a pipe bodies.
+
+        client_time: show a person the producer's time, not the broker's. out: a file instead of
+        standard output.
+        """
         self.count = 0
         self.bytes = 0
         self._out = sys.stdout.buffer if out is None else out
@@ -71,6 +75,7 @@ class RecordWriter:
 
     def write(self, batch: Batch) -> None:
         """Write all delivered records of a batch."""
+        # Bodies that are bytes need no record of their own; body_kind 0 says so.
         if self._plain and not self._escaped and not batch.content.head.body_kind:
             bodies = batch.bodies()
             self._emit(b"\n".join(bodies) + b"\n", len(bodies))
@@ -90,6 +95,7 @@ class RecordWriter:
         self._written()
 
     def _written(self) -> None:
+        """Flush what was written; a subclass may do it later."""
         self._out.flush()
 
     def line(self, record: Record) -> bytes:
@@ -105,7 +111,10 @@ class RecordWriter:
         return b"\t".join((record.subject.encode(), named.encode(), body))
 
     def _row(self, record: Record) -> str:
-        """Return one record as a line with columns, for a person."""
+        """Return one record as a line with columns, for a person.
+
+        Columns get wider with what they show, since lines are printed as records come.
+        """
         subject = record.subject.translate(ESCAPES)
         self._width = self._wider(self._width, subject)
         at_ms = record.client_time_ms if self._client_time else record.append_time_ms
@@ -121,7 +130,7 @@ class RecordWriter:
         return "  ".join(cells)
 
     def _typed(self, row: dict[str, Any]) -> str:
-        """Return the columns of a typed row; a line with their names first when they change."""
+        """Return the columns of a typed row; when their names change, write a line with these."""
         if list(row) != list(self._widths):
             self._widths = {name: len(name) for name in row}
             names = "  ".join(row).translate(ESCAPES)
@@ -139,7 +148,7 @@ class RecordWriter:
 
     @staticmethod
     def _wider(width: int, subject: str) -> int:
-        """Widen columns to fit what they show, to a bound."""
+        """Return the width of a column that has to show one more text; beyond a bound it stays."""
         return max(width, min(len(subject), _SUBJECT_WIDTH_MAX))
 
     def _named(self, record: Record) -> str:
@@ -148,13 +157,13 @@ class RecordWriter:
         return self._paint("33", named.translate(ESCAPES) or "-")
 
     def _time(self, at_ms: int | None) -> str:
-        """Return the time of day; a line with the date first when the day has changed."""
+        """Return the time of day; when the day has changed, write a line with the date before."""
         if at_ms is None:
             return f"{'-':<12}"
         try:
             at = datetime.fromtimestamp(at_ms / 1000).astimezone()
         except (ValueError, OverflowError, OSError):
-            return str(at_ms)
+            return str(at_ms)  # A producer may give any number.
         if at.date() != self._day:
             self._day = at.date()
             self._out.write(self._paint("1", f"-- {at:%A, %d %B %Y}").encode() + b"\n")
@@ -166,10 +175,11 @@ class RecordWriter:
 
 
 def body_of(record: Record) -> bytes:
-    """Return the body as one line: parts with tabs between them, a typed row as JSON."""
+    """Return the body as a pipe gets it: parts with tabs between them, a typed row as JSON."""
     body = blobs(record)
-    if body is None:
+    if body is None:  # A row of a table.
         row = row_of(record)
+        # A row is None where the stream's schema is not known.
         return b"<a row of an Arrow table>" if row is None else as_json(row)
     return body if isinstance(body, bytes) else b"\t".join(body)
 
@@ -213,7 +223,10 @@ def as_object(record: Record) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Replace what JSON cannot hold in properties by an object, which no property is."""
+    """Return a property with objects for what JSON cannot write: bytes, and numbers as infinity.
+
+    inputs._property() reads them back.
+    """
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

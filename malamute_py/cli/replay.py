@@ -51,8 +51,11 @@ at what was the tail when it began; `malamute sub --start` goes on with what com
 
 _FIRST_MS: Final = -(1 << 62)
 _LAST_MS: Final = 1 << 62
+"""Times before and after those of all records, for an end of a range that is open."""
 _SLEEP_MAX_S: Final = 0.5
-_ARROW: Final = 2
+"""Longest sleep of a paced replay before it shows how far it is."""
+_ARROW_KIND: Final = 2
+"""Kind of the body of a batch whose rows are one Arrow table. Source: SPEC.md."""
 
 
 def replay(
@@ -90,7 +93,7 @@ def replay(
         client = open_parts.enter_context(linked(ctx, stays=True))
         records = asked.subscribe(client, stream, pattern)
         with records:
-            records.accepted()
+            records.accepted()  # What the broker refuses is told before a file is touched.
             sink = _sink(open_parts, client, to_stream, output_file, as_json, bodies_only,
                          with_fields, by == "client")  # fmt: skip
             run = (
@@ -135,12 +138,15 @@ def factor_of(text: str) -> float | None:
 
 
 class StreamRange:
-    """A range as typed."""
+    """A range of a stream as typed, by offsets or times; it includes its begin and not its end."""
 
     def __init__(self, begin: str | None, end: str | None, by_client: bool) -> None:
-        """Parse both ends. Raises CommandFailed."""
+        """Parse both ends; None: it is open. by_client: times are those the producers gave.
+
+        Raises CommandFailed: an end cannot be read, or lies before the begin.
+        """
         self.end = 0
-        """The end of the range; known once the command has subscribed."""
+        """The offset before which the range ends; known after subscribe()."""
         self._by_client = by_client
         self._from_offset = int(begin) if begin and is_offset(begin) else None
         self._to_offset = int(end) if end and is_offset(end) else None
@@ -154,7 +160,11 @@ class StreamRange:
                 raise CommandFailed(f"--to {end} lies before --from {begin}", USAGE)
 
     def subscribe(self, client: SyncClient, stream: str, pattern: str) -> SyncSubscription:
-        """Return the subscription that covers the range."""
+        """Return a subscription to the range's records that match, and settle the range's end.
+
+        A time of appending has an offset, since these times rise with it. Producers' times do not:
+        all records from the start point to the tail are looked at, and the broker selects them.
+        """
         from malamute_py.client.position import AtClientTime, AtTime
 
         tail = known(client, stream).tail
@@ -198,7 +208,7 @@ class Sink(Protocol):
         """Return how many records have arrived, whatever happens next."""
 
     def finish(self, timeout_ms: int | None) -> None:
-        """Wait until everything written has arrived. Raises Timeout."""
+        """Wait until everything written has arrived. Raises Timeout: it did not in timeout_ms."""
 
 
 class RecordSink(Sink, Protocol):
@@ -209,10 +219,14 @@ class RecordSink(Sink, Protocol):
 
 
 class Writer(RecordWriter):
-    """Writes text; flushed records were counted, so that an interrupt tells of all that is seen."""
+    """Writes text to the terminal or a file.
+
+    It flushes when Replay has counted the records, and not before: an interrupt between the two
+    would tell of fewer records than can be seen.
+    """
 
     def _written(self) -> None:
-        pass
+        """Leave the flush to flush()."""
 
     def flush(self) -> None:
         """Hand what was written to the file or pipe."""
@@ -263,8 +277,8 @@ class _ToStream:
 
     def write(self, batch: Batch) -> None:
         """Publish copies of a batch's delivered records."""
-        if batch.content.head.body_kind == _ARROW:
-            self._write_arrow(batch)
+        if batch.content.head.body_kind == _ARROW_KIND:
+            self._write_arrow(batch)  # A table is copied as it is.
         else:
             self.write_records(list(batch.records()))
 
@@ -279,7 +293,7 @@ class _ToStream:
             raise CommandFailed(
                 "a stream of Arrow tables is replayed batch by batch: leave out --pace", USAGE
             )
-        if isinstance(bodies[0], list):
+        if isinstance(bodies[0], list):  # All bodies of a batch are of one kind.
             self.bytes += sum(len(part) for parts in bodies for part in parts)
             self._window.publish_batch(encode_lists(bodies, subject=subjects, **columns))
         else:
@@ -288,13 +302,13 @@ class _ToStream:
         self.count += len(records)
 
     def _write_arrow(self, batch: Batch) -> None:
-        """Publish a copy of a batch of a typed stream, whole.
+        """Publish a copy of a batch whose rows are an Arrow table, whole.
 
-        Raises CommandFailed for a part of it.
+        Raises CommandFailed: a pattern selected some rows only.
         """
         from malamute_protocol.encode import encode_arrow
 
-        if batch.indices is not None:
+        if batch.indices is not None:  # Places of the rows that were selected; None: all.
             raise CommandFailed(
                 "a pattern selects some rows of an Arrow batch, which is copied whole or not at"
                 " all: replay it without a pattern",
@@ -336,10 +350,16 @@ class Replay:
         """The first offset that was neither written nor passed over."""
         self._began = time.monotonic()
         self._seen: list[int] = []
+        """First and last offset that was written; empty: none was."""
 
     def go(self, title: str, shown: bool) -> None:
-        """Read to the end of the range."""
-        # Empty covers move the position too: a rare subject's progress is the range's.
+        """Read to the end of the range, and write what is read.
+
+        shown: False where the progress line would stand between the records. After an exception,
+        next and the sink's counts say how far it came.
+        """
+        # The broker also tells how far it looked without a match, so that the progress is that
+        # through the range, also where matches are rare.
         total = max(0, self._end - self._first)
         with Progress(title, total=total, shown=shown) as progress:
 
@@ -358,7 +378,7 @@ class Replay:
         self._written(int(batch.offsets[0]), int(batch.offsets[-1]))
 
     def _written(self, first: int, last: int) -> None:
-        """Note offsets that were written, and have the sink show them."""
+        """Note the first and last offset that were just written, and have the sink show them."""
         if not self._seen:
             self._seen = [first, last]
         self._seen[1] = last
@@ -366,7 +386,7 @@ class Replay:
         self._sink.flush()
 
     def _pass_over(self) -> None:
-        """Count all up to the reader's position as written, or as not asked for."""
+        """Set next to the reader's position: what lies before was written, or did not match."""
         position = self._records.position
         if position is not None:
             self.next = position.next
@@ -377,7 +397,7 @@ class Replay:
         return f"{self._sink.count:,} records, {rate:,.0f}/s"
 
     def tell(self, stream: str, target: str, *, as_json: bool, interrupted: bool) -> None:
-        """Print the counts at the end."""
+        """Print the counts at the end: as JSON, or a line on standard error."""
         spent_ms = round((time.monotonic() - self._began) * 1000)
         sink = self._sink
         covered = max(0, self.next - self._first)
@@ -412,10 +432,11 @@ class PacedReplay(Replay):
         by_client: bool,
     ) -> None:
         super().__init__(records, end, sink)
-        self._parts = sink
+        self._parts = sink  # The same sink, whose type says that it takes parts of a batch.
         self._factor = factor
         self._by_client = by_client
         self._origin: tuple[int, float] | None = None
+        """Time of the first record in ms, and when it was written by this process's clock."""
 
     def _write(self, batch: Batch, report: Callable[[], None]) -> None:
         for ready in self._paced(batch, report):
@@ -424,7 +445,11 @@ class PacedReplay(Replay):
             report()
 
     def _paced(self, batch: Batch, report: Callable[[], None]) -> Iterator[list[Record]]:
-        """Yield the batch's records in the groups that fall due together."""
+        """Yield the batch's records in groups that are due together, each when it is due.
+
+        A record is due when as much time has passed since the first one as between their times,
+        divided by the factor. One without a time goes with those before it.
+        """
         ready: list[Record] = []
         for record in batch.records():
             at_ms = record.client_time_ms if self._by_client else record.append_time_ms
@@ -435,7 +460,7 @@ class PacedReplay(Replay):
                 first_ms, began = self._origin
                 due = began + (at_ms - first_ms) / 1000 / self._factor
                 if due > now:
-                    if ready:
+                    if ready:  # Before the wait for this record.
                         yield ready
                         ready = []
                     while (left := due - time.monotonic()) > 0:
@@ -446,7 +471,7 @@ class PacedReplay(Replay):
             yield ready
 
     def tell(self, stream: str, target: str, *, as_json: bool, interrupted: bool) -> None:
-        """Print the counts at the end."""
+        """Print the counts at the end, and say when no record had a time to be paced by."""
         if not as_json and self._by_client and self._origin is None and self._sink.count:
             say("none of them has a client time, so it went flat out; leave out --by client")
         super().tell(stream, target, as_json=as_json, interrupted=interrupted)

@@ -44,6 +44,7 @@ Exit codes: 0 answered, 1 the service gave it up (why is on standard error), 4 n
 
 _TIMEOUT: Final = "30s"
 _NEVER: Final = ("0", "none", "never")
+"""Words of --timeout for a request without one."""
 _CONFIRM_MS: Final = 30_000
 """How long a request that is only queued may wait for its confirm."""
 
@@ -107,7 +108,7 @@ def request(
     as_json: Annotated[bool, typer.Option("--json", help="JSON, a line each reply.")] = False,
 ) -> int:  # fmt: skip
     """Ask a service and print the reply."""
-    queued = no_wait or bool(reply_to)
+    queued = no_wait or bool(reply_to)  # It is sent only, and another program reads the replies.
     if queued and stream:
         raise CommandFailed("--stream waits for replies, --no-wait and --reply-to do not", USAGE)
     typed = timeout or ("0" if queued else _TIMEOUT)
@@ -128,16 +129,17 @@ def request(
             inputs.tell_key(client)
         if queued:
             if not reply_to:
-                _own_mailbox(client)
+                _check_own_mailbox(client)
             _submit(client, service, body, options, timeout_ms, reply_to, as_json)
             return 0
         writer = MailWriter(as_json=as_json, bodies_only=bodies_only)
+        # One reply is printed as its bytes are; several get a line each.
         show = writer.write_all if stream or as_json else _show_bodies
         _ask(client, service, body, {**options, "timeout_ms": timeout_ms}, stream, show, typed)
     return 0
 
 
-def _own_mailbox(client: SyncClient) -> None:
+def _check_own_mailbox(client: SyncClient) -> None:
     """Raise CommandFailed for a client without an identity: replies have nowhere to go."""
     if client.welcome is None or not client.welcome.identity:
         raise CommandFailed(
@@ -156,7 +158,10 @@ def _submit(
     reply_to: str,
     as_json: bool,
 ) -> None:
-    """Send a request whose replies another program reads, and print its number."""
+    """Send a request whose replies another program reads; print its number once it is confirmed.
+
+    reply_to: the mailbox that they go to; empty: the client's own.
+    """
     told = client.submit(
         service, body, request_timeout_ms=timeout_ms, reply_to=reply_to,
         timeout_ms=_CONFIRM_MS, **options,
@@ -176,7 +181,7 @@ def _submit(
 
 
 def _show_bodies(replies: list[Letter]) -> None:
-    """Print the one reply: its bytes as they are, or its lines for a person."""
+    """Print a reply: in a pipe its bytes as they are, on a terminal its lines, escaped."""
     for reply in replies:
         body = body_of(reply)
         if output.on_terminal():
@@ -194,10 +199,10 @@ def _ask(
     show: Callable[[list[Any]], None],
     typed: str,
 ) -> None:
-    """Send a request and show each reply as it comes. Raises CommandFailed, Timeout.
+    """Send a request and show each reply as it comes.
 
-    stream: several replies are taken, else one. typed: the words of the timeout option, for the
-    error.
+    stream: take all replies until the last; False: one. typed: --timeout as it was typed, for the
+    error. Raises CommandFailed: the service gave it up; Timeout: not all replies came in time.
     """
     from malamute_py.client.session.letters import RequestFailed
 
@@ -212,14 +217,14 @@ def _ask(
             for reply in replies:
                 if reply.why:  # The request was completed without a further reply.
                     break
-                progress.stop()
+                progress.stop()  # Its line would stand in the reply.
                 show([reply])
                 count += 1
     except RequestFailed as error:
-        kind, _, words = error.why.partition(":")
+        kind, _, words = error.why.partition(":")  # As `failed: the worker's own words`.
         raise CommandFailed(f"{service} {_failed(kind)}{words and ':'}{words}") from None
     except Timeout:
-        raise Timeout(_late(client, service, typed, count)) from None
+        raise Timeout(_why_late(client, service, typed, count)) from None
     if not count:
         say(f"{service} has done it and replied nothing")
     elif stream and output.on_terminal():
@@ -228,7 +233,7 @@ def _ask(
 
 
 def _failed(kind: str) -> str:
-    """Say what became of a request that the service gave no answer to."""
+    """Return what became of a request without an answer. kind: the broker's word for it."""
     return {
         "failed": "gave it up",
         "attempts": "gave it up after too many tries",
@@ -237,8 +242,11 @@ def _failed(kind: str) -> str:
     }.get(kind, f"will not answer ({kind})")
 
 
-def _late(client: SyncClient, service: str, typed: str, replies: int) -> str:
-    """Return why there may have been no answer."""
+def _why_late(client: SyncClient, service: str, typed: str, replies: int) -> str:
+    """Return the line for a request that timed out, with what the service's state says about it.
+
+    replies: how many came before.
+    """
     text = f"{service}: no answer within {typed}"
     if replies:
         return f"{service}: the last reply did not come within {typed}; {replies} came"

@@ -82,9 +82,10 @@ async def _measure(
     found: list[Measure],
     refused: dict[str, str],
 ) -> None:
-    """Measure each kind of round trip.
+    """Measure each kind of round trip that this user may make.
 
-    found: gets the figures. refused: gets why some could not be measured.
+    found: gets the figures; filled as they come, so that Ctrl-C leaves those so far. refused: gets
+    the kinds that could not be measured, and why.
     """
     async with linked_in_loop(ctx) as client:
         name = await name_for(client, "rtt")
@@ -93,6 +94,7 @@ async def _measure(
             "question": lambda: client.list_streams(name, limit=1)
         }
         made = False
+        # Why no records are published; empty: they are. The question alone needs no stream.
         why = "" if leave else await left_behind(client, "manage_streams", name)
         try:
             try:

@@ -23,10 +23,11 @@ _TAIL_BYTES: Final = 4096
 """Bytes of the command's standard error that are kept for the reason of its failure."""
 
 TOO_MUCH: Final = "too much"
+"""Ran.stopped of a command that printed more than output_bytes_max."""
 
 
 class Ran(NamedTuple):
-    """The end of a run."""
+    """The end of a run, and what it printed."""
 
     code: int
     """Exit code; negative: the signal that ended it."""
@@ -105,16 +106,18 @@ def run(
     grace_s: Callable[[], float],
     guard: ProcessGuard,
 ) -> Ran:
-    """Run a command to its end.
+    """Run a command to its end, for a worker that has one request.
 
-    variables: beside those of this process. over: why the run is to end now; empty while it
-    may go on. on_output: gets what it prints instead of having it kept. on_words: gets what it
-    says on standard error. grace_s: between SIGTERM and SIGKILL. guard: ends the child's group
-    when this process is killed. What the callables raise ends the child at once.
-    Raises OSError when it cannot be started.
+    body: its standard input. variables: beside those of this process. over: returns why the run
+    has to end now, or empty; asked several times a second. on_output: gets what it prints; None:
+    that is kept for Ran, and more than output_bytes_max of it ends the run. on_words: gets what it
+    says on standard error. grace_s: returns the time between SIGTERM and SIGKILL. guard: ends the
+    child's group when this process is killed. What the callables raise ends the child at once.
+    Raises OSError: it cannot be started.
     """
     child = subprocess.Popen(
         list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        # A session of its own is a process group: what the command starts is ended with it.
         env={**os.environ, **variables}, start_new_session=True,
     )  # fmt: skip
     guard.held(child.pid)
@@ -162,7 +165,10 @@ class _Run:
         self._stopped_at = 0.0
 
     def finish(self) -> Ran:
-        """Read and write until the command has ended."""
+        """Feed the command and read from it until it has ended, and end it when it has to.
+
+        No pipe blocks: a command that neither reads nor writes still is looked at.
+        """
         child = self._child
         assert child.stdin is not None
         assert child.stdout is not None
@@ -174,8 +180,9 @@ class _Run:
             os.set_blocking(child.stdin.fileno(), False)
             selector.register(child.stdin, selectors.EVENT_WRITE)
             reading = 2  # outputs that the command has not closed
-            # A command may close its outputs and read on.
+            # Until all three pipes are closed: a command may close its outputs and read on.
             while reading or not child.stdin.closed:
+                # Asked before the pipes: what it wrote before its end is in them by then.
                 ended = child.poll() is not None
                 ready = selector.select(0 if ended else _POLL_S)
                 for key, _ in ready:
@@ -187,20 +194,20 @@ class _Run:
                         reading -= 1
                 if ended and not any(key.fileobj is not child.stdin for key, _ in ready):
                     break  # Processes that the command left running may keep its pipes open.
-                self._look()
-        while True:
+                self._end_if_over()
+        while True:  # It has closed its pipes, and may still run.
             try:
                 code = child.wait(_POLL_S)
                 break
             except subprocess.TimeoutExpired:
-                self._look()
+                self._end_if_over()
         if self._stopped:
             _signal(child, signal.SIGKILL)  # Kill the processes of its group that are left.
         words = self._tail.decode("utf-8", "replace").strip().splitlines()
         return Ran(code, b"".join(self._kept), words[-1] if words else "", self._stopped)
 
-    def _look(self) -> None:
-        """Stop a command that has to end: by SIGTERM first, after a grace time by SIGKILL."""
+    def _end_if_over(self) -> None:
+        """Signal a command that has to end: SIGTERM once, and SIGKILL after the grace time."""
         now = time.monotonic()
         if not self._stopped:
             why = self._over() or (TOO_MUCH if self._size > self._max else "")
@@ -217,7 +224,7 @@ class _Run:
             try:
                 self._rest = self._rest[os.write(pipe.fileno(), self._rest[:_READ_BYTES]) :]
             except BlockingIOError:
-                return
+                return  # The pipe is full: the selector tells when it takes more.
             except OSError:
                 self._rest = self._rest[:0]  # The command does not want to read on.
         if not self._rest:
@@ -226,7 +233,10 @@ class _Run:
                 pipe.close()
 
     def _read(self, pipe: IO[bytes], *, is_output: bool) -> bool:
-        """Read what is there; False at the end. is_output: else it is standard error."""
+        """Read what is there; False: the command has closed this pipe.
+
+        is_output: True: its standard output; False: its standard error.
+        """
         try:
             data = os.read(pipe.fileno(), _READ_BYTES)
         except BlockingIOError:
@@ -240,7 +250,7 @@ class _Run:
             self._on_words(data)
         elif self._on_output is not None:
             self._on_output(data)
-        elif self._size <= self._max:
+        elif self._size <= self._max:  # Beyond it the run is ended, and more is thrown away.
             self._size += len(data)
             self._kept.append(data)
         return True

@@ -27,10 +27,12 @@ THINGS_MAX: Final = 1000
 EVERY_MIN_S: Final = 0.1
 """Least pause between two looks."""
 _TROUBLES_MAX: Final = 5
+"""Troubles that are shown; the others are counted."""
 _ONE_LINE: Final = 110
 """Width from which all rates have one line; below, two, so that no figure moves the others."""
 _GAP: Final = "  "
 _NAME_MIN: Final = 16
+"""Width that names have at least: columns of figures give way to them."""
 _RATES: Final = {
     "published": ("records_in",),
     "delivered": ("records_out", "group_records_out"),
@@ -52,6 +54,7 @@ class Sample(NamedTuple):
 
 
 Value = float | str | None
+"""A figure or text of a row; None: there is none, as a rate after one look."""
 
 
 class Field(NamedTuple):
@@ -71,11 +74,13 @@ class View(NamedTuple):
     fields: tuple[Field, ...]
     """Columns of figures, after the name."""
     rows: Callable[[Sample, Sample | None], list[dict[str, Value]]]
+    """Makes the rows of a look; with the look before they have rates."""
     order: int
     """Column by which it is sorted at first."""
 
 
 def _rate(value: float) -> str:
+    """Write a rate: a small one with a decimal, so that it does not look like 0."""
     return f"{value:,.0f}" if value >= 10 or not value else f"{value:.1f}"
 
 
@@ -88,22 +93,30 @@ def _bytes(value: float) -> str:
 
 
 def _spent_s(now: Sample, before: Sample | None) -> float:
-    """Return the time between two looks by the broker's clock; 0: there is one look only."""
+    """Return the time between two looks by the broker's clock.
+
+    0: there is one look only, or the broker was started between them, so that its counters began
+    anew: there are no rates then.
+    """
     if before is None or now.look.broker.get("epoch") != before.look.broker.get("epoch"):
         return 0.0
-    # A broker that keeps nothing begins with the same epoch at each start.
+    # An epoch tells a start, but a broker in memory begins with the same one each time.
     if now.look.broker.get("uptime_ms", 0) < before.look.broker.get("uptime_ms", 0):
         return 0.0
     return max(0, now.look.now_ms - before.look.now_ms) / 1000
 
 
 def _growth(place: int, stood: int | None, spent_s: float) -> float | None:
-    """Return a rate; None: there is none over a stream made again, or a reader that went back."""
+    """Return by how much a position grew a second. stood: where it stood at the look before.
+
+    None: there is no look before, or the position fell: the stream was made anew, or the reader
+    went back.
+    """
     return None if stood is None or place < stood or not spent_s else (place - stood) / spent_s
 
 
 def _streams(now: Sample, before: Sample | None) -> list[dict[str, Value]]:
-    """Rows about streams; the rate needs the look before."""
+    """Return rows about streams; the rate needs the look before."""
     spent_s = _spent_s(now, before)
     stood = {each.name: each.tail for each in before.look.everything.streams} if before else {}
     return [
@@ -119,10 +132,11 @@ def _streams(now: Sample, before: Sample | None) -> list[dict[str, Value]]:
 
 
 def _readers(now: Sample, before: Sample | None) -> list[dict[str, Value]]:
-    """Rows about cursors and groups; the rate needs the look before."""
+    """Return rows about cursors and groups; the rate needs the look before."""
     spent_s = _spent_s(now, before)
 
     def rate(each: Any, stood: dict[tuple[str, str], int], name: str) -> float | None:
+        """Return the rate of a reader. stood: positions at the look before."""
         return _growth(each.next, stood.get((each.stream, name)), spent_s)
 
     kept = before.look.everything if before else None
@@ -149,7 +163,7 @@ def _readers(now: Sample, before: Sample | None) -> list[dict[str, Value]]:
 
 
 def _mailboxes(now: Sample, before: Sample | None) -> list[dict[str, Value]]:
-    """Rows about mailboxes."""
+    """Return rows about mailboxes."""
     return [
         {
             "name": each.name, "messages": each.messages, "oldest_ms": _since(each.oldest_ms, now),
@@ -160,7 +174,7 @@ def _mailboxes(now: Sample, before: Sample | None) -> list[dict[str, Value]]:
 
 
 def _services(now: Sample, before: Sample | None) -> list[dict[str, Value]]:
-    """Rows about services; `room`: how many more requests their workers would take."""
+    """Return rows about services; `room`: how many more requests their workers would take."""
     return [
         {
             "name": each.name, "waiting": each.waiting, "oldest_ms": _since(each.oldest_ms, now),
@@ -171,7 +185,7 @@ def _services(now: Sample, before: Sample | None) -> list[dict[str, Value]]:
 
 
 def _clients(now: Sample, before: Sample | None) -> list[dict[str, Value]]:
-    """Rows about the links of clients."""
+    """Return rows about the links of clients."""
     return [
         {
             "name": each.identity or "anonymous", "link": each.link,
@@ -230,7 +244,7 @@ def rates(now: Sample, before: Sample | None) -> dict[str, float]:
 
 
 def troubles_of(now: Sample) -> list[Trouble]:
-    """Return what is slow or stuck, the worst first."""
+    """Return what is slow or stuck, the worst first; nothing without facts about the broker."""
     if "broker" in now.look.unseen:
         return []
     return of_all(now.look.everything, now.look.links)
@@ -259,7 +273,7 @@ def snapshot(now: Sample, before: Sample | None) -> dict[str, Any]:
 
 
 def _rings(now: Sample) -> Iterator[tuple[str, float, str]]:
-    """Give name, used share and way of being full of each ring."""
+    """Yield of each ring its title, its used share, and what it does when full, as `refuse`."""
     for name, facts in now.look.broker.get("disk", {}).items():
         size = facts.get("ring_bytes")
         if size:
@@ -268,8 +282,12 @@ def _rings(now: Sample) -> Iterator[tuple[str, float, str]]:
 
 
 def _sorted(rows: list[dict[str, Value]], by: Field, *, turned: bool) -> list[dict[str, Value]]:
-    """Sort rows by a column, and by name within it; rows without a value come last."""
+    """Sort rows by a column, and by name within it; rows without a value come last.
+
+    turned: True: against the column's own direction, Field.falling.
+    """
     there = [row for row in rows if row[by.key] is not None]
+    # A sort keeps the order of equal rows: that by name is left within one value.
     there.sort(key=lambda row: str(row["name"]))
     there.sort(key=lambda row: row[by.key], reverse=by.falling is not turned)  # type: ignore[arg-type, return-value]
     return there + [row for row in rows if row[by.key] is None]
@@ -316,38 +334,45 @@ class Table(NamedTuple):
 
 
 def above(now: Sample, before: Sample | None, gone: str, width: int, height: int) -> list[Text]:
-    """Return the lines above the tables. gone: why there is no newer look."""
+    """Return the lines above the tables, of which troubles take half the screen at most.
+
+    gone: why there is no newer look; empty: this is the newest.
+    """
     head = _head(now, before, gone, width)
     return head + _troubles(now, width, max(1, height // 2 - len(head)))
 
 
 def tabs(now: Sample, at: int, width: int) -> list[Text]:
-    """Return the names of the tables with their keys, the one at a place marked."""
+    """Return the line of tables to choose from. at: place of the chosen one, which is marked."""
     found = []
     for place, view in enumerate(VIEWS):
         words = f"{place + 1} {view.kind} {_counted(now, view)}"
         text = _text(f"[{words}]", "reverse") if place == at else _text(f" {words} ")
-        found.append(text.on(click=f"app.view({place})"))
+        found.append(text.on(click=f"app.view({place})"))  # An action of top_screen.py.
     return _flowed(found, width, gap="")
 
 
 def table(now: Sample, before: Sample | None, shown: Shown, width: int) -> Table:
-    """Return the table that was chosen, with as many columns as have room."""
+    """Return the table that was chosen, with as many columns as have room.
+
+    Columns are known by their place in Shown.fields: the figures, then the name.
+    """
     fields, order = shown.fields, shown.order
     by = fields[order]
     rows = _sorted(VIEWS[shown.view].rows(now, before), by, turned=shown.turned)
     rows = [row for row in rows if shown.sought.casefold() in _searched(row)]
     cells = [[_cell(row, field) for field in fields] for row in rows]
     titles = [field.title for field in fields]
+    # The arrow points down where the largest stands first.
     titles[order] += "▼" if by.falling is not shown.turned else "▲"
     widths = [max(map(len, column)) for column in zip(titles, *cells, strict=True)]
-    name = len(fields) - 1
-    kept = list(range(name))
-    while len(kept) > 1 and width - _taken(widths, kept) < _NAME_MIN + len(_GAP):
+    name = len(fields) - 1  # Place of the column of names.
+    kept = list(range(name))  # Places of the columns of figures that have room.
+    while len(kept) > 1 and width - _width_of(widths, kept) < _NAME_MIN + len(_GAP):
         # The last column goes first; the one that sorts stays.
         kept.remove(max(at for at in kept if at != order))
-    widths[name] = max(_NAME_MIN, min(widths[name], width - _taken(widths, kept) - len(_GAP)))
-    places = [name, *kept]
+    widths[name] = max(_NAME_MIN, min(widths[name], width - _width_of(widths, kept) - len(_GAP)))
+    places = [name, *kept]  # Names are shown first.
     return Table(
         [(at, titles[at], widths[at]) for at in places],
         [[_aligned(row[at], widths[at], at == name) for at in places] for row in cells],
@@ -375,7 +400,7 @@ def _searched(row: dict[str, Value]) -> str:
 
 
 def _counted(now: Sample, view: View) -> str:
-    """Return how many things a table has; with a plus where the broker may have more."""
+    """Return how many things a table has; with a plus where a look was bounded by THINGS_MAX."""
     seen = now.look
     lists = {"readers": (seen.everything.cursors, seen.everything.groups), "clients": (seen.links,)}
     listed = lists.get(view.kind) or (getattr(seen.everything, view.kind),)
@@ -393,7 +418,7 @@ def _text(words: str, style: str = "") -> Text:
 
 
 def _flowed(parts: Sequence[Text], width: int, gap: str = _GAP) -> list[Text]:
-    """Return lines with these parts, none of them broken by the end of a line."""
+    """Return lines with these parts, as many in each as have room; a part is never broken."""
     lines: list[Text] = []
     for part in parts:
         if lines and lines[-1].cell_len + len(gap) + part.cell_len <= width:
@@ -424,7 +449,7 @@ def _head(now: Sample, before: Sample | None, gone: str, width: int) -> list[Tex
             f"out {_rate(found['delivered'])} records/s {_bytes(found['bytes_out'])}/s",
         ]
         others = [f"mail {_rate(found['mail'])}/s", f"requests {_rate(found['requests'])}/s"]
-        if found["gaps"]:
+        if found["gaps"]:  # Rare, and bad: shown only when there are any.
             others.append(f"gaps {_rate(found['gaps'])}/s")
         for group in [streams + others] if width >= _ONE_LINE else [streams, others]:
             lines += _flowed([_text(word) for word in group], width)
@@ -438,13 +463,15 @@ def _head(now: Sample, before: Sample | None, gone: str, width: int) -> list[Tex
 
 
 def _fullest(now: Sample, width: int) -> Iterator[str]:
-    """Give a text about the rings, the fullest first: as many as one line has room for."""
+    """Yield one text about the rings, the fullest first, as many as one line has room for.
+
+    Nothing without rings.
+    """
     rings = [
-        f"{ring_title(now.look.broker, name)} {used:.0%}"
-        f" {'refuses' if full == 'refuse' else 'overwrites'}"
+        f"{name} {used:.0%} {'refuses' if full == 'refuse' else 'overwrites'}"
         for name, used, full in sorted(_rings(now), key=lambda ring: -ring[1])
     ]
-    for count in range(len(rings), 0, -1):
+    for count in range(len(rings), 0, -1):  # One ring less each time, until it fits.
         text = f"rings: {', '.join(rings[:count])}"
         if count < len(rings):
             text += f", {count_text(len(rings) - count)} less full"
@@ -461,7 +488,10 @@ def _folded(words: str, width: int, style: str) -> list[Text]:
 
 
 def _troubles(now: Sample, width: int, room: int) -> list[Text]:
-    """Return what is slow or stuck, the worst first; room: lines that it should not exceed."""
+    """Return lines about what is slow or stuck, the worst first.
+
+    room: lines that they should not exceed; the first trouble is shown in any case.
+    """
     troubles = troubles_of(now)
     lines: list[Text] = []
     for at, each in enumerate(troubles):
@@ -475,7 +505,11 @@ def _troubles(now: Sample, width: int, room: int) -> list[Text]:
 
 
 def _spans(now: Sample, before: Sample | None) -> Iterator[tuple[str, float]]:
-    """Give the time within which 99 of 100 confirms and syncs since the look before came."""
+    """Yield the times within which 99 of 100 confirms and syncs since the look before came.
+
+    The broker counts them in buckets by time, from its start on: the growth of each bucket since
+    the look before is the histogram between the two. A time beyond the last bound is not told.
+    """
     kept = before.look.broker.get("latency", {}) if before and _spent_s(now, before) else {}
     for name in ("confirm", "sync"):
         new, old = now.look.broker.get("latency", {}).get(name), kept.get(name)
@@ -494,7 +528,8 @@ def _spans(now: Sample, before: Sample | None) -> Iterator[tuple[str, float]]:
                 yield name, within_s
 
 
-def _taken(widths: Sequence[int], shown: Sequence[int]) -> int:
+def _width_of(widths: Sequence[int], shown: Sequence[int]) -> int:
+    """Return the width that columns take with their gaps. shown: their places."""
     return sum(widths[at] + len(_GAP) for at in shown)
 
 

@@ -130,14 +130,17 @@ def send(
 
 
 def _delivery(at: str | None, after: str | None) -> int:
-    """Return the time at which a message is delivered; 0: at once."""
+    """Return the time in ms before which a message is not delivered; 0: at once.
+
+    at, after: --at and --in, of which one may be given.
+    """
     if after is not None:
         return now_ms() + duration_ms(after)
     return 0 if at is None else later_ms(at)
 
 
 class _Sending:
-    """The settings for all messages of one command."""
+    """One command's messages on their way: the options that all of them have, and the counts."""
 
     def __init__(
         self, mailbox: str, confirm: str, priority: int, deliver_at_ms: int, timeout: str,
@@ -168,9 +171,9 @@ class _Sending:
                 **options, **self._options,
             )  # fmt: skip
         except Timeout:
-            raise self._late() from None
+            raise self._not_taken() from None
         if told.level == "none":
-            client.flush()
+            client.flush()  # No confirm was waited for: at least it has to leave this process.
         if not self._json and not output.on_terminal():
             print(f"{self._mailbox}\t{told.offset}\t{told.level}")
             return
@@ -187,18 +190,22 @@ class _Sending:
         )  # fmt: skip
 
     def many(self, client: SyncClient, source: Iterator[inputs.Piece], total: int | None) -> int:
-        """Send all of the input and report how much that was; returns the exit code."""
+        """Send all of the source, a piece after the other is confirmed, and report; the exit code.
+
+        total: messages, if known, for the progress bar. Ctrl-C, or input that cannot be read, ends
+        it; what was sent before is told.
+        """
         interrupted = False
         unreadable: CommandFailed | OSError | None = None
         warned = False
-        tried = 0
+        tried = 0  # Messages of the piece under way: after a failure, some of them may be there.
         with Progress("sending", total=total, shown=not sys.stdin.isatty()) as progress:
             try:
                 for bodies, options in source:
                     if options.pop("client_time_ms", None) is not None and not warned:
                         warned = True
                         say("client_time is left out: messages have none")
-                    tried = len(bodies)  # under way: a failure leaves open which are there
+                    tried = len(bodies)
                     self._note(
                         client.send_many(self._mailbox, bodies, **options, **self._options), bodies
                     )
@@ -207,12 +214,12 @@ class _Sending:
                 interrupted = True
             except Timeout:
                 self._tell_partly(tried)
-                raise self._late() from None
+                raise self._not_taken() from None
             except MalamuteError:
                 self._tell_partly(tried)
                 raise
             except (CommandFailed, OSError) as error:
-                unreadable = error
+                unreadable = error  # Messages before it are told of first.
         self._tell()
         if unreadable is not None:
             raise unreadable
@@ -228,7 +235,8 @@ class _Sending:
                 self._first = each.offset
             self._last = each.offset + each.count - 1
 
-    def _late(self) -> Timeout:
+    def _not_taken(self) -> Timeout:
+        """Return the error for messages that the mailbox did not take in time."""
         return Timeout(
             f"{self._mailbox}: not taken within {self._timeout}: it is full, or the broker does"
             f" not answer; `malamute mailbox info {self._mailbox}` tells, --timeout waits longer"

@@ -40,9 +40,9 @@ Names = Annotated[
 
 
 def known(client: SyncClient, service: str, following: str = "") -> ServiceFacts:
-    """Return facts about a service. Raises CommandFailed, with the nearest name, without one.
+    """Return facts about a service. Raises CommandFailed, with the nearest name: there is none.
 
-    following: how it comes into being, when that is not by a request or a worker.
+    following: the advice how it is made; empty: by a request or a worker.
     """
     return absent(
         lambda: client.service_info(service),
@@ -77,6 +77,7 @@ def ls(
             Column("name", "Service", style="cyan"),
             Column(
                 "waiting", "Waiting", right=True,
+                # Marked where no worker is there to take them.
                 cell=lambda each: counted(each.waiting, "" if each.offers else "yellow"),
             ),
             figure("held", "In hand"),
@@ -123,6 +124,7 @@ def _show(found: ServiceFacts, as_json: bool) -> None:
         "credit": found.credit,
         "dead": dead(found),
         "dead_letters": found.dead_letters,
+        # The cell `dead` has these mailboxes for a person.
         **({} if output.on_terminal() and not as_json else {"dead_in": found.dead_in}),
         **made(found.created_ms, found.by),
         **beside(found.more, as_json),
@@ -134,7 +136,7 @@ def _show(found: ServiceFacts, as_json: bool) -> None:
         return
     output.facts(facts, as_json=False)
     if not found.workers and not output.on_terminal():
-        return
+        return  # In a pipe no line means no worker.
     output.entries(
         _WORKERS,
         found.workers,
@@ -145,10 +147,12 @@ def _show(found: ServiceFacts, as_json: bool) -> None:
 
 
 def _link(number: int) -> Cell:
+    """Return the cell of a worker's link; 0: it is away, and its requests wait for it."""
     return Cell(number, str(number)) if number else Cell(0, "away", "yellow")
 
 
 def _left(until_ms: int) -> Cell:
+    """Return the cell of the time until a lease ends; 0: there is none."""
     return Cell(until_ms, duration_text(max(0, until_ms - now_ms())) if until_ms else "-")
 
 
@@ -162,6 +166,7 @@ _WORKERS: Final = (
     figure("attempts", "Most attempts"),
 )
 
+# Words for a setting that is 0.
 _ZERO = {
     "max_requests": "the broker's", "max_bytes": "the broker's", "attempts_max": "the broker's",
     "lease_ms": "the broker's", "backoff_ms": "the broker's", "backoff_max_ms": "the broker's",
@@ -170,7 +175,7 @@ _ZERO = {
 
 
 def _attempts(found: ServiceFacts) -> Cell:
-    """Say in words how often the requests there were handed out."""
+    """Return how many of the requests in the queue were handed out how often, in words."""
     counts = [
         f"{count:,} {'not yet' if not times else 'once' if times == 1 else f'{times} times'}"
         for times, count in found.attempts
@@ -206,7 +211,7 @@ def peek(
     found: list[PeekedRequest] = []
     with linked(ctx) as client:
         known(client, service)
-        while len(found) < count:
+        while len(found) < count:  # The broker tells of a page at a time.
             last = found[-1].number if found else after
             page = client.peek_requests(service, after=last, limit=count - len(found))
             if not page:
@@ -350,6 +355,7 @@ Examples:
 def rm(ctx: typer.Context, services: Names, yes: Yes = False, as_json: output.Json = False) -> None:
     """Remove services and their requests; the requesters are told."""
     with linked(ctx) as client:
+        # All names are looked up first: with a misspelt one, none is removed.
         for name, found in {name: known(client, name) for name in services}.items():
             count = found.waiting + found.held + found.delayed
             agreed(f"remove {name} and its {count_text(count, 'request')}", name, yes=yes)

@@ -36,13 +36,15 @@ LevelOption = Annotated[
 Replace = Annotated[
     bool, typer.Option("--replace", help="Settings that are not named go back to their defaults.")
 ]
-_WORDS: Final = ("description", "level", "full", "dead_letters", "body_kind", "validate")
+_TEXTS: Final = ("description", "level", "full", "dead_letters", "body_kind", "validate")
+"""Settings that are texts, also where a person types digits."""
 
 
 def wanted(texts: list[str] | None, **flags: Any) -> dict[str, Any]:
-    """Return settings from --set and from flags; a flag that is None was not given.
+    """Return settings by name, as the broker takes them, from --set and from options of their own.
 
-    Raises CommandFailed.
+    flags: values of those options as typed; None: it was not given. Raises CommandFailed: a text is
+    no size, duration or pair.
     """
     given: dict[str, Any] = dict(pairs(texts, "--set"))
     given.update({name: value for name, value in flags.items() if value is not None})
@@ -50,8 +52,11 @@ def wanted(texts: list[str] | None, **flags: Any) -> dict[str, Any]:
 
 
 def _read(name: str, value: Any) -> Any:
-    """Return a setting's value from what a person typed: sizes and times have units."""
-    if not isinstance(value, str) or name in _WORDS:
+    """Return a setting's value from what a person typed: sizes and times may have units.
+
+    A value that is no text was read by the framework already.
+    """
+    if not isinstance(value, str) or name in _TEXTS:
         return value
     if "bytes" in name:
         return size_bytes(value)
@@ -93,13 +98,16 @@ def schema_of(file: Path) -> bytes:
         except FileNotFoundError as error:
             raise CommandFailed(f"there is no file {file}", USAGE) from error
         except (pa.ArrowException, OSError):
-            continue
+            continue  # It is of another form.
         return schema_message(schema)
     raise CommandFailed(f"{file} is neither Parquet nor Arrow", USAGE)
 
 
 def shown(settings: Mapping[str, Any], zero: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return settings for a person. zero: meaning of 0, where that is not "no limit"."""
+    """Return settings as a person reads them; JSON still has the numbers.
+
+    zero: what 0 means, by setting, where that is not "no limit".
+    """
     found: dict[str, Any] = {}
     for name, value in settings.items():
         if name == "schema" and value:

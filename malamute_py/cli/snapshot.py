@@ -50,9 +50,9 @@ def take(
     if not data.is_dir():
         raise CommandFailed(f"{data}: there is no such directory; name the broker's with --data")
     with Progress("copying") as progress:
-        manifest = take_it(data, directory, progress=_shown(progress))
+        manifest = take_it(data, directory, progress=_progress_into(progress))
     _tell(directory, manifest, manifest.findings, as_json=as_json)
-    if manifest.findings:
+    if manifest.findings:  # Damage of the original, which the copy has as well.
         say(
             "it was taken as it is; the original is damaged, see: malamute journal verify"
             f" {data} (with the broker stopped)"
@@ -72,7 +72,8 @@ def verify(directory: Snapshot, as_json: output.Json = False) -> int:
     from malamute_py.store.snapshot import verify as verify_it
 
     with Progress("verifying") as progress:
-        manifest, wrong = verify_it(directory, progress=_shown(progress))
+        manifest, wrong = verify_it(directory, progress=_progress_into(progress))
+    # Findings of the original do not hinder a restore; what is wrong with the copy does.
     _tell(directory, manifest, [*manifest.findings, *wrong], as_json=as_json)
     if wrong:
         say("it cannot be restored; use another snapshot")
@@ -98,14 +99,15 @@ def restore(
     from malamute_py.store.snapshot import restore as restore_it
 
     with Progress("restoring") as progress:
-        manifest = restore_it(directory, data, progress=_shown(progress))
+        manifest = restore_it(directory, data, progress=_progress_into(progress))
     _tell(data, manifest, manifest.findings, as_json=as_json)
     if not as_json and output.on_terminal():
         say(f"start it with: malamute broker --data {data}")
     return 0
 
 
-def _shown(progress: Progress) -> Any:
+def _progress_into(progress: Progress) -> Any:
+    """Return a function that shows how many bytes are done, and of which file."""
     return lambda done, what: progress.update(done, f"{size_text(done)}  {what}")
 
 

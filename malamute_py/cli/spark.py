@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 app = group("spark")
 
 _LOOK_S: Final = 1
+"""Time between two looks at how far a query is."""
 _QUIET: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -53,6 +54,7 @@ _QUIET: Final = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.streaming.forceDeleteTempCheckpointLocation": "true",
 }
+"""Settings of Spark for a command: no page, no output of its own, times in UTC."""
 _SILENT: Final = """\
 rootLogger.level = off
 rootLogger.appenderRef.none.ref = none
@@ -61,6 +63,7 @@ appender.none.name = none
 """
 """Configuration of Spark's log; without an appender Spark takes its own."""
 _OURS: Final = "pyspark_malamute."
+"""Beginning of the names of the connector's errors in Spark's text."""
 
 Directory = Annotated[
     str, typer.Argument(metavar="PATH", help="The archive: a directory or an URI.")
@@ -115,7 +118,7 @@ def archive(
     as_json: Json = False,
 ) -> int:
     """Archive a stream into Parquet by day and subject, each record once."""
-    given: dict[str, Any] = {**_link(ctx), "stream": stream, **pairs(source, "--option")}
+    given: dict[str, Any] = {**_link_options(ctx), "stream": stream, **pairs(source, "--option")}
     if pattern != "#":
         given["pattern"] = pattern
     if accept_loss:
@@ -129,7 +132,7 @@ def archive(
                 follow=follow, every_ms=duration_ms(every), **given,
             )  # fmt: skip
 
-        return _watch(start, f"archiving {stream}", path, as_json)
+        return _run_query(start, f"archiving {stream}", path, as_json)
 
 
 @app.command(
@@ -154,7 +157,7 @@ def compact(
     with _session(master, conf) as spark, Progress(f"compacting {path}"):
         from pyspark_malamute import pipelines
 
-        with _explained():
+        with _told_in_a_line():
             told = pipelines.compact(
                 spark, path, target_bytes=size_bytes(target), keep_ms=duration_ms(keep)
             )
@@ -204,7 +207,7 @@ def aggregate(
 ) -> int:
     """Publish count, min, max, mean, first and last by subject and window as a stream."""
     given: dict[str, Any] = {
-        **_link(ctx),
+        **_link_options(ctx),
         "stream": stream,
         "pattern": pattern,
         **pairs(source, "--option"),
@@ -218,7 +221,7 @@ def aggregate(
                 watermark=watermark, time=f"{time}_time", follow=follow, **given,
             )  # fmt: skip
 
-        return _watch(start, f"aggregating {stream}", into, as_json)
+        return _run_query(start, f"aggregating {stream}", into, as_json)
 
 
 @app.command(
@@ -249,7 +252,7 @@ def replay(
     as_json: Json = False,
 ) -> int:
     """Publish an archive into a stream in the order of time, each record once."""
-    given = _link(ctx)
+    given = _link_options(ctx)
     factor = factor_of(pace)
     start_ms = None if begin is None else time_ms(begin)
     end_ms = None if end is None else time_ms(end)
@@ -258,6 +261,7 @@ def replay(
 
         def tell(done: pipelines.Replayed) -> None:
             """Print how far the replay is."""
+            # Only a paced replay can be late.
             late = f", {duration_text(done.late_ms)} late" if factor else ""
             place = f" up to {iso_text(done.time_ms)}" if done.steps_done else ""
             text = f"{done.records_done:,} of {count_text(done.records, 'record')}{place}{late}"
@@ -269,7 +273,7 @@ def replay(
             sys.stdout.flush()
 
         try:
-            with _explained():
+            with _told_in_a_line():
                 done = pipelines.replay(
                     spark, path, into, name=name, pace=factor, by=f"{by}_time" if by else "",
                     start_ms=start_ms, end_ms=end_ms, told=tell, **given,
@@ -306,7 +310,10 @@ def package(
 
 @contextlib.contextmanager
 def _session(master: str, conf: list[str] | None) -> Iterator[SparkSession]:
-    """A session of Spark, ended with the block. Raises CommandFailed: there is no Java."""
+    """Start a session of Spark, which ends with the block. Raises CommandFailed: it cannot.
+
+    master: where Spark runs. conf: --conf, which goes before our settings.
+    """
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
@@ -314,6 +321,7 @@ def _session(master: str, conf: list[str] | None) -> Iterator[SparkSession]:
         raise CommandFailed("Spark needs Java 17 or later, and there is no java on the PATH")
     # What a pipeline raises inside Spark would be printed there, too, with its stack.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    # Spark's workers run the Python that has the connector.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     with tempfile.TemporaryDirectory(prefix="malamute-spark-") as directory:
@@ -321,7 +329,7 @@ def _session(master: str, conf: list[str] | None) -> Iterator[SparkSession]:
         builder = builder.master(master).appName("malamute spark")
         settings = {**_QUIET, **pairs(conf, "--conf")}
         if "spark.driver.extraJavaOptions" not in settings:
-            # Spark's own log would break the line of progress; its errors come as ours.
+            # Spark's own log would break the line of progress; a failure is raised here anyway.
             file = Path(directory) / "log4j2.properties"
             file.write_text(_SILENT)
             settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={file}"
@@ -338,10 +346,13 @@ def _session(master: str, conf: list[str] | None) -> Iterator[SparkSession]:
                 spark.stop()
 
 
-def _watch(start: Any, title: str, where: str, as_json: bool) -> int:
-    """Run a query to its end, and show how far it is."""
+def _run_query(start: Any, title: str, where: str, as_json: bool) -> int:
+    """Run a streaming query to its end, and show how far it is; return the exit code.
+
+    start: starts the query and returns it. where: what it writes into, for the last line.
+    """
     records = 0
-    seen = -1
+    seen = -1  # The newest batch that was told.
     query: StreamingQuery | None = None
     with Progress(title) as progress:
 
@@ -349,18 +360,18 @@ def _watch(start: Any, title: str, where: str, as_json: bool) -> int:
             """Print the batches that the query has done since the last look."""
             nonlocal records, seen
             assert query is not None
-            for each in query.recentProgress:
+            for each in query.recentProgress:  # Also has batches of earlier looks.
                 if each.batchId > seen:
                     seen = each.batchId
                     records += each.numInputRows
                     _tell(progress, each, records, as_json)
 
         try:
-            with _explained():
+            with _told_in_a_line():
                 query = start()
                 while not query.awaitTermination(_LOOK_S):
                     look()
-            look()
+            look()  # Batches that ended with the query.
         except KeyboardInterrupt:
             progress.stop()
             if query is not None:
@@ -374,10 +385,15 @@ def _watch(start: Any, title: str, where: str, as_json: bool) -> int:
 
 
 def _tell(progress: Progress, report: Any, records: int, as_json: bool) -> None:
-    """Show what a query reports of a batch that it has finished."""
+    """Show what a query reports of a batch that it has finished.
+
+    report: Spark's StreamingQueryProgress. records: of all batches so far.
+    """
     import json
 
+    # The connector's own figure, in what it tells Spark as the newest offset.
     lag = json.loads(report.sources[0].latestOffset or "{}").get("recordsBehindLatest", 0)
+    # Records of windows that were closed already.
     late = sum(state.numRowsDroppedByWatermark for state in report.stateOperators)
     facts: dict[str, Any] = {
         "batch": report.batchId, "records": report.numInputRows, "records_done": records,
@@ -396,8 +412,8 @@ def _tell(progress: Progress, report: Any, records: int, as_json: bool) -> None:
 
 
 @contextlib.contextmanager
-def _explained() -> Iterator[None]:
-    """Turn what a pipeline raises into one line. Raises CommandFailed."""
+def _told_in_a_line() -> Iterator[None]:
+    """Turn what a pipeline raises into CommandFailed with one line instead of Java's stack."""
     from pyspark.errors import PySparkException
 
     from pyspark_malamute.errors import MalamuteSourceError, OptionError
@@ -413,14 +429,18 @@ def _explained() -> Iterator[None]:
 
 
 def _last_of_ours(text: str) -> str:
-    """The connector's message in Spark's text, where there is one."""
+    """Return the connector's message in Spark's text, or the text's first line.
+
+    Spark writes a Python error as text among the lines of several stacks; the last one is the
+    connector's last word.
+    """
     lines = [line.strip() for line in text.splitlines() if _OURS in line and "Error: " in line]
     found = lines or [line.strip() for line in text.splitlines() if line.startswith(_OURS)]
     return found[-1].partition(": ")[2] if found else text.strip().splitlines()[0]
 
 
-def _link(ctx: typer.Context) -> dict[str, str]:
-    """Options of the connector that link to the chosen broker."""
+def _link_options(ctx: typer.Context) -> dict[str, str]:
+    """Return the connector's options that link to the chosen broker, with its credential."""
     from malamute_py.client.settings import Curve, Plain
 
     context = chosen(options(ctx))

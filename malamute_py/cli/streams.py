@@ -150,15 +150,15 @@ def _show(found: StreamFacts, as_json: bool) -> None:
             "epoch": found.epoch,
             "uuid": found.uuid.hex(),
             "generation": found.generation,
-            **_told(found.more),
+            **_readable(found.more),
             "settings": shown(found.settings, {"ring_bytes": "shared"}),
         },
         as_json=as_json,
     )
 
 
-def _told(more: dict[str, Any]) -> dict[str, Any]:
-    """Return further facts, with times and epochs that a person can read."""
+def _readable(more: dict[str, Any]) -> dict[str, Any]:
+    """Return facts that StreamFacts has no field for, with times and epochs for a person."""
     told = dict(more)
     for key in ("last_time_ms", "created_ms"):
         if key in told:
@@ -251,6 +251,7 @@ def edit(
         body_kind=body_kind, description=description,
         schema=None if schema is None else schema_of(schema), validate=validate,
     )  # fmt: skip
+    # Hidden options of `create`, so that a person who tries them here learns what to do.
     if ring_bytes is not None or full is not None:
         raise CommandFailed(
             f"a ring is chosen when a stream is made: make another one, and copy the records with"
@@ -286,6 +287,7 @@ def rm(
 ) -> None:  # fmt: skip
     """Remove streams and all their records."""
     with linked(ctx) as client:
+        # All names are looked up first: with a misspelt one, none is removed.
         held = {name: known(client, name).records for name in streams}
         for name, records in held.items():
             what = f"{name} and its {count_text(records, 'record')}"
@@ -315,6 +317,7 @@ def trim(
     from malamute_py.client.position import Position
 
     point = start_point(before)
+    # `last` (the newest record of each subject) is a start of `sub`, and no place in a stream.
     if before.strip().lower() == "last":
         raise CommandFailed("a trim ends at one place: OFFSET, TIME or latest", USAGE)
     with linked(ctx) as client:
@@ -322,9 +325,10 @@ def trim(
         offset = point if isinstance(point, int) else client.find_offset(stream, point)
         if offset > found.tail:
             raise CommandFailed(f"{stream} was not trimmed: it ends at {found.tail:,}")
-        records = max(0, offset - found.first)
+        records = max(0, offset - found.first)  # 0: nothing is lost, and nothing is asked.
         what = f"{count_text(records, 'record')} of {stream} before {offset:,}"
         confirmed(f"remove {what}", f"{stream} was not trimmed", yes=yes or not records)
+        # With the uuid: a stream that was made anew since the question is not trimmed.
         client.trim(stream, Position(found.uuid, found.epoch, offset))
     output.done(
         f"removed {what}", {"stream": stream, "before": offset, "records": records},
@@ -356,6 +360,7 @@ def purge(
     """Remove the records of some subjects from a stream, pinned ones too."""
     check_kind(pattern)
     point = start_point(before)
+    # `last` (the newest record of each subject) is a start of `sub`, and no place in a stream.
     if before.strip().lower() == "last":
         raise CommandFailed("a purge ends at one place: latest, OFFSET or TIME", USAGE)
     with linked(ctx) as client:
@@ -420,13 +425,17 @@ def peek(
 
 
 def _newest(client: SyncClient, facts: StreamFacts, pattern: str, count: int) -> Iterator[Record]:
-    """Return the newest records that match, oldest first: reads back in ever larger steps."""
+    """Yield the newest records that match, oldest first.
+
+    The broker reads forward only: a step reads the last `span` records, and when too few of them
+    match, the next one reads again from farther back.
+    """
     span = count
     while True:
         notices: list[Notice] = []
         begin = max(facts.first, facts.tail - span)
         if begin >= facts.tail:
-            return
+            return  # The stream is empty.
         with client.subscribe(
             facts.name, pattern, start=begin, end=facts.tail, create=False,
             on_notice=notices.append,

@@ -46,7 +46,9 @@ Patterns: a.*.# (parts), prefix:a., regex:^a.+, fields:k=v,l (all), any:k=v,l (o
 _MOVE_EVERY_S: Final = 1.0
 """Least time between two moves of a cursor while records come; a pause also brings a move."""
 _IDLE_MS: Final = 100
+"""Silence after which a cursor is moved at once."""
 _MEMBER_CREDIT: Final = 1024
+"""Records that a member of a group may hold, at most."""
 _CREDIT: Final = 1 << 17
 """Records that the broker may send ahead; no more than are asked for."""
 _MESSAGE_ID: Final = re.compile("[0-9a-fA-F]{32}")
@@ -126,6 +128,7 @@ def sub(
     with linked(ctx, stays=True, traces=True) as client:
         if not create:
             known(client, stream)
+        # A group, a cursor or neither: three readers, which learn in their way what was printed.
         reader: _Reader
         if group is not None:
             reader = _Member(client, stream, group, kind, pattern, begin, strict, count, create)
@@ -145,7 +148,7 @@ def sub(
                 else _WithCursor(client, stream, cursor, stands, records)
             )
         with reader:
-            whole = False  # whether all that was handed over was printed
+            whole = False  # Whether all records that the reader handed over were printed.
             try:
                 try:
                     reader.accepted()
@@ -153,8 +156,8 @@ def sub(
                         say(f"{stream}: listening{reader.how}; end with Ctrl-C")
                     whole = _print(reader, writer, count, timeout_ms)
                 finally:
-                    # Also when our reader went away: records that were printed are not to come
-                    # again.
+                    # Also when the program that reads our output went away: records that were
+                    # printed are not to come again.
                     reader.printed_all(whole)
             except KeyboardInterrupt:
                 if output.on_terminal():
@@ -166,7 +169,10 @@ def sub(
 
 
 def from_cursor(name: str, otherwise: StartPoint) -> StartPoint:
-    """Start where a cursor stands, and a new cursor elsewhere. Raises CommandFailed."""
+    """Return the start point where a cursor stands. otherwise: that of a new cursor.
+
+    Raises CommandFailed: `otherwise` is no one place.
+    """
     from malamute_py.client.position import FromCursor, LastPerSubject
 
     if isinstance(otherwise, LastPerSubject):
@@ -188,6 +194,7 @@ class _Reader(AbstractContextManager[Any]):
     """A source of records to print, which learns which of them were printed."""
 
     how = ""
+    """Words for the line `listening`: by what the broker knows where this reader is."""
 
     def __init__(self, records: Any) -> None:
         self._records = records
@@ -217,7 +224,7 @@ class _Reader(AbstractContextManager[Any]):
         """Note that no more is printed. whole: everything handed over was printed."""
 
     def go_on(self) -> str:
-        """Return how a person goes on after this."""
+        """Return the words of how a person goes on after Ctrl-C; empty: there is nothing to say."""
         return ""
 
 
@@ -247,9 +254,9 @@ class _WithCursor(_Reader):
         self.how = f" from cursor {name}"
 
     def next(self, timeout_ms: int | None) -> Batch | None:
-        """Return the next records; the cursor is moved before a wait."""
+        """Return the next records; the cursor is moved when none come, and once a second."""
         if self._behind is None:
-            return super().next(timeout_ms)
+            return super().next(timeout_ms)  # The cursor stands where it should.
         if time.monotonic() - self._since >= _MOVE_EVERY_S:
             self._move()
         try:
@@ -259,27 +266,30 @@ class _WithCursor(_Reader):
             return super().next(timeout_ms)
 
     def printed(self, batch: Batch, count: int) -> None:
-        """Move the cursor: records that were printed count as read."""
+        """Note the position after the printed records; _move() tells the broker when it is due."""
         place = self._records.position
         if place is None:
             return
-        if count < len(batch):
+        if count < len(batch):  # Not after the batch, but after the last record that was printed.
             place = place._replace(next=int(batch.offsets[count - 1]) + 1)
         if self._behind is None:
             self._since = time.monotonic()
         self._behind = place
 
     def printed_all(self, whole: bool) -> None:
-        """Move the cursor; records that the pattern left out count as read, too."""
+        """Move the cursor; records that the pattern left out count as read, too.
+
+        When not all was printed, it stays behind the last record that was.
+        """
         place = self._records.position
         if whole and place is not None and (self._stands is None or place.next > self._stands):
             self._behind = place
         self._move()
 
     def _move(self) -> None:
-        """Move the cursor past the records that were printed.
+        """Move the cursor past the records that were printed, if a move is due.
 
-        Raises CommandFailed: another one moved it.
+        The broker compares where it stood (`since`). Raises CommandFailed: another client moved it.
         """
         if self._behind is None:
             return
@@ -328,6 +338,7 @@ class _Member(_Reader):
 
     def printed(self, batch: Batch, count: int) -> None:
         """Acknowledge records that were printed."""
+        # The batch of a member knows what it holds, and can be cut to its first records.
         held: Any = batch
         self._member.ack_nowait(held if count == len(batch) else held.cut(0, count))
 
@@ -339,12 +350,15 @@ class _Member(_Reader):
 def _print(
     reader: _Reader, writer: RecordWriter, count: int | None, timeout_ms: int | None
 ) -> bool:
-    """Print to the end; False: records were handed over that were not to be printed."""
+    """Print until the reader's end, or `count` records.
+
+    Returns False when the last batch had more records than were to be printed.
+    """
     from malamute_py.client.session.subscription import cut
 
     while (batch := reader.next(timeout_ms)) is not None:
         left = len(batch) if count is None else min(len(batch), count - writer.count)
-        with uninterrupted():
+        with uninterrupted():  # Ctrl-C must not come between printing and noting.
             writer.write(batch if left == len(batch) else cut(batch, 0, left))
             reader.printed(batch, left)
         if count is not None and writer.count >= count:
@@ -353,9 +367,9 @@ def _print(
 
 
 def known(client: SyncClient, stream: str, following: str = "") -> StreamFacts:
-    """Return facts about a stream. Raises CommandFailed, with the nearest name, without one.
+    """Return facts about a stream. Raises CommandFailed, with the nearest name: there is none.
 
-    following: how it comes into being, when that is not by publishing to it.
+    following: the advice how it is made; empty: by publishing to it.
     """
     return absent(
         lambda: client.stream_info(stream),
@@ -371,6 +385,7 @@ def check_kind(pattern: str) -> None:
     import difflib
 
     kind, colon, rest = pattern.partition(":")
+    # A right kind, or a topic that only happens to have a colon.
     if not colon or kind in _KINDS or not kind.isalpha():
         return
     near = difflib.get_close_matches(kind.lower(), _KINDS, n=1)
@@ -379,7 +394,7 @@ def check_kind(pattern: str) -> None:
 
 
 def start_point(text: str) -> StartPoint:
-    """Return a start point as typed. Raises CommandFailed.
+    """Return the start point that was typed. Raises CommandFailed: it is none.
 
     `after:` before an offset, a message id or a time leaves out the record that it names.
     """
@@ -406,7 +421,7 @@ def start_point(text: str) -> StartPoint:
         return (AfterMessage if after else AtMessage)(bytes.fromhex(place))
     if is_offset(place):
         return int(place) + after  # the offset itself, or the next one
-    if place.count("/") == 2 and not after:
+    if place.count("/") == 2 and not after:  # As str(Position) writes it, with uuid and epoch.
         return Position.parse(place)
     try:
         return AtTime(time_ms(place), inclusive=not after)
@@ -420,7 +435,10 @@ def start_point(text: str) -> StartPoint:
 
 
 def tell_notice(notice: Notice) -> None:
-    """Print a notice to the reader on standard error."""
+    """Tell on standard error what a subscription could not give, and where it goes on.
+
+    Called by the client for each notice.
+    """
     from malamute_protocol.errors import CODES
     from malamute_py.client.session.subscription import BegunNotice, GapNotice, RewoundNotice
 
@@ -430,6 +448,7 @@ def tell_notice(notice: Notice) -> None:
         say(f"gap: offsets {notice.from_offset} to {notice.to_offset - 1} ({lost}) are gone: {why}")
     elif isinstance(notice, BegunNotice):
         say(f"the oldest record that is left has offset {notice.offset}: others were removed")
+    # Back to the very beginning: the stream may also have been made anew.
     elif isinstance(notice, RewoundNotice) and notice.to_offset in _BEGINNINGS:
         say(
             f"rewound: offset {notice.from_offset} is not in the log: it never came so far, or a"

@@ -65,7 +65,7 @@ def top(
         if live:
             _watch(client, every_s)
             return
-        before = _sample(client)
+        before = _sample(client)  # Rates need two looks.
         time.sleep(min(every_s, 1.0))
         after = _sample(client)
     if as_json:
@@ -81,11 +81,12 @@ def top(
 
 
 def _sample(client: SyncClient) -> Sample:
+    """Take one look at the broker, with its time."""
     return Sample(look(client, limit=THINGS_MAX), time.monotonic())
 
 
 def _watch(client: SyncClient, every_s: float) -> None:
-    """Show the screen until a person quits."""
+    """Show the screen until the person quits; raise what ended it otherwise."""
     from malamute_py.cli.top_screen import TopScreen
 
     screen = TopScreen(lambda: _sample(client), lambda: client.linked, _sample(client), every_s)

@@ -46,7 +46,8 @@ _OF_TABLE: Final = frozenset(
     {"filter", "help", "look", "next_view", "order", "pace", "page", "pause", "quit", "scroll"}
     | {"turn", "view"}
 )
-"""Actions that need the table: keys may be a filter's text, or end the help."""
+"""Actions of keys while the table is in use; elsewhere such a key is text of a filter, or ends
+the help."""
 _HELP: Final = f"""\
 Keys
 {KEYS}
@@ -74,7 +75,7 @@ class Help(Screen[None]):
             yield Static(_HELP, markup=False)
 
     def on_key(self, event: events.Key) -> None:
-        """Go back; keys that scroll do that."""
+        """Go back to the table at any key but those that scroll."""
         if event.key not in ("up", "down", "pageup", "pagedown", "home", "end"):
             event.stop()  # It is no key of the table.
             self.dismiss()
@@ -128,7 +129,10 @@ class TopScreen(App[None]):
         first: Sample,
         every_s: float = 2.0,
     ) -> None:
-        """look: asks the broker, in a thread. every_s: time between two looks at first."""
+        """look: asks the broker; called in a thread. linked: whether there is a link.
+
+        first: the look that is shown at first. every_s: pause between two looks, which keys change.
+        """
         super().__init__()
         self.animation_level = "none"  # A scrolled row is there at once.
         self.every_s = self._began_s = every_s
@@ -140,10 +144,13 @@ class TopScreen(App[None]):
         self._before: Sample | None = None
         self._look, self._linked = look, linked
         self._gone = ""
+        """Why the last look failed; empty: it did not."""
         self._asked = False
+        """Whether the person asked for a look at once, which counts also while it is paused."""
         self._looking_s: float | None = None
         """When the look that is under way began."""
         self._view = 0
+        # Of each table: the column that sorts it, and whether in the other direction.
         self._orders = [view.order for view in VIEWS]
         self._turned = [False] * len(VIEWS)
         self._above, self._tabs, self._state = (
@@ -159,15 +166,15 @@ class TopScreen(App[None]):
         yield from (self._above, self._tabs, self._state, self._things, self._filter, Footer())
 
     def on_mount(self) -> None:
-        """Begin to look."""
-        # textual draws nothing by itself where `fg` finds no widget changed.
+        """Begin to look, and have signals end the screen. Called by textual when it is there."""
+        # After the shell's `fg` textual draws only widgets that have changed.
         self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))
         if sys.platform != "win32":  # No loop takes signals there.
             for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, self._stop, number)
         self._things.focus()
         self._due = self.set_timer(self.every_s, self._begin)
-        self.set_interval(1.0, self._draw_above)
+        self.set_interval(1.0, self._draw_above)  # It says how long there has been no answer.
 
     def on_resize(self) -> None:
         """Draw for the new size."""
@@ -176,7 +183,7 @@ class TopScreen(App[None]):
     # --- looks -------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Begin a look where none is under way, and the screen is not paused."""
+        """Begin a look, unless one is under way or the screen is paused and none was asked for."""
         self._due.stop()
         if self._looking_s is not None or (self.paused and not self._asked):
             return
@@ -188,6 +195,7 @@ class TopScreen(App[None]):
         threading.Thread(target=self._ask, name="malamute-top", daemon=True).start()
 
     def _ask(self) -> None:
+        """Ask the broker, in a thread of its own, and hand the outcome to the screen's loop."""
         outcome: Sample | BaseException
         try:
             outcome = self._look()
@@ -197,7 +205,7 @@ class TopScreen(App[None]):
             self.post_message(Looked(outcome))
 
     def on_looked(self, message: Looked) -> None:
-        """Show what a look has found."""
+        """Show what a look has found; a failure of the broker is shown, another one ends it."""
         outcome = message.outcome
         if isinstance(outcome, MalamuteError):
             self._end(str(outcome))
@@ -216,6 +224,7 @@ class TopScreen(App[None]):
         self._draw()
 
     def _wait(self) -> None:
+        """Begin the pause before the next look anew."""
         self._due.stop()
         self._due = self.set_timer(self.every_s, self._begin)
 
@@ -237,6 +246,7 @@ class TopScreen(App[None]):
         return Shown(at, self._orders[at], self._turned[at], self._filter.value)
 
     def _draw_above(self) -> None:
+        """Draw the figures and troubles above the table."""
         width, height = self.size
         lines = above(self.sample, self._before, self.gone, width - 2, height)
         self._above.update(Text("\n").join(lines))
@@ -249,15 +259,19 @@ class TopScreen(App[None]):
         things, at = self._things, self._things.scroll_offset.y
         things.clear(columns=True)
         for place, title, width in columns:
-            label = Text(title, justify="left" if place == len(self.shown.fields) - 1 else "right")
+            is_name = place == len(self.shown.fields) - 1
+            label = Text(title, justify="left" if is_name else "right")
             things.add_column(label, width=width, key=f"{place}")
         things.add_rows(rows)
-        things.scroll_to(y=at, animate=False)
+        things.scroll_to(y=at, animate=False)  # clear() has scrolled to the top.
         self._state.update(Text("  ".join(self._words(len(rows)))))
         self._state.display = bool(self._words(len(rows)))
 
     def _words(self, rows: int) -> list[str]:
-        """Return what is not as at first."""
+        """Return words about what is not as at first: no rows, paused, another pace, a filter.
+
+        rows: how many the table shows.
+        """
         words = [none_of(self.sample, self.shown)] if not rows else []
         if self.paused:
             words.append("paused (p)")
@@ -270,7 +284,10 @@ class TopScreen(App[None]):
     # --- keys ----------------------------------------------------------------------
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Whether a key acts now: those of the table do not while a filter is typed."""
+        """Whether a key acts now: those of the table do not while a filter is typed.
+
+        Called by textual before each action. `keep` (Enter) is the filter's alone.
+        """
         if action in _OF_TABLE:
             return self.focused is self._things
         return action != "keep" or self.focused is self._filter

@@ -54,22 +54,24 @@ def telling() -> Iterator[Tracing]:
         from malamute_py.client.tracing import Tracing
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "opentelemetry":
-            raise
+            raise  # Another module is missing: that is a bug.
         raise CommandFailed(NEEDS, USAGE) from error
-    exporters = [_exporter(name) for name in _wanted()]
+    exporters = [_exporter(name) for name in _exporter_names()]
+    # The name under which a backend shows the command, unless a variable names it.
     resource = Resource.create()
     if str(resource.attributes.get(_SERVICE, _UNNAMED)).startswith(_UNNAMED):
         resource = resource.merge(Resource({_SERVICE: "malamute command"}))
     provider = TracerProvider(resource=resource)
     for exporter in exporters:
         provider.add_span_processor(BatchSpanProcessor(exporter))
+    # As if the environment had been the headers of a message: spans continue its trace.
     carried = {name.lower(): os.environ[name] for name in PARENT if name in os.environ}
     token = attach(TraceContextTextMapPropagator().extract(carried))
     try:
         yield Tracing(provider)
     finally:
         detach(token)
-        provider.shutdown()
+        provider.shutdown()  # Waits until the exporters have sent what they have.
 
 
 def variables() -> dict[str, str]:
@@ -89,15 +91,25 @@ def failed(span: Span, reason: str) -> None:
     span.set_status(StatusCode.ERROR, reason)
 
 
-def _wanted() -> list[str]:
-    """Return the names of the exporters that the variables ask for. Raises CommandFailed."""
+def _exporter_names() -> list[str]:
+    """Return the names of the exporters that the variables ask for; none: spans go nowhere.
+
+    Raises CommandFailed: OTLP's protocol is unknown.
+    """
     listed = os.environ.get(_EXPORTER) or "otlp"
     named = [name.strip() for name in listed.split(",")]
-    return [_of_otlp() if name == "otlp" else name for name in named if name not in ("", "none")]
+    return [
+        _otlp_exporter_name() if name == "otlp" else name
+        for name in named
+        if name not in ("", "none")
+    ]
 
 
-def _of_otlp() -> str:
-    """Return the name of the OTLP exporter by its protocol variable. Raises CommandFailed."""
+def _otlp_exporter_name() -> str:
+    """Return the name under which the exporter of OTLP's protocol registers.
+
+    Raises CommandFailed: the variable's protocol is unknown.
+    """
     variable = next((name for name in _PROTOCOLS if os.environ.get(name)), "")
     protocol = os.environ[variable] if variable else "http/protobuf"
     if protocol not in _OTLP:
@@ -106,7 +118,7 @@ def _of_otlp() -> str:
 
 
 def _exporter(name: str) -> Any:
-    """Make the exporter that is installed under a name. Raises CommandFailed."""
+    """Make the exporter that is registered under a name. Raises CommandFailed: there is none."""
     if name == "console":
         from opentelemetry.sdk.trace.export import ConsoleSpanExporter
 

@@ -41,7 +41,7 @@ def ls(
     with linked(ctx) as client:
         found = client.transactions(limit=limit)
         now_ms = int(client.broker_info().more.get("now_ms", 0))
-    ago = partial(age, clock_ms=now_ms)
+    ago = partial(age, clock_ms=now_ms)  # By the broker's clock, as its times are.
     output.entries(
         [
             Column("transaction", "Transaction", cell=lambda each: each.transaction.hex()),
@@ -70,7 +70,10 @@ def ls(
 
 
 def _put_off(found: list[PutOffFacts], now_ms: int, *, as_json: bool) -> Cell:
-    """Say which streams get their records later, for how long that has been so, and why."""
+    """Return the cell of a committed transaction's streams whose ring refuses the records so far.
+
+    For a person and a pipe as text with the reason; as_json: with all facts.
+    """
     text = "; ".join(
         f"{each.stream or 'ring main'} for {duration_text(max(0, now_ms - each.since_ms))}: "
         f"{each.code}: {each.reason}"

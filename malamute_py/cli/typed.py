@@ -42,7 +42,7 @@ def plain(value: Any) -> Any:
 
 
 def from_json(value: Any, kind: pa.DataType) -> Any:
-    """Return a value of JSON as pyarrow takes it for a column of this type.
+    """Return a value of JSON as pyarrow takes it for a column of this type: plain() reversed.
 
     Raises ValueError, TypeError: it is no such value.
     """
@@ -52,28 +52,30 @@ def from_json(value: Any, kind: pa.DataType) -> Any:
     if value is None:
         return None
     if types.is_struct(kind):
+        # pyarrow would drop a misspelt column without a word.
         if unknown := value.keys() - {field.name for field in kind}:
             raise ValueError(f"there is no column {min(unknown)!r}")
         return {field.name: from_json(value.get(field.name), field.type) for field in kind}
-    if types.is_map(kind):
+    if types.is_map(kind):  # In JSON a list of pairs, since its keys may be no texts.
         return [
             (from_json(key, kind.key_type), from_json(item, kind.item_type)) for key, item in value
         ]
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return [from_json(item, kind.value_type) for item in value]
     if types.is_floating(kind):
-        return float(value)
+        return float(value)  # Also of "nan" and "inf".
     if isinstance(value, str) and not (types.is_string(kind) or types.is_large_string(kind)):
         return _from_text(value, kind)
     return value
 
 
 def _from_text(text: str, kind: pa.DataType) -> Any:
-    """Return a value that is text in JSON, though its column has none."""
+    """Return the value of a column whose type JSON has no form for, from its text."""
     import msgspec
     import pyarrow as pa
 
     types = pa.types
+    # Python's datetime has microseconds at most.
     if types.is_timestamp(kind) and kind.unit == "ns":
         return pa.scalar(text).cast(kind)
     if types.is_timestamp(kind):

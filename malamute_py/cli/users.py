@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 app = group("user")
 
 _GENERATED_BYTES = 18
+"""Random bytes of a generated password: 24 characters."""
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The user.")]
 Generate = Annotated[
@@ -81,7 +82,7 @@ def add(
     as_json: output.Json = False,
 ) -> None:
     """Add a user with a password or a key."""
-    with editing(users, config) as edit:
+    with editing(users, config) as edit:  # Writes the file at its end.
         if edit.find("users", name) is not None:
             raise CommandFailed(
                 f"user {name} exists; `malamute user passwd {name}` or `user key {name}` gives"
@@ -103,6 +104,7 @@ def add(
             table["identities"] = identity
         output_told = {"user": name, "file": str(edit.path), **told}
     _say(f"added user {name} to {edit.path}", output_told, as_json)
+    # The name alone decides whether it belongs to a namespace.
     _tell_namespace(name, read_config(users, config).namespaces)
 
 
@@ -208,7 +210,10 @@ def _list_running(found: list[UserFacts], as_json: bool) -> None:
 
 
 def _credential(user: Any) -> str:
-    """How a user of the file logs in; permissions may name one who has no entry of its own."""
+    """Return how a user logs in: by password, key or both.
+
+    None: permissions are given to a name that the file has no user of.
+    """
     if user is None:
         return ""
     ways = (("password", user.password), ("key", user.public_key))
@@ -216,7 +221,10 @@ def _credential(user: Any) -> str:
 
 
 def _granted(grant: Any) -> dict[str, Any]:
-    """Return the verbs of a grant that say something, and its denials."""
+    """Return the verbs of a grant with their names, and its denials; those without any left out.
+
+    grant: the section of a user's permissions; None: there is none.
+    """
     import msgspec
 
     facts = {} if grant is None else msgspec.to_builtins(grant)
@@ -287,11 +295,15 @@ def hash_() -> None:
 
 
 def _password() -> str:
-    """Ask for a password, or read it from standard input. Raises CommandFailed."""
+    """Ask for a password, or read it as the first line of standard input.
+
+    Raises CommandFailed: it is empty, or no UTF-8.
+    """
     if sys.stdin.isatty():
         password = typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
     else:
         password = sys.stdin.buffer.readline().decode(errors="surrogateescape").rstrip("\n")
+    # surrogateescape has put these in the place of bytes that are no UTF-8.
     if any("\udc80" <= sign <= "\udcff" for sign in password):
         raise CommandFailed("the password is not UTF-8, which clients send it as", USAGE)
     if not password:
@@ -300,7 +312,10 @@ def _password() -> str:
 
 
 def _give_password(table: Any, generate: bool) -> dict[str, str]:
-    """Give a user a password; returns it, to be told, if it was generated."""
+    """Put the hash of a password into a user's table; return facts to print.
+
+    Those are the password if it was generated, and else nothing.
+    """
     from malamute_py.server.authentication.credentials import hash_password
 
     password = secrets.token_urlsafe(_GENERATED_BYTES) if generate else _password()
@@ -311,7 +326,10 @@ def _give_password(table: Any, generate: bool) -> dict[str, str]:
 def _give_key(
     edit: Edit, table: Any, new_key: Path | None, given_key: str | None
 ) -> dict[str, str]:
-    """Give a user a public key, of a new pair or as given. Raises CommandFailed."""
+    """Put a public key into a user's table, of a new pair or as given; return facts to print.
+
+    edit: removes the new pair's files when it fails. Raises CommandFailed: both are given, or none.
+    """
     if (new_key is None) == (given_key is None):
         raise CommandFailed("give one of --new-key FILE and --public-key KEY", USAGE)
     if new_key is not None:

@@ -41,10 +41,10 @@ _BEGINNING: Final = """\
 
 
 def read_config(users: Path | None, config: Path | None) -> Config:
-    """Return the configuration with the path of the users file that is meant.
+    """Return the configuration with the path of the users file that a command is to edit or read.
 
-    The file itself is not read. It is that of --users, or else the one which the configuration
-    names. Raises ConfigError, CommandFailed: no users file is named.
+    The users file itself is not read. It is that of --users, or else the one that the configuration
+    names. Raises ConfigError: the configuration is wrong; CommandFailed: no users file is named.
     """
     import msgspec
 
@@ -52,6 +52,7 @@ def read_config(users: Path | None, config: Path | None) -> Config:
 
     if config is None and HERE.exists():
         config = HERE
+    # With --users no configuration is needed: its defaults will do.
     loaded = Config() if users and config is None else load(config, environment=os.environ)
     if users is not None:
         replaced = msgspec.structs.replace(loaded.authentication, users_file=str(users))
@@ -68,7 +69,7 @@ def read_config(users: Path | None, config: Path | None) -> Config:
 
 
 class Edit:
-    """A users file that is being changed."""
+    """A users file that is being changed, in memory until save(). editing() makes it."""
 
     def __init__(self, path: Path) -> None:
         import tomlkit
@@ -84,17 +85,19 @@ class Edit:
         self._document: Any = tomlkit.parse(text)
 
     def _check(self, text: str) -> None:
+        """Raise ConfigError for a text that a broker would refuse."""
         from malamute_py.server.authentication.users_file import parse_users
 
         parse_users(text, str(self.path))
 
     def table(self, *names: str) -> Any:
-        """Return a table, made when there is none."""
+        """Return a table, made when there is none. names: lead to it from the outermost one."""
         import tomlkit
 
         found = self._document
         for place, name in enumerate(names):
             if name not in found:
+                # A table around others has no header of its own in the file.
                 found[name] = tomlkit.table(is_super_table=place < len(names) - 1)
             found = found[name]
         return found
@@ -109,9 +112,9 @@ class Edit:
         return found
 
     def remove(self, *names: str) -> bool:
-        """Remove a table or a value, and a table in a user's that is empty then.
+        """Remove a table or a value; False: there was none.
 
-        Returns False when there was none.
+        names: lead to it. A table within a user's section, as `deny`, goes too when it is empty.
         """
         *above, last = names
         found = self.find(*above)
@@ -143,7 +146,7 @@ class Edit:
         return text
 
     def save(self) -> None:
-        """Replace the file.
+        """Replace the file, by a rename after the new one is on disk.
 
         Raises ConfigError: a broker would refuse it, and nothing was written.
         """
@@ -170,9 +173,9 @@ class Edit:
 
 @contextlib.contextmanager
 def editing(users: Path | None, config: Path | None, *, dry_run: bool = False) -> Iterator[Edit]:
-    """Change a users file, which is replaced at the end of the block.
+    """Give the block a users file to change, and replace the file at its end.
 
-    dry_run: it is checked and not replaced.
+    dry_run: the file is checked and not replaced.
     Raises CommandFailed, ConfigError: nothing was written, and what the edit made is removed.
     """
     # A link stays: the file that it leads to is replaced.

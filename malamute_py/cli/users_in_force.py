@@ -27,9 +27,10 @@ def in_force(
     verb: str = "",
     name: str = "",
 ) -> list[UserFacts]:
-    """Ask the broker for its users, and whether each may do something.
+    """Return the broker's users, and (verb, name) whether each may do that.
 
-    users, config: files that the command was given. Raises CommandFailed: a file was given.
+    users, config: options of the command that go with files only. Raises CommandFailed: one was
+    given.
     """
     from malamute_py.cli.linking import linked
 
@@ -40,7 +41,10 @@ def in_force(
 
 
 def grant_text(grant: Mapping[str, Any]) -> str:
-    """Return what a user may do: each verb with its names."""
+    """Return what a user may do as text: each verb with its names, then what is denied.
+
+    grant: names by verb; True: the verb takes none. `deny` and `write_subjects` are tables.
+    """
     found: list[str] = []
     for verb, names in grant.items():
         if verb == "deny":

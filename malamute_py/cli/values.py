@@ -17,7 +17,9 @@ from malamute_py import units
 from malamute_py.cli.failures import USAGE, CommandFailed
 
 TIMES: Final = "2026-01-31T10:00, now-1h or @1769853600000"
+"""Examples of times, for an error."""
 _FOR_EVER_MS: Final = 1 << 53
+"""Bound of a time in milliseconds: a larger number is no time."""
 _SENSIBLE_MS: Final = 100_000_000_000
 """Least number that is taken for a time, March 1973: a smaller one is a duration without its
 unit."""
@@ -47,7 +49,7 @@ def size_bytes(text: str) -> int:
 def time_ms(text: str, clock_ms: int | None = None) -> int:
     """Read a time: ISO 8601, now, now-1h, milliseconds since 1970, @milliseconds.
 
-    Raises CommandFailed.
+    clock_ms: the time that `now` is; None: the wall clock's. Raises CommandFailed: it is no time.
     """
     wanted = text.strip()
     if wanted.lower().startswith("now"):
@@ -78,12 +80,12 @@ def later_ms(text: str) -> int:
 
 
 def is_offset(text: str) -> bool:
-    """Whether the text is a bare number."""
+    """Whether the text is a bare number, which stands for an offset where a time may stand, too."""
     return text.isascii() and text.isdigit()
 
 
 def pairs(texts: Iterable[str] | None, option: str) -> dict[str, str]:
-    """Read NAME=VALUE pairs. Raises CommandFailed."""
+    """Read NAME=VALUE pairs. option: the option that has them, for the error CommandFailed."""
     found = {}
     for text in texts or ():
         name, equals, value = text.partition("=")
@@ -135,6 +137,7 @@ def iso_text(at_ms: int) -> str:
 
 
 def _local(at_ms: int) -> datetime:
+    """Return a time in the local zone; one that Python has no form for as that of 1970."""
     try:
         return _in_utc(at_ms).astimezone()
     except (ValueError, OverflowError, OSError):
@@ -161,6 +164,7 @@ def duration_text(span_ms: int) -> str:
     if span_ms < 60_000:
         return f"{span_ms} ms" if span_ms < 1000 else f"{span_ms / 1000:.3g} s"
     minutes = span_ms // 60_000
+    # 1,440 minutes are a day.
     parts = [(minutes // 1440, "d"), (minutes // 60 % 24, "h"), (minutes % 60, "m")]
     return " ".join(f"{count} {unit}" for count, unit in parts if count)
 
@@ -172,7 +176,10 @@ def count_text(count: int, noun: str = "") -> str:
 
 
 def pattern_text(pattern: list[Any]) -> str:
-    """Return a pattern as it is typed; one that cannot be typed as its list."""
+    """Return a pattern as it is typed; the list itself where no text stands for it.
+
+    pattern: in the form of the protocol: its kind, then what it is made of.
+    """
     match pattern:
         case [] | ["all"]:
             return "#"

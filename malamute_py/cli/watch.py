@@ -87,12 +87,14 @@ def watch(
     with linked(ctx, stays=True) as client:
         before = look(client, links_max=_LINKS_MAX)
         for kind, why in before.unseen.items():
+            # The user's own mailbox is watched, though no other is.
             say(f"{kind}: {why}" if _own_alone(kind, why) else f"{kind}: not watched: {why}")
         if len(before.links) >= _LINKS_MAX:
             say(f"clients: more than {_LINKS_MAX - 1}, so that none is said to come or go")
         kinds = _watched(before)
         if len(kinds) < len(KINDS):
-            # Listings refused to this command are no event of the broker.
+            # What is not permitted is not asked again: each refusal would raise the counter of
+            # forbidden commands, and so be told as an event.
             before = look(client, kinds, links_max=_LINKS_MAX)
         said = 0
         while not count or said < count:
@@ -113,14 +115,14 @@ def watch(
 
 
 def _watched(look: Look) -> list[str]:
-    """Return the kinds of things to look at again.
+    """Return the kinds of things to look at again: not those that this user is not permitted.
 
-    What was put off (`wait`) is asked for again, and what is not permitted is not.
+    A listing that was refused for another reason, as `wait`, is asked for again.
     """
     return [
         kind
         for kind in KINDS
-        for why in [look.unseen.get(kind, "")]
+        for why in [look.unseen.get(kind, "")]  # Empty: it was seen.
         if _own_alone(kind, why) or not why.startswith(("forbidden", "this user"))
     ]
 
@@ -145,13 +147,14 @@ def happened(now: Look, before: Look) -> Iterator[Happened]:
             names = _dead(now, before) if counter == "dead_letters" else []
             where = f" ({', '.join(names)})" if names else ""
             yield Happened(kind, f"{what}: {count_text(more)}{where}")
+    # A trouble is told when it begins or changes its kind, as from slow to stuck, and when it ends.
     new, old = _troubles(now), _troubles(before)
     for key, (kind, words) in new.items():
         former_kind, _ = old.get(key, ("", ""))
         if former_kind != kind:
-            yield Happened(kind, f"{_named(key)}: {words}")
+            yield Happened(kind, f"{_thing_text(key)}: {words}")
     for key in sorted(old.keys() - new.keys()):
-        yield Happened("over", _named(key))
+        yield Happened("over", _thing_text(key))
 
 
 def _links(now: Look, before: Look) -> Iterator[Happened]:
@@ -184,7 +187,7 @@ def _dead(now: Look, before: Look) -> list[str]:
 
 
 def _troubles(seen: Look) -> dict[tuple[str, ...], tuple[str, str]]:
-    """Return the troubles that a look shows, by the thing that has them."""
+    """Return kind and words of the troubles that a look shows, by the thing that has them."""
     if "broker" in seen.unseen:
         return {}
     return {
@@ -193,7 +196,8 @@ def _troubles(seen: Look) -> dict[tuple[str, ...], tuple[str, str]]:
     }
 
 
-def _named(key: tuple[str, ...]) -> str:
+def _thing_text(key: tuple[str, ...]) -> str:
+    """Return a key of _troubles() as text: what it is, and its name."""
     return f"{key[0]} {'/'.join(key[1:])}"
 
 

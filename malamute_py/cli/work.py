@@ -65,13 +65,19 @@ begun. A second one stops the runs with SIGTERM, a third with SIGKILL; their req
 to the queue, and that counts as no attempt."""
 
 TEMPFAIL: Final = 75
+"""Exit code of a command that wants its request tried again, by the convention of sysexits.h."""
 _PATTERN_HELP: Final = "Only subjects like this: a.*.#, prefix:a., regex:^a; or fields:k=v."
 _TAKE_MS: Final = 200
+"""Time for which a thread waits for a request before it looks whether the worker is ending."""
 _TURN_S: Final = 0.2
+"""Time between two turns of the main thread, which heeds signals and shows progress."""
 _ASK_EVERY_S: Final = 2.0
 """Interval at which the broker is asked whether a request that takes long is still ours."""
 _ANSWER_MS: Final = 1_000
+"""Time for which the broker's answer about one such request is waited for."""
 _REASON_MAX: Final = 500
+"""Characters of the reason that an answer carries."""
+# Why a run was told to end: the worker ends, no requester waits any more, or --timeout is over.
 _SHUTDOWN: Final = "shutdown"
 _GONE: Final = "gone"
 _LATE: Final = "late"
@@ -124,11 +130,11 @@ def work(
         )
     if count is not None:
         concurrency = min(concurrency, count)
-    # A request that was taken from us is an outcome here, and printed as one.
+    # The client would log a request that was taken from us; here it is printed, as an outcome.
     logging.getLogger("malamute.client").setLevel(logging.ERROR)
     with linked(ctx, stays=True, traces=True) as client:
-        told: list[int] = []  # signals that came
-        # From before the first request comes until the last is given back.
+        told: list[int] = []  # Signals that came; _Crew looks at it.
+        # Signals are counted from before the first request comes until the last is given back.
         with _signals(told), client.worker(
             service, pattern, concurrency=concurrency,
             lease_ms=None if lease is None else duration_ms(lease),
@@ -171,7 +177,12 @@ class _Crew:
         as_json: bool,
         told: list[int],
     ) -> None:
-        """told: the signals that this process got."""
+        """Take the options.
+
+        timeout_s: of a run. delay_ms: pause after exit code 75. grace_s: between SIGTERM and
+        SIGKILL. by_line: each line of output is a reply. left: requests to do; None: no bound.
+        told: gets the signals as they come.
+        """
         self._told = told
         self._client = client
         self._worker = worker
@@ -201,7 +212,10 @@ class _Crew:
         """The error with which it cannot go on."""
 
     def work(self, concurrency: int) -> None:
-        """Run the command for requests until no more come, or a signal came."""
+        """Run the command for requests in so many threads, until these have ended.
+
+        The main thread heeds signals, shows progress, and renews leases meanwhile.
+        """
         threads = [
             threading.Thread(target=self._take_all, name=f"malamute-run-{n}", daemon=True)
             for n in range(concurrency)
@@ -225,7 +239,7 @@ class _Crew:
                 asked_at = time.monotonic()
 
     def tell(self) -> None:
-        """Report at the end what was done, to a person."""
+        """Tell a person at the end what was done."""
         if sys.stderr.isatty() and not self._json:
             say(f"{self._service}: {self._summary()}")
 
@@ -245,9 +259,10 @@ class _Crew:
         )
 
     def _ask(self) -> None:
-        """Renew the leases of requests that run long.
+        """Ask the broker whether requests that run long are still ours, by renewing their leases.
 
-        The client notes those that the broker has taken away; their answers are refused then.
+        The client notes those that it has taken away: cancelled() is true of them then, and _over()
+        ends their run.
         """
         now = time.monotonic()
         with self._lock:
@@ -305,7 +320,10 @@ class _Crew:
         self._note(request, outcome, reason, round((time.monotonic() - began) * 1000))
 
     def _run_traced(self, request: SyncRequest, began: float) -> tuple[str, str]:
-        """Run the command within the request's span, where the worker has spans."""
+        """Run the command within the request's span, where the worker has spans (--tracing).
+
+        Returns the outcome and its reason.
+        """
         working = getattr(self._worker, "working", None)
         if working is None:
             return self._run(request, began, {})
@@ -323,6 +341,7 @@ class _Crew:
         began: time.monotonic() at the start. trace: variables by which the command continues the
         request's trace. Raises CommandFailed: the command cannot be run at all.
         """
+        # A command has one standard input.
         blobs = request.parts
         if len(blobs) != 1:
             return self._failed(request, f"its body is a list of {len(blobs)} blobs, not one")
@@ -342,7 +361,7 @@ class _Crew:
         except MalamuteError:
             raise  # A reply could not be sent; Timeout and ConnectionLost are OSErrors, too.
         except OSError as error:
-            request.nack()
+            request.nack()  # The request is not at fault: another worker may have the command.
             raise CommandFailed(
                 f"{self._command[0]}: cannot be run: {(error.strerror or str(error)).lower()}"
                 + (
@@ -364,8 +383,8 @@ class _Crew:
         if ran.code == 0:
             return self._done(request, ran.output, replies)
         if ran.stopped == _SHUTDOWN:
-            # Not now: it would be handed to us again. Requests that we hold are released at the
-            # end.
+            # Given back now, it could be handed to this worker again. Requests that it still holds
+            # go back when it is closed.
             return "returned", ran.last_words
         if ran.code == TEMPFAIL:
             pause_ms = request.retry_ms(self._delay_ms)
@@ -374,7 +393,7 @@ class _Crew:
         return self._failed(request, ran.last_words or _ending(ran.code))
 
     def _over(self, request: SyncRequest, began: float) -> str:
-        """Say why a running command has to stop: its request is gone, late, or the worker ends."""
+        """Return why a running command has to stop: request gone, late, worker ends; empty: not."""
         if request.cancelled():
             return _GONE
         if self._timeout_s is not None and time.monotonic() - began >= self._timeout_s:
@@ -382,7 +401,10 @@ class _Crew:
         return _SHUTDOWN if self._stopping.is_set() else ""
 
     def _done(self, request: SyncRequest, body: bytes, replies: _Replies | None) -> tuple[str, str]:
-        """Send what the command wrote as the reply; returns the outcome and its reason."""
+        """Send what the command wrote as the reply; return the outcome and its reason.
+
+        replies: has sent all lines but the last one (--lines); None: body is the one reply.
+        """
         try:
             taken = (
                 replies.end() if replies is not None else request.reply(body, wait=True) is not None
@@ -392,6 +414,7 @@ class _Crew:
         return ("done", "") if taken else ("gone", "the reply came too late")
 
     def _failed(self, request: SyncRequest, reason: str) -> tuple[str, str]:
+        """Tell the broker that a request failed; return the outcome and its reason."""
         short = reason[:_REASON_MAX]
         return ("failed" if request.fail(short, wait=True) else "gone"), short
 
@@ -417,7 +440,7 @@ class _Crew:
 
 
 def _ending(code: int) -> str:
-    """Say how a command ended, by its exit code or signal."""
+    """Return how a command ended in words. code: its exit code; negative: a signal ended it."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -427,16 +450,20 @@ def _ending(code: int) -> str:
 
 
 class _Replies:
-    """Sends lines of the output as replies; holds one back, to be the last."""
+    """Sends lines of the output as replies.
+
+    One line is held back: whether it is the last reply is known at the output's end.
+    """
 
     def __init__(self, request: SyncRequest) -> None:
         self._request = request
         self._rest = b""
         self._held: bytes | None = None
         self._taken = True
+        """False: the request is not ours any more, and its replies are not sent."""
 
     def take(self, data: bytes) -> None:
-        """Take some output. Raises BrokerRefused."""
+        """Take some output, and send its lines but the last one. Raises BrokerRefused."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._line(line)
@@ -459,7 +486,10 @@ class _Replies:
 
 
 class _Words:
-    """Passes on by the line what a command writes to standard error."""
+    """Passes on what a command writes to standard error, in whole lines.
+
+    So that lines of commands that run at the same time, and the progress line, do not mix.
+    """
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -501,8 +531,10 @@ def _variables(request: SyncRequest) -> dict[str, str]:
         "DEADLINE": iso_text(request.deadline_ms) if request.deadline_ms else "",
     }
     for name, value in request.fields.items():
+        # A variable's name has letters, digits and _ only.
         plain = "".join(each if each.isascii() and each.isalnum() else "_" for each in name)
         found[f"FIELD_{plain.upper()}"] = value
+    # The system takes no NUL in a variable.
     return {f"MALAMUTE_{name}": str(value).replace("\0", "") for name, value in found.items()}
 
 
