@@ -42,6 +42,14 @@ class Look:
         return int(self.broker.get("now_ms", 0))
 
 
+def was_started(now: Look, before: Look) -> bool:
+    """Return whether the broker was started between two looks, so that its counters began anew."""
+    if now.broker.get("epoch") != before.broker.get("epoch"):
+        return True
+    # An epoch tells a start, but a broker in memory begins with the same one each time.
+    return bool(now.broker.get("uptime_ms", 0) < before.broker.get("uptime_ms", 0))
+
+
 TOLD_TO: Final = {
     "streams": ("read", "trim", "manage_streams"),
     "cursors": ("read", "trim", "manage_streams"),

@@ -136,4 +136,4 @@ async def _timed(
         began = time.perf_counter_ns()
         await trip()
         measure.add(time.perf_counter_ns() - began)
-        progress.update(before + at, measure.what)
+        progress.update(before + at + 1, measure.what)

@@ -14,7 +14,7 @@ from itertools import accumulate
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from malamute_py.cli.looking import Look
+from malamute_py.cli.looking import Look, was_started
 from malamute_py.cli.values import count_text, duration_text, size_text
 from malamute_py.health.facts import ring_title
 from malamute_py.health.troubles import STUCK, Trouble, of_all
@@ -98,10 +98,7 @@ def _spent_s(now: Sample, before: Sample | None) -> float:
     0: there is one look only, or the broker was started between them, so that its counters began
     anew: there are no rates then.
     """
-    if before is None or now.look.broker.get("epoch") != before.look.broker.get("epoch"):
-        return 0.0
-    # An epoch tells a start, but a broker in memory begins with the same one each time.
-    if now.look.broker.get("uptime_ms", 0) < before.look.broker.get("uptime_ms", 0):
+    if before is None or was_started(now.look, before.look):
         return 0.0
     return max(0, now.look.now_ms - before.look.now_ms) / 1000
 

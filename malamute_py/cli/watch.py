@@ -21,7 +21,7 @@ from malamute_py.cli.commands import say
 from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.letters import sender_text
 from malamute_py.cli.linking import linked
-from malamute_py.cli.looking import KINDS, Look, look
+from malamute_py.cli.looking import KINDS, Look, look, was_started
 from malamute_py.cli.values import count_text, duration_ms, iso_text, time_text
 from malamute_py.health.troubles import of_all
 
@@ -134,7 +134,7 @@ def _own_alone(kind: str, why: str) -> bool:
 
 def happened(now: Look, before: Look) -> Iterator[Happened]:
     """Yield what happened between two looks: a start, links, what was counted, troubles."""
-    anew = now.broker.get("epoch") != before.broker.get("epoch")
+    anew = was_started(now, before)
     if anew:
         yield Happened("started", f"the broker was started anew, epoch {now.broker.get('epoch')}")
     yield from _links(now, before)

@@ -23,8 +23,8 @@ NOW_MS = 10_000_000
 
 
 def look(counters: dict[str, int] | None = None, *, epoch: int = 1, links: tuple[int, ...] = (),
-         **things: Any) -> Look:  # fmt: skip
-    broker = {"now_ms": NOW_MS, "epoch": epoch, "counters": counters or {}}
+         uptime_ms: int = 0, **things: Any) -> Look:  # fmt: skip
+    broker = {"now_ms": NOW_MS, "epoch": epoch, "counters": counters or {}, "uptime_ms": uptime_ms}
     opened = [LinkFacts(link=each, identity=f"c{each}", software="x") for each in links]
     return Look(Everything(Facts(broker), **things), opened)
 
@@ -59,6 +59,12 @@ def test_growth_of_a_counter_is_an_event_and_dead_letters_say_where() -> None:
 def test_a_broker_that_was_started_anew_counts_from_the_beginning() -> None:
     assert words(look({"gaps": 2}, epoch=2), look({"gaps": 90})) == [
         ("started", "the broker was started anew, epoch 2"), ("gap", "gaps told to readers: 2"),
+    ]  # fmt: skip
+
+
+def test_a_start_of_a_broker_in_memory_is_seen_though_its_epoch_is_the_same() -> None:
+    assert words(look({"gaps": 2}, uptime_ms=500), look({"gaps": 90}, uptime_ms=9_000)) == [
+        ("started", "the broker was started anew, epoch 1"), ("gap", "gaps told to readers: 2"),
     ]  # fmt: skip
 
 
