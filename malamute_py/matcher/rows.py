@@ -71,8 +71,7 @@ class SubjectRows:
         chosen, chosen_codes = self._chosen(table)
         if len(chosen_codes) == 1:
             # This takes a tenth of the time of a look-up of each row's code.
-            (only,) = chosen_codes
-            return np.flatnonzero(codes == int(only))
+            return np.flatnonzero(codes == int(chosen_codes[0]))
         return np.flatnonzero(chosen[codes]) if len(chosen_codes) else _NO_ROWS
 
     def _chosen(self, table: HeaderTable) -> tuple[Array, Array]:

@@ -141,9 +141,9 @@ class Portion:
         self._close_run()
         self._close_rows()
         if self._frames:
-            every_row = None
+            # None: all rows of the frames.
             self._delivery.put(
-                self._sub, self._next, self._frames, every_row, self._records, self._bytes
+                self._sub, self._next, self._frames, None, self._records, self._bytes
             )
             self._frames = []
             self._records = self._bytes = 0

@@ -151,7 +151,7 @@ class OutgoingSteps(OutgoingBatch):
         if step.mixed or ((step.turns or self.turns) and self._turns_over(step)):
             return False
         for place in step.parts if step.merge_limited else ():
-            kind, *_ = place
+            kind = place[0]
             if kind == MOVE:
                 (move,) = step.parts[place]
                 before = self.moves.get(place)
@@ -188,7 +188,7 @@ class OutgoingSteps(OutgoingBatch):
             self.sealed = True
         if step.merge_limited:
             for place, rows in step.parts.items():
-                kind, *_ = place
+                kind = place[0]
                 if kind == MOVE:
                     self.moves[place] = rows[0]  # the next step's must go on from there
                 elif kind == CONTENT:
@@ -253,7 +253,7 @@ class OutgoingSteps(OutgoingBatch):
             for place, rows in step.parts.items():
                 known = gathered.get(place)
                 if first is None:
-                    kind, *_ = place
+                    kind = place[0]
                     if kind in _OWNING:
                         first = place
                 if place == first:
@@ -267,7 +267,7 @@ class OutgoingSteps(OutgoingBatch):
         commands: list[Command] = []
         contents: list[bytes] = []
         for place, rows in gathered.items():
-            kind, *_ = place
+            kind = place[0]
             if kind == MOVE:
                 commands.append(_move(place, rows))
             elif kind == TRIM:  # the rows are offsets: the highest does for all
@@ -379,10 +379,9 @@ def _owning(place: Place, rows: list[OutgoingRow], random: Callable[[int], bytes
     It has no tracker (0), no level (0) and no key: ATOMIC, which it is a part of, has them. A place
     may end with the packing of the rows and a number, which no command states.
     """
-    kind, *_ = place
+    kind = place[0]
     if kind == PUBLISH:
-        _, stream, *_ = place
-        return Publish(stream, 0)
+        return Publish(place[1], 0)  # The stream stands after the kind.
     if kind == SEND:
         _, mailbox, deliver_at_ms, priority, *_ = place
         return Send(mailbox, 0, 0, b"", deliver_at_ms, priority)

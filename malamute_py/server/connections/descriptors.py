@@ -124,20 +124,21 @@ class Borrowed:
 
 
 @contextlib.contextmanager
-def copied(fd: int, inode: int) -> Iterator[socket.socket]:
+def copied(fd: int, inode: int, *, or_itself: bool = False) -> Iterator[socket.socket]:
     """Yield a copy of a connection's descriptor, for a call that changes the connection.
 
     libzmq may close the connection at any time and accept the next one under the same number (seen:
     14 in 400); what is done to the copy never meets that one. The copy is closed at the end. Raises
-    OSError when the connection is gone. Where no descriptor is left for a copy, the connection's
-    own is yielded: an offender must not stay because it has brought the others.
+    OSError when the connection is gone, or no descriptor is left for a copy. or_itself: yield the
+    connection's own descriptor then, which may be the next connection's a moment later: to cut that
+    one, or to let it go, does no lasting harm, and an offender must not stay.
     """
     copy = fd
     with contextlib.ExitStack() as stack:
         try:
             copy = os.dup(fd)
         except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
+            if not or_itself or error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
         else:
             stack.callback(os.close, copy)

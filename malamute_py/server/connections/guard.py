@@ -389,7 +389,7 @@ class Guard:
         abort: whether the peer's kernel is told at once, by a reset, and not after what was sent.
         """
         try:
-            with copied(connection.fd, connection.inode) as own:
+            with copied(connection.fd, connection.inode, or_itself=True) as own:
                 if abort:
                     # Have libzmq's close() reset the connection: a sender whose window is shut
                     # would learn of a mere end a minute later.

@@ -115,7 +115,10 @@ class Watchdog:
         with self._lock:
             count = len(self._held)
             for inode, fd in self._held.items():
-                with contextlib.suppress(OSError), copied(fd, inode) as connection:
+                with (
+                    contextlib.suppress(OSError),
+                    copied(fd, inode, or_itself=True) as connection,
+                ):
                     let_go(connection)
             self._held.clear()
             self._guard.listening.open()
