@@ -67,7 +67,7 @@ STAGE, STAGE_CONTENT = range(10, 12)
 """Kinds for records of a transaction: staged by the broker rather than published."""
 _packing: Final = attrgetter("packing")
 Place: TypeAlias = tuple[Any, ...]
-"""Facts that parts must share to be one: the kind (`place[0]`), and all of the command but its rows."""
+"""Facts that parts must share to be one: first the kind, then all of the command but its rows."""
 
 
 class Holder(Protocol):
