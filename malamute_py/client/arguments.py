@@ -130,13 +130,13 @@ def name_of(name: str, value: Any) -> None:
     NAMES.add(value)
 
 
-def key_of(value: Any) -> bytes:
-    """A sender's name for a message, request or step. Raises LocalProtocolError."""
+def key_of(value: Any, name: str = "key") -> bytes:
+    """A sender's name for a message, request, step or transaction. Raises LocalProtocolError."""
     if not isinstance(value, bytes | bytearray | memoryview):
-        raise wrong("key", value, f"bytes, at most {KEY_BYTES_MAX}, not a {type(value).__name__}")
+        raise wrong(name, value, f"bytes, at most {KEY_BYTES_MAX}, not a {type(value).__name__}")
     key = bytes(value)
     if len(key) > KEY_BYTES_MAX:
-        raise wrong("key", value, f"at most {KEY_BYTES_MAX} bytes, not {len(key)}", "too_large")
+        raise wrong(name, value, f"at most {KEY_BYTES_MAX} bytes, not {len(key)}", "too_large")
     return key
 
 

@@ -144,9 +144,9 @@ def start_on_wire(start: StartPoint) -> list[Any]:
                 )
             return [int(StartKind.OFFSET), following, epoch, start.stream]
         case AtTime():
-            return [int(StartKind.TIME), milliseconds(start.time), bool(start.inclusive)]
+            return _time_on_wire(StartKind.TIME, start)
         case AtClientTime():
-            return [int(StartKind.CLIENT_TIME), milliseconds(start.time), bool(start.inclusive)]
+            return _time_on_wire(StartKind.CLIENT_TIME, start)
         case AfterMessage() | AtMessage():
             known: Any = start.id
             if not isinstance(known, bytes) or not is_message_id(known):
@@ -165,6 +165,19 @@ def start_on_wire(start: StartPoint) -> list[Any]:
         case _:
             pass
     raise _no_start(start)
+
+
+def _time_on_wire(kind: StartKind, start: AtTime | AtClientTime) -> list[Any]:
+    """Return a start at a time as a command has it. Raises LocalProtocolError `bad_start`."""
+    inclusive: Any = start.inclusive
+    if not isinstance(inclusive, bool):
+        what = f"inclusive of {type(start).__name__}"
+        raise wrong(what, inclusive, "True or False", "bad_start")
+    try:
+        time_ms = milliseconds(start.time)
+    except LocalProtocolError as error:
+        raise LocalProtocolError("bad_start", error.reason) from error
+    return [int(kind), time_ms, inclusive]
 
 
 def found_at(stream: str, start: StartPoint, answer: Mapping[str, Any]) -> Position:

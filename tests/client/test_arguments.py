@@ -98,6 +98,8 @@ CALLS: list[Wrong] = [
     ("id", "find_offset", ("s", AfterMessage("id")), {}),  # type: ignore[arg-type]
     ("time", "find_offset", ("s", AtTime(1.5)), {}),  # type: ignore[arg-type]
     ("start", "find_offset", ("s", [2, [[]] * 40, object()]), {}),
+    ("inclusive of AtTime='no'", "find_offset", ("s", AtTime(1, "no")), {}),  # type: ignore[arg-type]
+    ("transaction='t': allowed is bytes", "end_transaction", ("t",), {}),
     ("settings", "create_stream", ("s", ["memory"]), {}),
     ("settings", "create_stream", ("s",), {"memory": object()}),
     ("name of a setting=1: allowed is a str", "create_stream", ("s", {1: True}), {}),

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import pairwise
-from typing import Any, Unpack, get_args, get_type_hints
+from typing import Any, Unpack, cast, get_args, get_type_hints
 
 import pytest
 from hypothesis import given
@@ -197,6 +197,8 @@ def test_starts_have_the_wire_form_of_the_specification() -> None:
     wrong: list[Any] = [
         -1, True, "newest", None, 1.5,
         AfterMessage(b"i" * 15), AtMessage(b""), AfterMessage(b"\xff" * 16),
+        AtTime(5, inclusive=cast("Any", "no")), AtClientTime(5, inclusive=cast("Any", None)),
+        AtTime(cast("Any", "x")), AtClientTime(cast("Any", 1.5)),
     ]  # fmt: skip
     for start in wrong:
         with pytest.raises(LocalProtocolError, match="bad_start"):

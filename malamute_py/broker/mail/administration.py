@@ -404,8 +404,11 @@ class MailboxAdmin:
 
     def _empty(self, job: Emptying) -> None:
         """Remove one piece of a mailbox; the next follows when the log has this one."""
-        mailbox = job.mailbox
+        mailbox, before = job.mailbox, job.at
         rows = self._piece(job)
+        if not rows and job.at != before:
+            self._jobs.append(job)  # Readers hold all of the piece; the next one has its turn.
+            return
         if not rows:
             whole = job.upto is None
             if whole and (mailbox.order or mailbox.pending or mailbox.returning):

@@ -241,7 +241,7 @@ def _first_of_newest_batch(stream: Stream) -> int:
     """Return the first record that max_bytes leaves of the newest batch; 0: it leaves all of it.
 
     The bodies from there on are within the bound, but the newest record stays whatever its size.
-    Bodies that are compressed or Arrow are not told apart: such a batch stays whole.
+    Where bodies are compressed or Arrow, each record counts as an equal share of its batch.
     """
     most, hot = stream.settings.max_bytes, stream.hot
     newest = hot[-1] if hot else None
@@ -249,7 +249,8 @@ def _first_of_newest_batch(stream: Stream) -> int:
         return 0
     content = newest.content
     if content.head.codec or content.head.body_kind == ARROW:
-        return 0
+        kept = max(1, most * len(content) // newest.size)
+        return newest.next - kept
     bodies = content.bodies()
     # Row n begins at place n, and the last place is the end of all; a body may be of many parts.
     places = bodies.offsets if bodies.parts is None else bodies.parts[bodies.offsets]

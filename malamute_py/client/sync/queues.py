@@ -107,7 +107,7 @@ class SyncQueueVerbs(SyncPagedVerbs):
         were, by stream. Raises BrokerRefused `unknown_transaction`, or `conflict` when it is
         committed already, and the reason says what is put off.
         """
-        id = key_of(transaction)
+        id = key_of(transaction, "transaction")
         value = self._link.ask(lambda number: c.EndTransaction(number, id, give_up))
         return dict(value.get("given_up", {}))
 

@@ -27,6 +27,19 @@ def test_a_purge_removes_the_messages_that_no_reader_holds() -> None:
     assert post.got(2) == [b"0", b"1"]
 
 
+@pytest.mark.moderate
+def test_a_purge_goes_on_behind_messages_that_readers_hold() -> None:
+    """It was answered as finished after as many puts as it looks at in a piece."""
+    post = Post()
+    held = administration.PIECE_PUTS
+    for _ in range(held):
+        post.mail(1, "bert", [b"held"])
+    post.inbox(2, mailbox="bert", records=held)
+    post.mail(1, "bert", [b"free"])
+    assert post.ask(1, wire.PurgeMail, "bert", "bert") == {"count": 1, "held": held}
+    assert post.info("bert")["messages"] == held
+
+
 def test_a_purge_removes_delayed_messages_and_leaves_newer_ones() -> None:
     post = Post(sync=False)
     post.mail(1, "bert", [b"later"], deliver_at_ms=post.now_ms + 1_000)

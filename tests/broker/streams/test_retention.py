@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from malamute_protocol import commands as wire
-from malamute_protocol.encode import encode, encode_lists
+from malamute_protocol.encode import encode, encode_arrow, encode_lists
 from tests.broker.shell import Shell
 
 
@@ -67,10 +67,21 @@ def test_of_a_batch_beyond_the_bytes_of_its_stream_the_newest_records_stay(
     assert [offset for _, _, offset in trims[-1:]] == ([first] if first else [])
 
 
-def test_a_batch_whose_bodies_are_compressed_stays_whole() -> None:
-    shell = bounded([Random(seed).randbytes(100) for seed in range(10)], codec=1)
-    assert shell.stream("s").hot[-1].size > 300
-    assert shell.trims == []
+@pytest.mark.parametrize("kind", ["compressed", "arrow"])
+def test_of_bodies_that_are_not_told_apart_each_record_counts_as_an_equal_share(kind: str) -> None:
+    """All of such a newest batch stayed, however much larger than the bound it was."""
+    if kind == "arrow":
+        shell = Shell()
+        shell.hello(1)
+        shell.send(1, wire.CreateStream(1, "s", {"max_bytes": 300, "body_kind": "arrow"}))
+        body = encode_arrow(bytes(1_000), 10, schema_id=1, subject="s")
+        shell.send(1, wire.Publish("s", 1), frames=[body])
+        shell.wait(30_000)
+    else:
+        shell = bounded([Random(seed).randbytes(100) for seed in range(10)], codec=1)
+    kept = 300 * 10 // shell.stream("s").hot[-1].size
+    assert 0 < kept < 4
+    assert [offset for _, _, offset in shell.trims[-1:]] == [10 - kept]
 
 
 def test_a_batch_that_a_power_loss_may_take_loses_no_record() -> None:
