@@ -148,7 +148,9 @@ def sub(
                 else _WithCursor(client, stream, cursor, stands, records)
             )
         with reader:
-            whole = False  # Whether all records that the reader handed over were printed.
+            # Whether all records that the reader handed over were printed: the cursor then also
+            # goes past those behind them that the pattern left out.
+            whole = False
             try:
                 try:
                     reader.accepted()

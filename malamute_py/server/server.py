@@ -161,7 +161,7 @@ class Server:
         soft, hard = raise_open_files()
         self._collector = Collector()
         self._open()
-        sys.setswitchinterval(_SWITCH_S)
+        sys.setswitchinterval(_SWITCH_S)  # Python's own 5 ms would be added to confirms.
         self.log.info("open_files", limit=hard, before=soft)
         # A terminal that is closed sends SIGHUP: a broker in a terminal ends with it.
         in_terminal = sys.stdin is not None and sys.stdin.isatty()

@@ -179,8 +179,9 @@ class Conditions:
 def batch_bytes_most(settings: StreamSettings, most: int) -> int:
     """Return the bytes that a batch of a stream may have, its stamp included.
 
-    A batch has to fit into a segment, which matters in a small ring of the stream's own. most:
-    bound for the batches of all streams.
+    Told to a client that opens a producer; check_size() refuses larger ones. A batch has to fit
+    into a segment, which matters in a small ring of the stream's own. most: bound for the batches
+    of all streams.
     """
     ring_bytes = settings.ring_bytes
     if settings.keep:

@@ -83,7 +83,7 @@ def mail_done(tables: Tables, queues: Queues, change: MailDone) -> None:
 
 
 def _with_left(row: MessageRow, left: int) -> MessageRow:
-    """Return a row of which these messages (a bitmap) are left."""
+    """Set which messages of a row are left (a bitmap), and return the row."""
     row.left = left
     return row
 

@@ -62,7 +62,7 @@ def row(record: Record, body_bytes: int = TEXT_BYTES_MAX) -> dict[str, Any]:
     """Return one record as a page shows it: every value is visible text, cut short, or a number.
 
     body_bytes: of the body that are shown at most. "row": the columns of a record of a typed
-    stream, which has no body in bytes.
+    stream, which has no body in bytes: its "body" is a text of these columns.
     """
     body = blobs(record)  # None: a row of an Arrow table
     typed = (row_of(record) or {}) if body is None else {}  # {}: pyarrow is not installed
