@@ -238,9 +238,10 @@ class Broker:
         }
 
     def _lose_queues(self, reason: str) -> None:
-        """Refuse all commands that need mailboxes, services, cursors, groups or keys.
+        """Refuse the commands that need mailboxes, services, cursors or groups and are no steps.
 
         They are lost; none may be changed until the operator has decided what becomes of them.
+        Intake refuses the parts of steps.
         """
         for part in (
             self._mail, self._services, self._cursors, self._groups, self._transaction_admin,

@@ -405,7 +405,11 @@ class Inbound:
         return is_given and self._peers.is_known(head)
 
     def _is_numbered(self, numbering: Numbering, head: zmq.Frame) -> bool:
-        """Whether a message came by an id that its peer may have; False: its connection is cut."""
+        """Whether a message came by an id that its peer may have; False: its connection is cut.
+
+        A peer may choose its id, but not one that libzmq gives by itself to others: Numbering knows
+        which those are.
+        """
         if numbering.is_given(head.bytes, self._guard.connections.accepted):
             return True
         self._counters["claimed_ids_total"] += 1

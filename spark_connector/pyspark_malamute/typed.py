@@ -62,7 +62,7 @@ def typed_schema(options: SourceOptions) -> StructType:
     fields = []
     for name in options.columns or declared.names:
         field = known.get(name)  # A column of the schema goes before what a record has beside it.
-        if field is None and name == "stream":
+        if field is None and name == "stream":  # It is in no batch: all are of one stream.
             field = _arrow.field(name, _arrow.string(), nullable=False)
         elif field is None and name in _RECORD_COLUMNS:
             field = beside.field(name)

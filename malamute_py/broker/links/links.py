@@ -605,9 +605,10 @@ class Links:
     def _arm_beat(self, link: Link) -> None:
         """Set the timer of a link to a heartbeat from now, together with links that are due then.
 
-        Links that are due in the same slot of time have one turn of the loop together. The timer is
-        a little early, never late. It is moved to the expiry of the link where that would come
-        shortly after, so that one timer does for both.
+        Called each time the timer has fired, whether a PING was due or not. Links that are due in
+        the same slot of time have one turn of the loop together, so the timer is up to a slot
+        early. It is moved to the expiry of the link where that would come shortly after, so that
+        one timer does for both.
         """
         now_ms = self._shard.now_ms
         slot_ms = link.heartbeat_ms // BEAT_SLOTS or 1

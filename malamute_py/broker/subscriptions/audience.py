@@ -226,7 +226,10 @@ class Audience:
     # --- headers one by one ---------------------------------------------------------------------
 
     def forget(self) -> None:
-        """Forget the matches and selection groups of recent headers: the subscriptions change."""
+        """Forget the matches and selection groups of recent headers.
+
+        The subscriptions change, or there are too many headers.
+        """
         self._groups.clear()
         self._grouped_headers = 0
         self._forget_matched()

@@ -312,7 +312,9 @@ class Publisher(Lanes[OutgoingRecords]):
         for lane in self.streams.values():
             if sizes is not None and lane.place in expected:
                 self._told(lane, sizes)
-            if not lane.sent:  # what is under way is answered under the sequences that it has
+            # OPEN_PRODUCER is also asked amid a link, after a refusal in one lane: what is under
+            # way in others is answered under the sequences that it has.
+            if not lane.sent:
                 self._settle(lane, int(expected.get(lane.place, 0)), renamed)
         return True
 
