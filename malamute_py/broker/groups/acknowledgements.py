@@ -313,6 +313,8 @@ class _Returning(_Finishing):
             held, _ = holdings.unhand(page, member, mask)
             member.returned(held.bit_count())
             holdings.withhold(page, held)
+            if held and self.group.slots is not None:
+                self.group.slots.hold_back(slots_of(page, held))
             withheld.append((page, held, 0))  # Rows that waited already are not in `picked`.
         self.withheld = withheld
 

@@ -632,6 +632,8 @@ class Group:
         for page, mask in picked:
             self.holdings.unhand(page, member, mask)
             self.holdings.withhold(page, mask)
+            if self.slots is not None and self.counts_attempts:
+                self.slots.hold_back(slots_of(page, mask))
 
     def back(self, picked: Picked, *, late: bool) -> None:
         """Let withheld rows wait again. late: the end of a pause comes first (Page.late)."""

@@ -123,6 +123,15 @@ class Slots:
         _count(self.waiting, slots, -1)
         _count(self.held, slots, 1)
 
+    def hold_back(self, slots: SlotsOfRows) -> None:
+        """Let these slots rest, as records of them are to come again once the log is told of it.
+
+        Later records of a slot would overtake them, were they given to the member that had them.
+        It goes on once none of its records is withheld or in hand.
+        """
+        self._holder[slots] = NOBODY
+        self.settle()
+
     def done(self, slots: SlotsOfRows) -> None:
         """Take records that are done out of the hands of their members; slots may move then."""
         _count(self.held, slots, -1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from malamute_protocol import commands as wire
 from tests.broker.group_world import (
     MUCH,
@@ -131,3 +133,36 @@ def test_a_member_that_joins_while_the_attempts_of_a_lost_one_are_logged_gets_a_
     shell.broker.link_lost(2, shell.now_ms)
     join(shell, 3, "keyed", hello=False)
     assert got(shell, 3) == [0, 1]
+
+
+@pytest.mark.parametrize("attempts_max", [0, 3])
+def test_a_record_that_is_given_back_comes_before_later_ones_of_its_key(attempts_max: int) -> None:
+    """Where attempts are counted, a later one overtook it while the log was told."""
+    shell = world()
+    settings = {"attempts_max": attempts_max} if attempts_max else {}
+    join(shell, 2, "keyed", credit=1, settings=settings)
+    publish(shell, 2, subject="one")
+    assert got(shell, 2) == [0]
+    shell.send(2, wire.AckRecords(M, [(0, 1)], 0, 0, 0), wire.Credit(M, 5, MUCH))
+    assert got(shell, 2) == [0, 0, 1]
+
+
+@pytest.mark.parametrize("attempts_max", [0, 5])
+def test_a_record_whose_lease_ended_comes_before_later_ones_of_its_key(attempts_max: int) -> None:
+    """Its member came back in the same turn, and later records of the key overtook it."""
+    shell = world()
+    settings = {"lease_ms": 1_000} | ({"attempts_max": attempts_max} if attempts_max else {})
+    join(shell, 2, "keyed", credit=2, settings=settings)
+    publish(shell, 1, subject="one")
+    publish(shell, 1, subject="two")
+    publish(shell, 1, subject="one")
+    assert got(shell, 2) == [0, 1]
+    shell.wait(900)
+    shell.send(2, wire.AckRecords(M, [(1, 2)], 0, 0, -1, 2))  # The lease of record 1 is renewed.
+    run, shell.run = shell.run, lambda: None  # type: ignore[method-assign]
+    shell.wait(300)
+    shell.send(2, wire.AckRecords(M, [(1, 2)]), wire.Credit(M, 5, MUCH))
+    shell.run = run  # type: ignore[method-assign]
+    shell.run()
+    order = [offset for offset in got(shell, 2)[2:] if offset != 1]
+    assert order == [0, 2]
