@@ -61,6 +61,7 @@ PLANTS: dict[str, Planted] = {
     "half-a-checkpoint": Planted(
         "work", "a step of the checkpoint is no transaction",
         _half_a_checkpoint, codes("checkpoint", "tables", "bodies", "broken"), 60,
+        first=240,
     ),
     "bodies-not-copied": Planted(
         "work", "bodies go with the segment that they lie in",
