@@ -85,11 +85,15 @@ class SegmentMap:
         """One part of the file that is known to be brought in and readable: the quick answer."""
         self._unreadable: set[int] = set()
         """Pages that the disk cannot read."""
-        self.unreadable(0, SEGMENT_HEADER_BYTES)
-        self.header = bytes(self.view[:_HEADER_BYTES])
+        self._headless = bool(self.unreadable(0, _HEADER_BYTES))
+        """Whether the disk could not read the header: to touch its page would end the process."""
+        self.header = bytes(_HEADER_BYTES) if self._headless else bytes(self.view[:_HEADER_BYTES])
 
     def intact(self) -> bool:
         """True while no batch of this life of the file has been overwritten."""
+        if self._headless:
+            # A header that can be read now was written since.
+            return self._refused(0, mmap.PAGESIZE)
         # As bytes: views are compared item by item.
         return bytes(self.view[:_HEADER_BYTES]) == self.header
 
@@ -124,11 +128,8 @@ class SegmentMap:
         if end > self.size or (self._present[first] and self._present[last]):
             return self.unreadable(begin, end)  # which has the answer without another call
         page = begin - begin % mmap.PAGESIZE
-        try:
-            self._map.madvise(_MADV_POPULATE_READ, page, max(end - page, 1))
-        except OSError as error:
-            if error.errno in _UNREADABLE:
-                return f"the disk cannot read a page of bytes {begin} to {end}"
+        if self._refused(page, max(end - page, 1)):
+            return f"the disk cannot read a page of bytes {begin} to {end}"
         return ""
 
     def copy(self, begin: int, size: int) -> bytes:
@@ -155,18 +156,22 @@ class SegmentMap:
         begin = piece * _PIECE_BYTES
         size = min(_PIECE_BYTES, self.size - begin)
         self._present[piece] = 1
+        if self._refused(begin, size):
+            # Some page of the piece: each is tried alone.
+            for at in range(begin, begin + size, mmap.PAGESIZE):
+                if self._refused(at, mmap.PAGESIZE):
+                    self._unreadable.add(at // mmap.PAGESIZE)
+
+    def _refused(self, begin: int, size: int) -> bool:
+        """Have the kernel bring in bytes from the beginning of a page on; True: it cannot read one.
+
+        Another error says nothing of the pages: they come in when they are touched.
+        """
         try:
             self._map.madvise(_MADV_POPULATE_READ, begin, size)
         except OSError as error:
-            if error.errno not in _UNREADABLE:
-                return  # It says nothing of the pages: they come in when they are touched.
-            # Some page of the piece: each is tried alone.
-            for at in range(begin, begin + size, mmap.PAGESIZE):
-                try:
-                    self._map.madvise(_MADV_POPULATE_READ, at, mmap.PAGESIZE)
-                except OSError as refused:
-                    if refused.errno in _UNREADABLE:
-                        self._unreadable.add(at // mmap.PAGESIZE)
+            return error.errno in _UNREADABLE
+        return False
 
     def readable(self) -> memoryview:
         """Return all of the file, to be searched for batches: unreadable pages are zeros."""

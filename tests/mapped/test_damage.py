@@ -10,6 +10,7 @@ import mmap
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -397,3 +398,30 @@ def test_a_kernel_that_does_not_bring_pages_in_is_done_without(
     monkeypatch.setattr("malamute_py.mapped.segments.mmap.mmap", Refusing)
     with open_reader(log.path) as other:
         assert records(other.read("trades", until="tail", strict=True)) == filled(0, 100)
+
+
+def test_a_header_that_the_disk_cannot_read_is_not_touched(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To copy it from the mapping ended the process."""
+
+    class Failing(mmap.mmap):
+        def madvise(self, option: int, start: int = 0, length: int = 0) -> None:
+            if start == 0:
+                raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
+
+    headers: list[bytes] = []
+    init = SegmentMap.__init__
+
+    def noted(self: SegmentMap, *arguments: Any) -> None:
+        init(self, *arguments)
+        headers.append(self.header)
+
+    trades = log.create("trades")
+    log.fill(trades, 100)
+    monkeypatch.setattr("malamute_py.mapped.segments.mmap.mmap", Failing)
+    monkeypatch.setattr(SegmentMap, "__init__", noted)
+    with open_reader(log.path) as other:
+        assert records(other.read("trades", until="tail", strict=True)) == filled(0, 100)
+    assert headers
+    assert not any(map(any, headers))

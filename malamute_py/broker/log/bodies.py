@@ -22,7 +22,7 @@ from malamute_protocol.errors import BatchError
 from malamute_protocol.extract import extract, extractable
 from malamute_protocol.stamp import LAST_OF_BUNDLE, STAMP_BYTES, Stamp
 from malamute_py.broker.context import Shard
-from malamute_py.broker.log.stream import HEADER_OVERHEAD
+from malamute_py.broker.log.stream import headers_memory
 from malamute_py.broker.ready import MAIL_STREAM, BodiesFound, BodiesRead
 from malamute_py.broker.structures.bitmaps import rows_of_bits
 
@@ -146,7 +146,7 @@ class Bodies:
         """Add a batch that was appended to the window; the oldest batches leave for it."""
         body = Body(self._shard, stamp, frame, content)
         self._hot[base] = body
-        body.memory = _memory_of(body)
+        body.memory = body.size + OVERHEAD + headers_memory(body.content)
         self.hot_bytes += body.memory
         if self.hot_bytes > self._shard.settings.mail_hot_bytes:
             self._shrink()
@@ -291,7 +291,7 @@ class Bodies:
         """Keep a batch that was read back, in place of the oldest such batches."""
         again, most = self._again, self._shard.settings.mail_hot_bytes // AGAIN_SHARE
         again[number] = body
-        body.memory = _memory_of(body)
+        body.memory = body.size + OVERHEAD + headers_memory(body.content)
         self.again_bytes += body.memory
         # One stays, however large it is: the next call may be for another portion of it.
         while self.again_bytes > most and len(again) > 1:
@@ -308,10 +308,3 @@ class Bodies:
             self._shard.event("mail_damaged", "error", number=number, reason=error.reason)
             return None
         return Body(self._shard, view[:STAMP_BYTES], view[STAMP_BYTES:], content, data)
-
-
-def _memory_of(body: Body) -> int:
-    """Return about how many bytes a batch takes in memory, once its header tables were read."""
-    head = body.content.head
-    headers = head.subjects_count + head.fieldmaps_count
-    return body.size + OVERHEAD + HEADER_OVERHEAD * headers

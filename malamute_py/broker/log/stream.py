@@ -44,6 +44,12 @@ HEADER_OVERHEAD = 300
 """Bytes that each distinct subject and field map of a batch takes besides."""
 
 
+def headers_memory(content: Content) -> int:
+    """Return about how many bytes a batch's header tables take in memory, once they were read."""
+    head = content.head
+    return HEADER_OVERHEAD * (head.subjects_count + head.fieldmaps_count)
+
+
 class StampedBatch(msgspec.Struct, eq=False):
     """One appended batch in memory: the stamp, and the frame as the producer sent it."""
 
@@ -58,9 +64,7 @@ class StampedBatch(msgspec.Struct, eq=False):
     @property
     def memory(self) -> int:
         """Bytes that the batch takes in the hot window, about, with its header table."""
-        head = self.content.head
-        headers = head.subjects_count + head.fieldmaps_count
-        return self.size + BATCH_OVERHEAD + HEADER_OVERHEAD * headers
+        return self.size + BATCH_OVERHEAD + headers_memory(self.content)
 
 
 class AudienceFacts(Protocol):

@@ -201,3 +201,24 @@ def test_peers_that_connect_without_end_leave_the_broker_its_descriptors(
         with RawPeer(daemon.endpoint) as newcomer:
             assert newcomer.welcome is not None
         assert daemon.terminate() == 0
+
+
+def test_a_connection_is_cut_where_no_descriptor_is_left_for_a_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was forgotten, and stayed open: no later look found it."""
+
+    def none_left(fd: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    left, right = socket.socketpair()
+    guard = Guard(Config(), count=lambda name: None, report=lambda name, facts: None)
+    with left, right:
+        guard._accepted(right.fileno(), 0)
+        connection = guard.connections.get(right.fileno())
+        assert connection is not None
+        monkeypatch.setattr(os, "dup", none_left)
+        guard.cut(connection, "its link ended")
+        assert left.recv(1) == b""
+        assert os.fstat(right.fileno()).st_ino == connection.inode, "libzmq closes its own"
+    guard.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 import struct
@@ -138,27 +137,6 @@ def test_a_connection_whose_descriptor_is_a_files_by_now_is_gone() -> None:
         assert guard.connections.get(fd) is None
         guard._accepted(fd, 0)
         assert guard.connections.get(fd) is None
-    guard.close()
-
-
-def test_a_connection_is_cut_where_no_descriptor_is_left_for_a_copy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It was forgotten, and stayed open: no later look found it."""
-
-    def none_left(fd: int) -> int:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    left, right = socket.socketpair()
-    guard = Guard(LOCAL, count=lambda name: None, report=lambda name, facts: None)
-    with left, right:
-        guard._accepted(right.fileno(), 0)
-        connection = guard.connections.get(right.fileno())
-        assert connection is not None
-        monkeypatch.setattr(os, "dup", none_left)
-        guard.cut(connection, "its link ended")
-        assert left.recv(1) == b""
-        assert os.fstat(right.fileno()).st_ino == connection.inode, "libzmq closes its own"
     guard.close()
 
 
