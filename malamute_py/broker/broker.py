@@ -682,8 +682,9 @@ class Broker:
         """Return the records from which a recovery of this ring begins, for a segment's start.
 
         The tables go into ring main, the sequences in a stream into the stream's own ring: a small
-        ring must not carry the sequences of others. Without a ring: all of it. A producer's
-        sequence in a stream tells which of its batches the stream has, so that none is taken twice.
+        ring must not carry the sequences of others. A producer's sequence in a stream tells which
+        of its batches the stream has, so that none is taken twice. ring: its name; empty: the
+        tables and the sequences of all streams, for a log that is not divided into rings.
         """
         runs_max = self._shard.settings.snapshot_batches_max
         here = self._catalogue.numbers_in(ring)

@@ -42,17 +42,18 @@ def absent(
     raise CommandFailed(f"there is no {kind} {name}{where}; {hint}")
 
 
-def changed(
+def made_or_edited(
     ask: Callable[[], object],
     kind: str,
     named: str,
     asked: Iterable[str],
     change: Callable[[], Facts],
 ) -> tuple[Facts, str]:
-    """Make or change a thing; return its facts, and the sentence that tells what was done.
+    """Make or edit a thing; return its facts, and the sentence that says which of both was done.
 
-    The broker's answer to a change does not say whether the thing was there: ask() finds it out.
-    ask: raises BrokerRefused when there is none. change: makes the thing or changes it. named: its
+    The broker edits by a command that makes what is not there, and its answer does not say whether
+    it was: ask() finds that out before. Thus no settings are compared: "edited" means that the
+    thing was there. ask: raises BrokerRefused when there is none. change: does it. named: its
     name, as the sentence has it. asked: names of the settings that the person gave.
     """
     settings = ", ".join(asked)

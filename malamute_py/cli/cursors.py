@@ -12,7 +12,7 @@ import typer
 
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.cli import complete, output
-from malamute_py.cli.absent import absent, changed
+from malamute_py.cli.absent import absent, made_or_edited
 from malamute_py.cli.agreed import Yes, agreed
 from malamute_py.cli.columns import age, creator, figure, read, sized
 from malamute_py.cli.commands import group
@@ -252,7 +252,7 @@ def edit(
             known_stream(client, stream)
         else:
             known(client, stream, cursor, "--create makes it")
-        found, done = changed(
+        found, done = made_or_edited(
             lambda: client.cursor_info(stream, cursor), "cursor", f"{stream}/{cursor}", asked,
             lambda: client.cursor(stream, cursor).edit(asked, start=begin, replace=replace),
         )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from malamute_py.cli import complete, output
-from malamute_py.cli.absent import changed
+from malamute_py.cli.absent import made_or_edited
 from malamute_py.cli.agreed import Yes, agreed
 from malamute_py.cli.columns import age, creator, figure, moment, sized
 from malamute_py.cli.commands import group, say
@@ -259,7 +259,7 @@ def edit(
     with linked(ctx) as client:
         if not create:
             known(client, mailbox, "--create makes it")
-        found, done = changed(
+        found, done = made_or_edited(
             lambda: client.mailbox_info(mailbox), "mailbox", mailbox, asked,
             lambda: client.edit_mailbox(mailbox, asked, replace=replace),
         )  # fmt: skip

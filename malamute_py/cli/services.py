@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from malamute_py.cli import complete, output
-from malamute_py.cli.absent import absent, changed
+from malamute_py.cli.absent import absent, made_or_edited
 from malamute_py.cli.agreed import Yes, agreed
 from malamute_py.cli.columns import age, counted, dead, figure, moment, read, red, sender, sized
 from malamute_py.cli.commands import group
@@ -336,7 +336,7 @@ def edit(
     with linked(ctx) as client:
         if not create:
             known(client, service, "--create makes it")
-        found, done = changed(
+        found, done = made_or_edited(
             lambda: client.service_info(service), "service", service, asked,
             lambda: client.edit_service(service, asked, replace=replace),
         )  # fmt: skip

@@ -55,7 +55,8 @@ class StreamTable:
         self._epochs_max = epochs_max
         self.states: dict[int, StreamState] = {}
         self.unseen_next = 0
-        """A stream of which damage left nothing goes on here; 0: there was no such damage."""
+        """Where a stream goes on of which the recovery found nothing, since damage may have held
+        its records: an offset beyond all that these could have had. 0: no such damage."""
 
     def state(self, number: int) -> StreamState:
         """The stream's state, made when it is new."""
@@ -72,8 +73,9 @@ class StreamTable:
         if epoch > state.last_epoch:
             self._note_epoch(state, epoch, base)
         if state.kept < 0:
-            # The ring's first batch of the stream. After damage that left nothing of the stream,
-            # offsets before it are lost and not retired: readers are told of damage.
+            # The ring's first batch of the stream, and what it serves begins here. But where the
+            # stream goes on beyond damage that may have held its records, these count as kept from
+            # offset 0 on: a reader of them is told of damage, not that they were retired.
             state.kept = 0 if 0 < self.unseen_next <= base else base
         if after > state.next:
             state.next = after

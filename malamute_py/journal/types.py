@@ -338,4 +338,5 @@ class Recovery(msgspec.Struct, frozen=True):
     doubtful_bytes: int = 0
     """Bytes of damage that may have held control batches after the last that was found."""
     unseen_next: int = 0
-    """A stream that there is, and of which nothing was found, goes on here; 0: it begins."""
+    """Where a stream goes on that exists and of which the recovery found nothing, since damage may
+    have held its records; 0: there is no such damage, and the stream begins at 0."""

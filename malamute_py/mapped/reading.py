@@ -355,7 +355,7 @@ class Reading:
             return False
         if batch is not None:
             try:
-                self._hand_in(batch)
+                self._hand_in(batch)  # it copies, unless the request wants views
             except Overwritten:
                 return False
             except (BatchError, IndexError, ValueError) as error:
@@ -365,10 +365,13 @@ class Reading:
         return True
 
     def _hand_in(self, batch: MappedBatch) -> None:
-        """Have a batch wait for the caller, as the request wants it: as views, or copied.
+        """Have a batch wait for the caller: as views of the mapped file, or copied out of it.
 
-        Of a batch with few wanted rows these alone are copied; very few are gathered with those of
-        other batches. Raises as the batch's methods.
+        Views are cheap, but hold only until the broker overwrites the segment; the request chooses.
+        Of a batch with few wanted rows only these are copied, and very few are gathered with those
+        of other batches, so that no caller gets a batch for each row. Raises Overwritten: the
+        segment was overwritten under the copy, which is then of no use; BatchError, IndexError,
+        ValueError: the bytes are damaged.
         """
         if not self._request.copy:
             self._queue(batch)

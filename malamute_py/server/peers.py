@@ -278,9 +278,10 @@ class Peers:
                     peer.put(_QUESTION)
 
     def remove(self, number: int) -> Peer | None:
-        """Forget a link that ended, with its messages in both directions that wait.
+        """Forget a link that ended, with the messages that wait in both directions.
 
-        Returns its peer; None: there is no such link.
+        Those are the peer's messages that came and wait for their turn (`queued`), and the broker's
+        that the socket would not take (`pending`). Returns its peer; None: there is no such link.
         """
         peer = self._by_number.pop(number, None)
         if peer is None:

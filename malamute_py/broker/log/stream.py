@@ -91,7 +91,10 @@ class AudienceFacts(Protocol):
         """Batches that live subscriptions get once their headers are matched; usually none."""
 
     def late_from(self, durable: bool, tail: int) -> int:
-        """Offset before which live subscriptions were given everything; usually the tail."""
+        """Return the offset before which live subscriptions were given everything.
+
+        That is the tail, but while headers of a batch are still being matched, the batch's base.
+        """
 
     def add_reader(self, wake: Callable[[], None], durable: bool) -> None:
         """Call this whenever there is more to read."""

@@ -290,7 +290,7 @@ class _Ending(Effect):
                 # Their entries in the queue were dropped if their turn came while they were ending.
                 batch.service.wait(batch, waiting, again=True)
                 ends._registry.runnable[batch.service] = None
-        ends.undo_let_go(released)
+        ends.undo_let_go(released)  # workers hold again what taken() released
         released.clear()
         for batch, rows in self.items:
             # A hand-out that was logged meanwhile passed over these rows, since they were ending:

@@ -152,7 +152,12 @@ class Audience:
         return found
 
     def late_from(self, durable: bool, tail: int) -> int:
-        """Offset before which live subscriptions were given everything; usually the tail."""
+        """Return the offset before which live subscriptions were given everything.
+
+        That is the tail, but while headers of a batch are still being matched, the batch's base.
+        A COVER that is sent meanwhile may promise nothing beyond it (Subscription.place). durable:
+        of the subscriptions that get only what is durable.
+        """
         bases = self.late_bases[durable]
         return bases[0] if bases else tail
 

@@ -83,7 +83,7 @@ def _work_taken(tables: Tables, queues: Queues, change: WorkTaken) -> None:
         row.holds.append(Hold(change.holder, mask, change.at_ms, change.lease_ms))
         _count(row, mask)
         _undelay(row, mask)
-        queues.requests[base] = row
+        queues.requests[base] = row  # tells a map over SQLite that the row has changed
 
 
 def _count(row: RequestRow, mask: int) -> None:

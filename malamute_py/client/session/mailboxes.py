@@ -166,19 +166,24 @@ class OpenedMailbox(Opened):
         """In an atomic step that is not answered."""
         self._of_earlier_links: set[int] = set()
         """Handed over on an earlier link, and not handed out again by the broker since."""
-        self._held_records = 0
-        """In the queue."""
-        self._held_bytes = 0
+        self._unread_records = 0
+        """Messages in the queue: they lower the credit, and what is too much goes back."""
+        self._unread_bytes = 0
+        """Bytes of the batches in the queue, each whole while one message of it is unread."""
 
     # --- the readers' side -------------------------------------------------------------------
 
     def take(self) -> tuple[HandoutBatch, Batch] | None:
-        """The next messages, all of one batch; None: none yet."""
+        """Take the next delivery from the queue: it counts as read, which makes room for more.
+
+        Returns (delivery as the broker sent it, its messages that no call took as its reply);
+        None: nothing waits.
+        """
         if not self.queue:
             return None
         item = _, left = self.queue.popleft()
-        self._held_records -= len(left)
-        self._held_bytes -= left.stamp.size
+        self._unread_records -= len(left)
+        self._unread_bytes -= left.stamp.size
         return item
 
     def ack(self, ranges: list[Range], again_ms: int = -1, token: Any = None) -> None:
@@ -242,13 +247,13 @@ class OpenedMailbox(Opened):
     @property
     def parks_too_much(self) -> bool:
         """Whether so much is unread that some goes back to the broker (see PARKED_BYTES_MAX)."""
-        return self._held_records > PARKED_RECORDS_MAX or self._held_bytes > PARKED_BYTES_MAX
+        return self._unread_records > PARKED_RECORDS_MAX or self._unread_bytes > PARKED_BYTES_MAX
 
     def send_away(self) -> None:
         """Give the newest unread delivery back to the broker, to come again after _AWAY_MS."""
         _, left = self.queue.pop()
-        self._held_records -= len(left)
-        self._held_bytes -= left.stamp.size
+        self._unread_records -= len(left)
+        self._unread_bytes -= left.stamp.size
         self.ack(ranges_of(left), _AWAY_MS)
 
     def has_read(self, view: MailboxView) -> None:
@@ -271,14 +276,14 @@ class OpenedMailbox(Opened):
             if rest is not None:
                 self.queue.append((delivered, rest))
             if rest is not left:
-                self._held_records -= len(left) - (0 if rest is None else len(rest))
+                self._unread_records -= len(left) - (0 if rest is None else len(rest))
                 if rest is None:  # a delivery counts with all its bytes while a row of it is left
-                    self._held_bytes -= left.stamp.size
+                    self._unread_bytes -= left.stamp.size
 
     def discard(self) -> None:
         """Drop what waits: the broker gives it to others once the inbox is closed."""
         self.queue.clear()
-        self._held_records = self._held_bytes = 0
+        self._unread_records = self._unread_bytes = 0
 
     # --- steps -------------------------------------------------------------------------------
 
@@ -371,7 +376,7 @@ class OpenedMailbox(Opened):
 
     def _credit_limits(self) -> tuple[int, int]:
         """Return how many records and bytes, in all, the broker may have sent on this link."""
-        records, size = self._held_records, self._held_bytes
+        records, size = self._unread_records, self._unread_bytes
         if self.waiting:
             # Unread mail must not keep the replies after it from their callers.
             records = min(records, self.asked.credit_records // 2)
@@ -425,8 +430,8 @@ class OpenedMailbox(Opened):
         for first, end in ranges_of(left):
             self.in_hand.update(range(first, end))
         self.queue.append((delivered, left))
-        self._held_records += len(left)
-        self._held_bytes += left.stamp.size
+        self._unread_records += len(left)
+        self._unread_bytes += left.stamp.size
         self._mailboxes.look_at(self)
 
     def _pass_over(self, command: Mail, found: Unreadable) -> None:
