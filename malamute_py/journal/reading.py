@@ -446,8 +446,8 @@ class Reader:
         """Yield (place among `offsets`, the stored batch that holds it), read from one segment.
 
         The part of read_batches() in a segment. Index entries of batches that lie close together
-        are read at once. offsets: of the stream, ascending, all in this segment. Ends early when the
-        segment was retired meanwhile: what is not yielded is gone.
+        are read at once. offsets: of the stream, ascending, all in this segment. Ends early when
+        the segment was retired meanwhile: what is not yielded is gone.
         """
         # Of each offset the entry that may hold it: the first one that ends after it.
         rows = self._files.index(segment).entries(stream, offsets[0], offsets[-1] + 1).rows
