@@ -12,7 +12,7 @@ Read into `noop`: all columns; without the map of fields, over the wire and in p
 column for each of two fields; the same columns from Spark's rate source and from Parquet files of
 the same rows. Written: what the rate source makes, exactly once and synced. Batch reads: count(),
 beside a Python source that makes as many rows without a column and reads nothing, which is the
-least that Spark takes for any; count_records(), which hands Spark a row for each range, of
+least that Spark takes for any; the count() of read(), which hands Spark a row for each range, of
 everything, which the broker's plan counts, and of a tenth by pattern, which is read; one record in
 1,000 of `--records` by the broker's pattern and by Spark's filter, of a stream of 1,000 subjects
 and of one of 20 and a rare one, beside a job without a row. Each batch read is repeated, so that
@@ -31,7 +31,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,7 +94,7 @@ RATIOS = [
      "1 rare of 21 by Spark's filter", "1 rare of 21 by pattern"),
     ("count(): no column / as many rows made", "count(), no column", "count(), rows made"),
     ("count(): rows made / Parquet", "count(), rows made", "count(), Parquet"),
-    ("count_records() / count() of Parquet", "count_records()", "count(), Parquet"),
+    ("count() of read() / count() of Parquet", "count() of read()", "count(), Parquet"),
     ("tiny trigger / rate source", "tiny trigger", "tiny trigger, rate source"),
     (f"tiny trigger with {IDLE} idle streams / alone",
      f"tiny trigger, {IDLE} idle streams", "tiny trigger"),
@@ -309,7 +308,7 @@ class Runs:
         self._timed({way: _into_noop(frame) for way, frame in ways.items()}, size, rows)
 
     def _counts(self, stream: str, size: int, rows: int, files: str) -> None:
-        from pyspark_malamute import count_records
+        from pyspark_malamute import read
 
         frames = {
             "count(), all columns": self._batch(stream),
@@ -320,12 +319,10 @@ class Runs:
         }
         ways = {way: frame.count for way, frame in frames.items()}
         given = {"endpoint": self._endpoint, "stream": stream}
-        ways["count_records()"] = partial(count_records, self._spark, **given)
+        ways["count() of read()"] = read(self._spark, **given).count
         given["pattern"] = "flights.7.*"
-        ways["count_records() of a tenth"] = partial(count_records, self._spark, **given)
-        ways["count_records() of a tenth, in place"] = partial(
-            count_records, self._spark, **given, **self._log
-        )
+        ways["count() of read(), a tenth"] = read(self._spark, **given).count
+        ways["count() of read(), a tenth, in place"] = read(self._spark, **given, **self._log).count
         self._timed(ways, size, rows)
 
     def _timed(self, ways: dict[str, Callable[[], Any]], size: int, rows: int) -> None:

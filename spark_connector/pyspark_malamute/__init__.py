@@ -8,8 +8,8 @@ the session as well.
 
 from __future__ import annotations
 
-from pyspark_malamute.counting import count_records
+from pyspark_malamute.counting import count_records, read
 from pyspark_malamute.foreach_batch import write_batch
 from pyspark_malamute.source import DefaultSource
 
-__all__ = ["DefaultSource", "count_records", "write_batch"]
+__all__ = ["DefaultSource", "count_records", "read", "write_batch"]

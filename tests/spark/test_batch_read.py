@@ -12,6 +12,8 @@ import pytest
 
 from malamute_py.client.sync.client import SyncClient
 from pyspark_malamute import count_records
+from pyspark_malamute import read as read_stream
+from pyspark_malamute.errors import OptionError
 from pyspark_malamute.pipelines.given import texts
 
 if TYPE_CHECKING:
@@ -106,10 +108,35 @@ def test_a_count_by_ranges_is_the_same(
     ]
     for more in cases:
         assert counted(**more) == read(**texts(more)).count()
+        frame = read_stream(spark, endpoint=endpoint, **{"stream": stream, **more})
+        assert frame.count() == counted(**more) == frame.select("*").count()
     rows = read(columns="stream,records", maxRecordsPerPartition="1000").collect()
     assert [row.asDict() for row in rows] == [{"stream": stream, "records": 1000}] * 3
     client.purge(stream, "flights.JFK.*")
     assert counted() == read().count() < 3000
+
+
+def test_a_frame_of_a_stream_counts_by_the_plan(
+    spark: SparkSession, endpoint: str, client: SyncClient, stream: str, departures: Departures
+) -> None:
+    frame = read_stream(spark, endpoint=endpoint, stream=stream, includeKeys=True)
+    assert "keys" in frame.columns
+    tracker = spark.sparkContext.statusTracker()
+    spark.sparkContext.setJobGroup("counted", "by the plan")
+    try:
+        assert frame.count() == 3000
+        jobs = [tracker.getJobInfo(number) for number in tracker.getJobIdsForGroup("counted")]
+    finally:
+        spark.sparkContext.setJobGroup("", "")
+    # One stage, without a shuffle: the ranges are collected, and nothing walks rows to count them.
+    assert [len(job.stageIds) for job in jobs if job] == [1]
+    assert frame.where("offset < 10").count() == 10
+    departures.publish(client, stream)
+    assert frame.count() == 6000
+    ranges = read_stream(spark, endpoint=endpoint, stream=stream, columns="stream,records")
+    assert ranges.count() == len(ranges.collect()) < 6000
+    with pytest.raises(OptionError, match="patern"):
+        read_stream(spark, endpoint=endpoint, stream=stream, patern="flights.#")
 
 
 def test_the_broker_selects_by_every_kind_of_pattern(
