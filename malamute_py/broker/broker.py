@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from malamute_protocol import commands as wire
 from malamute_protocol.commands import Command
-from malamute_protocol.framing import NUMBERS
+from malamute_protocol.framing import NUMBERS, reference_of
 from malamute_py.broker.administration import Administration
 from malamute_py.broker.atomic import Intake
 from malamute_py.broker.context import Shard
@@ -24,7 +24,7 @@ from malamute_py.broker.groups.groups import Groups
 from malamute_py.broker.limits import BrokerSettings
 from malamute_py.broker.links.link import Link
 from malamute_py.broker.links.links import Links
-from malamute_py.broker.log.answers import Answers, reference_of
+from malamute_py.broker.log.answers import Answers
 from malamute_py.broker.log.bodies import Bodies
 from malamute_py.broker.log.confirms import Confirms
 from malamute_py.broker.log.ring import RingState, Settlement

@@ -18,13 +18,13 @@ from typing import Any, Final
 from malamute_protocol import commands as wire
 from malamute_protocol.commands import Command
 from malamute_protocol.errors import BrokerRefused
-from malamute_protocol.framing import NUMBERS
+from malamute_protocol.framing import NUMBERS, reference_of
 from malamute_protocol.link import State
 from malamute_py.broker.atomic import Intake
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.link import Link
 from malamute_py.broker.links.links import RECEIVES, Links
-from malamute_py.broker.log.answers import Answers, reference_of
+from malamute_py.broker.log.answers import Answers
 from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.mail.mail import Mail
 from malamute_py.broker.streams.catalogue import Catalogue

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from malamute_protocol.errors import BrokerRefused
 from malamute_py.cli import complete, output
 from malamute_py.cli.absent import absent, made_or_edited
 from malamute_py.cli.agreed import Yes, agreed
@@ -259,14 +260,17 @@ def requeue(
     """Put dead letters, or requests that workers hold, back into the queue."""
     with linked(ctx) as client:
         found = known(client, service)
-        if not numbers and not found.dead:
-            count = 0
-        else:
+        try:
             count = watched(
-                f"requeuing {service}", len(numbers or ()) or found.dead,
+                f"requeuing {service}", max(1, len(numbers or ()) or found.dead),
                 lambda: client.requeue(service, numbers or ()),
                 lambda: client.service_info(service).dead,
             )  # fmt: skip
+        except BrokerRefused as error:
+            # All of none were asked for, or the mailbox has dead letters of others alone.
+            if numbers or error.code != "unknown_request":
+                raise
+            count = 0
     output.done(
         f"{count_text(count, 'request')} back in the queue of {service}" if count else
         f"{service} has no dead letters",

@@ -426,6 +426,20 @@ def test_dead_letters_go_back_into_the_queue(m: Run, service: str) -> None:
     assert shown["waiting"] + shown["delayed"] == 2
 
 
+def test_a_requeue_where_the_mailbox_has_letters_of_others_alone_is_no_fault(
+    m: Run, service: str
+) -> None:
+    other = f"{service}-other"
+    for name in (service, other):
+        m("service", "edit", name, "--create", "--dead-letters", f"{service}.shared").ok()
+    queued(m, other, "x")
+    m("work", other, "-n", "1", "--", *python("raise SystemExit(1)")).ok()
+    assert "no dead letters" in m("service", "requeue", service).ok().out
+    by_number = m("service", "requeue", service, "77")
+    assert (by_number.code, "no such dead letter or request" in by_number.err) == (1, True)
+    assert "1 request back" in m("service", "requeue", other).ok().out
+
+
 def test_a_misspelt_service_is_named_right(m: Run, service: str) -> None:
     m("service", "edit", service, "--create").ok()
     for args in (("info",), ("requeue",), ("edit", "--lease", "1s"), ("rm", "--yes")):

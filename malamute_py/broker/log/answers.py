@@ -18,7 +18,7 @@ from typing import Any, Final
 from malamute_protocol import commands as wire
 from malamute_protocol.commands import Command, Result
 from malamute_protocol.errors import BrokerRefused
-from malamute_protocol.framing import NUMBERS
+from malamute_protocol.framing import NUMBERS, reference_of
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.link import Link
 from malamute_py.broker.links.links import Links
@@ -119,15 +119,6 @@ class Answer(Effect):
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
         """Answer with the reason why the log refused the change."""
         self.refuse(code, reason, retry_ms)
-
-
-def reference_of(command: Command) -> int:
-    """Return the number that its sender gave a command: tracker, subscription or request."""
-    for name in ("tracker", "subscription", "request"):
-        number = getattr(command, name, None)
-        if isinstance(number, int):
-            return number
-    return 0
 
 
 def _objects(command: Command) -> dict[str, Any]:

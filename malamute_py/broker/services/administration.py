@@ -8,6 +8,7 @@ Source: SPEC.md, section 4.5; docs/design.md (Queues and the checkpoint; Safety)
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
@@ -27,6 +28,7 @@ from malamute_protocol.commands import (
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.link import Link
+from malamute_py.broker.links.links import Links
 from malamute_py.broker.log.answers import Answer, Answers
 from malamute_py.broker.log.bodies import Bodies, Body
 from malamute_py.broker.log.steps import Counting, Steps, Then
@@ -52,6 +54,8 @@ PORTION: Final = 256
 """Batches that a removal ends in one turn."""
 NUMBERS_MAX: Final = 1_000
 """Numbers that one REQUEUE names at most."""
+PIECE_NAMES: Final = 2_000
+"""Services that one turn looks at for a page of SERVICE_INFO."""
 TOLD_TO: Final = ("request", "work", "manage_queues")
 """Permissions of which each gives the facts of a service."""
 
@@ -62,6 +66,7 @@ class ServiceAdmin:
     def __init__(
         self,
         shard: Shard,
+        links: Links,
         steps: Steps,
         bodies: Bodies,
         puts: Puts,
@@ -71,6 +76,7 @@ class ServiceAdmin:
         answers: Answers,
     ) -> None:
         self._shard = shard
+        self._links = links
         self._steps = steps
         self._bodies = bodies
         self._mailboxes = puts.mailboxes
@@ -79,6 +85,8 @@ class ServiceAdmin:
         self._ends = ends
         self._returns = returns
         self._answers = answers
+        self.listings: Final[deque[partial[None]]] = deque()
+        """Pages of services that go on in a later turn (work())."""
 
     def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
         """Methods that handle commands, by their class."""
@@ -156,30 +164,55 @@ class ServiceAdmin:
     def _info(self, link: Link, command: ServiceInfo) -> None:
         """Answer with the facts of one service, or, for `PREFIX*`, with a page of short facts.
 
-        `after` of the command: the last name of the page before.
+        A page may take several turns. `after` of the command: the last name of the page before.
         """
         name = command.service
         if not name.endswith("*"):
             service = self._service(link, name, *TOLD_TO)
             self._answers.result(link, command, self._facts(service, whole=True))
             return
-        prefix = name[:-1]
+        self._links.count_query(link)
+        self._list(link, command, command.after, page=[])
+
+    def _list(
+        self, link: Link, command: ServiceInfo, after: str, page: list[dict[str, Any]]
+    ) -> None:
+        """Look at PIECE_NAMES names for a page of services, and answer if the page is whole.
+
+        Else a later turn goes on (work()): of many services, the caller may see few. after: the
+        name after which to go on. page: what earlier turns have found.
+        """
+        prefix = command.service[:-1]
         registry = self._registry
         names = registry.names
         # `names` is sorted: those with the prefix are beside each other.
-        at = max(bisect_left(names, prefix), bisect_right(names, command.after))
+        at = max(bisect_left(names, prefix), bisect_right(names, after))
         limit = max(1, min(command.limit, self._shard.settings.page_max))
-        page: list[dict[str, Any]] = []
         more = False
-        for one in islice(names, at, None):
+        for looked, one in enumerate(islice(names, at, None)):
             if not one.startswith(prefix):
                 break
-            if len(page) == limit:
+            if len(page) == limit or not link.open:
                 more = True
                 break
+            if looked == PIECE_NAMES:
+                self.listings.append(partial(self._list, link, command, after, page))
+                return
+            after = one
             if any(self._permitted(link, action, one) for action in TOLD_TO):
                 page.append(self._facts(registry.by_name[one], whole=False))
+        link.queries -= 1
         self._answers.result(link, command, {"entries": page, "more": more})
+
+    def work(self) -> None:
+        """Go on with a page of services, if there is one to go on with; called in each turn.
+
+        An error in it ends the link that asked, and not the broker.
+        """
+        if self.listings:
+            listing = self.listings.popleft()
+            link, *_ = listing.args
+            self._links.contained(link, "SERVICE_INFO", listing)()
 
     def _facts(self, service: Service, *, whole: bool) -> dict[str, Any]:
         """Return a service's facts for an answer, as SPEC.md has their names.

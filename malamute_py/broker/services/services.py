@@ -57,10 +57,12 @@ class Services:
         claims = Claims(shard, hand_outs)
         replies = Replies(shard, puts, registry, ends, returns, claims)
         self._deadlines = deadlines = Deadlines(shard, steps, registry, ends, returns)
-        self._admin = ServiceAdmin(shard, steps, bodies, puts, registry, ends, returns, answers)
+        self._admin = ServiceAdmin(
+            shard, links, steps, bodies, puts, registry, ends, returns, answers
+        )
         self._peeking = Peeking(shard, registry, answers)
         recovery = Recovery(shard, registry, ends, returns, deadlines)
-        self.queues: Final = registry.queues
+        self.queues: Final = (*registry.queues, self._admin.listings)
         """While all of these are empty, services have nothing to do at once."""
         # What the broker asks of the parts, under the names by which it calls them.
         self.prepare_request = requests.prepare
@@ -88,7 +90,7 @@ class Services:
     def runnable(self) -> bool:
         """Whether `hand_out` has something to do."""
         registry = self._registry
-        return bool(registry.next_turn) or (
+        return bool(registry.next_turn or self._admin.listings) or (
             bool(registry.runnable) and self._shard.now_ms >= registry.paused_to_ms
         )
 
@@ -97,6 +99,7 @@ class Services:
         next_turn = self._registry.next_turn
         for _ in range(len(next_turn)):
             next_turn.popleft()()
+        self._admin.work()
         self._hand_outs.hand_out()
 
     @property
