@@ -75,6 +75,10 @@ class GroupAdministration:
             raise BrokerRefused("unknown_group", f"stream '{stream}' has no group '{name}'")
         return group
 
+    def stands(self, group: Group) -> bool:
+        """Whether the stream has a group of this name, be it another since a reset."""
+        return self._groups.get((group.stream.number, group.name)) is not None
+
     def remove_group(self, link: Link, command: RemoveGroup) -> None:
         """Remove a group without members; the answer follows when the removal is durable.
 

@@ -91,7 +91,11 @@ class Requeueing:
         """
         group = job.group
         if group.gone:
-            job.answer.refuse("unknown_group", f"group '{group.name}' was removed")
+            if self._administration.stands(group):
+                # What came again before the reset may be done by the new position.
+                job.answer.refuse("in_use", f"group '{group.name}' was reset meanwhile: ask again")
+            else:
+                job.answer.refuse("unknown_group", f"group '{group.name}' was removed")
             return
         found = self._puts.next_letters(job.search, job.is_mine)
         if found is not None:

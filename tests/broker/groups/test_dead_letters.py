@@ -652,6 +652,30 @@ def test_a_requeued_record_that_a_member_has_after_a_reset_does_not_come_twice()
     assert (facts["next"], facts["waiting"], facts["held"]) == (3, 0, 0)
 
 
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (wire.ResetGroup(3, "s", "g", [2, 0], True), "in_use"),
+        (wire.RemoveGroup(3, "s", "g"), "unknown_group"),
+    ],
+)
+def test_a_requeue_during_which_the_group_is_reset_or_removed_says_which(
+    monkeypatch: pytest.MonkeyPatch, command: wire.Command, code: str
+) -> None:
+    monkeypatch.setattr(puts, "REVIVED_MAX", 1)
+    shell = world()
+    bounded(shell, 2, most=1)
+    publish(shell, 2)
+    nack(shell, 2, (0, 1))
+    nack(shell, 2, (1, 2))
+    shell.send(2, wire.Unsubscribe(M))
+    shell.broker.receive(1, "", [wire.RequeueGroup(5, "s", "g", []), command], [], shell.now_ms)
+    shell.run()
+    refused = shell.peers[1].last(wire.Refused)
+    assert (refused.reference, refused.code) == (5, code)
+    assert len(letters(shell)) == 1
+
+
 def test_only_those_who_administer_the_stream_may_requeue() -> None:
     shell = world(permit=lambda owner, action, name: action != "manage_streams")
     join(shell, 2)
