@@ -52,7 +52,7 @@ CODES: Final[dict[str, str]] = {
     "given_up": "the transaction is committed, and an operator gave up records of it",
     "no_workers": "no worker offers the service for the request's subject",
     "not_held": "this link does not hold the message, request or record (any more)",
-    "in_use": "it has members or readers, or another link holds it",
+    "in_use": "it has members or readers, another link holds it, or it is being reset",
     # Limits and load.
     "wait": "full for the moment; try again after retry_ms",
     "window": "more unconfirmed bytes than the window allows",
