@@ -40,7 +40,7 @@ class MalamuteReader(DataSourceReader):
         options = self._options
         broker = Broker(options)
         try:
-            names = [options.stream] if options.stream else list(begin_with(broker, options))
+            names = _names(broker, options)
             chosen = options.bounds.streams  # by the query's filters
             names = [name for name in names if chosen is None or name in chosen]
             found = together(lambda name: _ranges(broker, options.of(name)), names)
@@ -54,13 +54,35 @@ class MalamuteReader(DataSourceReader):
         return fetch_all(self._options, partition)
 
 
+def ends(options: SourceOptions) -> dict[str, int]:
+    """Return by stream the offset after the last record of a read that would be planned now.
+
+    Raises SourceUnavailable, OptionError, DataLoss.
+    """
+    broker = Broker(options)
+    try:
+        return together(lambda name: _end(broker, options.of(name)), _names(broker, options))
+    finally:
+        broker.leave()
+
+
+def _names(broker: Broker, options: SourceOptions) -> list[str]:
+    """Return the names of the streams that the options select."""
+    return [options.stream] if options.stream else list(begin_with(broker, options))
+
+
+def _end(broker: Broker, options: SourceOptions) -> int:
+    """Return the offset at which the read of one stream ends."""
+    place = options.ending.of(options.stream) or Place("latest")
+    option = "endingTimestamp" if place.kind == "time" else "endingOffsets"
+    return locate(broker, options, place, option).offset
+
+
 def _ranges(broker: Broker, options: SourceOptions) -> list[Range]:
     """The ranges of one stream, as the tasks read them; none where nothing is to be read."""
     start = locate_start(broker, options, "earliest")
-    place = options.ending.of(options.stream) or Place("latest")
-    option = "endingTimestamp" if place.kind == "time" else "endingOffsets"
-    end = locate(broker, options, place, option)
-    first, stop = _within_filters(broker, options, start.offset, end.offset)
+    end = _end(broker, options)
+    first, stop = _within_filters(broker, options, start.offset, end)
     # Asked for an empty range, too: the broker refuses an expression that it cannot read.
     plan = ask_plan(broker, options, first, start.epoch, end=stop)
     if first >= stop:

@@ -8,7 +8,7 @@ for the package does so too. Source: ARCHITECTURE.md, "The Spark source beside t
 
 from __future__ import annotations
 
-from functools import partial
+import json
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -21,20 +21,42 @@ _COLUMN_OPTIONS: Final = (
 
 
 def read(spark: SparkSession, **options: Any) -> DataFrame:
-    """Return the DataFrame of spark.read with these options, whose own count() is fast.
+    """Return the DataFrame of what streams have now, whose own count() is fast.
 
     Spark asks no Python source for a number, and its count() walks a row for each record. That of
-    this DataFrame is count_records() of the same options instead; DataFrames that are derived from
-    it, by select() or where(), are Spark's and count as Spark does. options: those of spark.read;
-    a value may be a number or a boolean. Raises OptionError: an option is not known, or its value
-    is wrong; and what load() raises.
+    this DataFrame is count_records() of the same options instead, unless it is cached: then Spark
+    counts, and fills the cache. DataFrames that are derived from it, by select() or where(), are
+    Spark's and count as Spark does. Which streams there are and where each ends is settled in this
+    call, so that rows and counts are of the same records. options: those of spark.read; a value
+    may be a number or a boolean. Raises OptionError: an option is not known, or its value is
+    wrong; MalamuteSourceError: the broker cannot be asked.
     """
+    from pyspark_malamute.batch_reader import ends
+    from pyspark_malamute.options import parse_options
     from pyspark_malamute.pipelines.given import of_source
 
-    frame = spark.read.format("malamute").options(**of_source(options)).load()
+    given = of_source(options)
+    found = ends(parse_options(given))
+    if found:  # otherwise the pattern finds no stream, and the DataFrame is empty
+        given.pop("endingTimestamp", None)
+        if "stream" in given:
+            given["endingOffsets"] = str(found[given["stream"]])
+        else:
+            given.pop("streamsPattern", None)
+            given |= {"streams": ",".join(found), "endingOffsets": json.dumps(found)}
+    frame = spark.read.format("malamute").options(**given).load()
+    if "records" in frame.columns:
+        return frame  # a row of this one is a range, not a record
+    rows = frame.count
+
+    def count() -> int:
+        """Return the number of rows, from the broker's plan unless Spark keeps the rows."""
+        level = frame.storageLevel
+        kept = level.useMemory or level.useDisk
+        return rows() if kept else count_records(spark, **given)
+
     # On the object, so that DataFrames of Spark Connect have it as those of the classic session.
-    if "records" not in frame.columns:  # a row of those is a range, not a record
-        frame.count = partial(count_records, spark, **options)  # type: ignore[method-assign]
+    frame.count = count  # type: ignore[method-assign]
     return frame
 
 

@@ -131,12 +131,45 @@ def test_a_frame_of_a_stream_counts_by_the_plan(
     # One stage, without a shuffle: the ranges are collected, and nothing walks rows to count them.
     assert [len(job.stageIds) for job in jobs if job] == [1]
     assert frame.where("offset < 10").count() == 10
+    # The rows and the count are of the same records, whatever the stream has got since.
     departures.publish(client, stream)
+    assert frame.count() == len(frame.collect()) == 3000
+    frame = read_stream(spark, endpoint=endpoint, stream=stream)
     assert frame.count() == 6000
+    client.purge(stream, "flights.JFK.*")
+    assert frame.count() < 6000
+    count = frame.cache().count()
+    try:
+        client.trim(stream, 3000)
+        assert frame.count() == count == len(frame.collect())
+    finally:
+        frame.unpersist(blocking=True)
+    assert frame.count() < count
     ranges = read_stream(spark, endpoint=endpoint, stream=stream, columns="stream,records")
-    assert ranges.count() == len(ranges.collect()) < 6000
+    assert ranges.count() == len(ranges.collect()) < 3000
     with pytest.raises(OptionError, match="patern"):
         read_stream(spark, endpoint=endpoint, stream=stream, patern="flights.#")
+
+
+@pytest.mark.parametrize("by", ["streams", "streamsPattern", "subscribePattern"])
+def test_a_frame_of_many_streams_has_those_of_the_moment(
+    spark: SparkSession, endpoint: str, client: SyncClient, stream: str, by: str
+) -> None:
+    first, second, later = (f"{stream}-{name}" for name in ("first", "second", "later"))
+    for name in (first, second):
+        client.publish_many(name, [b"row"] * 10)
+    chosen = f"{first},{second}" if by == "streams" else f"{stream}-.*"
+    frame = read_stream(spark, endpoint=endpoint, **{by: chosen})
+    none = read_stream(spark, endpoint=endpoint, streamsPattern=f"{stream}-none")
+    for name in (second, later):
+        client.publish_many(name, [b"row"] * 5)
+    assert frame.count() == len(frame.collect()) == 20
+    assert none.count() == 0
+    one = read_stream(
+        spark, endpoint=endpoint, streams=f"{first},{second}",
+        endingOffsets=json.dumps({first: 3, second: "latest"}),
+    )  # fmt: skip
+    assert one.count() == len(one.collect()) == 18
 
 
 def test_the_broker_selects_by_every_kind_of_pattern(
