@@ -44,6 +44,7 @@ def template_fault(template: str) -> str:
     """Say why a template of identities is not allowed; "" when it is."""
     if template.count(REPLICA) != 1 or is_template(template.replace(REPLICA, "", 1)):
         return f"{template!r}: a template has {REPLICA} once, and no other braces"
+    # The longest number makes the longest name.
     return name_fault(template.replace(REPLICA, "0" * REPLICA_DIGITS))
 
 

@@ -465,7 +465,7 @@ def _header_columns(table: HeaderTable) -> tuple[Any, Any, Any]:
 
 
 def _is_small(table: HeaderTable) -> bool:
-    """Whether a header table has one entry of each kind at most, so that it may be kept.
+    """Whether a header table is small enough to be kept by _one_header_columns().
 
     A batch without codes may have entries that no record uses, and as many as a table may have.
     """

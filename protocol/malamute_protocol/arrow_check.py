@@ -92,7 +92,7 @@ def check_required(rows: Any) -> None:
             raise BatchError(
                 "bad_batch", f"column {field.name!r} is not nullable, and is null at row {row}"
             )
-        inner = _null_within(column, None) if _requires(field.type) else ""
+        inner = _null_within(column, None) if _has_required(field.type) else ""
         if inner:
             raise BatchError(
                 "bad_batch", f"column {field.name!r}: {inner} is not nullable, and has nulls"
@@ -104,10 +104,10 @@ def _nulls(column: Any) -> Any:
     return column.is_null().to_numpy(zero_copy_only=False)
 
 
-def _requires(kind: Any) -> bool:
+def _has_required(kind: Any) -> bool:
     """Whether some column within a type, however deep, is not nullable."""
     fields = [kind.field(place) for place in range(kind.num_fields)]
-    return any(not field.nullable or _requires(field.type) for field in fields)
+    return any(not field.nullable or _has_required(field.type) for field in fields)
 
 
 def _null_within(column: Any, there: Any) -> str:
@@ -120,7 +120,7 @@ def _null_within(column: Any, there: Any) -> str:
             missing = _nulls(values)
             if bool(missing.any() if inside is None else (missing & inside).any()):
                 return repr(field.name)
-        inner = _null_within(values, inside) if _requires(field.type) else ""
+        inner = _null_within(values, inside) if _has_required(field.type) else ""
         if inner:
             return f"{field.name!r} {inner}"
     return ""

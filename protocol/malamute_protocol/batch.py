@@ -322,8 +322,8 @@ class Batch:
         if bodies.parts is None:
             return [self.body_of(row)]
         first, end = int(bodies.offsets[row]), int(bodies.offsets[row + 1])
-        ends = bodies.parts[first : end + 1].tolist()
-        return [bytes(bodies.blob[i:j]) for i, j in pairwise(ends)]
+        bounds = bodies.parts[first : end + 1].tolist()
+        return [bytes(bodies.blob[i:j]) for i, j in pairwise(bounds)]
 
     def client_time_of(self, row: int) -> int | None:
         """Return the client time of a row in milliseconds; None: the producer gave none."""
@@ -529,4 +529,5 @@ def _check_pair(stamp: Stamp, content: Content, limits: Limits, position: int) -
         raise BatchError("corrupt", "the stamp belongs to another content", position)
     if stamp.count != head.count:
         raise BatchError("bad_batch", "stamp and content count differently", position)
+    # Control batches alone have no records. Properties are checked when a consumer asks for them.
     content.check(limits, empty=stamp.control_kind != 0, derived=stamp.derived, properties=False)

@@ -91,7 +91,7 @@ def _gunzip(stored: Any, raw_bytes: int) -> bytes:
 
     Raises BatchError: the stream is cut short, or bytes follow its end.
     """
-    decoder = zlib.decompressobj(wbits=31)
+    decoder = zlib.decompressobj(wbits=31)  # 31: with gzip's header and checksum.
     raw = decoder.decompress(stored, raw_bytes + 1)
     if len(raw) <= raw_bytes and (not decoder.eof or decoder.unused_data):
         raise BatchError("bad_batch", "the gzip body is cut short or has bytes after its end")

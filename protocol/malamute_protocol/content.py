@@ -353,9 +353,9 @@ class Content:
     def headers_key(self) -> Any:
         """Return a key for a memo of the distinct headers: equal keys have equal headers.
 
-        A broker remembers by it which readers take which of them. The key is the table, where it
-        alone says which headers there are. It does not where subjects are paired with field maps,
-        and where no codes are there although it has several subjects.
+        A broker remembers by it which readers take which of them. The key is the table, except
+        where contents with the same table may have other headers: rows pair subjects with field
+        maps, or all rows have the first of several subjects, since no codes are there.
         """
         head = self.head
         if head.fieldmaps_count or (head.subjects_count > 1 and not head.flags & SUBJECT_CODES):
@@ -369,7 +369,7 @@ class Content:
         chosen[list(headers)] = True
         if chosen.all():
             return None
-        if codes is None:
+        if codes is None:  # all rows have the one header, which is not chosen
             return np.zeros(self.head.count, np.bool_)
         mask: Array = chosen[codes]
         return mask

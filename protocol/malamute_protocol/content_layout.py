@@ -113,7 +113,7 @@ def check_reserved(head: Head, view: memoryview) -> None:
 
 
 def has_large_table(frame: Any) -> bool:
-    """Whether a frame, if it is a content, has a header table too large to be read in one step.
+    """Whether a frame, if it is a content, has a header table that a loop is to read in steps.
 
     A broker asks before the frame is known to be a content: only its length is relied on.
     """

@@ -113,7 +113,7 @@ def copy_rows(content: Content, rows: Any) -> bytes:
     """
     if not extractable(content):
         raise LocalProtocolError("unsupported", "the rows of this batch stay together")
-    options: Options = {"limits": UNBOUNDED}
+    options: Options = {"limits": UNBOUNDED}  # The rows were checked as part of `content`.
     return _content_of(content, _row_numbers(np.asarray(rows, dtype=np.bool_)), options)
 
 

@@ -168,12 +168,12 @@ def rows_of(stamp: Stamp, content: Content, places: Any) -> list[Row]:
 def gather_rows(rows: Sequence[Row], stream: int, epoch: int, lsn: int) -> tuple[bytes, bytes]:
     """Return (stamp, content) of a derived batch of rows that lay in several batches of one epoch.
 
-    rows: at least one, in the order of their offsets, the last within 2**32 of the first; blobs.
-    lsn: of the first row's batch.
+    rows: at least one, in the order of their offsets, the last within 2**32 of the first. lsn: of
+    the first row's batch.
     """
     headers, offsets, appended, times, bodies = zip(*rows, strict=True)
-    ends = np.zeros(len(rows) + 1, np.dtype("<i4"))
-    np.cumsum(list(map(len, bodies)), out=ends[1:])
+    bounds = np.zeros(len(rows) + 1, np.dtype("<i4"))
+    np.cumsum(list(map(len, bodies)), out=bounds[1:])
     base = offsets[0]
     options = _options(
         headers,
@@ -181,7 +181,7 @@ def gather_rows(rows: Sequence[Row], stream: int, epoch: int, lsn: int) -> tuple
         np.array(appended, np.int64),
         np.array(times, np.int64),
     )
-    content = _assemble(len(rows), BLOB, [ends, b"".join(bodies)], options)
+    content = _assemble(len(rows), BLOB, [bounds, b"".join(bodies)], options)
     stamp = Stamp(
         flags=DERIVED,
         lsn=lsn,

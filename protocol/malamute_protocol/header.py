@@ -141,7 +141,7 @@ class Outline:
                 return
 
     def add_fieldmaps(self, fieldmaps: list[dict[str, str]]) -> None:
-        """Note field maps: all pairs for `items`, and names, until they are too many."""
+        """Note field maps: all pairs for `items`, and names, as long as an index has room."""
         self.items += items_of(pair_text(*pair) for entry in fieldmaps for pair in entry.items())
         if self.names is not None:
             self.names.update(*fieldmaps)
@@ -257,6 +257,7 @@ class HeaderTable:
 
     def map_bytes(self) -> list[int]:
         """About how many bytes each field map takes for each record of a column of whole maps."""
+        # 8: the Arrow offsets of a name and of its value.
         return [
             sum(map(len, entry)) + sum(map(len, entry.values())) + 8 * len(entry)
             for entry in self.fieldmaps
@@ -447,7 +448,7 @@ class TableReading:
             return True
 
     def table(self) -> HeaderTable:
-        """Return the table that was read. Raises BatchError as parse_table() does."""
+        """Return the table, once what is left of it is read. Raises as parse_table()."""
         if not self.run(_always) or self._wrong is not None:
             assert self._wrong is not None
             raise BatchError(*self._wrong)
@@ -581,7 +582,10 @@ def pair_text(name: str, value: str) -> str:
 
 
 def leading_parts(keys: tuple[str, ...], depth: int) -> tuple[str, ...]:
-    """Return each key of a subject cut after `depth` parts between dots, each result once."""
+    """Return each key of a subject cut after `depth` parts between dots, each result once.
+
+    The journal's index finds by them which topics a batch may have.
+    """
     if len(keys) == 1:
         return (_leading(keys[0], depth),)
     return tuple(dict.fromkeys([_leading(key, depth) for key in keys]))

@@ -187,7 +187,7 @@ class _Reading:
         root = self._number("<I", 0)
         if self._scalar("<B", root, _MESSAGE_TYPE) != _SCHEMA:
             raise ValueError("it holds something else")
-        schema = self._table(root, _MESSAGE_HEADER)
+        schema = self._target(root, _MESSAGE_HEADER)
         if not schema:
             raise ValueError("it holds nothing")
         if self._scalar("<h", schema, _ENDIANNESS):
@@ -220,7 +220,7 @@ class _Reading:
                 extension = self._text(entry, _VALUE)
         return Column(
             name,
-            self._type(self._scalar("<B", field, _TYPE_NUMBER), self._table(field, _TYPE), name),
+            self._type(self._scalar("<B", field, _TYPE_NUMBER), self._target(field, _TYPE), name),
             bool(self._scalar("<B", field, _NULLABLE)),
             self._columns(field, _CHILDREN, depth + 1),
             extension,
@@ -283,31 +283,32 @@ class _Reading:
         at = table_field(self._data, table, field)
         return self._number(form, at) if at else default
 
-    def _table(self, table: int, field: int) -> int:
-        """Return the position of the table, vector or text that a field names; 0: there is none."""
+    def _target(self, table: int, field: int) -> int:
+        """Return the position of the table, vector or text a field points to; 0: there is none."""
         at = table_field(self._data, table, field)
         return at + self._number("<I", at) if at else 0
 
     def _vector(self, form: str, table: int, field: int) -> list[int]:
         """Return the numbers of a vector in a table, each of this form; none: it is absent."""
-        start = self._table(table, field)
+        start = self._target(table, field)
         if not start:
             return []
         count = self._number("<I", start)
         self._entries_left -= count
         if self._entries_left < 0:
             raise SchemaError(f"more than {_ENTRIES_MAX} columns and metadata")
+        # The count and each entry have 4 bytes.
         return [self._number(form, start + 4 + 4 * place) for place in range(count)]
 
     def _tables(self, table: int, field: int) -> list[int]:
         """Return the position of each table in a vector: an entry says how far after it."""
-        start = self._table(table, field)
+        start = self._target(table, field)
         places = self._vector("<I", table, field)
         return [start + 4 + 4 * place + to for place, to in enumerate(places)]
 
     def _text(self, table: int, field: int) -> str:
         """Return a text in a table; empty: it is absent. Raises SchemaError, ValueError."""
-        start = self._table(table, field)
+        start = self._target(table, field)
         if not start:
             return ""
         size = self._number("<I", start)

@@ -139,7 +139,7 @@ class RecordCount(RowCount):
 class _Column:
     """A column of numbers (times, codes) gathered from several batches.
 
-    A batch gives a number for each of its rows, or one for all of them. *A numpy array for each
+    A batch gives a number for each of its rows, or one for all of them. A numpy array for each
     batch of one record costs more than the record.
     """
 
@@ -448,14 +448,14 @@ class Gather:
 
 def _field_entries(table: HeaderTable) -> Iterator[Sequence[tuple[str, str]]]:
     """Yield the pairs of each field map of a table, after those of a record without fields."""
-    yield ()
+    yield ()  # for code -1: the caller adds 1 to all codes
     for fields in table.fieldmaps:
         yield tuple(fields.items())
 
 
 def _values_of(name: str, table: HeaderTable) -> Iterator[str | None]:
     """Yield the value of one field in each field map, after that of a record without fields."""
-    yield None
+    yield None  # for code -1: the caller adds 1 to all codes
     for fields in table.fieldmaps:
         yield fields.get(name)
 

@@ -83,7 +83,7 @@ class _Pipe:
     """
 
     def __init__(self, options: SourceOptions, parts: list[Range], *, ahead: bool = True) -> None:
-        """parts: in the order in which they are read. ahead: False opens each in its turn."""
+        """parts: in the order in which they are read. ahead: open some before their turn."""
         self._options = options
         self._ahead = ahead
         self._waiting = deque(parts)
@@ -268,7 +268,7 @@ def _judge_notices(options: SourceOptions, reading: SyncSubscription, part: Rang
 def _spare_the_collector() -> None:
     """Once a process: take what is loaded out of the collections that Spark runs a task.
 
-    *Each worker collects all generations after every task: 31 ms with what we import.
+    Each worker collects all generations after every task: 31 ms with what we import.
     """
     global _frozen_in
     if _frozen_in != os.getpid():

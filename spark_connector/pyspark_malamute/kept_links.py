@@ -62,7 +62,7 @@ class KeptLinks:
         _close(self._links.pop(key, None))
 
     def close(self) -> None:
-        """Close all links."""
+        """Close all links, at the end of the process."""
         while self._links:
             _close(self._links.popitem()[1])
 

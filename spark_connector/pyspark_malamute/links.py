@@ -125,7 +125,10 @@ def open_link(options: LinkOptions, timeout_ms: int, *, reached: bool = False) -
 
 
 def is_away(options: LinkOptions, *, reached_broker: bool = False) -> bool:
-    """Whether a broker that was reached has no link to this process now."""
+    """Whether a broker that was reached has no link to this process now.
+
+    A task gives up by the time of such an absence, and by its attempts otherwise.
+    """
     key = _link_key(options)
     found = KEPT.get(key)
     return (reached_broker or key in _REACHED) and (found is None or not found.linked)

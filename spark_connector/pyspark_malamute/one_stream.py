@@ -76,7 +76,7 @@ class OneStream:
         return None
 
     def records_after(self, begin: StreamOffset, most: int) -> int:
-        """Return how many selected records there are for a batch, counted up to `most`."""
+        """Return how many selected records there are, up to `most`, for minRecordsPerTrigger."""
         plan = self._plan_batch(begin, self._start(begin), Caps(most), None)
         # The batch that goes back to where the log ends now is not held back.
         return most if plan.rewound else plan.records
@@ -116,12 +116,13 @@ class OneStream:
     def _start(self, begin: StreamOffset) -> StreamOffset:
         """Return the position to plan from: after records that are known not to match.
 
-        It has the epoch in which these were looked at: at the end of the epoch of `begin`, which
-        may be an earlier one, the broker would take it for one beyond the end of the log.
+        It has the epoch in which these were looked at. Under that of `begin`, which may have ended
+        before it, the broker would take it for a position that a power loss took away.
         """
-        if self._empty is None or self._empty[0] != begin:
+        if self._empty is None:
             return begin
-        return self._empty[1]
+        looked_at_from, looked_at_to = self._empty
+        return looked_at_to if looked_at_from == begin else begin
 
     def _plan_batch(
         self, begin: StreamOffset, start: StreamOffset, caps: Caps, target: int | None

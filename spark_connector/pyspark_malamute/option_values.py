@@ -47,7 +47,7 @@ def as_text(value: str) -> str:
 
 
 def as_flag(value: str) -> bool:
-    """True or false. Raises ValueError, as all of these do."""
+    """True or false. Raises ValueError, as each as_...() here does."""
     match value.strip().lower():
         case "true":
             return True

@@ -149,12 +149,12 @@ class SourceOptions(LinkOptions, frozen=True, kw_only=True):
 
     @property
     def permission(self) -> str:
-        """The permission that a link needs, for a message."""
+        """The permission that a link needs, for the error of one that lacks it."""
         return f"read permission on stream '{self.stream}'"
 
     @property
     def reads(self) -> str:
-        """Name of the stream, or names of the streams, that the query reads, for a message."""
+        """Name of the stream, or names of the streams, that the query reads, for errors."""
         if self.stream:
             return f"stream '{self.stream}'"
         return f"streams '{self.streams_pattern or ', '.join(self.streams)}'"
@@ -166,9 +166,10 @@ class SourceOptions(LinkOptions, frozen=True, kw_only=True):
 
     @property
     def counts_by_range(self) -> bool:
-        """Whether a row tells how many records a range has: column `records`."""
-        own = self.body_type == "typed" or RECORDS in self.field_columns
-        return RECORDS in self.columns and not own
+        """Whether a row tells how many records a range has, as count_records() asks for it."""
+        # The stream may have a column or a field of this name, which goes before.
+        of_the_stream = self.body_type == "typed" or RECORDS in self.field_columns
+        return RECORDS in self.columns and not of_the_stream
 
     @property
     def task_bytes(self) -> int:

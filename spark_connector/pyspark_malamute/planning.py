@@ -327,6 +327,7 @@ def restored(
             for name, start, end in task
             if name in stop
         ]
+        # A task without ranges stays, so that those after it keep their places.
         found.append(ranges[0] if len(ranges) == 1 else Ranges(ranges))
     return found
 
@@ -340,7 +341,7 @@ def ranges_of(part: InputPartition) -> list[Range]:
 
 
 def _cut_at(parts: list[tuple[int, int]], start: int, end: int) -> Iterator[tuple[int, int]]:
-    """[start, end) in pieces, each of which lies in one of these parts or outside of all."""
+    """[start, end) cut at the edges of parts, so that no piece lies half in one of them."""
     edges = {edge for part in parts for edge in part if start < edge < end}
     return pairwise(sorted({start, *edges, end}))
 

@@ -71,7 +71,7 @@ def narrowed(options: SourceOptions, filters: Iterable[Filter]) -> SourceOptions
             bounds = bounds.within(streams=_values(each))
         elif name == "subject" or name in options.field_columns:
             pattern = _pattern(each, name)
-            if pattern is not None and _is_fine(pattern):
+            if pattern is not None and _is_within_bounds(pattern):
                 patterns.append(pattern)
     if client_time is not None and client_time[0] >= client_time[1]:
         # Nothing passes: no offset is read, for the broker refuses an empty window.
@@ -81,7 +81,7 @@ def narrowed(options: SourceOptions, filters: Iterable[Filter]) -> SourceOptions
         parts = patterns if whole == ["all"] else [whole, *patterns]
         # Where they are beyond the broker's bounds together, Spark alone applies them.
         both = parts[0] if len(parts) == 1 else ["and", *parts]
-        whole = both if _is_fine(both) else whole
+        whole = both if _is_within_bounds(both) else whole
     return msgspec.structs.replace(
         options,
         bounds=bounds,
@@ -156,8 +156,8 @@ def _pattern(each: Filter, name: str) -> Pattern | None:
     return parts[0] if len(parts) == 1 else ["or", *parts]
 
 
-def _is_fine(pattern: Pattern) -> bool:
-    """Whether a pattern is within the broker's bounds, so that a filter can be pushed."""
+def _is_within_bounds(pattern: Pattern) -> bool:
+    """Whether the broker takes a pattern of this size; Spark alone applies a filter beyond it."""
     try:
         validate(pattern)
     except PatternError:

@@ -35,7 +35,7 @@ def end_check(rows: Iterator[Any]) -> Callable[[], bool]:
         """Whether Spark's end of the rows comes next in the input."""
         try:
             found: bytes = peek(len(_END_OF_STREAM))
-        except OSError:
+        except OSError:  # The socket failed before the end came.
             return False
         return found.startswith(_END_OF_STREAM)
 

@@ -163,7 +163,7 @@ def refuse_overwriting(overwrite: bool) -> None:
 
 
 def _check_committed(batch: BatchName, committed: int, rows: int) -> None:
-    """Raise BatchChanged if a batch was committed before with another number of rows."""
+    """Raise BatchChanged if a batch that was committed before now has another number of rows."""
     if committed != rows:
         raise BatchChanged(
             f"malamute sink: batch {batch.number} of '{batch.writer}' is committed with "

@@ -130,7 +130,7 @@ class SinkOptions(LinkOptions, frozen=True, kw_only=True):
 
     @property
     def permission(self) -> str:
-        """The permission that a link needs, for a message."""
+        """The permission that a link needs, for the error of one that lacks it."""
         written = f"stream '{self.stream}'" if self.stream else "each stream of column stream"
         return f"permission to write and read {written} and stream '{self.commit_stream}'"
 

@@ -70,7 +70,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._gone: set[str] = set()
         """Streams of the checkpoint whose removal has been reported."""
         self._reached_broker = False
-        """Tasks of this query have reached the broker."""
+        """Tasks of this query have reached the broker, so that one that is away is waited for."""
         self._targets: dict[str, int] | None = None
         """Stream -> offset at which a query with availableNow ends."""
         self._batch_s: float | None = None
@@ -127,7 +127,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         broker, options = self._asked(), self._options
 
         def end(name: str) -> int:
-            """Return the present end of one stream."""
+            """Return the present end of one stream; no error about it names an option."""
             return locate(broker, options.of(name), Place("latest"), option="").offset
 
         self._targets = together(end, self._names())
@@ -308,6 +308,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if end == self._made:  # the batch that this process planned last
             for part in self._parts:
                 for each in ranges_of(part):
+                    # It may have become true since the tasks were planned.
                     each.reached_broker = self._reached_broker
             return self._parts
         # Asked for, even where the checkpoint has the tasks: a stream may have been recreated,

@@ -284,17 +284,17 @@ class OutgoingSteps(OutgoingBatch):
                     holder.ack_command(form, ranges[at : at + RANGES_MAX], 0)
                     for at in range(0, len(ranges), RANGES_MAX)
                 ]
-            elif kind == CONTENT:
+            elif kind == CONTENT:  # the rows are contents, encoded before
                 _, stream, typed, _ = place
                 contents += rows
                 commands.append(Publish(stream, 0, typed=typed))
             elif kind == COMMAND:
                 commands += rows
-            elif kind == STAGE_CONTENT:
+            elif kind == STAGE_CONTENT:  # such contents, which a transaction stages
                 contents += rows
                 *_, typed = place
                 commands.append(_stage(place, typed=typed))
-            elif kind == STAGE:
+            elif kind == STAGE:  # records that a transaction stages
                 contents.append(content_of(rows, steps.limits))
                 commands.append(_stage(place))
             else:

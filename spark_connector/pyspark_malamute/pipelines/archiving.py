@@ -187,6 +187,7 @@ class _Run:
         files = write_files(self._folder, rows, self._settings)
         change = {"add": files, "position": position}
         folder, log, before = self._folder, self._log, self._position
+        # Called again with the state that another writer, a compaction, has made meanwhile.
         log.commit(lambda newest: _next_entry(folder, log, newest, before, change))
         self._position = position
 

@@ -316,6 +316,7 @@ def _planned(
     try:
         plan = msgspec.json.decode(folder.read(file), type=Plan)
     except FileNotFoundError:
+        # A paced step is small: the driver holds its rows until they are due.
         steps = _steps(rows, settings, PACED_ROWS if tick_ms else STEP_ROWS)
         plan = Plan(settings, state.ends, steps, tick_ms=tick_ms, bounds=_bounds(rows, state))
         # Of two runs that begin the replay one creates the file, and both go by it.

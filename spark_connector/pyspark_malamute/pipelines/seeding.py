@@ -33,7 +33,8 @@ def seed(checkpoint: Path, position: dict[str, Any]) -> None:
 def position_after(checkpoint: Path, batch_id: int) -> dict[str, Any]:
     """The source's offset at the end of a batch that has begun, without its tasks.
 
-    The archive keeps it; Spark writes it into the checkpoint before the batch is run.
+    The archive keeps it, to go on after the batch; Spark writes it into the checkpoint before the
+    batch is run.
     """
     line = (checkpoint / "offsets" / str(batch_id)).read_text().splitlines()[-1]
     found: dict[str, Any] = json.loads(line)
