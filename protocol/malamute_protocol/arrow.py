@@ -501,13 +501,13 @@ def _nulls(count: int, kind: Any) -> Any:
 
 @lru_cache(maxsize=_KEPT_COLUMNS)
 def _no_times(count: int) -> Any:
-    """Return a column of no times, as `_nulls` does: to hash a type takes ten times a look-up."""
+    """Return a column of no times, kept by its count alone: to hash a type costs ten look-ups."""
     return _nulls(count, _TIME)
 
 
 @lru_cache(maxsize=_KEPT_COLUMNS)
 def _no_codes(count: int) -> Any:
-    """Return indices of no entry, as `_nulls` does."""
+    """Return indices that are all null, kept by their count alone."""
     return _nulls(count, _arrow.int32())
 
 

@@ -522,7 +522,7 @@ class Content:
         bounds = self._few
         if bounds is None:
             return None
-        at = self.sections.body + 4 * len(bounds)
+        at = self.sections.body + 4 * len(bounds)  # after the offsets, of 4 bytes each
         return bytes(self.view[at : at + bounds[-1]]), list(bounds)
 
     # --- validation ----------------------------------------------------------------

@@ -86,7 +86,7 @@ class Gathering:
         return len(self._rows)
 
     def takes(self, offset: int, epoch: int) -> bool:
-        """Whether rows of this epoch, up to this offset, may join those gathered so far."""
+        """Whether rows of this epoch, up to this offset, fit into one batch with those so far."""
         rows = self._rows
         return not rows or (epoch == self._epoch and offset - rows[0].offset < _OFFSETS_MAX)
 

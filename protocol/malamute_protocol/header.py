@@ -205,7 +205,7 @@ class HeaderTable:
             setattr(self, name, max(getattr(self, name), getattr(more, name)))
 
     def header(self, subject_code: int, field_code: int) -> Header:
-        """Return the header of a pair of codes; field code -1: no fields."""
+        """Return the header of one pair of codes, as headers() does; field code -1: no fields."""
         return self.headers([subject_code * (len(self.fieldmaps) + 1) + field_code + 1])[0]
 
     def headers(self, pairs: list[int]) -> tuple[Header, ...]:

@@ -212,7 +212,7 @@ def stamp_here(data: Any, position: int, lsn: int) -> Stamp | None:
 
 
 def append_time_of(stamp: bytes) -> int:
-    """When the batch of a packed stamp was appended, in milliseconds since 1970."""
+    """Return the append time, in milliseconds since 1970, of a packed stamp, and read no more."""
     time_ms: int = _APPEND_TIME.unpack_from(stamp, _APPEND_TIME_AT)[0]
     return time_ms
 
@@ -234,7 +234,7 @@ def parse_message_id(identifier: bytes) -> tuple[int, int]:
 
 
 def is_message_id(identifier: bytes) -> bool:
-    """Whether these bytes may be the id of a message: 16 of them, with an offset that there is."""
+    """Whether these bytes may be the id of a message: 16 of them, with an offset below 2**63."""
     return len(identifier) == _ID.size and _ID.unpack(identifier)[1] < 1 << 63
 
 

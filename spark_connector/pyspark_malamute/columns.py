@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 TARGET_BYTES: Final = 1 << 20
 """Bytes that are gathered for one record batch: each smaller one would cost a call, too."""
 RECORD_BATCH_BYTES_MAX: Final = 2 << 20
-"""Bytes at which a record batch is cut: *one of 50 MiB costs 40% more a row."""
+"""Bytes at which a record batch is cut: one of 50 MiB costs 40% more a row."""
 PIECE_BYTES_MAX: Final = 64 << 20
 """Bytes of the rows taken in at once, counted as if each row had its own copy of what rows share:
 the largest field map for each of 65,536 records would be 5 GiB."""
@@ -279,7 +279,7 @@ class Gather:
         """True when enough rows have been gathered for a record batch."""
         return (
             self._bytes >= TARGET_BYTES
-            or self._bytes_apart >= PIECE_BYTES_MAX
+            or self._bytes_apart >= PIECE_BYTES_MAX  # What rows share, Spark gets for each.
             or len(self._offsets) >= _BATCHES_MAX
         )
 
@@ -302,7 +302,7 @@ class Gather:
         Values that rows share in the batch are copied for each row.
         """
         table = content.table
-        widest = 1 + table.subject_bytes
+        widest = 1 + table.subject_bytes  # Never 0: pieces() divides by it.
         if self._keys is not None:
             widest += table.keys_most * table.subject_bytes
         if "fields" in self._fields:

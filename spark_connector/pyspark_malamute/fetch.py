@@ -94,6 +94,7 @@ class _Pipe:
         """The subscription to a range from a position on; the caller closes it."""
         if part in self._waiting:
             self._waiting.remove(part)
+        # One opened ahead begins at part.start, as `position` does before the first failure.
         opened = self._open.pop(part, None)
         return opened or _subscribe(self._options.of(part.name), part, position)
 

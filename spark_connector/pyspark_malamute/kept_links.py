@@ -21,7 +21,7 @@ from malamute_py.client.sync.client import SyncClient
 Key: TypeAlias = tuple[Any, ...]
 
 IDLE_S: Final = 30.0
-"""Time after which an unused link is closed. *Spark ends a worker that was idle for a minute
+"""Time after which an unused link is closed. Spark ends a worker that was idle for a minute
 without running any more of its code: by then the broker has been told goodbye."""
 
 

@@ -286,7 +286,7 @@ def _hopeless(code: str, options: LinkOptions) -> str:
 
 
 def _addresses(options: LinkOptions) -> str:
-    """Return the broker's addresses, for a message."""
+    """Return the broker's addresses, for errors and the log."""
     return ", ".join(options.endpoints)
 
 

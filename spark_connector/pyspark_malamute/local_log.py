@@ -86,7 +86,7 @@ class LocalLog:
         with reading:
             while position < part.end:
                 try:
-                    batch = reading.next_batch(0)
+                    batch = reading.next_batch(0)  # What is not there yet, the broker sends.
                 except (GapError, Timeout):
                     # What was lost, and whether it matters, the broker says.
                     return position

@@ -157,7 +157,7 @@ class LinkOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a source or a sink that a link needs."""
 
     side: ClassVar[str]
-    """The side of the connector, for a message."""
+    """The side of the connector, for errors and the log."""
     endpoints: tuple[str, ...]
     stream: str
     pattern_text: str = ""
@@ -174,7 +174,7 @@ class LinkOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def permission(self) -> str:
-        """The permission that a link needs, for a message."""
+        """The permission that a link needs, for the error of one that lacks it."""
         raise NotImplementedError
 
 
@@ -227,7 +227,7 @@ class OptionTable:
         typed = key.lower()
         meant = self._elsewhere.get(typed)
         if meant is None:
-            close = difflib.get_close_matches(typed, self.by_key, 5, 0.6)
+            close = difflib.get_close_matches(typed, self.by_key, n=5, cutoff=0.6)
             names = (self.by_key[name].name for name in close if not _opposite(typed, name))
             meant = next(names, None)
         if meant is not None:

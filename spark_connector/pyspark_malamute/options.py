@@ -577,7 +577,7 @@ def _columns(given: Mapping[str, str], values: Mapping[str, Any]) -> tuple[str, 
         return columns
     for name in columns:
         if name not in COLUMNS and name not in fields:
-            close = difflib.get_close_matches(name, (*COLUMNS, *fields), 1, 0.6)
+            close = difflib.get_close_matches(name, (*COLUMNS, *fields), n=1, cutoff=0.6)
             meant = f"did you mean '{close[0]}'? " if close else ""
             raise OptionError(
                 "columns",

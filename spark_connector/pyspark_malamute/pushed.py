@@ -64,6 +64,7 @@ def narrowed(options: SourceOptions, filters: Iterable[Filter]) -> SourceOptions
             bounds = bounds.within(offsets=(low, high))
         elif name == "append_time":
             bounds = bounds.within(append_ms=(low, high))
+        # A window without bounds would leave out records that have no client time.
         elif name == "client_time" and (low, high) != (-EVER, EVER):
             first, end = client_time or (-EVER, EVER)
             client_time = (max(first, low), min(end, high))

@@ -70,7 +70,7 @@ class AckRecords(Command, tag=64, frozen=True):
     """With 4: why."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError: the ranges are none."""
+        """Raise ValueError where the ranges are invalid, which fails the decoding."""
         check_ranges(self.ranges)
 
 

@@ -79,7 +79,7 @@ class AckMail(Command, tag=43, frozen=True):
     """-1: done; otherwise deliver again after this time."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError: the ranges are none."""
+        """Raise ValueError where the ranges are invalid, which fails the decoding."""
         check_ranges(self.ranges)
 
 

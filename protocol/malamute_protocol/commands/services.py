@@ -107,7 +107,7 @@ class AckWork(Command, tag=53, frozen=True):
     once."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError: the ranges are none."""
+        """Raise ValueError where the ranges are invalid, which fails the decoding."""
         check_ranges(self.ranges)
 
 

@@ -54,7 +54,7 @@ class ArchivedFile(msgspec.Struct, frozen=True):
 
     @property
     def partition(self) -> str:
-        """Directories of the path that tell of day and subject."""
+        """Directories of the path that tell of day and subject, between batch and file."""
         return "/".join(self.path.split("/")[1:-1])
 
 
@@ -215,6 +215,7 @@ class ArchiveLog:
 
         A reader that has just listed the entries may still go by the whole one before the last.
         """
+        # The first entry, 0, follows no state, and is written as it is.
         whole = [each for each in _versions(self._folder) if each and each % _WHOLE_EVERY == 0]
         if len(whole) < 2:
             return

@@ -68,7 +68,7 @@ class Folder:
         It is written under another name first, so that it is there whole or not at all.
         """
         draft = self._place(f"{name}.{uuid.uuid4().hex}.draft")
-        stream = self._files.create(draft, False)
+        stream = self._files.create(draft, False)  # False: never over another file
         try:
             stream.write(bytearray(content))
         finally:
@@ -80,7 +80,7 @@ class Folder:
 
     def remove(self, name: str) -> None:
         """Remove a file or a directory with all in it, if it is there."""
-        self._files.delete(self._place(name), True)
+        self._files.delete(self._place(name), True)  # True: with all in it
 
     def _place(self, name: str) -> Any:
         """Return Hadoop's path of a file in the directory; "": of the directory."""
