@@ -350,7 +350,7 @@ def made(spark: Any, rows: int) -> Any:
         def read(self, partition: InputPartition) -> Any:
             from pyspark_malamute.columns import RowCount
 
-            yield from RowCount().made(partition.value)
+            yield from RowCount().batches_of(partition.value)
 
     class MadeSource(DataSource):
         @classmethod

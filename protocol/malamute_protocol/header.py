@@ -23,7 +23,7 @@ from malamute_protocol.limits import DEFAULT_LIMITS, Limits
 
 
 def _plain(value: Any) -> Any:
-    """Return a value whose type MessagePack lacks as one that it has. Raises TypeError.
+    """Return a value as a type that MessagePack has; for ENCODER. Raises TypeError.
 
     numpy's scalars, and other kinds of str, bytes and float, are what they are kinds of.
     """

@@ -183,7 +183,10 @@ class _Reading:
         """Entries of lists that may still be read: many columns may name one list."""
 
     def columns(self) -> tuple[Column, ...]:
-        """Return the columns of a schema message. Raises ValueError, SchemaError."""
+        """Return the columns of a schema message.
+
+        Raises ValueError: it is none. Raises SchemaError: a stream cannot declare it.
+        """
         root = self._number("<I", 0)
         if self._scalar("<B", root, _MESSAGE_TYPE) != _SCHEMA:
             raise ValueError("it holds something else")
@@ -307,7 +310,7 @@ class _Reading:
         return [start + 4 + 4 * place + to for place, to in enumerate(places)]
 
     def _text(self, table: int, field: int) -> str:
-        """Return a text in a table; empty: it is absent. Raises SchemaError, ValueError."""
+        """Return a text in a table; empty: it is absent. Raises SchemaError: it is too long."""
         start = self._target(table, field)
         if not start:
             return ""

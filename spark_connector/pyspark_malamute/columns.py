@@ -100,7 +100,7 @@ class RowCount:
         """Count the delivered rows of a batch."""
         self._rows += len(batch)
 
-    def made(self, records: int) -> Iterator[Any]:
+    def batches_of(self, records: int) -> Iterator[Any]:
         """Yield record batches for records of which only the number is known."""
         for first in range(0, records, self._most):
             self._rows = min(self._most, records - first)

@@ -30,7 +30,7 @@ from pyspark_malamute import links
 from pyspark_malamute.columns import Columns, Gather, RecordCount, RowCount, take_in
 from pyspark_malamute.errors import SourceUnavailable
 from pyspark_malamute.local_log import LocalLog
-from pyspark_malamute.loss import lost, rewound, trimmed
+from pyspark_malamute.loss import fail_or_log_lost, fail_or_log_rewound, fail_or_log_trimmed
 from pyspark_malamute.offsets import StreamOffset, check_stream
 from pyspark_malamute.options import SourceOptions
 from pyspark_malamute.planning import Range, ranges_of
@@ -61,7 +61,7 @@ def fetch_all(options: SourceOptions, part: InputPartition) -> Iterator[Any]:
     for each in ranges_of(part):
         if each.counted:
             rows = RecordCount(options.of(each.name)) if options.counts_by_range else RowCount()
-            yield from rows.made(each.end - each.start)
+            yield from rows.batches_of(each.end - each.start)
         else:
             parts.append(each)
     if not parts:
@@ -257,11 +257,11 @@ def _judge_notices(options: SourceOptions, reading: SyncSubscription, part: Rang
         if isinstance(notice, GapNotice):
             end = min(notice.to_offset, part.end)
             if notice.code == "purged":
-                trimmed(options, notice.from_offset, end)
+                fail_or_log_trimmed(options, notice.from_offset, end)
             else:
-                lost(options, notice.from_offset, end, notice.code, notice.reason)
+                fail_or_log_lost(options, notice.from_offset, end, notice.code, notice.reason)
         elif isinstance(notice, RewoundNotice):
-            rewound(options, notice.from_offset, notice.to_offset)
+            fail_or_log_rewound(options, notice.from_offset, notice.to_offset)
             return True
     return False
 

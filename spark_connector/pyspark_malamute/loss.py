@@ -23,7 +23,9 @@ _GO_ON: Final = (
 )
 
 
-def lost(options: SourceOptions, begin: int, end: int, code: str, reason: str = "") -> None:
+def fail_or_log_lost(
+    options: SourceOptions, begin: int, end: int, code: str, reason: str = ""
+) -> None:
     """Fail or log, as the options say, since records [begin, end) of the stream are gone.
 
     code: why, one of CODES; reason: the broker's words for it. Raises DataLoss.
@@ -36,18 +38,20 @@ def lost(options: SourceOptions, begin: int, end: int, code: str, reason: str = 
     _fail_or_log(options, what)
 
 
-def gone(options: SourceOptions, begin: int, end: int, first: int, code: str) -> None:
-    """Fail or log: records [begin, end) are gone, of which a trim removed those before `first`.
+def fail_or_log_gone(
+    options: SourceOptions, begin: int, end: int, trimmed_to: int, code: str
+) -> None:
+    """Fail or log: records [begin, end) are gone, those before `trimmed_to` by a trim.
 
     code: why the others are gone. Raises DataLoss.
     """
-    if begin < first:
-        trimmed(options, begin, min(end, first))
-    if max(begin, first) < end:
-        lost(options, max(begin, first), end, code)
+    if begin < trimmed_to:
+        fail_or_log_trimmed(options, begin, min(end, trimmed_to))
+    if max(begin, trimmed_to) < end:
+        fail_or_log_lost(options, max(begin, trimmed_to), end, code)
 
 
-def trimmed(options: SourceOptions, begin: int, end: int) -> None:
+def fail_or_log_trimmed(options: SourceOptions, begin: int, end: int) -> None:
     """Log that a trim removed records [begin, end), or fail where failOnDataLoss is `all`.
 
     Raises DataLoss.
@@ -61,7 +65,7 @@ def trimmed(options: SourceOptions, begin: int, end: int) -> None:
     LOG.warning("malamute source: %s; going on, as that is no loss", what)
 
 
-def rewound(options: SourceOptions, position: int, tail: int) -> None:
+def fail_or_log_rewound(options: SourceOptions, position: int, tail: int) -> None:
     """Raise DataLoss, or log: the stream ends at `tail`, before a position that was read up to."""
     what = (
         f"stream '{options.stream}' now ends at offset {tail}, before {position}, where this query "
@@ -70,7 +74,7 @@ def rewound(options: SourceOptions, position: int, tail: int) -> None:
     _fail_or_log(options, what)
 
 
-def removed(options: SourceOptions) -> None:
+def fail_or_log_removed(options: SourceOptions) -> None:
     """Raise DataLoss, or log: a stream that was read is there no more."""
     what = f"stream '{options.stream}' was removed, with what this query had not read of it"
     _fail_or_log(options, what)

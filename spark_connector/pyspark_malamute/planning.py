@@ -18,7 +18,7 @@ from malamute_py.client.facts import ReadPlan, Split
 from malamute_py.client.position import AtTime, Position, StartPoint
 from pyspark_malamute.errors import OptionError
 from pyspark_malamute.links import Broker
-from pyspark_malamute.loss import gone, rewound
+from pyspark_malamute.loss import fail_or_log_gone, fail_or_log_rewound
 from pyspark_malamute.offsets import StreamOffset
 from pyspark_malamute.options import Place, SourceOptions
 
@@ -104,7 +104,7 @@ def locate(broker: Broker, options: SourceOptions, place: Place, option: str) ->
             raise OptionError(option, f"{offset} is beyond the stream's end, {found.tail}")
         if offset < found.first:
             # Raises, unless the query accepts the loss: it then begins with what there is.
-            gone(options, offset, found.first, found.trimmed, "retention")
+            fail_or_log_gone(options, offset, found.first, found.trimmed, "retention")
             offset = found.first
     return Spot(found.stream.hex(), found.epoch, found.first, found.tail, offset)
 
@@ -194,7 +194,7 @@ def check_plan(
     DataLoss, unless the options accept the loss.
     """
     if plan.rewound:
-        rewound(options, start, plan.from_offset)
+        fail_or_log_rewound(options, start, plan.from_offset)
     elif plan.first > start and epoch:
         code = "retention"
         if plan.epoch != epoch:
@@ -205,7 +205,7 @@ def check_plan(
                 options,
             )
             code = "lost" if facts.settings.get("memory") else code
-        gone(options, start, min(plan.first, plan.to_offset), plan.trimmed, code)
+        fail_or_log_gone(options, start, min(plan.first, plan.to_offset), plan.trimmed, code)
 
 
 def ranges(
@@ -336,7 +336,7 @@ def ranges_of(part: InputPartition) -> list[Range]:
     """The ranges of a task, in the order in which it reads them."""
     if isinstance(part, Ranges):
         return part.ranges
-    # Spark makes a partition of its own of an empty list of partitions.
+    # Where a batch has no task, Spark makes one of its own, without a range.
     return [part] if isinstance(part, Range) else []
 
 

@@ -113,7 +113,7 @@ class _Task:
     def limits(self) -> Limits:
         """Limits of the broker, which a chunk is to keep."""
         welcome = self._client.welcome
-        assert welcome is not None, "what is published has been asked for"
+        assert welcome is not None, "a chunk comes after `published`, which has made the link"
         return limits_of(welcome)
 
     def publish(self, chunk: Chunk, report: Written) -> None:

@@ -32,7 +32,7 @@ from pyspark_malamute.errors import StreamMissing
 from pyspark_malamute.fetch import fetch_all
 from pyspark_malamute.idle import IdleWait
 from pyspark_malamute.links import Broker
-from pyspark_malamute.loss import removed
+from pyspark_malamute.loss import fail_or_log_removed
 from pyspark_malamute.offsets import NEVER_READ, StreamOffset, read_offsets, to_json
 from pyspark_malamute.one_stream import Caps, OneStream
 from pyspark_malamute.options import Place, SourceOptions
@@ -212,7 +212,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found = find_streams(self._asked(), self._options)
         self._gone.difference_update(found)  # made again: it may be removed again
         for name in gone(begin, found, self._options) - self._gone:
-            removed(self._options.of(name))
+            fail_or_log_removed(self._options.of(name))
             self._gone.add(name)
         self._tails = {name: facts.tail for name, facts in found.items()}
         offsets, lag = {}, {}
@@ -337,7 +337,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             except StreamMissing:
                 if self._options.stream:
                     raise
-                removed(self._options.of(name))
+                fail_or_log_removed(self._options.of(name))
                 return None
 
         return {

@@ -60,15 +60,15 @@ def begin_with(broker: Broker, options: SourceOptions) -> dict[str, StreamFacts]
     return found
 
 
-def gone(offsets: Iterable[str], found: Mapping[str, object], options: SourceOptions) -> set[str]:
+def gone(names: Iterable[str], found: Mapping[str, object], options: SourceOptions) -> set[str]:
     """Names of a checkpoint's streams that the options still select and that are not there.
 
-    offsets: names in the checkpoint. found: streams that there are, by name.
+    names: of the streams in the checkpoint. found: streams that there are, by name.
     """
     if not options.streams_pattern:
         return set()  # Streams are named, and find_streams() has found each of them.
     expression = re.compile(options.streams_pattern)
-    return {name for name in offsets if name not in found and expression.fullmatch(name)}
+    return {name for name in names if name not in found and expression.fullmatch(name)}
 
 
 def together(ask: Callable[[str], Answer], names: Iterable[str]) -> dict[str, Answer]:

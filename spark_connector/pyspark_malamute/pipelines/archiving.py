@@ -108,7 +108,7 @@ def archive(
             date_of, subject_tokens, frame.schema.json(), columns,
         )  # fmt: skip
         # commit() calls it with the newest state: another run may have begun the archive meanwhile.
-        state = log.commit(lambda newest: _begun(log, newest, settings))
+        state = log.commit(lambda newest: _first_entry(log, newest, settings))
     # Spark wants a checkpoint; this one lasts for the run, and begins at the archive's position.
     checkpoint = Path(tempfile.mkdtemp(prefix="malamute-archive-"))
     atexit.register(shutil.rmtree, checkpoint, ignore_errors=True)
@@ -214,7 +214,7 @@ def _next_entry(
     return log.entry(newest, **change)
 
 
-def _begun(log: ArchiveLog, state: State | None, settings: Settings) -> Entry:
+def _first_entry(log: ArchiveLog, state: State | None, settings: Settings) -> Entry:
     """Return the first entry of an archive, for ArchiveLog.commit().
 
     state: that the log has by now. Raises ArchiveError: another run has begun it.

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import DateType, StringType, StructField, StructType
 
 from pyspark_malamute.links import Broker
-from pyspark_malamute.loss import removed
+from pyspark_malamute.loss import fail_or_log_removed
 from pyspark_malamute.offsets import read_offsets
 from pyspark_malamute.options import SourceOptions, parse_options
 from pyspark_malamute.pipelines.archive_log import ArchiveError, Settings, State, load_state
@@ -116,11 +116,11 @@ def _check_seam(folder: Folder, state: State, options: SourceOptions) -> Set[str
     try:
         found = find_streams(broker, options)
         positions = read_offsets(state.position, options) if state.position else {}
-        # Where a loss is accepted, removed() and check_plan() log it instead of raising.
+        # check_plan() fails or logs by the same option.
         for name, at in positions.items():
             of = options.of(name)
             if name not in found:
-                removed(of)
+                fail_or_log_removed(of)
                 continue
             plan = ask_plan(broker, of, at.offset, at.epoch)
             if plan.stream.hex() != at.stream:
