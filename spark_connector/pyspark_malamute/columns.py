@@ -183,7 +183,7 @@ class _Coded:
         """kind: Arrow type of a value. entries: returns the values of a table, by their codes."""
         self._kind = kind
         self._entries = entries
-        self._made: OrderedDict[int, tuple[HeaderTable, Any]] = OrderedDict()
+        self._arrays: OrderedDict[int, tuple[HeaderTable, Any]] = OrderedDict()
         """id of a table -> the table and the Arrow array of its values."""
         self.clear()
 
@@ -216,13 +216,13 @@ class _Coded:
     def _array(self, table: HeaderTable) -> Any:
         """Return the entries of a header table as an Arrow array, made once for each table."""
         # The table is held beside its array: an id is unique among the living only.
-        found = self._made.get(id(table))
+        found = self._arrays.get(id(table))
         if found is None:
             values = _arrow.array(list(self._entries(table)), self._kind)
-            found = self._made[id(table)] = (table, values)
-            if len(self._made) > _TABLES_KEPT:
+            found = self._arrays[id(table)] = (table, values)
+            if len(self._arrays) > _TABLES_KEPT:
                 # Another table may get its address, and is to get no rows of this one.
-                dropped, _ = self._made.popitem(last=False)
+                dropped, _ = self._arrays.popitem(last=False)
                 self._bases.pop(dropped, None)
         return found[1]
 

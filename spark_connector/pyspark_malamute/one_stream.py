@@ -48,7 +48,7 @@ class OneStream:
         """Records that could not be read any more when this process planned for them."""
         self._planned: _Planned | None = None
         """Start and end of the newest batch, and its plan, for tasks()."""
-        self._empty: tuple[StreamOffset, StreamOffset] | None = None
+        self._without_match: tuple[StreamOffset, StreamOffset] | None = None
         """Nothing matches from the first of these positions up to the second."""
 
     def next_end(self, begin: StreamOffset, caps: Caps, target: int | None) -> StreamOffset | None:
@@ -60,7 +60,7 @@ class OneStream:
         start = self._start(begin)
         plan = self._plan_batch(begin, start, caps, target)
         if plan.rewound:  # the log ends before `begin`: an empty batch goes back to its end
-            self._empty = None
+            self._without_match = None
             self.lost += max(0, begin.offset - plan.from_offset)
             return begin._replace(epoch=plan.epoch, offset=plan.from_offset)
         # The broker counts records only under a cap of records: else bytes tell whether any match.
@@ -72,7 +72,7 @@ class OneStream:
             self._planned = _Planned(begin.offset, plan.to_offset, plan)
             return begin._replace(epoch=plan.epoch, offset=plan.to_offset)
         # The next question begins after what was looked at.
-        self._empty = begin, StreamOffset(begin.stream, plan.epoch, plan.to_offset)
+        self._without_match = begin, StreamOffset(begin.stream, plan.epoch, plan.to_offset)
         return None
 
     def records_after(self, begin: StreamOffset, most: int) -> int:
@@ -119,9 +119,9 @@ class OneStream:
         It has the epoch in which these were looked at. Under that of `begin`, which may have ended
         before it, the broker would take it for a position that a power loss took away.
         """
-        if self._empty is None:
+        if self._without_match is None:
             return begin
-        looked_at_from, looked_at_to = self._empty
+        looked_at_from, looked_at_to = self._without_match
         return looked_at_to if looked_at_from == begin else begin
 
     def _plan_batch(

@@ -85,7 +85,7 @@ def chunks(
     number = first = count = size = 0
     streams = _Streams()
 
-    def made(*, last: bool) -> Chunk:
+    def held_chunk(*, last: bool) -> Chunk:
         """Return the chunk of what was gathered; last: the partition has no further row."""
         table = _arrow.Table.from_batches(held).combine_chunks()
         return Chunk(number, first, table.to_batches()[0], size, last)
@@ -113,7 +113,7 @@ def chunks(
             else:
                 stop = min(begin + fixed - count, batch.num_rows)
             if stop <= begin and count:  # No further row fits: the chunk is full.
-                yield made(last=False)
+                yield held_chunk(last=False)
                 held, number, first, count, size = [], number + 1, first + count, 0, 0
                 streams.clear()
                 continue
@@ -127,7 +127,7 @@ def chunks(
             streams.take(begin, stop)
             begin = stop
     if count:
-        yield made(last=True)
+        yield held_chunk(last=True)
 
 
 class _Streams:

@@ -82,9 +82,9 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._tails: dict[str, int] = {}
         """Stream -> its end when the streams were listed last."""
         self._idle = IdleWait(options.idle_wait_ms)
-        self._made: dict[str, Any] = {}
+        self._planned_end: dict[str, Any] = {}
         """The newest end of a batch that this process planned."""
-        self._parts: list[InputPartition] = []
+        self._planned_tasks: list[InputPartition] = []
         """The tasks of that batch."""
 
     def __getstate__(self) -> dict[str, Any]:
@@ -144,9 +144,9 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if end is None:
             return start
         found = self._planned(begin, end).values()
-        self._parts = grouped([part for parts in found for part in parts], self._options)
-        self._made = {**to_json(end, self._options), "tasks": stored(self._parts)}
-        return self._made
+        self._planned_tasks = grouped([part for parts in found for part in parts], self._options)
+        self._planned_end = {**to_json(end, self._options), "tasks": stored(self._planned_tasks)}
+        return self._planned_end
 
     def commit(self, end: dict[str, Any]) -> None:
         """Take note that the batch that ended here is in Spark's sink."""
@@ -305,12 +305,12 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         stop = read_offsets(end, self._options)
         if stop == begin:
             return []
-        if end == self._made:  # the batch that this process planned last
-            for part in self._parts:
+        if end == self._planned_end:  # Not a batch that the checkpoint knows of after a restart.
+            for part in self._planned_tasks:
                 for each in ranges_of(part):
                     # It may have become true since the tasks were planned.
                     each.reached_broker = self._reached_broker
-            return self._parts
+            return self._planned_tasks
         # Asked for, even where the checkpoint has the tasks: a stream may have been recreated,
         # removed or trimmed since.
         found = self._planned(begin, stop)
