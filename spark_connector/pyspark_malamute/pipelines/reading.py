@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Set
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -22,7 +21,7 @@ from pyspark_malamute.options import SourceOptions, parse_options
 from pyspark_malamute.pipelines.archive_log import ArchiveError, Settings, State, load_state
 from pyspark_malamute.pipelines.archiving import made_again, partitioned, with_stream
 from pyspark_malamute.pipelines.folder import Folder
-from pyspark_malamute.pipelines.given import texts
+from pyspark_malamute.pipelines.given import of_source
 from pyspark_malamute.planning import ask_plan, check_plan
 from pyspark_malamute.streams import find_streams
 
@@ -50,14 +49,12 @@ def history(spark: SparkSession, path: str, **options: Any) -> DataFrame:
     for gap in state.gaps:
         LOG.warning("malamute archive %s: %s were gone before they were archived", folder.uri, gap)
     archived = rows_of(spark, folder, state, [*state.files])
-    given = {"failOnDataLoss": "all", **texts(options), **state.settings.selection}
+    given = {"failOnDataLoss": "all", **of_source(options), **state.settings.selection}
     if state.settings.columns:
         given["columns"] = state.settings.columns
-    found = _check_seam(folder, state, parse_options(given))
-    if state.position:  # The log is read from where the archive ends.
-        given["startingOffsets"] = json.dumps(
-            {name: offset for name, offset in state.reached.items() if name in found}
-        )
+    starts = _check_seam(folder, state, parse_options(given))
+    if state.position:
+        given["startingOffsets"] = json.dumps(starts)
     log = spark.read.format("malamute").options(**given).load()
     # The log's rows get the archive's columns, those of its paths included.
     columns = StructType.fromJson(json.loads(state.settings.schema)).fieldNames()
@@ -107,15 +104,17 @@ def _escaped(path: str) -> str:
     return "".join(f"\\{letter}" if letter in "*?[]{}\\" else letter for letter in path)
 
 
-def _check_seam(folder: Folder, state: State, options: SourceOptions) -> Set[str]:
-    """Check that the log goes on where the archive ends; return the names of the streams there are.
+def _check_seam(folder: Folder, state: State, options: SourceOptions) -> dict[str, int]:
+    """Check that the log goes on where the archive ends; return from where each stream is read.
 
-    Raises DataLoss or CheckpointMismatch where one does not.
+    That is the archive's end, or where the stream goes on after a power loss took records back
+    that were archived. Raises DataLoss or CheckpointMismatch where a stream does not go on.
     """
     broker = Broker(options)
     try:
         found = find_streams(broker, options)
         positions = read_offsets(state.position, options) if state.position else {}
+        starts: dict[str, int] = {}
         # check_plan() fails or logs by the same option.
         for name, at in positions.items():
             of = options.of(name)
@@ -126,6 +125,7 @@ def _check_seam(folder: Folder, state: State, options: SourceOptions) -> Set[str
             if plan.stream.hex() != at.stream:
                 raise made_again(folder, name, at)
             check_plan(broker, of, plan, at.offset, at.epoch)
-        return found.keys()
+            starts[name] = plan.from_offset if plan.rewound else at.offset
+        return starts
     finally:
         broker.close()

@@ -133,6 +133,9 @@ def replay(
         raise OptionError("by", f"{by!r} is neither append_time nor client_time", "sink")
     if pace is not None and not 0 < pace < 1e9:
         raise OptionError("pace", f"{pace} is no factor above 0", "sink")
+    for option, argument in (("stream", "into"), ("sinkId", "name")):
+        if option.lower() in map(str.lower, options):
+            raise OptionError(option, f"the replay has it by its argument {argument}", "sink")
     given = {**texts(options), "stream": into, "sinkId": name}
     sink_options = parse_sink_options(given, streaming=False)
     rows = _rows(rows_of(spark, folder, state, [*state.files]), state, by)

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
+from malamute_py.client.facts import ReadPlan
 from malamute_py.client.sync.client import SyncClient
 from pyspark_malamute.errors import DataLoss
 from pyspark_malamute.pipelines import (
@@ -18,6 +20,7 @@ from pyspark_malamute.pipelines import (
     folder,
     history,
     read_archive,
+    reading,
 )
 from pyspark_malamute.pipelines.archive_log import ArchiveError, ArchiveLog
 from pyspark_malamute.pipelines.folder import Folder
@@ -200,9 +203,30 @@ def test_records_gone_before_they_were_archived_are_told_and_noted_where_that_is
         run()
     with pytest.raises(DataLoss, match="offsets 10 to 14 were removed"):
         history(spark, path, endpoint=endpoint)
+    assert history(spark, path, endpoint=endpoint, FAILONDATALOSS=False).count() == 15
     run(failOnDataLoss=False)
     assert numbers(history(spark, path, endpoint=endpoint)) == [*range(10), *range(105, 110)]
     assert f"offsets 10 to 14 of stream '{stream}' were gone" in caplog.text
+
+
+def test_history_goes_on_where_a_power_loss_took_archived_records_back_and_that_is_accepted(
+    spark: SparkSession, client: SyncClient, endpoint: str, stream: str, tmp_path: Path,
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    path = str(tmp_path / "archive")
+    publish(client, stream, 0, 10)
+    run()
+    ask = reading.ask_plan
+
+    def rewound(*given: Any, **more: Any) -> ReadPlan:
+        # As of a stream that ended at 6 after the loss, and has 4 new records since.
+        return msgspec.structs.replace(ask(*given, **more), rewound=True, from_offset=6)
+
+    monkeypatch.setattr(reading, "ask_plan", rewound)
+    with pytest.raises(DataLoss, match="now ends at offset 6, before 10"):
+        history(spark, path, endpoint=endpoint)
+    whole = history(spark, path, endpoint=endpoint, failOnDataLoss=False)
+    assert numbers(whole) == sorted([*range(10), *range(6, 10)])
 
 
 def test_a_run_that_asks_for_another_selection_is_refused(
