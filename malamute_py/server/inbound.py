@@ -399,7 +399,11 @@ class Inbound:
         return (head is not None and self._is_noted(listener, head)) or not has_events(monitor)
 
     def _is_noted(self, listener: Listener, head: zmq.Frame) -> bool:
-        """Whether the guard has noted a message's connection, and enough others for its id."""
+        """Whether the guard has noted a message's connection: else the message is held.
+
+        An id that libzmq gives is judged by how many connections have come: see is_given(). So it
+        counts as noted only once the guard knows of that many.
+        """
         numbering, accepted = listener.numbering, self._guard.connections.accepted
         is_given = numbering is None or numbering.is_given(head.bytes, accepted)
         return is_given and self._peers.is_known(head)

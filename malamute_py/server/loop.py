@@ -303,6 +303,7 @@ class Loop:
     def _note_long(self, now_ms: int, took_us: int) -> None:
         """Note a turn that took as long as none before, or is worth a report."""
         self.longest_turn_us = max(self.longest_turn_us, took_us)
+        # A shorter turn changes nothing here, so that _pace() calls this only from here on.
         self._notable_turn_ns = 1_000 * min(self.longest_turn_us, _LONG_TURN_US)
         if took_us > _LONG_TURN_US:
             self._counters["long_turns_total"] += 1

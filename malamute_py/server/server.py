@@ -296,6 +296,7 @@ class Server:
         }
 
     def _checkpoint_facts(self) -> dict[str, Any]:
+        """Return facts about the tables; none where the data is in memory, which has no tables."""
         checkpoints = self._checkpoints
         if checkpoints is None and self._queues_lost:
             return {"checkpoint": {"lost": True, "reason": self._queues_lost}}
@@ -519,7 +520,10 @@ class Server:
         return RecoveredState(facts, queues_lost=str(lost))
 
     def _let_go(self) -> bool:
-        """Give up what ring main kept for the lost queues, as it is full: streams come first."""
+        """Give up what ring main kept for the lost queues, as it is full: streams come first.
+
+        True: it gave something up, so that the append may be tried again.
+        """
         main = self._journal.rings[MAIN]
         if main.held_lsn is None:
             return False

@@ -522,7 +522,7 @@ class LoopLink:
                 future.set_result(None)
                 left -= size
 
-    async def members(
+    async def until_members(
         self, stream: str, group: str, ready: Callable[[Membership], bool], what: str, name: str
     ) -> None:
         """Wait until each membership of this client in a group is ready. what, name: as until().

@@ -159,6 +159,7 @@ class SyncTransaction:
             # A broker forgets, in time, what it has taken: then it knows of no such transaction.
             self._in_doubt = repeated and error.code in _UNTOLD
             raise
+        # Its records have arrived. Without the answer another commit() is refused: it is over.
         self._committed, self._in_doubt = None, False
         return confirmation
 

@@ -92,12 +92,15 @@ class Parts:
     def drop(self, lsn: int) -> None:
         """Drop the parts before a position, up to which the tables have the log by now."""
         parts = self._parts
-        while parts and parts[0][1] <= lsn:
-            first, stop = parts.popleft()
+        while parts:
+            first, stop = parts[0]
+            if stop > lsn:
+                if first < lsn:  # the position is amid this part, whose rest stays
+                    self.bytes -= lsn - first
+                    parts[0][0] = lsn
+                break
+            parts.popleft()
             self.bytes -= stop - first
-        if parts and parts[0][0] < lsn:
-            self.bytes -= lsn - parts[0][0]
-            parts[0][0] = lsn
 
     @property
     def first(self) -> int | None:

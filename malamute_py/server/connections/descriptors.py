@@ -46,7 +46,8 @@ def backlog(configured: int, files: int) -> int:
     """Return how many connections may wait in the kernel to be accepted, as configured or fewer.
 
     They take a descriptor in the end, however many connections there are already: libzmq accepts
-    all that wait. files: the limit of open files.
+    all that wait. So they may be an eighth of those kept for what comes too much. files: the limit
+    of open files.
     """
     return min(configured, kept_files(files) // 8)
 
@@ -84,7 +85,8 @@ def room(files: int, own: int, *, local: bool) -> Room:
 def raise_open_files() -> tuple[int, int]:
     """Raise the limit of open files as far as allowed; returns it before and after."""
     soft, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 1 << 20 if allowed == resource.RLIM_INFINITY else min(allowed, 1 << 20)
+    most = 1 << 20  # Linux's fs.nr_open by default, above which no limit can be set
+    wanted = most if allowed == resource.RLIM_INFINITY else min(allowed, most)
     if soft < wanted:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, allowed))

@@ -119,7 +119,7 @@ class Guard:
         next event of the same monitor. Events of other monitors may be taken in between."""
 
     def close(self) -> None:
-        """Forget all connections, and give the files of local sockets their names: the end."""
+        """Forget all connections as the broker ends, and give renamed local sockets their names."""
         self.connections.clear()
         self.listening.close()
         self.memory.close()
@@ -389,6 +389,7 @@ class Guard:
         abort: whether the peer's kernel is told at once, by a reset, and not after what was sent.
         """
         try:
+            # or_itself: an offender must not stay because no descriptor is left for a copy.
             with copied(connection.fd, connection.inode, or_itself=True) as own:
                 if abort:
                     # Have libzmq's close() reset the connection: a sender whose window is shut

@@ -46,6 +46,7 @@ class LeftBehind:
         memory."""
         self._now_ms = 0
         self._drained = False
+        """Whether the sockets were read empty: nothing of ended connections waits in them."""
 
     @property
     def is_empty(self) -> bool:
@@ -89,6 +90,7 @@ class LeftBehind:
             return False
         grown = self._memory.grown()
         left = min(sum(gone.memory for gone in self._connections), grown)
+        # Three quarters: no more of a bound counts for ended ones, see unread.py, _counted().
         return left > self._bytes_max // 4 * 3 or grown > self._bytes_max
 
     def by_share(self) -> tuple[Counter[str], Counter[str]]:

@@ -104,7 +104,7 @@ class ListeningSockets:
             if is_full:
                 self._report("descriptors_short", {})
             self.is_full = is_full
-            self.open()
+            self.open()  # which shuts them while is_full
 
     def open(self) -> None:
         """Tell the kernel who may connect from now on: all peers but those that are kept out."""

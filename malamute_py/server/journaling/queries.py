@@ -185,7 +185,7 @@ def _plan(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _longest(parts: Sequence[tuple[int, int]], most: int) -> list[list[int]]:
-    """Return the longest parts [from, to), `most` at most, in order."""
+    """Return at most `most` of the parts [from, to), the longest ones, in the order of offsets."""
     longest = sorted(parts, key=lambda part: part[0] - part[1])[:most]
     return [list(part) for part in sorted(longest)]
 
@@ -343,11 +343,11 @@ def _moved_keys(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str,
 
 def _keys_of_copy(copy: bytes) -> Iterator[tuple[str, int, int, int | None]]:
     """Yield newest records of a stored copy: (subject, offset, size, deletion's time or None)."""
-    batch, rows = unpack_copy(copy)
+    batch, counted = unpack_copy(copy)  # counted: the rows that count; none: all of them
     stamp, content = Stamp.unpack(batch, verify=False), Content(memoryview(batch)[STAMP_BYTES:])
     offsets = _offsets(stamp.base_offset, content)
     for subject, row, deletion, size in newest_rows(content, len(batch)):
-        if not rows or row in rows:
+        if not counted or row in counted:
             yield subject, int(offsets[row]), size, stamp.append_time_ms if deletion else None
 
 

@@ -112,6 +112,7 @@ def ring_settings(
 
 
 _Job: TypeAlias = ReadRange | IndexQuery | BodiesRead
+_ONE_JOB: Final = True
 _QUEUES: Final = frozenset([CHANGE_STREAM, MAIL_STREAM])
 
 
@@ -183,6 +184,7 @@ class Rings:
         """Free bytes of the disk when housekeeping looked last; None: it has not looked."""
         self._syncer = SyncThread(results, (JournalError,), _explain, self._took)
         self._reader: Worker[bool] = Worker("reader", self._take_turn, results)
+        """Does one job of the three queues that follow for each put(_ONE_JOB)."""
         self._reads: deque[_Job] = deque()
         self._recent = RecentReads()
         self._questions: deque[_Job] = deque()
@@ -379,7 +381,7 @@ class Rings:
             self.sync_at_ms = None
 
     def _took(self, name: str, took_ns: int) -> None:
-        """Note how long a sync took; the sync thread calls it."""
+        """Note how long a sync took, if it was one to disk; the sync thread calls it."""
         if name not in self._in_memory:
             self.latencies.sync.add(took_ns)
 
@@ -397,17 +399,17 @@ class Rings:
     def read(self, wanted: ReadRange) -> None:
         """Have history read by the reader thread."""
         self._reads.append(wanted)
-        self._reader.put(True)
+        self._reader.put(_ONE_JOB)
 
     def ask(self, query: IndexQuery) -> None:
         """Have a question to the index answered by the reader thread."""
         self._questions.append(query)
-        self._reader.put(True)
+        self._reader.put(_ONE_JOB)
 
     def read_bodies(self, wanted: BodiesRead) -> None:
         """Have bodies read by number by the reader thread."""
         self._bodies_wanted.append(wanted)
-        self._reader.put(True)
+        self._reader.put(_ONE_JOB)
 
     def pin(self, ring: str, name: str, stream: int, offset: int | None) -> None:
         """Have a ring keep a stream's records from an offset on, by a pin; None: no longer."""
@@ -470,7 +472,7 @@ class Rings:
     def _take_turn(self, _: bool) -> object:
         """Do a read, answer a question, or look for bodies: in turn, as each may take long."""
         turns = self._turns
-        turns.rotate(-1)
+        turns.rotate(-1)  # the kind that came first the last time comes last
         job = next(jobs for jobs in turns if jobs).popleft()
         if self._stopping:
             return None
@@ -690,6 +692,7 @@ def _refusal(token: int, earlier: AppendRefused) -> AppendRefused:
 
 
 def _code(error: Exception) -> str:
+    """Return the code that refusals and complaints tell of an error of a ring."""
     if isinstance(error, JournalError):
         return error.code
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
