@@ -107,6 +107,7 @@ def key_of_variable(name: str) -> str | None:
 
 def path_of_override(key: str) -> list[str]:
     """Take apart the dotted name of a setting on the command line. Raises ConfigError."""
+    # In these sections users choose keys, so that KEYS has none of them.
     if key.partition(".")[0] not in ("permissions", "namespaces") and key not in KEYS:
         raise _unknown(key)
     return key.split(".")

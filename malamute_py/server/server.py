@@ -382,7 +382,7 @@ class Server:
                 parts.callback(bodies.close)
             # Where the queues were lost, the log keeps their mail and requests for a repair, until
             # a ring without room needs theirs.
-            lost = self._let_go if self._queues_lost else None
+            lost = self._give_up_queues_log if self._queues_lost else None
             self._rings = Rings(
                 self._journal,
                 config.journal,
@@ -519,7 +519,7 @@ class Server:
         self._found.note_damage(f"{DATABASE}: {lost}")
         return RecoveredState(facts, queues_lost=str(lost))
 
-    def _let_go(self) -> bool:
+    def _give_up_queues_log(self) -> bool:
         """Give up what ring main kept for the lost queues, as it is full: streams come first.
 
         True: it gave something up, so that the append may be tried again.

@@ -264,7 +264,7 @@ class _RunCall:
 
 
 _RUN_CALL: ContextVar[_RunCall] = ContextVar("malamute_run_call")
-"""The call of a run that this task or thread is in."""
+"""The call of a run that this task or thread is in: _add() has no argument to bring it."""
 
 
 def of_run(verb: Verb, *, many: bool = False) -> Verb:
@@ -336,7 +336,10 @@ class TracedBulkPublisher(BulkPublisher):
         *,
         typed: bool = False,
     ) -> None:
-        """Put a batch on its way, and count it at its call; see BulkPublisher._add()."""
+        """Put a batch on its way, and count it at its call; see BulkPublisher._add().
+
+        The taker of its outcome is always the call, which tells this run, too.
+        """
         call = _RUN_CALL.get()
         if True:  # sync: with self._link.lock:
             call.added(count)

@@ -249,7 +249,7 @@ class _RunCall:
 
 
 _RUN_CALL: ContextVar[_RunCall] = ContextVar("malamute_run_call")
-"""The call of a run that this task or thread is in."""
+"""The call of a run that this task or thread is in: _add() has no argument to bring it."""
 
 
 def of_run(verb: Verb, *, many: bool = False) -> Verb:
@@ -321,7 +321,10 @@ class SyncTracedBulkPublisher(SyncBulkPublisher):
         *,
         typed: bool = False,
     ) -> None:
-        """Put a batch on its way, and count it at its call; see SyncBulkPublisher._add()."""
+        """Put a batch on its way, and count it at its call; see SyncBulkPublisher._add().
+
+        The taker of its outcome is always the call, which tells this run, too.
+        """
         call = _RUN_CALL.get()
         with self._link.lock:
             call.added(count)

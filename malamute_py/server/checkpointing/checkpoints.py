@@ -196,9 +196,9 @@ class Checkpoints:
         config, parts = self._config, self.parts
         percent = 0.0  # of ring main: the parts that the tables lack
         if parts.bytes or self.pressed:
-            percent = 100 * self._use()
+            percent = 100 * self._share_held()
             if percent >= config.pressure_percent or self.pressed:
-                self._weigh(percent)
+                self._begin_or_end_pressure(percent)
             if parts.bytes and self._since_ms is None:
                 self._since_ms = now_ms
         if self._asked:  # an advance is under way
@@ -214,7 +214,7 @@ class Checkpoints:
         if now_ms < self._not_before_ms:  # the last advance failed
             return
         if not parts.bytes:  # the tables lack nothing
-            self._idle(now_ms)
+            self._write_position(now_ms)
             return
         forced = percent >= config.force_percent
         due = (
@@ -264,7 +264,7 @@ class Checkpoints:
         self._clock_ms = clock_ms
         return self._now_ms
 
-    def _use(self) -> float:
+    def _share_held(self) -> float:
         """Return the share of the ring's room that is held back for the tables; 1: all of it.
 
         Bytes that only wait to be synced are left out, as they have a bound of their own.
@@ -284,7 +284,7 @@ class Checkpoints:
         self.synced(self._ring.sync())
         return self._held > before
 
-    def _idle(self, now_ms: int) -> None:
+    def _write_position(self, now_ms: int) -> None:
         """Have the tables' position alone written now and then, while the log has nothing for them.
 
         The next start reads the log from this position on: without the write, it would read all
@@ -356,7 +356,7 @@ class Checkpoints:
         self._held = self._visible if first is None else min(first, self._visible)
         self._ring.hold(self._held)
 
-    def _weigh(self, percent: float) -> None:
+    def _begin_or_end_pressure(self, percent: float) -> None:
         """Begin or end the pressure, in which new mail and requests wait until ring main has room.
 
         percent: of the ring's room that may not be overwritten, as the tables do not have all of it
@@ -392,7 +392,7 @@ class Checkpoints:
             "failures_total": self.failures,
             "restarts_total": self.restarts,
             "hangs_total": self.hangs,
-            "ring_use": round(self._use(), 4),
+            "ring_use": round(self._share_held(), 4),
             "pressed": self.pressed,
             "failing": self._backoff_ms > 0,
         }

@@ -74,7 +74,8 @@ def room(files: int, own: int, *, local: bool) -> Room:
     libzmq ended the process (seen with 700 descriptors).
     """
     kept = kept_files(files)  # left to the journal, and to what comes too much
-    # Descriptors are given from the lowest on: peers are kept out from this number on.
+    # Descriptors are given from the lowest on: peers are kept out from this number on. Over tcp it
+    # lies a quarter of `kept` above the bound from which surplus connections are cut.
     shut_from = files - (files // 2 if local else kept // 4 * 3)
     shut_from = max(shut_from, own + 2 * _CONNECTIONS_MIN)
     most = shut_from - own - (0 if local else kept // 4)
@@ -182,7 +183,7 @@ def local_port(fd: int) -> int | None:
         with Borrowed(fd) as borrowed:
             domain = borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN)
         if domain in (socket.AF_INET, socket.AF_INET6):
-            with Borrowed(fd, domain) as borrowed:
+            with Borrowed(fd, domain) as borrowed:  # with the family by which a name is read
                 name = borrowed.getsockname()
             if isinstance(name, tuple):  # It may have become a local one since.
                 return int(name[1])

@@ -125,7 +125,7 @@ class SyncThread:
 
     def ask(self, name: str, ring: Syncable) -> None:
         """Have the ring synced with what was appended so far; from the loop."""
-        if name not in self._asked:
+        if name not in self._asked:  # else a sync is to begin that covers this, too
             self._asked.add(name)
             self._worker.put((name, ring))
 

@@ -310,6 +310,7 @@ def _copy(batch: bytes, offsets: list[int]) -> bytes:
 
 
 def _offsets(base: int, content: Content) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return the offset of each row; a derived batch (deltas) leaves offsets out."""
     deltas = content.offset_deltas
     return base + (np.arange(content.head.count) if deltas is None else deltas.astype(np.int64))
 
@@ -335,9 +336,9 @@ def _moved_keys(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str,
                     known = rows.get(subject)
                     _, known_offset, *_ = known or (subject, -1)
                     if known_offset <= offset:
-                        rows.pop(subject, None)
+                        rows.pop(subject, None)  # so that it comes last in its copy, too
                         rows[subject] = (*key, base + row)
-    # By the copies' own offsets, the last of each row.
+    # In the order of the copies: itemgetter(4) is the offset of each row's copy.
     return {"rows": sorted(rows.values(), key=itemgetter(4)), "next": found.next}
 
 

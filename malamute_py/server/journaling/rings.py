@@ -184,16 +184,15 @@ class Rings:
         """Free bytes of the disk when housekeeping looked last; None: it has not looked."""
         self._syncer = SyncThread(results, (JournalError,), _explain, self._took)
         self._reader: Worker[bool] = Worker("reader", self._take_turn, results)
-        """Does one job of the three queues that follow for each put(_ONE_JOB)."""
         self._reads: deque[_Job] = deque()
         self._recent = RecentReads()
         self._questions: deque[_Job] = deque()
         self._bodies_wanted: deque[_Job] = deque()
         self._turns = deque([self._bodies_wanted, self._reads, self._questions])
-        """Jobs of the reader thread by kind; the kinds take turns."""
+        """Jobs of the reader thread by kind, which take turns; put(_ONE_JOB) tells of each."""
         self._opener: Worker[Change] = Worker("opener", self._open_or_remove, results)
         self._housekeeper = Housekeeper(
-            self._keep, results, idle_s=_IDLE_S, pause_s=_PREPARE_PAUSE_S
+            self._do_housekeeping, results, idle_s=_IDLE_S, pause_s=_PREPARE_PAUSE_S
         )
         self._complaints: dict[str, str] = {}
         """Ring -> why no segment could be prepared, or no file removed, as the event said."""
@@ -432,7 +431,7 @@ class Rings:
         found = self._rings.get(ring)
         if found is not None:
             self._results.put(Trimmed(ring, {stream: found.remove_before(stream, offset=offset)}))
-            self._housekeeper.nudge()
+            self._housekeeper.nudge()  # segments may be free now
 
     # --- the opening thread --------------------------------------------------------------
 
@@ -530,7 +529,7 @@ class Rings:
                 return ReadFailed(job.token, "journal_failed", f"the ring {job.ring} is not open")
             if job.places:
                 return self._read_copies(ring, job)
-            if job.shared and not job.oldest_ms:
+            if job.shared and not job.oldest_ms:  # else what was kept may have expired since
                 recent = self._recent.find(ring, job)
                 if recent is not None:
                     runs, following = recent
@@ -556,12 +555,10 @@ class Rings:
             # A client that asks and leaves, again and again, must not keep the others waiting.
             return IndexAnswer(job.token, IndexFailure("cancelled", "no reader waits for it"))
         if ring is None:
+            code, reason = "journal_failed", f"the ring {job.ring} is not open"
             if unready is not None:  # It is being opened, or that failed.
                 code, reason, _ = unready.refusal
-                return IndexAnswer(job.token, IndexFailure(code, reason))
-            return IndexAnswer(
-                job.token, IndexFailure("journal_failed", f"the ring {job.ring} is not open")
-            )
+            return IndexAnswer(job.token, IndexFailure(code, reason))
         try:
             return IndexAnswer(job.token, answer_query(ring, job))
         except (JournalError, OSError) as error:
@@ -590,9 +587,9 @@ class Rings:
 
     # --- the housekeeping thread -----------------------------------------------------------
 
-    def _keep(self) -> bool:
+    def _do_housekeeping(self) -> bool:
         """Do a share of housekeeping for all rings; True: more is to do (housekeeping thread)."""
-        more = self._remove()
+        more = self._remove_next_file()
         with contextlib.suppress(OSError):
             self.free_bytes = self._journal.storage.free_bytes()
         now_ms = time.time_ns() // 1_000_000
@@ -600,8 +597,7 @@ class Rings:
             try:
                 more = ring.prepare_step(_PREPARE_BYTES, now_ms) or more
                 self._complaints.pop(name, None)  # it went well: the next error is told anew
-            except (JournalError, OSError) as error:
-                # The next round tries again.
+            except (JournalError, OSError) as error:  # the next round tries again
                 if self._is_new(name, error):
                     facts = {"reason": str(error)}
                     self._results.put(RingEvent(name, "segment_not_prepared", facts))
@@ -613,7 +609,7 @@ class Rings:
                 self._results.put(RingEvent(name, event.name, dict(event.facts)))
         return more
 
-    def _remove(self) -> bool:
+    def _remove_next_file(self) -> bool:
         """Remove one file of a ring whose stream is gone; True: call again without a long pause."""
         if not self._removals:
             return False
