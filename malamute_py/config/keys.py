@@ -74,7 +74,7 @@ FIELDS: Final = {
 """Tables of tables by name -> the keys that each of them may have."""
 WITH_UNITS: Final = ("streams.default", "mailboxes.default", "services.default",
                       "quotas.identities", "namespaces")  # fmt: skip
-"""Tables in which sizes and times stand, and whose keys KEYS lacks: many are names of users."""
+"""Tables with sizes and times whose keys KEYS lacks: settings that the core reads, and names."""
 
 
 _MISTYPED: Final = 0.9

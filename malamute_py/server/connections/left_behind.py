@@ -60,7 +60,7 @@ class LeftBehind:
     def add(self, ended: Connection) -> None:
         """Note that a connection ended, and what it has left in libzmq's queues if that is much."""
         self._ended_by_address[ended.address] += 1
-        if ended.memory > SMALL_BYTES and not self._drained:
+        if ended.memory > SMALL_BYTES and not self._drained:  # else the loop has taken it up
             ended.taken_ms = self._now_ms
             self._connections.append(ended)
             self._memory.has_filled = True
