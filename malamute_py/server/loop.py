@@ -524,7 +524,7 @@ class Loop:
         """Count a refused append; the first of a kind is an event."""
         self._counters["appends_refused_total"] += 1
         if self._refused_appends.begins(ring, answer.code, now_ms):
-            level = "info" if answer.code == "wait" else "error"
+            level = "info" if answer.code == "wait" else "error"  # wait: it passes by itself
             facts = {"ring": ring, "code": answer.code, "reason": answer.reason}
             self._event("append_refused", level, facts, now_ms)
 

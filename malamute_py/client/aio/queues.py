@@ -297,6 +297,7 @@ class QueueVerbs(PagedVerbs):
 
     async def remove_group(self, stream: str, group: str) -> None:
         """Forget a group without members. Raises BrokerRefused `in_use`, `unknown_group`."""
+        # Members of this client's may be leaving just now, and would be a hindrance.
         await self._link.until_members(stream, group, has_left, ACKED, LEAVING)
         await self._link.ask(lambda number: c.RemoveGroup(number, stream, group))
 

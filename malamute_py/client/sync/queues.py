@@ -298,6 +298,7 @@ class SyncQueueVerbs(SyncPagedVerbs):
 
     def remove_group(self, stream: str, group: str) -> None:
         """Forget a group without members. Raises BrokerRefused `in_use`, `unknown_group`."""
+        # Members of this client's may be leaving just now, and would be a hindrance.
         self._link.until_members(stream, group, has_left, ACKED, LEAVING)
         self._link.ask(lambda number: c.RemoveGroup(number, stream, group))
 

@@ -242,6 +242,7 @@ def write_secret_key(path: str) -> None:
     with os.fdopen(fd, "wb") as file:
         _, secret = zmq.curve_keypair()
         file.write(secret + b"\n")
+        # On the disk before a client is given its public key: another pair would shut it out.
         file.flush()
         os.fsync(file.fileno())
 
