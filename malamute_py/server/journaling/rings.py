@@ -212,7 +212,7 @@ class Rings:
         self._housekeeper.start()
 
     def stop_threads(self) -> None:
-        """End the threads; jobs that they have are done first."""
+        """End the threads; syncs that were asked for are done first, reads and openings are not."""
         self._stopping = True
         self._reader.stop()
         self._opener.stop()
