@@ -15,7 +15,7 @@ from pathlib import Path
 
 import malamute_protocol
 
-ASKED = "MALAMUTE_FORM"
+VARIABLE = "MALAMUTE_FORM"
 """Environment variable with the form that is meant: `compiled`, `plain`, or empty for either."""
 PLAIN = "plain Python"
 _SUFFIX = EXTENSION_SUFFIXES[0]
@@ -60,10 +60,10 @@ def another_than_asked(running: str) -> str:
 
     running: as running_form() returns it.
     """
-    asked = os.environ.get(ASKED, "")
+    asked = os.environ.get(VARIABLE, "")
     if not asked or (asked == "plain") == (running == PLAIN):
         return ""
-    return f"{ASKED}={asked} was asked for, and this runs: {running}"
+    return f"{VARIABLE}={asked} was asked for, and this runs: {running}"
 
 
 def _word(count: int) -> str:

@@ -109,7 +109,8 @@ def parse_bind(text: str) -> tuple[str, int, bool]:
 
 def check_http(http: HttpSection) -> None:
     """Raise ConfigError for an address that is none, or that is open to other machines."""
-    if http.bind and parse_bind(http.bind)[2] and not http.token_file:
+    _, _, public = parse_bind(http.bind) if http.bind else ("", 0, False)
+    if public and not http.token_file:
         raise ConfigError(
             "http.bind",
             f"{http.bind} can be reached from other machines: set http.token_file to a file with a "
@@ -119,7 +120,7 @@ def check_http(http: HttpSection) -> None:
 
 def serves_console(http: HttpSection) -> bool:
     """Whether the HTTP side has the console; where other machines reach it, only if told so."""
-    public = parse_bind(http.bind)[2]
+    _, _, public = parse_bind(http.bind)
     return http.console in ("login", "open") or (http.console == "local" and not public)
 
 

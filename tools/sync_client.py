@@ -94,7 +94,7 @@ CODE: Final = (
     ("(Timeout, asyncio.CancelledError)", "BaseException"),
     ("asyncio.CancelledError", "BaseException"),
     ("Generator[Reply, None]", "Generator[Reply, None, None]"),
-    ("link.asked()", "link.wake_up()"),
+    ("link.leave_with_others()", "link.wake_up()"),
     ("link.leave()", "link.wake_up()"),
     ("sync.link import ", "sync.link import Pending, "),
 )

@@ -74,7 +74,7 @@ FIELDS: Final = {
 """Tables of tables by name -> the keys that each of them may have."""
 WITH_UNITS: Final = ("streams.default", "mailboxes.default", "services.default",
                       "quotas.identities", "namespaces")  # fmt: skip
-"""Tables whose keys are no keys of ours, and in which sizes and times stand."""
+"""Tables with sizes and times whose keys KEYS lacks: settings that the core reads, and names."""
 
 
 _MISTYPED: Final = 0.9
@@ -107,6 +107,7 @@ def key_of_variable(name: str) -> str | None:
 
 def path_of_override(key: str) -> list[str]:
     """Take apart the dotted name of a setting on the command line. Raises ConfigError."""
+    # In these sections users choose keys, so that KEYS has none of them.
     if key.partition(".")[0] not in ("permissions", "namespaces") and key not in KEYS:
         raise _unknown(key)
     return key.split(".")

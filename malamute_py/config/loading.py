@@ -95,6 +95,7 @@ def _in_units(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in table.items():
         key = f"{prefix}{name}"
+        # KEYS has None for a number. WITH_UNITS: tables whose keys KEYS lacks.
         if isinstance(value, Mapping) and (key in SECTIONS or key.startswith(WITH_UNITS)):
             value = _in_units(value, f"{key}.")
         elif isinstance(value, str) and (KEYS.get(key, str) is None or key.startswith(WITH_UNITS)):

@@ -24,10 +24,10 @@ COMMANDS_A_LOOK: Final = 256
 _LOOKS_LEAST = 100
 """Looks at remaining objects that must have happened since all were looked at: 768 commands or more
 came before each."""
-_REST_MS = 60_000
+_PAUSE_LEAST_MS = 60_000
 """Least time between two looks at all objects."""
-_PART: Final = 1_000
-"""A look at all objects may take one part in so many of the time."""
+_PAUSE_FACTOR: Final = 1_000
+"""Pause after a look at all objects, in multiples of the time that the look took."""
 
 
 class Collector:
@@ -71,4 +71,4 @@ class Collector:
         self._garbage += gc.collect()
         self._passes += 1
         took_ms = (self._clock_ns() - began) // 1_000_000
-        self._next_ms = now_ms + max(_REST_MS, _PART * took_ms)
+        self._next_ms = now_ms + max(_PAUSE_LEAST_MS, _PAUSE_FACTOR * took_ms)

@@ -46,8 +46,8 @@ def _check(keys: Sequence[str], tables: Sequence[dict[str, Any]], config: Config
     stream, mailbox, service = tables
     checks: list[Callable[[], object]] = [
         partial(settings_of, stream, bytes_max),
-        partial(queue_settings, MailboxSettings, mailbox, bytes_max, None),
-        partial(queue_settings, ServiceSettings, service, bytes_max, None),
+        partial(queue_settings, MailboxSettings, mailbox, bytes_max, over=None),
+        partial(queue_settings, ServiceSettings, service, bytes_max, over=None),
     ]
     for key, check in zip(keys, checks, strict=True):
         try:

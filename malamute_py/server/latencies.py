@@ -40,8 +40,11 @@ class Latencies:
         if not writes:
             return
         now = self._meter()
-        while writes and writes[0][0] <= lsn:
-            _, wrote, bundles = writes.popleft()
+        while writes:
+            end_lsn, wrote, bundles = writes[0]
+            if end_lsn > lsn:
+                break
+            writes.popleft()
             self.confirm.add(now - wrote, bundles)
 
     def forget(self, ring: str) -> None:

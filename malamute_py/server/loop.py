@@ -303,7 +303,7 @@ class Loop:
     def _note_long(self, now_ms: int, took_us: int) -> None:
         """Note a turn that took as long as none before, or is worth a report."""
         self.longest_turn_us = max(self.longest_turn_us, took_us)
-        self._notable_turn_ns = 1_000 * min(self.longest_turn_us, _LONG_TURN_US)
+        self._notable_turn_ns = 1_000 * min(self.longest_turn_us, _LONG_TURN_US)  # for _pace()
         if took_us > _LONG_TURN_US:
             self._counters["long_turns_total"] += 1
             self._event("long_turn", "warning", {"ms": took_us // 1_000}, now_ms)
@@ -524,7 +524,7 @@ class Loop:
         """Count a refused append; the first of a kind is an event."""
         self._counters["appends_refused_total"] += 1
         if self._refused_appends.begins(ring, answer.code, now_ms):
-            level = "info" if answer.code == "wait" else "error"
+            level = "info" if answer.code == "wait" else "error"  # wait: it passes by itself
             facts = {"ring": ring, "code": answer.code, "reason": answer.reason}
             self._event("append_refused", level, facts, now_ms)
 
@@ -549,7 +549,7 @@ class Loop:
         for connection in self._guard.connections.all():
             if connection.user in users:
                 connection.revoked = True
-                self._graces.append((now_ms + _GRACE_MS, connection))
+                self._graces.append((now_ms + _GRACE_MS, connection))  # time to read its BYE
         self._guard.cut_silent("users were removed, and it may be one of them")
 
     def _event(self, name: str, level: str, facts: dict[str, Any], now_ms: int) -> None:
@@ -629,7 +629,7 @@ class Loop:
         """End the connection of an ended link, unless it opens another in time."""
         if code not in _ORDERLY:
             offences = self._offences[connection.inode]
-            offences[peer.routing_id] += 1
+            offences[peer.routing_id] += 1  # by id, as the inode may be another connection's
             if offences[peer.routing_id] >= _OFFENCES_MAX:
                 self._cut(connection, "it broke the protocol again and again")
                 return

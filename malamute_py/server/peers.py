@@ -266,7 +266,7 @@ class Peers:
             peer.connection = self._connections.get(peer.fd)
             if peer.connection is not None:
                 peer.connection.links.add(peer.number)
-                return self._connections.spoke(peer.connection, peer.identity)
+                return self._connections.note_first_message(peer.connection, peer.identity)
         return True
 
     def ask(self, numbers: Iterable[int]) -> None:

@@ -207,7 +207,7 @@ def with_values(config: Config, values: Mapping[str, Any]) -> Config:
     for key, value in values.items():
         section, _, name = key.rpartition(".")
         sections.setdefault(section, {})[name] = value
-    alone = sections.pop("", {})
+    alone = sections.pop("", {})  # settings outside of all sections
     for section, inner in sections.items():
         alone[section] = msgspec.structs.replace(getattr(config, section), **inner)
     return msgspec.structs.replace(config, **alone)

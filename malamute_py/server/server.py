@@ -296,6 +296,7 @@ class Server:
         }
 
     def _checkpoint_facts(self) -> dict[str, Any]:
+        """Return facts about the tables; none where the data is in memory, which has no tables."""
         checkpoints = self._checkpoints
         if checkpoints is None and self._queues_lost:
             return {"checkpoint": {"lost": True, "reason": self._queues_lost}}
@@ -381,7 +382,7 @@ class Server:
                 parts.callback(bodies.close)
             # Where the queues were lost, the log keeps their mail and requests for a repair, until
             # a ring without room needs theirs.
-            lost = self._let_go if self._queues_lost else None
+            lost = self._give_up_queues_log if self._queues_lost else None
             self._rings = Rings(
                 self._journal,
                 config.journal,
@@ -518,8 +519,11 @@ class Server:
         self._found.note_damage(f"{DATABASE}: {lost}")
         return RecoveredState(facts, queues_lost=str(lost))
 
-    def _let_go(self) -> bool:
-        """Give up what ring main kept for the lost queues, as it is full: streams come first."""
+    def _give_up_queues_log(self) -> bool:
+        """Give up what ring main kept for the lost queues, as it is full: streams come first.
+
+        True: it gave something up, so that the append may be tried again.
+        """
         main = self._journal.rings[MAIN]
         if main.held_lsn is None:
             return False

@@ -189,7 +189,7 @@ class Listener:
             # Messages are queued for completed connections only.
             zmq.IMMEDIATE: 1,
             # For a machine that vanished: the protocol's heartbeat ends its link, this its
-            # connection.
+            # connection, after keepalive_ms of silence and as long with three questions.
             zmq.TCP_KEEPALIVE: 1,
             zmq.TCP_KEEPALIVE_IDLE: max(1, links.keepalive_ms // 1000),
             zmq.TCP_KEEPALIVE_INTVL: max(1, links.keepalive_ms // 3000),

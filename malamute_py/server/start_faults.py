@@ -26,6 +26,7 @@ def start_doubts(config: Config) -> Iterator[ConfigError]:
         complete, faults = examine_users(config)
     except ConfigError:
         return  # It is a fault.
+    # Without a users file this is a fault (combinations.py); with faults, users are left out of it.
     if config.authentication.users_file and not faults:
         yield from credential_doubts(complete)
     yield from doubts(complete)

@@ -243,7 +243,7 @@ class Inside:
             if (at_ms or until_ms) <= self.now_ms:
                 self.core.tick(self.now_ms)
             self._settle()
-        self.rings._keep()
+        self.rings._do_housekeeping()
         self._settle()
 
     def look(self) -> None:

@@ -17,8 +17,8 @@ import msgspec
 import pytest
 
 from malamute_py.form import (
-    ASKED,
     PLAIN,
+    VARIABLE,
     another_than_asked,
     compiled_modules,
     loaded_modules,
@@ -28,7 +28,7 @@ from tests.house.checkout import ROOT, pyproject
 
 GROUPS = pyproject()["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["custom"]["groups"]
 MODULES = [module for group in GROUPS for module in group["modules"]]
-COMPILED = os.environ.get(ASKED) == "compiled"
+COMPILED = os.environ.get(VARIABLE) == "compiled"
 
 
 def module_name(path: str) -> str:
@@ -80,19 +80,19 @@ def test_a_process_tells_what_it_has_loaded() -> None:
 def test_a_form_that_was_not_asked_for_is_told(
     asked: str, running: str, wrong: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(ASKED, asked)
+    monkeypatch.setenv(VARIABLE, asked)
     assert bool(another_than_asked(running)) == wrong
 
 
 def test_a_driver_ends_in_failure_in_another_form_than_the_one_asked_for() -> None:
     other = "plain" if COMPILED else "compiled"
     command = [sys.executable, "-m", "perf.peers.malamute.python_driver", "role=publish", "url=x"]
-    environment = {**os.environ, ASKED: other}
+    environment = {**os.environ, VARIABLE: other}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 1
-    assert f"{ASKED}={other} was asked for" in done.stderr
+    assert f"{VARIABLE}={other} was asked for" in done.stderr
 
 
 def test_nothing_compiled_lies_beside_the_sources() -> None:

@@ -348,7 +348,7 @@ def test_a_stop_amid_the_removal_of_a_ring_leaves_the_rest_to_the_next_start(
 ) -> None:
     """Its files lay there for good, however many: `ring_left_alone` at each start."""
     with monkeypatch.context() as patched:
-        patched.setattr(Rings, "_keep", lambda self: False)
+        patched.setattr(Rings, "_do_housekeeping", lambda self: False)
         with_a_removed_ring(tmp_path)
     assert not removed(tmp_path)
     log = Lines()
@@ -365,7 +365,7 @@ def test_a_crash_amid_the_removal_of_a_ring_leaves_it_to_the_next_start(
     """Its files lay there for good, however many: `ring_left_alone` at each start."""
     crashed = tmp_path / "crashed"
     with monkeypatch.context() as patched:
-        patched.setattr(Rings, "_keep", lambda self: False)
+        patched.setattr(Rings, "_do_housekeeping", lambda self: False)
         with (
             Server(config(tmp_path / "data"), log=Lines()) as server,
             malamute.connect_sync(server.endpoints[0], timeout_ms=WAIT_MS) as client,

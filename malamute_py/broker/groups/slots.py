@@ -191,6 +191,7 @@ def _weights(members: Sequence[Candidate], slots: Numbers) -> np.ndarray[Any, np
     The numbers are those of the mixer splitmix64, by which every bit of a slot and of a member
     bears on every bit of the hash.
     """
+    # signed: a client chooses its members' numbers, and may choose a negative one.
     names = (one.session + one.number.to_bytes(16, "little", signed=True) for one in members)
     seeds = [int.from_bytes(blake2b(name, digest_size=8).digest(), "little") for name in names]
     numbers = (slots + 1).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)

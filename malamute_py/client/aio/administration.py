@@ -73,7 +73,7 @@ class AdministrationVerbs(PagedVerbs):
         return await self._pages(
             UserFacts,
             lambda number, after: c.ListUsers(number, verb, name, after),
-            0,
+            limit=0,  # all
             listed="users",
         )
 

@@ -184,7 +184,7 @@ class Client(PublishVerbs, StreamVerbs, MailVerbs, WorkVerbs, QueueVerbs, Admini
         if self._link.loop.is_closed():  # asyncio only
             self.abort()
             return
-        self._link.stay()  # asyncio only
+        self._link.check_loop()  # asyncio only
         offerings = self._session.offerings
         if drain and self._session.state is not LinkState.CLOSED:
             if True:  # sync: with self._link.lock:

@@ -238,6 +238,7 @@ def within_span(scope: Callable[[Any], Any], handler: Callable[[Any], Any]) -> C
     if any(map(inspect.isasyncgenfunction, called)):
 
         async def replies(request: Any) -> AsyncGenerator[Any, None]:
+            """Yield the handler's replies; its code between them runs within the span, too."""
             with scope(request):
                 async with aclosing(handler(request)) as bodies:
                     async for body in bodies:
@@ -271,6 +272,7 @@ def _caller(
     if any(map(inspect.isasyncgenfunction, called)):
 
         async def replies(request: Any) -> None:
+            """Send each value as a reply; the None that this returns completes the request."""
             async with aclosing(handler(request)) as bodies:
                 async for body in bodies:
                     await request.reply(body, last=False)

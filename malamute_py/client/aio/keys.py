@@ -59,7 +59,7 @@ _NO_KEYS: Final = frozenset({"unknown_stream", "unsupported"})
 """Codes that tell that the stream was removed, or made again without keys."""
 
 
-async def with_stream(link: LoopLink, stream: str, told: dict[str, Any]) -> dict[str, Any]:
+async def completed_facts(link: LoopLink, stream: str, told: dict[str, Any]) -> dict[str, Any]:
     """Return an answer to STREAM_SCHEMAS with what an older broker tells by STREAM_INFO alone.
 
     Raises BrokerRefused.
@@ -222,7 +222,7 @@ class KeyView:
         if self._empty is None:
             stream = self._stream
             asked = await self._ask(lambda number: c.StreamSchemas(number, stream))
-            asked = await with_stream(self._link, stream, asked)
+            asked = await completed_facts(self._link, stream, asked)
             if not asked.get("keep"):
                 raise BrokerRefused(
                     "unsupported", f"stream '{self._stream}' has no keys: it was made without keep"
@@ -319,8 +319,9 @@ class KeyWatch:
         """See KeyView.watch()."""
         self._subscription = subscription
         self._tail = -1
+        """Offset at which the present values end: the tail when the broker accepted."""
         self._gaps = -1
-        """Gaps and rewinds of the subscription when the tail was asked for."""
+        """Gaps and rewinds of the subscription when the tail was asked for; -1: it was not."""
         self.complete = False
         """Whether the present values have been given."""
 

@@ -156,7 +156,7 @@ class LoopLink:
                 raise _elsewhere() from None
             self._scheduled = True
 
-    def stay(self) -> None:
+    def check_loop(self) -> None:
         """Raise LocalProtocolError unless the running event loop is the one that drives this link.
 
         Called where a caller would otherwise wait for ever.
@@ -178,14 +178,14 @@ class LoopLink:
         the turn.
         """
         if self._told:
-            self.asked()
+            self.leave_with_others()
             return
         lone = not (self._scheduled or self._finished or self.session.window.unconfirmed_bytes)
         self.wake_up()  # also for a lone one: a step sets the timer that its confirm may need
         if lone:
             self.engine.send()
 
-    def asked(self) -> None:
+    def leave_with_others(self) -> None:
         """Have leave what a caller has just asked for, as request() does.
 
         Where the last step answered several callers (`_told`), it waits until each of them has
@@ -337,7 +337,7 @@ class LoopLink:
         another event loop, drives this client.
         """
         if not self.loop.is_closed():
-            self.stay()
+            self.check_loop()
         self.session.close()
         if self._finished:
             return
@@ -522,7 +522,7 @@ class LoopLink:
                 future.set_result(None)
                 left -= size
 
-    async def members(
+    async def until_members(
         self, stream: str, group: str, ready: Callable[[Membership], bool], what: str, name: str
     ) -> None:
         """Wait until each membership of this client in a group is ready. what, name: as until().
@@ -549,7 +549,7 @@ class LoopLink:
         of the words of the Timeout, see waits.py. Returns how many milliseconds of `wait` are
         left. Raises Timeout, or LocalProtocolError in another event loop.
         """
-        self.stay()
+        self.check_loop()
         wait_ms = self.engine.settings.wait_ms(wait)
         if wait_ms is None:
             while not ready():
@@ -609,7 +609,7 @@ class LoopLink:
         make: returns the command, given the number by which its answer is known. Raises
         BrokerRefused, ConnectionLost, or Timeout after `wait`.
         """
-        self.stay()
+        self.check_loop()
         future: asyncio.Future[dict[str, Any]] = self.loop.create_future()
         name = type(self.session.request(make, future)).__name__
         self.limit(future, wait, ASKED, name)

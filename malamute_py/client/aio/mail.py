@@ -323,7 +323,7 @@ class MailVerbs(AsyncVerbs):
                 terms=terms,
                 until_ms=0 if wait_ms is None else clock_ms() + terms.delay_ms + wait_ms,
             )
-            link.asked()
+            link.leave_with_others()
         try:
             return await future
         except asyncio.CancelledError:

@@ -131,6 +131,7 @@ class Member(MemberBase):
         """The batches, to the end. Raises as next_batch()."""
         while (batch := await self.next_batch(self._timeout_ms)) is not None:
             yield batch
+            # Batches at hand cost no waiting: without this the loop would never turn.
             await asyncio.sleep(0)  # asyncio only
 
     def __aiter__(self) -> Member:

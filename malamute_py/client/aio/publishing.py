@@ -148,8 +148,8 @@ class PublishVerbs(AsyncVerbs):
         timeout_ms: how long nothing may be confirmed, or the window be full.
         Raises as publish(); batches before the one that failed may be in the log.
         """
-        async with self._window(stream, confirm, timeout_ms) as window:
-            await window.publish_many(
+        async with self._publishing_run(stream, confirm, timeout_ms) as run:
+            await run.publish_many(
                 bodies,
                 subject=subject,
                 subjects=subjects,
@@ -159,7 +159,7 @@ class PublishVerbs(AsyncVerbs):
                 properties=properties,
                 codec=codec,
             )
-        return window.confirmations
+        return run.confirmations
 
     async def publish_batch(
         self,
@@ -181,9 +181,9 @@ class PublishVerbs(AsyncVerbs):
         `count` says how many records that part has. Of a table (an Arrow body) it is refused, as
         its rows cannot be told apart without their schema. Raises as publish().
         """
-        async with self._window(stream, confirm, timeout_ms) as window:
-            await window.publish_batch(content, typed=typed)
-        return window.confirmations[0]
+        async with self._publishing_run(stream, confirm, timeout_ms) as run:
+            await run.publish_batch(content, typed=typed)
+        return run.confirmations[0]
 
     async def publish_arrow(
         self,
@@ -202,14 +202,14 @@ class PublishVerbs(AsyncVerbs):
         one subject for all. properties: of each row. Small chunks of the table that follow each
         other share a batch. Raises as publish().
         """
-        async with self._window(stream, confirm, timeout_ms) as window:
+        async with self._publishing_run(stream, confirm, timeout_ms) as run:
             batch_bytes = self._publisher.batch_bytes_of(stream)
             for content in arrow_contents(
                 table, body, subject, properties, batch_bytes, self._publisher.limits
             ):
                 # Not by publish_batch(), which would check what was encoded here.
-                await window._add(content, content_count(content))
-        return window.confirmations
+                await run._add(content, content_count(content))
+        return run.confirmations
 
     async def publish_table(
         self,
@@ -231,15 +231,15 @@ class PublishVerbs(AsyncVerbs):
         not be in the schema. properties: of each row. Returns one Confirmation a batch. Raises
         LocalProtocolError `bad_schema`: the table does not fit; otherwise as publish().
         """
-        async with self._window(stream, confirm, timeout_ms) as window:
-            await window.publish_table(
+        async with self._publishing_run(stream, confirm, timeout_ms) as run:
+            await run.publish_table(
                 table,
                 subject=subject,
                 client_time=client_time,
                 properties=properties,
                 codec=codec,
             )
-        return window.confirmations
+        return run.confirmations
 
     def publisher(
         self,
@@ -255,9 +255,9 @@ class PublishVerbs(AsyncVerbs):
         timeout_ms: how long nothing may be confirmed while that is waited for, or the window be
         full; None: for ever.
         """
-        return self._window(stream, confirm, timeout_ms, keep)
+        return self._publishing_run(stream, confirm, timeout_ms, keep)
 
-    def _window(
+    def _publishing_run(
         self,
         stream: str,
         confirm: ConfirmAt,
@@ -310,7 +310,7 @@ class BulkPublisher:
     ) -> None:
         """Publish many records; returns when the last is in the window, not yet confirmed.
 
-        options: as of Client.publish_many(). Raises the first failure of the window so far.
+        options: as of Client.publish_many(). Raises the first failure of the run so far.
         """
         bulk = Bulk(
             bodies,
@@ -411,7 +411,7 @@ class BulkPublisher:
     async def wait(self, timeout_ms: Wait = "default") -> None:
         """Return once everything is confirmed.
 
-        timeout_ms: how long nothing may be confirmed; by default as the window was asked for.
+        timeout_ms: how long nothing may be confirmed; by default as publisher() was asked.
         Raises the first failure, or Timeout.
         """
         by_default = isinstance(timeout_ms, str) and timeout_ms == DEFAULT_WAIT

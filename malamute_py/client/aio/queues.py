@@ -265,7 +265,7 @@ class QueueVerbs(PagedVerbs):
         """
         named, anew = settings_of(settings, more), truth("replace", replace)
         # The first member makes the group, and its command may be on its way yet.
-        await self._link.members(stream, group, decided, OPENED, JOINING)
+        await self._link.until_members(stream, group, decided, OPENED, JOINING)
         value = await self._link.ask(lambda number: c.EditGroup(number, stream, group, named, anew))
         return facts(GroupFacts, {"stream": stream, "group": group, **value})
 
@@ -291,13 +291,14 @@ class QueueVerbs(PagedVerbs):
         again. Raises BrokerRefused: `in_use` when there are members, `bad_start`, `unknown_group`.
         """
         at = start_on_wire(start)
-        await self._link.members(stream, group, has_left, ACKED, LEAVING)
+        await self._link.until_members(stream, group, has_left, ACKED, LEAVING)
         value = await self._link.ask(lambda number: c.ResetGroup(number, stream, group, at, force))
         return facts(GroupFacts, {"stream": stream, "group": group, **value})
 
     async def remove_group(self, stream: str, group: str) -> None:
         """Forget a group without members. Raises BrokerRefused `in_use`, `unknown_group`."""
-        await self._link.members(stream, group, has_left, ACKED, LEAVING)
+        # Members of this client's may be leaving just now, and would be a hindrance.
+        await self._link.until_members(stream, group, has_left, ACKED, LEAVING)
         await self._link.ask(lambda number: c.RemoveGroup(number, stream, group))
 
     # --- mailboxes ---------------------------------------------------------------------------

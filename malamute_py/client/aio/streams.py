@@ -15,7 +15,7 @@ from malamute_protocol.errors import BrokerRefused
 from malamute_protocol.pattern import Pattern
 from malamute_protocol.schema import Schemas
 from malamute_protocol.version import Feature
-from malamute_py.client.aio.keys import KeyView, with_stream
+from malamute_py.client.aio.keys import KeyView, completed_facts
 from malamute_py.client.aio.link import LoopLink
 from malamute_py.client.aio.pages import PagedVerbs
 from malamute_py.client.aio.subscription import Subscription
@@ -156,7 +156,7 @@ class StreamVerbs(PagedVerbs):
         For who may write to it or read it. Raises BrokerRefused: `unknown_stream`; `forbidden` also
         from an older broker, which tells it with STREAM_INFO alone.
         """
-        value = await with_stream(self._link, stream, await _versions(self._link, stream))
+        value = await completed_facts(self._link, stream, await _versions(self._link, stream))
         return facts(StreamVersions, {"name": stream, **value})
 
     async def stream_info(self, stream: str) -> StreamFacts:

@@ -228,17 +228,17 @@ def of_stream(verb: Verb, *, many: bool = False) -> Verb:
     return cast("Verb", call)
 
 
-class _WindowCall:
+class _RunCall:
     """Batches of one call of a BulkPublisher, whose span ends once each has its outcome.
 
     It is the token of these batches: the link calls settled(), which tells the BulkPublisher, too.
     """
 
-    __slots__ = ("_open", "_span", "_window")
+    __slots__ = ("_open", "_run", "_span")
 
-    def __init__(self, window: TracedBulkPublisher, span: Span) -> None:
-        """window: the run that the call is of. span: of the call."""
-        self._window = window
+    def __init__(self, run: TracedBulkPublisher, span: Span) -> None:
+        """run: which the call is of. span: of the call."""
+        self._run = run
         self._span = span
         self._open = 1
         """Records without an outcome, and 1 more until the call returns."""
@@ -249,7 +249,7 @@ class _WindowCall:
 
     def settled(self, count: int, outcome: Confirm | MalamuteError) -> None:
         """Take the outcome of `count` records of one batch; called by the link."""
-        self._window.settled(count, outcome)
+        self._run.settled(count, outcome)
         self.ended(count, None if isinstance(outcome, Confirm) else outcome)
 
     def ended(self, count: int, error: BaseException | None = None) -> None:
@@ -259,15 +259,15 @@ class _WindowCall:
         self._open -= count
         if not self._open:
             # sync: # The confirm comes in the thread of the link, which no exporter may hold up.
-            # sync: spans_of(self._window._link).ends_later(self._span)
+            # sync: spans_of(self._run._link).ends_later(self._span)
             self._span.end()  # asyncio only
 
 
-_WINDOW_CALL: ContextVar[_WindowCall] = ContextVar("malamute_window_call")
-"""The call of a window that this task or thread is in."""
+_RUN_CALL: ContextVar[_RunCall] = ContextVar("malamute_run_call")
+"""The call of a run that this task or thread is in: _add() has no argument to bring it."""
 
 
-def of_window(verb: Verb, *, many: bool = False) -> Verb:
+def of_run(verb: Verb, *, many: bool = False) -> Verb:
     """Make of a call of a BulkPublisher one with a span, until its last batch is confirmed.
 
     Its batches go through TracedBulkPublisher._add(), which counts them at the call.
@@ -279,8 +279,8 @@ def of_window(verb: Verb, *, many: bool = False) -> Verb:
         """Call the verb; its span ends now if it put no batch on its way, else with the last."""
         # sync: spans_of(self._link).end_due()
         with_place = [self._stream, *given]
-        batches = _WindowCall(self, of_call.begin(self._link, with_place, options))
-        outer = _WINDOW_CALL.set(batches)
+        batches = _RunCall(self, of_call.begin(self._link, with_place, options))
+        outer = _RUN_CALL.set(batches)
         met: BaseException | None = None
         try:
             _, *arguments = with_place
@@ -289,7 +289,7 @@ def of_window(verb: Verb, *, many: bool = False) -> Verb:
             met = error
             raise
         finally:
-            _WINDOW_CALL.reset(outer)
+            _RUN_CALL.reset(outer)
             if True:  # sync: with self._link.lock:
                 batches.ended(1, met)  # the call itself, which counts as one
             # sync: spans_of(self._link).end_due()
@@ -324,9 +324,9 @@ def staged(verb: Verb, *, many: bool = False) -> Verb:
 class TracedBulkPublisher(BulkPublisher):
     """A run of publishing in which each call has a span, from it to its last batch's confirm."""
 
-    publish_many = of_window(BulkPublisher.publish_many, many=True)
-    publish_batch = of_window(BulkPublisher.publish_batch)
-    publish_table = of_window(BulkPublisher.publish_table)
+    publish_many = of_run(BulkPublisher.publish_many, many=True)
+    publish_batch = of_run(BulkPublisher.publish_batch)
+    publish_table = of_run(BulkPublisher.publish_table)
 
     async def _add(
         self,
@@ -336,8 +336,11 @@ class TracedBulkPublisher(BulkPublisher):
         *,
         typed: bool = False,
     ) -> None:
-        """Put a batch on its way, and count it at its call; see BulkPublisher._add()."""
-        call = _WINDOW_CALL.get()
+        """Put a batch on its way, and count it at its call; see BulkPublisher._add().
+
+        The taker of its outcome is always the call, which tells this run, too.
+        """
+        call = _RUN_CALL.get()
         if True:  # sync: with self._link.lock:
             call.added(count)
         try:
@@ -592,7 +595,7 @@ class TracedClient(Client):
         timeout_ms: Wait = "default",
     ) -> BulkPublisher:
         """A run of publishing in which each call has a span; see Client.publisher()."""
-        return self._window(stream, confirm, timeout_ms, keep, TracedBulkPublisher)
+        return self._publishing_run(stream, confirm, timeout_ms, keep, TracedBulkPublisher)
 
     # sync: def flush(self, timeout_ms: Wait = "default") -> None:
     # sync:     """Return once nothing is unconfirmed, with spans; see SyncClient.flush()."""

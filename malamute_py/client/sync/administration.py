@@ -74,7 +74,7 @@ class SyncAdministrationVerbs(SyncPagedVerbs):
         return self._pages(
             UserFacts,
             lambda number, after: c.ListUsers(number, verb, name, after),
-            0,
+            limit=0,  # all
             listed="users",
         )
 

@@ -58,7 +58,7 @@ _NO_KEYS: Final = frozenset({"unknown_stream", "unsupported"})
 """Codes that tell that the stream was removed, or made again without keys."""
 
 
-def with_stream(link: ThreadLink, stream: str, told: dict[str, Any]) -> dict[str, Any]:
+def completed_facts(link: ThreadLink, stream: str, told: dict[str, Any]) -> dict[str, Any]:
     """Return an answer to STREAM_SCHEMAS with what an older broker tells by STREAM_INFO alone.
 
     Raises BrokerRefused.
@@ -219,7 +219,7 @@ class SyncKeyView:
         if self._empty is None:
             stream = self._stream
             asked = self._ask(lambda number: c.StreamSchemas(number, stream))
-            asked = with_stream(self._link, stream, asked)
+            asked = completed_facts(self._link, stream, asked)
             if not asked.get("keep"):
                 raise BrokerRefused(
                     "unsupported", f"stream '{self._stream}' has no keys: it was made without keep"
@@ -314,8 +314,9 @@ class SyncKeyWatch:
         """See SyncKeyView.watch()."""
         self._subscription = subscription
         self._tail = -1
+        """Offset at which the present values end: the tail when the broker accepted."""
         self._gaps = -1
-        """Gaps and rewinds of the subscription when the tail was asked for."""
+        """Gaps and rewinds of the subscription when the tail was asked for; -1: it was not."""
         self.complete = False
         """Whether the present values have been given."""
 

@@ -190,7 +190,7 @@ class ThreadLink:
         self.wait_for(ready, wait_ms, what, name)
         return None if until_ms is None else max(0, until_ms - clock_ms())
 
-    def members(
+    def until_members(
         self, stream: str, group: str, ready: Callable[[Membership], bool], what: str, name: str
     ) -> None:
         """Wait until each membership of this client in a group is ready. what, name: as until()."""

@@ -141,8 +141,8 @@ class SyncPublishVerbs(SyncVerbs):
         timeout_ms: how long nothing may be confirmed, or the window be full.
         Raises as publish(); batches before the one that failed may be in the log.
         """
-        with self._window(stream, confirm, timeout_ms) as window:
-            window.publish_many(
+        with self._publishing_run(stream, confirm, timeout_ms) as run:
+            run.publish_many(
                 bodies,
                 subject=subject,
                 subjects=subjects,
@@ -152,7 +152,7 @@ class SyncPublishVerbs(SyncVerbs):
                 properties=properties,
                 codec=codec,
             )
-        return window.confirmations
+        return run.confirmations
 
     def publish_batch(
         self,
@@ -174,9 +174,9 @@ class SyncPublishVerbs(SyncVerbs):
         `count` says how many records that part has. Of a table (an Arrow body) it is refused, as
         its rows cannot be told apart without their schema. Raises as publish().
         """
-        with self._window(stream, confirm, timeout_ms) as window:
-            window.publish_batch(content, typed=typed)
-        return window.confirmations[0]
+        with self._publishing_run(stream, confirm, timeout_ms) as run:
+            run.publish_batch(content, typed=typed)
+        return run.confirmations[0]
 
     def publish_arrow(
         self,
@@ -195,14 +195,14 @@ class SyncPublishVerbs(SyncVerbs):
         one subject for all. properties: of each row. Small chunks of the table that follow each
         other share a batch. Raises as publish().
         """
-        with self._window(stream, confirm, timeout_ms) as window:
+        with self._publishing_run(stream, confirm, timeout_ms) as run:
             batch_bytes = self._publisher.batch_bytes_of(stream)
             for content in arrow_contents(
                 table, body, subject, properties, batch_bytes, self._publisher.limits
             ):
                 # Not by publish_batch(), which would check what was encoded here.
-                window._add(content, content_count(content))
-        return window.confirmations
+                run._add(content, content_count(content))
+        return run.confirmations
 
     def publish_table(
         self,
@@ -224,15 +224,15 @@ class SyncPublishVerbs(SyncVerbs):
         not be in the schema. properties: of each row. Returns one Confirmation a batch. Raises
         LocalProtocolError `bad_schema`: the table does not fit; otherwise as publish().
         """
-        with self._window(stream, confirm, timeout_ms) as window:
-            window.publish_table(
+        with self._publishing_run(stream, confirm, timeout_ms) as run:
+            run.publish_table(
                 table,
                 subject=subject,
                 client_time=client_time,
                 properties=properties,
                 codec=codec,
             )
-        return window.confirmations
+        return run.confirmations
 
     def publisher(
         self,
@@ -248,9 +248,9 @@ class SyncPublishVerbs(SyncVerbs):
         timeout_ms: how long nothing may be confirmed while that is waited for, or the window be
         full; None: for ever.
         """
-        return self._window(stream, confirm, timeout_ms, keep)
+        return self._publishing_run(stream, confirm, timeout_ms, keep)
 
-    def _window(
+    def _publishing_run(
         self,
         stream: str,
         confirm: ConfirmAt,
@@ -303,7 +303,7 @@ class SyncBulkPublisher:
     ) -> None:
         """Publish many records; returns when the last is in the window, not yet confirmed.
 
-        options: as of SyncClient.publish_many(). Raises the first failure of the window so far.
+        options: as of SyncClient.publish_many(). Raises the first failure of the run so far.
         """
         bulk = Bulk(
             bodies,
@@ -396,7 +396,7 @@ class SyncBulkPublisher:
     def wait(self, timeout_ms: Wait = "default") -> None:
         """Return once everything is confirmed.
 
-        timeout_ms: how long nothing may be confirmed; by default as the window was asked for.
+        timeout_ms: how long nothing may be confirmed; by default as publisher() was asked.
         Raises the first failure, or Timeout.
         """
         by_default = isinstance(timeout_ms, str) and timeout_ms == DEFAULT_WAIT

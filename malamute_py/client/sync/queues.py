@@ -266,7 +266,7 @@ class SyncQueueVerbs(SyncPagedVerbs):
         """
         named, anew = settings_of(settings, more), truth("replace", replace)
         # The first member makes the group, and its command may be on its way yet.
-        self._link.members(stream, group, decided, OPENED, JOINING)
+        self._link.until_members(stream, group, decided, OPENED, JOINING)
         value = self._link.ask(lambda number: c.EditGroup(number, stream, group, named, anew))
         return facts(GroupFacts, {"stream": stream, "group": group, **value})
 
@@ -292,13 +292,14 @@ class SyncQueueVerbs(SyncPagedVerbs):
         again. Raises BrokerRefused: `in_use` when there are members, `bad_start`, `unknown_group`.
         """
         at = start_on_wire(start)
-        self._link.members(stream, group, has_left, ACKED, LEAVING)
+        self._link.until_members(stream, group, has_left, ACKED, LEAVING)
         value = self._link.ask(lambda number: c.ResetGroup(number, stream, group, at, force))
         return facts(GroupFacts, {"stream": stream, "group": group, **value})
 
     def remove_group(self, stream: str, group: str) -> None:
         """Forget a group without members. Raises BrokerRefused `in_use`, `unknown_group`."""
-        self._link.members(stream, group, has_left, ACKED, LEAVING)
+        # Members of this client's may be leaving just now, and would be a hindrance.
+        self._link.until_members(stream, group, has_left, ACKED, LEAVING)
         self._link.ask(lambda number: c.RemoveGroup(number, stream, group))
 
     # --- mailboxes ---------------------------------------------------------------------------

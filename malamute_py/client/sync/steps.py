@@ -74,6 +74,7 @@ class SyncAtomicStep(Step):
             stream, table, properties, subject=subject, client_time=client_time, codec=codec
         )
         for content in contents:
+            # Not a subclass's: a traced step has put the span's context into `properties`.
             super().publish_batch(stream, content, typed=True)
 
     def _lend(self, holder: Any, numbers: list[int]) -> None:

@@ -23,7 +23,7 @@ from malamute_py.client.position import StartPoint, start_on_wire
 from malamute_py.client.session.calls import Time, make_plan, subscribe_options
 from malamute_py.client.session.subscription import CREDIT_BYTES, CREDIT_RECORDS, Notice
 from malamute_py.client.session.tables import stream_settings
-from malamute_py.client.sync.keys import SyncKeyView, with_stream
+from malamute_py.client.sync.keys import SyncKeyView, completed_facts
 from malamute_py.client.sync.link import ThreadLink
 from malamute_py.client.sync.pages import SyncPagedVerbs
 from malamute_py.client.sync.subscription import SyncSubscription
@@ -158,7 +158,7 @@ class SyncStreamVerbs(SyncPagedVerbs):
         For who may write to it or read it. Raises BrokerRefused: `unknown_stream`; `forbidden` also
         from an older broker, which tells it with STREAM_INFO alone.
         """
-        value = with_stream(self._link, stream, _versions(self._link, stream))
+        value = completed_facts(self._link, stream, _versions(self._link, stream))
         return facts(StreamVersions, {"name": stream, **value})
 
     def stream_info(self, stream: str) -> StreamFacts:

@@ -153,7 +153,7 @@ class SyncSubscription(SubscriptionBase):
     def _goes_on(self, before: int) -> bool:
         """Whether a call has something to do that waits for records before the offset `before`."""
         reading = self._reading
-        shortened = reading.shortened != self._shortened
+        shortened = reading.shortened != self._shortened  # _next() then goes on to another offset
         return bool(reading.inbox) or reading.ended or reading.next >= before or shortened
 
     def batches(self) -> Iterator[Batch]:

@@ -107,7 +107,7 @@ class SyncTransaction:
         """Have the broker open it, while the first records gather; the answer is not waited for."""
         self._check_told()
         if self._opened.begun:
-            # The broker may know the former one yet, and its batches keep their places.
+            # Another id: the broker may know the former one yet, and batches are numbered anew.
             self._opened = self._new()
             # A stream may have been made anew meanwhile, with another schema.
             self._tables = Tables(self._link)
@@ -159,6 +159,7 @@ class SyncTransaction:
             # A broker forgets, in time, what it has taken: then it knows of no such transaction.
             self._in_doubt = repeated and error.code in _UNTOLD
             raise
+        # Its records have arrived. Without the answer another commit() is refused: it is over.
         self._committed, self._in_doubt = None, False
         return confirmation
 

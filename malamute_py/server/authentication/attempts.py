@@ -20,8 +20,8 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 Job = TypeVar("Job")
 
-_FREE: Final = 5
-"""Wrong passwords for a name from an address before the first pause."""
+_WRONG_UNTIL_PAUSE: Final = 5
+"""Wrong passwords for a name from an address of which the last begins the first pause."""
 _PAUSE_MIN_MS: Final = 500
 _PAUSE_MAX_MS: Final = 60_000
 _FORGOTTEN_MS: Final = 600_000
@@ -72,10 +72,10 @@ class Pauses:
             self._wrong.popitem(last=False)
         wrong.at_ms = now_ms
         wrong.count += 1
-        if wrong.count < _FREE:
+        if wrong.count < _WRONG_UNTIL_PAUSE:
             return 0
         # Each further pause is twice as long.
-        pause_ms = min(_PAUSE_MAX_MS, _PAUSE_MIN_MS << min(wrong.count - _FREE, 16))
+        pause_ms = min(_PAUSE_MAX_MS, _PAUSE_MIN_MS << min(wrong.count - _WRONG_UNTIL_PAUSE, 16))
         wrong.until_ms = now_ms + pause_ms
         return pause_ms
 

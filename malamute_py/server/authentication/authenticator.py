@@ -155,6 +155,7 @@ class Authenticator:
     def renew(self, settings: Authentication) -> None:
         """Take other users from a reload; the mechanism stays. Raises ConfigError: none changed."""
         if self._settings.mechanism == "plain":
+            # before: where a user's hash is the same, its password goes on needing no new hash.
             self._plain = PlainTable(plain_users(settings), before=self._plain)
         else:
             self._clients = client_keys(settings)

@@ -138,6 +138,7 @@ class PlainTable:
         return (known or self._decoy).fits(password) and known is not None
 
     def _mark(self, name: str, password: bytes) -> bytes:
+        """Digest a name and a password; the name's length in front tells where it ends."""
         user = name.encode()
         return hmac.digest(self._key, len(user).to_bytes(4, "little") + user + password, "sha256")
 
@@ -241,6 +242,7 @@ def write_secret_key(path: str) -> None:
     with os.fdopen(fd, "wb") as file:
         _, secret = zmq.curve_keypair()
         file.write(secret + b"\n")
+        # On the disk before a client is given its public key: another pair would shut it out.
         file.flush()
         os.fsync(file.fileno())
 

@@ -183,6 +183,7 @@ class Permissions:
         return not self._rules or (rule is not None and action in rule.some)
 
     def _rule(self, identity: str) -> _Rule | None:
+        """Return an identity's own rule, else that of all without one; None: there is neither."""
         return self._rules.get(identity) or self._rules.get("*")
 
     def _reaches(self, identity: str, action: str, name: str) -> bool:

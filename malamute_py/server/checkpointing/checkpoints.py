@@ -92,12 +92,15 @@ class Parts:
     def drop(self, lsn: int) -> None:
         """Drop the parts before a position, up to which the tables have the log by now."""
         parts = self._parts
-        while parts and parts[0][1] <= lsn:
-            first, stop = parts.popleft()
+        while parts:
+            first, stop = parts[0]
+            if stop > lsn:
+                if first < lsn:  # the position is amid this part, whose rest stays
+                    self.bytes -= lsn - first
+                    parts[0][0] = lsn
+                break
+            parts.popleft()
             self.bytes -= stop - first
-        if parts and parts[0][0] < lsn:
-            self.bytes -= lsn - parts[0][0]
-            parts[0][0] = lsn
 
     @property
     def first(self) -> int | None:
@@ -193,9 +196,9 @@ class Checkpoints:
         config, parts = self._config, self.parts
         percent = 0.0  # of ring main: the parts that the tables lack
         if parts.bytes or self.pressed:
-            percent = 100 * self._use()
+            percent = 100 * self._share_held()
             if percent >= config.pressure_percent or self.pressed:
-                self._weigh(percent)
+                self._begin_or_end_pressure(percent)
             if parts.bytes and self._since_ms is None:
                 self._since_ms = now_ms
         if self._asked:  # an advance is under way
@@ -211,7 +214,7 @@ class Checkpoints:
         if now_ms < self._not_before_ms:  # the last advance failed
             return
         if not parts.bytes:  # the tables lack nothing
-            self._idle(now_ms)
+            self._write_position(now_ms)
             return
         forced = percent >= config.force_percent
         due = (
@@ -261,7 +264,7 @@ class Checkpoints:
         self._clock_ms = clock_ms
         return self._now_ms
 
-    def _use(self) -> float:
+    def _share_held(self) -> float:
         """Return the share of the ring's room that is held back for the tables; 1: all of it.
 
         Bytes that only wait to be synced are left out, as they have a bound of their own.
@@ -281,7 +284,7 @@ class Checkpoints:
         self.synced(self._ring.sync())
         return self._held > before
 
-    def _idle(self, now_ms: int) -> None:
+    def _write_position(self, now_ms: int) -> None:
         """Have the tables' position alone written now and then, while the log has nothing for them.
 
         The next start reads the log from this position on: without the write, it would read all
@@ -353,7 +356,7 @@ class Checkpoints:
         self._held = self._visible if first is None else min(first, self._visible)
         self._ring.hold(self._held)
 
-    def _weigh(self, percent: float) -> None:
+    def _begin_or_end_pressure(self, percent: float) -> None:
         """Begin or end the pressure, in which new mail and requests wait until ring main has room.
 
         percent: of the ring's room that may not be overwritten, as the tables do not have all of it
@@ -389,7 +392,7 @@ class Checkpoints:
             "failures_total": self.failures,
             "restarts_total": self.restarts,
             "hangs_total": self.hangs,
-            "ring_use": round(self._use(), 4),
+            "ring_use": round(self._share_held(), 4),
             "pressed": self.pressed,
             "failing": self._backoff_ms > 0,
         }

@@ -197,6 +197,7 @@ def find_queues(
                 try:
                     rebuild(
                         directory, log, ring.follow, known, accept_lost=accepts,
+                        # Above all numbers that earlier epochs gave to mailboxes and services.
                         number_next=ring.epoch << _NUMBERS_SHIFT,
                     )  # fmt: skip
                     connection, _ = open_store(directory, log)

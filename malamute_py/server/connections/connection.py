@@ -104,5 +104,5 @@ class Connection:
 
         For the watchdog's thread, between two looks of the guard.
         """
-        said = self.delivered - self.seen
-        return max(0, (self.arrived() or 0) - self.base - said)
+        taken_up = self.delivered - self.seen  # since the last look, so that `base` lacks it
+        return max(0, (self.arrived() or 0) - self.base - taken_up)

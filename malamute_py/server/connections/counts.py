@@ -87,7 +87,7 @@ class Connections:
         if connection.user:
             _less(self._by_user, connection.user)
 
-    def spoke(self, connection: Connection, user: str) -> bool:
+    def note_first_message(self, connection: Connection, user: str) -> bool:
         """Note the first message of a link; False: its connection is one too many of its user.
 
         user: the identity of the connection's credential; empty: it has none.

@@ -46,7 +46,8 @@ def backlog(configured: int, files: int) -> int:
     """Return how many connections may wait in the kernel to be accepted, as configured or fewer.
 
     They take a descriptor in the end, however many connections there are already: libzmq accepts
-    all that wait. files: the limit of open files.
+    all that wait. So they may be an eighth of those kept for what comes too much. files: the limit
+    of open files.
     """
     return min(configured, kept_files(files) // 8)
 
@@ -73,7 +74,8 @@ def room(files: int, own: int, *, local: bool) -> Room:
     libzmq ended the process (seen with 700 descriptors).
     """
     kept = kept_files(files)  # left to the journal, and to what comes too much
-    # Descriptors are given from the lowest on: peers are kept out from this number on.
+    # Descriptors are given from the lowest on: peers are kept out from this number on. Over tcp it
+    # lies a quarter of `kept` above the bound from which surplus connections are cut.
     shut_from = files - (files // 2 if local else kept // 4 * 3)
     shut_from = max(shut_from, own + 2 * _CONNECTIONS_MIN)
     most = shut_from - own - (0 if local else kept // 4)
@@ -84,7 +86,8 @@ def room(files: int, own: int, *, local: bool) -> Room:
 def raise_open_files() -> tuple[int, int]:
     """Raise the limit of open files as far as allowed; returns it before and after."""
     soft, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 1 << 20 if allowed == resource.RLIM_INFINITY else min(allowed, 1 << 20)
+    most = 1 << 20  # Linux's fs.nr_open by default, above which no limit can be set
+    wanted = most if allowed == resource.RLIM_INFINITY else min(allowed, most)
     if soft < wanted:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, allowed))
@@ -180,7 +183,7 @@ def local_port(fd: int) -> int | None:
         with Borrowed(fd) as borrowed:
             domain = borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN)
         if domain in (socket.AF_INET, socket.AF_INET6):
-            with Borrowed(fd, domain) as borrowed:
+            with Borrowed(fd, domain) as borrowed:  # with the family by which a name is read
                 name = borrowed.getsockname()
             if isinstance(name, tuple):  # It may have become a local one since.
                 return int(name[1])

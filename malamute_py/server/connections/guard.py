@@ -119,7 +119,7 @@ class Guard:
         next event of the same monitor. Events of other monitors may be taken in between."""
 
     def close(self) -> None:
-        """Forget all connections, and give the files of local sockets their names: the end."""
+        """Forget all connections as the broker ends, and give renamed local sockets their names."""
         self.connections.clear()
         self.listening.close()
         self.memory.close()
@@ -263,6 +263,7 @@ class Guard:
         What a suspect sends meanwhile would show in memory, as far as libzmq has read it.
         """
         memory = self.memory
+        # What has begun goes on in each check: looks at all, giving memory back, what others left.
         if self._alarmed or memory.has_filled or not self.left_behind.is_empty:
             return False
         if not 0 <= now_ms - self._now_ms < _CALM_MS:
@@ -369,7 +370,7 @@ class Guard:
 
     def cut(self, connection: Connection, reason: str) -> None:
         """End a connection for a reason of another part of the shell; sent bytes still leave."""
-        if self.connections.get(connection.fd) is connection:
+        if self.connections.get(connection.fd) is connection:  # else it has ended already
             self._forget(connection)
             self._shut_down(connection, reason, abort=False)
 
@@ -389,6 +390,7 @@ class Guard:
         abort: whether the peer's kernel is told at once, by a reset, and not after what was sent.
         """
         try:
+            # or_itself: an offender must not stay because no descriptor is left for a copy.
             with copied(connection.fd, connection.inode, or_itself=True) as own:
                 if abort:
                     # Have libzmq's close() reset the connection: a sender whose window is shut
@@ -398,7 +400,7 @@ class Guard:
         except OSError:
             # The peer closed it first.
             return
-        self.memory.was_cut()
+        self.memory.note_cut()
         self._count("cut_total")
         self._report(
             "connection_cut",

@@ -46,6 +46,7 @@ class LeftBehind:
         memory."""
         self._now_ms = 0
         self._drained = False
+        """Whether the sockets were read empty: nothing of ended connections waits in them."""
 
     @property
     def is_empty(self) -> bool:
@@ -59,7 +60,7 @@ class LeftBehind:
     def add(self, ended: Connection) -> None:
         """Note that a connection ended, and what it has left in libzmq's queues if that is much."""
         self._ended_by_address[ended.address] += 1
-        if ended.memory > SMALL_BYTES and not self._drained:
+        if ended.memory > SMALL_BYTES and not self._drained:  # else the loop has taken it up
             ended.taken_ms = self._now_ms
             self._connections.append(ended)
             self._memory.has_filled = True
@@ -89,6 +90,7 @@ class LeftBehind:
             return False
         grown = self._memory.grown()
         left = min(sum(gone.memory for gone in self._connections), grown)
+        # Three quarters: no more of a bound counts for ended ones, see unread.py, _counted().
         return left > self._bytes_max // 4 * 3 or grown > self._bytes_max
 
     def by_share(self) -> tuple[Counter[str], Counter[str]]:

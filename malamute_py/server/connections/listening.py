@@ -63,7 +63,7 @@ class ListeningSockets:
 
     def close(self) -> None:
         """Give the files of local sockets their names back, which libzmq leaves when it ends."""
-        self._hide(False)
+        self._hide(hidden=False)
 
     def keep_out(self, blamed: set[str], *, everybody: bool = False) -> None:
         """Keep out new peers of the blamed addresses, or all new peers; let all others in again.
@@ -104,14 +104,14 @@ class ListeningSockets:
             if is_full:
                 self._report("descriptors_short", {})
             self.is_full = is_full
-            self.open()
+            self.open()  # which shuts them while is_full
 
     def open(self) -> None:
         """Tell the kernel who may connect from now on: all peers but those that are kept out."""
         if self._is_shut or self.is_full:
             self.shut()
             return
-        self._hide(self._local_away)  # of local sockets the file is renamed
+        self._hide(hidden=self._local_away)  # of local sockets the file is renamed
         for fd in list(self._fds):
             try:
                 with Borrowed(fd) as listening:
@@ -126,9 +126,9 @@ class ListeningSockets:
         for fd in list(self._fds):
             with contextlib.suppress(OSError), Borrowed(fd) as listening:
                 shut(listening)
-        self._hide(True)
+        self._hide(hidden=True)
 
-    def _hide(self, hidden: bool) -> None:
+    def _hide(self, *, hidden: bool) -> None:
         """Rename the files of local sockets, so that no peer finds them, or give them back.
 
         From any thread.

@@ -85,6 +85,7 @@ class LocalConnections:
         """
         memory = self._memory
         if memory.rss - connection.heard_rss > _LEAST_BYTES:
+            # Memory gives back what it has grown beyond `before`.
             memory.before = min(memory.before, connection.heard_rss)
             memory.has_filled = True
 

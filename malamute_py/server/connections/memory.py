@@ -79,7 +79,7 @@ class Memory:
         """Return by how much memory had grown since nothing was unread at the last measurement."""
         return self.rss - self.before
 
-    def was_cut(self) -> None:
+    def note_cut(self) -> None:
         """Note that a connection was cut: what it had unread is about to be freed."""
         self.has_filled = True
         self._trim_each_ms = _TRIM_EACH_MS

@@ -77,6 +77,7 @@ def shut(listening: socket.socket) -> None:
     Connections that were accepted have the filter of their listening socket, so that only packets
     with the flag SYN may be dropped here. Raises OSError where the kernel has no such filters.
     """
+    # A packet with the flag SYN gets to _DROP; any other one passes over it.
     no_request = [(_LOAD_BYTE, 0, 0, _FLAGS_AT), (_IF_SET, 0, 1, _SYN), _DROP, _TAKE]
     _attach(listening, b"".join(_INSTRUCTION.pack(*each) for each in no_request))
 

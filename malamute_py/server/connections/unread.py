@@ -69,7 +69,7 @@ class UnreadBytes:
     def sum_up(self, suspects: Iterable[Connection]) -> None:
         """Note the memory of all unread bytes, for the next looks; at the end of a check."""
         self.total = sum(each.memory for each in suspects)
-        # Once they are taken up, this memory is to be given back.
+        # Once they are taken up, this memory is to be given back: so much is worth the thread.
         if self.total > self._bounds.unread_share_bytes_max // 4:
             self._memory.has_filled = True
 

@@ -68,10 +68,11 @@ class Watchdog:
         while not self._stopping.wait(_LOOK_S):
             turn, before = self.turn, seen
             seen = turn
-            if turn and turn == before:
+            if turn and turn == before:  # 0: the loop is between two turns
                 try:
                     self.look(turn)
                 except Exception as error:  # noqa: BLE001 - contained: the next look is made
+                    # holds: the loop calls release(), though nothing may be held, and reports this.
                     self.error, self.holds = error, True
 
     def look(self, turn: int) -> None:

@@ -14,11 +14,13 @@ import time
 import traceback
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from malamute_py.server.result_queue import Died, ResultQueue
 
 Job = TypeVar("Job")
+_GO_ON: Final = False
+_END: Final = True
 
 
 class Synced(NamedTuple):
@@ -123,7 +125,7 @@ class SyncThread:
 
     def ask(self, name: str, ring: Syncable) -> None:
         """Have the ring synced with what was appended so far; from the loop."""
-        if name not in self._asked:
+        if name not in self._asked:  # else a sync is to begin that covers this, too
             self._asked.add(name)
             self._worker.put((name, ring))
 
@@ -157,6 +159,7 @@ class Housekeeper:
         self._idle_s = idle_s
         self._pause_s = pause_s
         self._nudges: SimpleQueue[bool] = SimpleQueue()
+        """_GO_ON ends a pause early, _END the thread."""
         self._thread = threading.Thread(target=self._run, name="malamute-housekeeping", daemon=True)
 
     def start(self) -> None:
@@ -166,24 +169,24 @@ class Housekeeper:
     def nudge(self) -> None:
         """Wake the thread, for which there may be something to do; from the loop."""
         if self._nudges.empty():
-            self._nudges.put(False)
+            self._nudges.put(_GO_ON)
 
     def stop(self) -> None:
         """End after the piece of work that is under way."""
         if self._thread.is_alive():
-            self._nudges.put(True)
+            self._nudges.put(_END)
             self._thread.join()
 
     def _run(self) -> None:
         """Run the thread: a piece of housekeeping, then a pause, which is long when none was left.
 
-        nudge() ends a pause early; stop() puts True, which ends the thread.
+        nudge() ends a pause early, stop() the thread.
         """
         try:
             while True:
                 pause_s = self._pause_s if self._step() else self._idle_s
                 try:
-                    if self._nudges.get(timeout=pause_s):
+                    if self._nudges.get(timeout=pause_s) is _END:
                         return
                 except Empty:
                     continue

@@ -185,7 +185,7 @@ def _plan(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _longest(parts: Sequence[tuple[int, int]], most: int) -> list[list[int]]:
-    """Return the longest parts [from, to), `most` at most, in order."""
+    """Return at most `most` of the parts [from, to), the longest ones, in the order of offsets."""
     longest = sorted(parts, key=lambda part: part[0] - part[1])[:most]
     return [list(part) for part in sorted(longest)]
 
@@ -310,6 +310,7 @@ def _copy(batch: bytes, offsets: list[int]) -> bytes:
 
 
 def _offsets(base: int, content: Content) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return the offset of each row; a derived batch (deltas) leaves offsets out."""
     deltas = content.offset_deltas
     return base + (np.arange(content.head.count) if deltas is None else deltas.astype(np.int64))
 
@@ -335,19 +336,19 @@ def _moved_keys(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str,
                     known = rows.get(subject)
                     _, known_offset, *_ = known or (subject, -1)
                     if known_offset <= offset:
-                        rows.pop(subject, None)
+                        rows.pop(subject, None)  # so that it comes last in its copy, too
                         rows[subject] = (*key, base + row)
-    # By the copies' own offsets, the last of each row.
+    # In the order of the copies: itemgetter(4) is the offset of each row's copy.
     return {"rows": sorted(rows.values(), key=itemgetter(4)), "next": found.next}
 
 
 def _keys_of_copy(copy: bytes) -> Iterator[tuple[str, int, int, int | None]]:
     """Yield newest records of a stored copy: (subject, offset, size, deletion's time or None)."""
-    batch, rows = unpack_copy(copy)
+    batch, counted = unpack_copy(copy)  # counted: the rows that count; none: all of them
     stamp, content = Stamp.unpack(batch, verify=False), Content(memoryview(batch)[STAMP_BYTES:])
     offsets = _offsets(stamp.base_offset, content)
     for subject, row, deletion, size in newest_rows(content, len(batch)):
-        if not rows or row in rows:
+        if not counted or row in counted:
             yield subject, int(offsets[row]), size, stamp.append_time_ms if deletion else None
 
 

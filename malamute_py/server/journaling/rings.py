@@ -112,6 +112,7 @@ def ring_settings(
 
 
 _Job: TypeAlias = ReadRange | IndexQuery | BodiesRead
+_ONE_JOB: Final = True
 _QUEUES: Final = frozenset([CHANGE_STREAM, MAIL_STREAM])
 
 
@@ -188,10 +189,10 @@ class Rings:
         self._questions: deque[_Job] = deque()
         self._bodies_wanted: deque[_Job] = deque()
         self._turns = deque([self._bodies_wanted, self._reads, self._questions])
-        """Jobs of the reader thread by kind; the kinds take turns."""
+        """Jobs of the reader thread by kind, which take turns; put(_ONE_JOB) tells of each."""
         self._opener: Worker[Change] = Worker("opener", self._open_or_remove, results)
         self._housekeeper = Housekeeper(
-            self._keep, results, idle_s=_IDLE_S, pause_s=_PREPARE_PAUSE_S
+            self._do_housekeeping, results, idle_s=_IDLE_S, pause_s=_PREPARE_PAUSE_S
         )
         self._complaints: dict[str, str] = {}
         """Ring -> why no segment could be prepared, or no file removed, as the event said."""
@@ -211,7 +212,7 @@ class Rings:
         self._housekeeper.start()
 
     def stop_threads(self) -> None:
-        """End the threads; jobs that they have are done first."""
+        """End the threads; syncs that were asked for are done first, reads and openings are not."""
         self._stopping = True
         self._reader.stop()
         self._opener.stop()
@@ -379,7 +380,7 @@ class Rings:
             self.sync_at_ms = None
 
     def _took(self, name: str, took_ns: int) -> None:
-        """Note how long a sync took; the sync thread calls it."""
+        """Note how long a sync took, if it was one to disk; the sync thread calls it."""
         if name not in self._in_memory:
             self.latencies.sync.add(took_ns)
 
@@ -397,17 +398,17 @@ class Rings:
     def read(self, wanted: ReadRange) -> None:
         """Have history read by the reader thread."""
         self._reads.append(wanted)
-        self._reader.put(True)
+        self._reader.put(_ONE_JOB)
 
     def ask(self, query: IndexQuery) -> None:
         """Have a question to the index answered by the reader thread."""
         self._questions.append(query)
-        self._reader.put(True)
+        self._reader.put(_ONE_JOB)
 
     def read_bodies(self, wanted: BodiesRead) -> None:
         """Have bodies read by number by the reader thread."""
         self._bodies_wanted.append(wanted)
-        self._reader.put(True)
+        self._reader.put(_ONE_JOB)
 
     def pin(self, ring: str, name: str, stream: int, offset: int | None) -> None:
         """Have a ring keep a stream's records from an offset on, by a pin; None: no longer."""
@@ -430,7 +431,7 @@ class Rings:
         found = self._rings.get(ring)
         if found is not None:
             self._results.put(Trimmed(ring, {stream: found.remove_before(stream, offset=offset)}))
-            self._housekeeper.nudge()
+            self._housekeeper.nudge()  # segments may be free now
 
     # --- the opening thread --------------------------------------------------------------
 
@@ -470,7 +471,7 @@ class Rings:
     def _take_turn(self, _: bool) -> object:
         """Do a read, answer a question, or look for bodies: in turn, as each may take long."""
         turns = self._turns
-        turns.rotate(-1)
+        turns.rotate(-1)  # the kind that came first the last time comes last
         job = next(jobs for jobs in turns if jobs).popleft()
         if self._stopping:
             return None
@@ -528,7 +529,7 @@ class Rings:
                 return ReadFailed(job.token, "journal_failed", f"the ring {job.ring} is not open")
             if job.places:
                 return self._read_copies(ring, job)
-            if job.shared and not job.oldest_ms:
+            if job.shared and not job.oldest_ms:  # else what was kept may have expired since
                 recent = self._recent.find(ring, job)
                 if recent is not None:
                     runs, following = recent
@@ -554,12 +555,10 @@ class Rings:
             # A client that asks and leaves, again and again, must not keep the others waiting.
             return IndexAnswer(job.token, IndexFailure("cancelled", "no reader waits for it"))
         if ring is None:
+            code, reason = "journal_failed", f"the ring {job.ring} is not open"
             if unready is not None:  # It is being opened, or that failed.
                 code, reason, _ = unready.refusal
-                return IndexAnswer(job.token, IndexFailure(code, reason))
-            return IndexAnswer(
-                job.token, IndexFailure("journal_failed", f"the ring {job.ring} is not open")
-            )
+            return IndexAnswer(job.token, IndexFailure(code, reason))
         try:
             return IndexAnswer(job.token, answer_query(ring, job))
         except (JournalError, OSError) as error:
@@ -588,9 +587,9 @@ class Rings:
 
     # --- the housekeeping thread -----------------------------------------------------------
 
-    def _keep(self) -> bool:
+    def _do_housekeeping(self) -> bool:
         """Do a share of housekeeping for all rings; True: more is to do (housekeeping thread)."""
-        more = self._remove()
+        more = self._remove_next_file()
         with contextlib.suppress(OSError):
             self.free_bytes = self._journal.storage.free_bytes()
         now_ms = time.time_ns() // 1_000_000
@@ -598,8 +597,7 @@ class Rings:
             try:
                 more = ring.prepare_step(_PREPARE_BYTES, now_ms) or more
                 self._complaints.pop(name, None)  # it went well: the next error is told anew
-            except (JournalError, OSError) as error:
-                # The next round tries again.
+            except (JournalError, OSError) as error:  # the next round tries again
                 if self._is_new(name, error):
                     facts = {"reason": str(error)}
                     self._results.put(RingEvent(name, "segment_not_prepared", facts))
@@ -611,7 +609,7 @@ class Rings:
                 self._results.put(RingEvent(name, event.name, dict(event.facts)))
         return more
 
-    def _remove(self) -> bool:
+    def _remove_next_file(self) -> bool:
         """Remove one file of a ring whose stream is gone; True: call again without a long pause."""
         if not self._removals:
             return False
@@ -690,6 +688,7 @@ def _refusal(token: int, earlier: AppendRefused) -> AppendRefused:
 
 
 def _code(error: Exception) -> str:
+    """Return the code that refusals and complaints tell of an error of a ring."""
     if isinstance(error, JournalError):
         return error.code
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -13,7 +13,7 @@ def test_a_connection_too_many_of_its_user_stays_too_many_however_often_it_speak
     first, second = (Connection(fd, fd, True, "10.0.0.1", 0, 0) for fd in (7, 8))
     for each in (first, second):
         connections.add(each)
-    assert connections.spoke(first, "ann")
-    assert not connections.spoke(second, "ann")
-    assert not connections.spoke(second, "ann")
-    assert connections.spoke(first, "ann"), "it was there before"
+    assert connections.note_first_message(first, "ann")
+    assert not connections.note_first_message(second, "ann")
+    assert not connections.note_first_message(second, "ann")
+    assert connections.note_first_message(first, "ann"), "it was there before"
