@@ -275,10 +275,11 @@ class Quotas:
             return error
         return BrokerRefused(error.code, instead, error.retry_ms)
 
-    def over_all(self, asker: str, noun: str, reason: str) -> BrokerRefused:
-        """Return the refusal `limit` of what has a bound over all clients, which is reached.
+    def limit_told_to(self, asker: str, noun: str, reason: str) -> BrokerRefused:
+        """Return the refusal `limit`, to be raised, for a bound over all clients that is reached.
 
-        A user of a namespace is not told the bound, since it says how much all others have.
+        asker: decides the words alone. A user of a namespace is not told the bound, since it says
+        how much all others have.
         """
         if self._context.settings.namespace_of(asker) is not None:
             reason = f"the broker takes no more {noun}; ask the operator"
@@ -360,8 +361,8 @@ class Quotas:
         """Check that all owners together may have so much more. Raises BrokerRefused `limit`."""
         if self.total[resource] + amount > bound:
             reason = f"{key} is {bound}, over all clients, and {self.total[resource]} are taken"
-            what, _, unit = resource.partition("_")
-            raise self.over_all(asker, f"bytes of {what}" if unit else what, reason)
+            what, _, unit = resource.partition("_")  # As `memory_bytes`, or `rings`.
+            raise self.limit_told_to(asker, f"bytes of {what}" if unit else what, reason)
 
     def owner_of(self, holder: str) -> str:
         """The owner of what a holder sent: its identity's credential, else the identity itself."""

@@ -271,7 +271,7 @@ class Delivery:
         while audience.late:
             late = audience.late[0]
             if self._is_past(late):
-                self._overtake(audience)
+                self._overtake(audience)  # Its readers go on demand, where that is told.
                 return
             if audience.live and not self._give_one_late(audience, late, job=None):
                 return
@@ -517,8 +517,8 @@ class Delivery:
     def fall_behind(self, sub: Subscription, position: int) -> None:
         """Have a live subscription read on demand, from `position` on, and tell its client (MODE).
 
-        It does not begin before the offset that the client was told. The caller sees to its next
-        turn: it has one once there is credit or room, or by `fallen`.
+        It does not begin before the offset that the client was told. It has its next turn once
+        there is credit or room; where it has both, the caller adds it to `fallen`.
         """
         audience_of(sub.stream).go_on_demand(sub)
         sub.position = max(position, sub.covered)

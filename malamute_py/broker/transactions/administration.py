@@ -175,7 +175,7 @@ class TransactionAdmin:
             raise BrokerRefused(*WHY[GIVEN_UP])
         if transaction is None or transaction.row.holder != link.holder:
             # Its end may have been appended, and not be durable yet.
-            self._awaiting.over(link, command, self._transactions.last_end_lsn)
+            self._awaiting.answer_ended(link, command, self._transactions.last_end_lsn)
         elif transaction.state is State.OPEN:
             raise BrokerRefused("conflict", "the transaction is open")
         else:
