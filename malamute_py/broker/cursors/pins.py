@@ -31,6 +31,8 @@ MARKS_MAX: Final = 256
 """Marks that a stream has at most; beyond that every second one is removed."""
 MARK_MS: Final = 1_000
 """Time in which each pin is looked at once, also where other streams fill the ring."""
+STALE_MAX: Final = 64
+"""Offsets of pins that have moved since, above as many as cursors, that a heap keeps."""
 LOOKS_MAX: Final = 512
 """Pins that one tick looks at: 100,000 would hold the loop for 0.1 s."""
 
@@ -108,7 +110,7 @@ class Marks:
     def pinned(self, cursor: Cursor) -> None:
         """Note the new offset of a cursor's pin, so that least() finds it."""
         assert cursor.pinned_at is not None
-        if len(self._least) > 2 * len(self.cursors) + 64:
+        if len(self._least) > 2 * len(self.cursors) + STALE_MAX:
             # Old offsets stay until they are the least, or until they are most of the heap.
             self._least = [
                 (one.pinned_at, next(self._pushes), one)

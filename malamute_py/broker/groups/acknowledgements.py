@@ -129,7 +129,7 @@ class Acknowledgements:
     def _done_part(self, group: Group, member: Member, picked: Picked) -> Part:
         """Return a part that logs records as done, after which no member holds them."""
         stream = group.stream
-        ranges = group.holdings.ranges(picked, group.row.next)
+        ranges = group.holdings.ranges(picked, logged=group.row.next)
         change = GroupDone(stream.number, group.name, ranges, self.shard.epoch)
         memory = self.shard.queues if stream.ring.memory else None
         finishing = _Finishing(self, group, member, picked)

@@ -331,8 +331,8 @@ class Group:
     def _first_to_hand(self) -> int | None:
         """Return the least waiting offset that a member could take; None: there is none.
 
-        In a keyed group the owner of its slot must have credit. In others the members share what
-        waits, and wanted() has seen that one has credit.
+        In a keyed group the owner of its slot must have credit. In others any member that has
+        credit takes any record, and wanted() has seen that there is one.
         """
         slots = self.slots
         if slots is None:

@@ -482,7 +482,7 @@ class Groups:
         self._members[member] = group
         member.lease_ms = self._leases.of(group)
         before = group.holder
-        held = group.enter(member)
+        released = group.enter(member)  # None: it is no holder that has come back.
         if before is not None and group.holder is not before:
             self._holders.tell_place_lost(group, before)
         low = group.holdings.low
@@ -506,11 +506,11 @@ class Groups:
             self._holders.settle(group)
         self._shard.event(
             "group_joined", stream=stream.name, group=group.name, link=member.link.number,
-            identity=member.identity, returned=held is not None,
+            identity=member.identity, returned=released is not None,
         )  # fmt: skip
-        if held and group.counts_attempts:
+        if released and group.counts_attempts:
             # The loss of its link has ended an attempt; the records wait once the log has that.
-            self._returns.count(group, held, DIED)
+            self._returns.log_attempt(group, released, DIED)
         self.reader.wake(group)
 
     def resume(self, member: Member) -> None:
@@ -566,7 +566,7 @@ class Groups:
         self._go_on_without(group, member, held, why, count=1)
         if fault and group.counts_attempts:
             # The records are withheld until the log has the attempt.
-            self._returns.count(group, released, DIED)
+            self._returns.log_attempt(group, released, DIED)
         if group.absent_holder is member:
             self.timers.set(group.returns_ms, partial(self._give_up, group, member))
         elif before is member:
@@ -589,7 +589,7 @@ class Groups:
         released = group.leave_together(members, fault)
         self._go_on_without(group, members[0], held, why, len(members))
         if fault and group.counts_attempts:
-            self._returns.count(group, released, DIED)
+            self._returns.log_attempt(group, released, DIED)
 
     def _go_on_without(self, group: Group, member: Member, held: int, why: str, count: int) -> None:
         """Let a group go on without members of one link, and report that they have left.
@@ -637,7 +637,7 @@ class Groups:
         )  # fmt: skip
         released = group.give_up_absent_holder()
         if group.counts_attempts:
-            self._returns.count(group, released, DIED)
+            self._returns.log_attempt(group, released, DIED)
         self.reader.drop_gone(group)
         self._holders.settle(group)
         self.reader.wake(group)

@@ -124,7 +124,7 @@ class Leases:
         member.count_returned(count)
         group.withhold_from(member, picked)
         if group.counts_attempts:
-            self._returns.count(group, picked, LEASE)
+            self._returns.log_attempt(group, picked, LEASE)
         else:
             self._reader.back(group, picked, after_ms=0)
         if group.holder is not before:

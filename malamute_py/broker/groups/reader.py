@@ -292,15 +292,15 @@ class GroupReader:
         if not bits:
             return 0
         alive = unexpired(batch.content, now_ms)
-        left = group.stream.purges.left(batch.content, batch.base)
-        if left is not None:
-            alive = narrow(alive, left)
+        not_purged = group.stream.purges.left(batch.content, batch.base)
+        if not_purged is not None:
+            alive = narrow(alive, not_purged)
         if alive is not None:
-            expired = bits & ~bits_of_rows(alive)
-            if expired:
-                group.close(batch.base, expired)
+            gone = bits & ~bits_of_rows(alive)
+            if gone:
+                group.close(batch.base, gone)
                 self._progress.flush_later(group)
-                bits ^= expired
+                bits ^= gone
                 if not bits:
                     return 0
         if group.row.tries:
@@ -312,6 +312,7 @@ class GroupReader:
         parts = PartEncodings(
             batch, settings.extract_bytes_min, settings.extract_share, EXTRACT_ROW_BYTES
         )
+        # A delivery names one number of attempts for all of its records.
         deliver = self._deliver_by_attempts if group.row.tries else self._deliver
         for member, rows in group.divided(batch, bits):
             given += deliver(group, batch, parts, member, rows)

@@ -235,7 +235,7 @@ class Cohorts:
             self._lagging.alone_at_head(members)
             return 0
         settings = self._shard.settings
-        # Rows of headers that differ take some 2 us each.
+        # Rows of headers that differ, as in a surveyed batch, take some 2 us each: fewer are given.
         most = settings.step_bytes if surveyed is None else settings.quantum_bytes // 2
         found = window.share_out(most, settings.quantum_bytes)
         left = {*found.alone, *found.later}
@@ -254,19 +254,19 @@ class Cohorts:
                 link.delivered_bytes += cost
                 links.ask_if_little_room(link)
         for sub in members:
-            if sub in left:
+            if sub in left:  # Its position stays: it is queued below.
                 continue
             sub.position = max(sub.position, reached)
             if sub.position >= sub.tail:
                 self._at_tail(sub, one_of_many=True)
             else:
                 self._lagging.consider(sub)
-        for sub in found.alone:
+        for sub in found.alone:  # It takes too much for a window, and mostly will again.
             sub.turns_alone = TURNS_ALONE
         self._lagging.alone_at_head(found.alone)
-        for sub in found.later:
+        for sub in found.later:  # Its link has no room left, or the window has given `most`.
             if surveyed is not None and sub.able:
-                sub.reading = MATCHING
+                sub.reading = MATCHING  # It waits for the surveyed batch's next turn.
                 surveyed.members.append(sub)
             else:
                 self._lagging.consider(sub)
