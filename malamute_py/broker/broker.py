@@ -518,7 +518,7 @@ class Broker:
         end_lsn: end of the bundle that the change lies in.
         """
         removed = self._catalogue.apply(change, end_lsn)
-        self.ahead_bytes = self._validation.ahead_bytes
+        self.ahead_bytes = self._validation.ahead_bytes  # A setting of a stream may change it.
         if isinstance(change, ProducerOpened):
             row = self._catalogue.tables.producers.get(change.id)
             if row is not None:

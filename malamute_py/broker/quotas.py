@@ -171,7 +171,7 @@ class Usage:
             self.shared.spend(count, size)
 
     def idle(self, now_ms: int) -> bool:
-        """Whether the owner can be forgotten without a change."""
+        """Whether the owner may be forgotten: it holds nothing, and its rates are as at first."""
         return not any(self.held.values()) and all(
             bucket is None or bucket.full(now_ms) for bucket in (self._bytes, self._messages)
         )
@@ -317,6 +317,7 @@ class Quotas:
 
         resource: bytes in mailboxes or in the queues of services; see PASSING.
         """
+        # Mostly a holder is its own owner.
         usage = self._owners.get(holder) or self.of(self.owner_of(holder))
         bound: int = getattr(usage.quota, resource)
         if bound and usage.held[resource] + size > bound:
@@ -387,7 +388,7 @@ class Quotas:
     def _note(self, usage: Usage, resource: str, bound: int) -> None:
         """Count a refusal; tell the operator of the first one until the use has fallen again."""
         self._context.counters[f"quota_{resource}"] += 1
-        refused = (usage.shared or usage).refused
+        refused = (usage.shared or usage).refused  # Of the namespace, where there is one.
         refused[resource] = refused.get(resource, 0) + 1
         if resource not in usage.told:
             usage.told.add(resource)

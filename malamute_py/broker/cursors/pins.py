@@ -275,7 +275,7 @@ class Pins:
             cursor.pinned_at = cursor.next
             marks.pinned(cursor)
             self.changed.append((stream.ring.name, pin_name(cursor), stream.number, cursor.next))
-            self._spare(stream)
+            self._tell_retention(stream)
 
     def break_pin(self, cursor: Cursor, reason: str) -> None:
         """Let the journal overwrite what a cursor held back, until the cursor has moved.
@@ -298,9 +298,9 @@ class Pins:
             cursor.pinned_at = None
             stream = cursor.stream
             self.changed.append((stream.ring.name, pin_name(cursor), stream.number, None))
-            self._spare(stream)
+            self._tell_retention(stream)
 
-    def _spare(self, stream: Stream) -> None:
+    def _tell_retention(self, stream: Stream) -> None:
         """Set the offset from which on retention leaves a stream alone: its least pin."""
         stream.pinned = self._marks[stream].least()
 
