@@ -81,6 +81,8 @@ class Portion:
         if self._run is not data or self._run_to != position:
             self._close_run()
             self._close_rows()
+            if len(self._frames) >= PORTION_FRAMES_MAX:
+                self.flush()
             self._run, self._run_from = data, position
         self._run_to = position + size
         self._count(next, records, size)
