@@ -67,8 +67,8 @@ class Intake:
         """prepares: by type of command, the method that checks it and makes its part of a step.
 
         together: those that differ when the command is one of several parts. again: called with a
-        REQUEST whose key was taken before. lost: why there are no queues, and so no steps; "":
-        there are queues.
+        REQUEST whose key was taken before, to tell of lost replies. lost: why there are no queues,
+        and so no steps; "": there are queues.
         """
         self._shard = shard
         self._links = links
@@ -99,7 +99,7 @@ class Intake:
             if kind in _HAVE_KEYS and command.key:
                 key = link.holder, command.key
                 if self._taken_before(link, command, key, size, [(command, frame)]):
-                    if kind is wire.Request:
+                    if kind is wire.Request:  # Its reply may be lost, which the requester is told.
                         self._again(link, command)
                     return
             adds = kind in ADDING
@@ -225,7 +225,8 @@ class Intake:
             # Memory cannot do better than this: the confirm says so by its level.
             level = STORED
         number = NUMBERS[type(command)]
-        # A step that is never confirmed takes nothing of the sender's window.
+        # A step that is never confirmed takes nothing of the sender's window. patient: the confirm
+        # goes out with what is sent to the link next.
         return Waiter(
             link, command.tracker, level, 0 if level == NONE else size, command=number,
             patient=type(command) is wire.Reply and command.patient,

@@ -240,8 +240,8 @@ class Broker:
     def _lose_queues(self, reason: str) -> None:
         """Refuse the commands that need mailboxes, services, cursors or groups and are no steps.
 
-        They are lost; none may be changed until the operator has decided what becomes of them.
-        Intake refuses the parts of steps.
+        The start found the tables that have them lost; none may be changed until the operator has
+        decided what becomes of them. Intake refuses the parts of steps.
         """
         for part in (
             self._mail, self._services, self._cursors, self._groups, self._transaction_admin,
@@ -250,7 +250,7 @@ class Broker:
                 self._reception.handlers[kind] = partial(self._refuse_lost, reason)
 
     def _refuse_lost(self, reason: str, link: Link, command: Command) -> None:
-        """Refuse a command that needs what was lost. reason: what the start found."""
+        """Handle a command that needs what was lost: refuse it. reason: what the start found."""
         number = NUMBERS[type(command)]
         self._links.refuse(link, number, reference_of(command), "queues_lost", reason)
 
@@ -371,7 +371,7 @@ class Broker:
     def malformed(self, link: int, code: str, reason: str, now_ms: int) -> None:
         """End the link of a peer whose message could not be decoded."""
         self._shard.advance(now_ms)
-        self._reception.take_acks()
+        self._reception.take_acks()  # They were put off, and came before.
         peer = self._links.get(link)
         if peer is None:  # It was the first message: a link is made, to be told why it ends.
             peer = self._links.heard(link, "")
@@ -382,7 +382,7 @@ class Broker:
     def link_lost(self, link: int, now_ms: int) -> None:
         """Forget a link whose peer the transport has lost."""
         self._shard.advance(now_ms)
-        self._reception.take_acks()
+        self._reception.take_acks()  # They were put off, and came before.
         peer = self._links.get(link)
         if peer is not None:
             self._links.close(peer, "lost", "closed", "the transport lost the peer")
@@ -417,7 +417,7 @@ class Broker:
         self._publishing.when_visible(self._catalogue.rings[MAIN], lsn, settlement)
 
     def _forget_ended_links(self) -> None:
-        """Forget the receivers of links that have ended."""
+        """Forget the receivers and temporary mailboxes of links that have ended."""
         ended = self._links.ended
         while ended:
             link = ended.pop()
@@ -427,7 +427,7 @@ class Broker:
     # --- from the journal -----------------------------------------------------------------------
 
     def appended(self, answer: Appended) -> None:
-        """Take the answer that the journal has a bundle."""
+        """Take the answer that the journal has a bundle: of a step, of copies, or of publishes."""
         if self._steps.owns(answer.token):
             self._steps.appended(answer)
         elif answer.token in self._compaction.handed:
@@ -441,7 +441,8 @@ class Broker:
         if self._steps.owns(answer.token):
             self._steps.refused(answer)
         elif answer.token in self._compaction.handed:
-            self._publishing.spared.add(self._compaction.refused(answer))
+            ring = self._compaction.refused(answer)
+            self._publishing.spared.add(ring)  # Clients' batches behind the copies come again.
         else:
             self._publishing.refused(answer)
 
@@ -454,7 +455,7 @@ class Broker:
         self._forget_ended_links()
 
     def hurries(self, ring: str) -> bool:
-        """Whether a peer waits for what was appended to a ring to be synced."""
+        """Whether a peer waits for a ring to be synced, so that the shell does not put it off."""
         state = self._catalogue.rings.get(ring)
         return state is None or state.awaited > state.visible
 
@@ -517,7 +518,7 @@ class Broker:
         end_lsn: end of the bundle that the change lies in.
         """
         removed = self._catalogue.apply(change, end_lsn)
-        self.ahead_bytes = self._validation.ahead_bytes
+        self.ahead_bytes = self._validation.ahead_bytes  # A setting of a stream may change it.
         if isinstance(change, ProducerOpened):
             row = self._catalogue.tables.producers.get(change.id)
             if row is not None:

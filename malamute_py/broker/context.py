@@ -193,7 +193,7 @@ class Shard:
     def content(self, frame: Any) -> Content:
         """Return the content that a peer sent, checked. Raises BatchError: it is not taken."""
         content = self.unchecked_content(frame)
-        content.check(self.settings.limits, taking=True)
+        content.check(self.settings.limits, taking=True)  # A writer's reserved bytes are 0, too.
         return content
 
     def unchecked_content(self, frame: Any) -> Content:

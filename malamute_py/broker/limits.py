@@ -27,7 +27,7 @@ Subjects = Callable[[str, str], Callable[[str], bool] | None]
 
 def permit_all(identity: str, action: str, name: str) -> bool:
     """Allow every action, except to take another client's name."""
-    if action == "template":
+    if action == "template":  # As `app-{n}`, for replicas of `app`.
         return identity in ("", name.removesuffix("-{n}"))
     return action != "identity" or identity in ("", name)
 

@@ -171,7 +171,7 @@ class Usage:
             self.shared.spend(count, size)
 
     def idle(self, now_ms: int) -> bool:
-        """Whether the owner can be forgotten without a change."""
+        """Whether the owner may be forgotten: it holds nothing, and its rates are as at first."""
         return not any(self.held.values()) and all(
             bucket is None or bucket.full(now_ms) for bucket in (self._bytes, self._messages)
         )
@@ -275,10 +275,11 @@ class Quotas:
             return error
         return BrokerRefused(error.code, instead, error.retry_ms)
 
-    def over_all(self, asker: str, noun: str, reason: str) -> BrokerRefused:
-        """Return the refusal `limit` of what has a bound over all clients, which is reached.
+    def limit_told_to(self, asker: str, noun: str, reason: str) -> BrokerRefused:
+        """Return the refusal `limit`, to be raised, for a bound over all clients that is reached.
 
-        A user of a namespace is not told the bound, since it says how much all others have.
+        asker: decides the words alone. A user of a namespace is not told the bound, since it says
+        how much all others have.
         """
         if self._context.settings.namespace_of(asker) is not None:
             reason = f"the broker takes no more {noun}; ask the operator"
@@ -316,6 +317,7 @@ class Quotas:
 
         resource: bytes in mailboxes or in the queues of services; see PASSING.
         """
+        # Mostly a holder is its own owner.
         usage = self._owners.get(holder) or self.of(self.owner_of(holder))
         bound: int = getattr(usage.quota, resource)
         if bound and usage.held[resource] + size > bound:
@@ -360,8 +362,8 @@ class Quotas:
         """Check that all owners together may have so much more. Raises BrokerRefused `limit`."""
         if self.total[resource] + amount > bound:
             reason = f"{key} is {bound}, over all clients, and {self.total[resource]} are taken"
-            what, _, unit = resource.partition("_")
-            raise self.over_all(asker, f"bytes of {what}" if unit else what, reason)
+            what, _, unit = resource.partition("_")  # As `memory_bytes`, or `rings`.
+            raise self.limit_told_to(asker, f"bytes of {what}" if unit else what, reason)
 
     def owner_of(self, holder: str) -> str:
         """The owner of what a holder sent: its identity's credential, else the identity itself."""
@@ -386,7 +388,7 @@ class Quotas:
     def _note(self, usage: Usage, resource: str, bound: int) -> None:
         """Count a refusal; tell the operator of the first one until the use has fallen again."""
         self._context.counters[f"quota_{resource}"] += 1
-        refused = (usage.shared or usage).refused
+        refused = (usage.shared or usage).refused  # Of the namespace, where there is one.
         refused[resource] = refused.get(resource, 0) + 1
         if resource not in usage.told:
             usage.told.add(resource)

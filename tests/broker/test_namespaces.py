@@ -382,7 +382,9 @@ def test_a_user_of_a_namespace_is_not_told_what_all_clients_have(noun: str) -> N
 
 def test_too_many_links_are_refused_without_the_bound() -> None:
     quotas = Post(**tenants()).broker._shard.quotas
-    told = [quotas.over_all(user, "links", "at most 9 links").reason for user in ("bert", "anna")]
+    told = [
+        quotas.limit_told_to(user, "links", "at most 9 links").reason for user in ("bert", "anna")
+    ]
     assert told == ["the broker takes no more links; ask the operator", "at most 9 links"]
 
 

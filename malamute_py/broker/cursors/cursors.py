@@ -190,7 +190,7 @@ class Cursors:
         Raises BrokerRefused: it may neither, or there is no such stream.
         """
         permit = self._shard.settings.permit
-        action = "read"
+        action = "read"  # Also where it may do neither: then find() refuses it.
         if not permit(link.owner, action, name) and permit(link.owner, "manage_streams", name):
             action = "manage_streams"
         return self._catalogue.find(link.owner, name, action)
@@ -248,7 +248,7 @@ class Cursors:
         """Return where a cursor will stand once all moves on their way are appended."""
         coming = self._cursors.coming.get(place)
         if coming:
-            (newest,) = coming[-1]
+            (newest,) = coming[-1]  # A list of one position: see _begin_move().
             return newest
         cursor = self._cursors.get(place)
         return None if cursor is None else cursor.row.next
@@ -273,7 +273,7 @@ class Cursors:
         cursor counts.
         """
         if not self._cursors.has(place):
-            self._cursors.begin(place, by)
+            self._cursors.count_creation(place, by)
         self._cursors.coming.setdefault(place, []).append(going)
 
     def _end_move(self, place: Place, going: list[int]) -> None:
@@ -283,7 +283,7 @@ class Cursors:
         if left:
             coming[place] = left
         else:
-            self._cursors.begun(place)
+            self._cursors.end_creation(place)
 
     def _load_moved(self, stream: Stream, name: str) -> None:
         """Load the row of a cursor that the log has moved or edited, from the tables."""

@@ -31,6 +31,8 @@ MARKS_MAX: Final = 256
 """Marks that a stream has at most; beyond that every second one is removed."""
 MARK_MS: Final = 1_000
 """Time in which each pin is looked at once, also where other streams fill the ring."""
+STALE_MAX: Final = 64
+"""Offsets of pins that have moved since, above as many as cursors, that a heap keeps."""
 LOOKS_MAX: Final = 512
 """Pins that one tick looks at: 100,000 would hold the loop for 0.1 s."""
 
@@ -108,7 +110,7 @@ class Marks:
     def pinned(self, cursor: Cursor) -> None:
         """Note the new offset of a cursor's pin, so that least() finds it."""
         assert cursor.pinned_at is not None
-        if len(self._least) > 2 * len(self.cursors) + 64:
+        if len(self._least) > 2 * len(self.cursors) + STALE_MAX:
             # Old offsets stay until they are the least, or until they are most of the heap.
             self._least = [
                 (one.pinned_at, next(self._pushes), one)
@@ -273,7 +275,7 @@ class Pins:
             cursor.pinned_at = cursor.next
             marks.pinned(cursor)
             self.changed.append((stream.ring.name, pin_name(cursor), stream.number, cursor.next))
-            self._spare(stream)
+            self._tell_retention(stream)
 
     def break_pin(self, cursor: Cursor, reason: str) -> None:
         """Let the journal overwrite what a cursor held back, until the cursor has moved.
@@ -296,9 +298,9 @@ class Pins:
             cursor.pinned_at = None
             stream = cursor.stream
             self.changed.append((stream.ring.name, pin_name(cursor), stream.number, None))
-            self._spare(stream)
+            self._tell_retention(stream)
 
-    def _spare(self, stream: Stream) -> None:
+    def _tell_retention(self, stream: Stream) -> None:
         """Set the offset from which on retention leaves a stream alone: its least pin."""
         stream.pinned = self._marks[stream].least()
 

@@ -19,8 +19,8 @@ from typing import Any, Final
 from malamute_protocol.commands import AckRecords, WorkState
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
-from malamute_py.broker.groups.group import FAILED, Group, slots_of
-from malamute_py.broker.groups.holdings import UNLOGGED, Page, Picked
+from malamute_py.broker.groups.group import FAILED, Group
+from malamute_py.broker.groups.holdings import UNLOGGED, Page, Picked, slots_of
 from malamute_py.broker.groups.leases import Leases
 from malamute_py.broker.groups.member import Member
 from malamute_py.broker.groups.progress import Progress
@@ -129,7 +129,7 @@ class Acknowledgements:
     def _done_part(self, group: Group, member: Member, picked: Picked) -> Part:
         """Return a part that logs records as done, after which no member holds them."""
         stream = group.stream
-        ranges = group.holdings.ranges(picked, group.row.next)
+        ranges = group.holdings.ranges(picked, logged=group.row.next)
         change = GroupDone(stream.number, group.name, ranges, self.shard.epoch)
         memory = self.shard.queues if stream.ring.memory else None
         finishing = _Finishing(self, group, member, picked)
@@ -211,7 +211,7 @@ class Acknowledgements:
             if not held:
                 continue
             holdings.unhand(page, member, held)
-            member.returned(held.bit_count())
+            member.count_returned(held.bit_count())
             self.shard.counters["group_records_returned"] += held.bit_count()
             if after_ms:
                 holdings.delay(page, held)
@@ -311,7 +311,7 @@ class _Returning(_Finishing):
         withheld: list[tuple[Page, int, int]] = []
         for page, mask in self.picked:
             held, _ = holdings.unhand(page, member, mask)
-            member.returned(held.bit_count())
+            member.count_returned(held.bit_count())
             holdings.withhold(page, held)
             if held and self.group.slots is not None:
                 self.group.slots.hold_back(slots_of(page, held))

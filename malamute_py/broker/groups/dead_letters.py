@@ -148,10 +148,11 @@ class _Burying(Effect):
         """Have the part that puts the copies say, too, that the records are done."""
         group = self.group
         stream = group.stream
-        ranges = group.holdings.ranges(self.picked, group.row.next)
+        ranges = group.holdings.ranges(self.picked, logged=group.row.next)
         done = GroupDone(stream.number, group.name, ranges, self.letters.shard.epoch)
         if stream.ring.memory:
-            # The group is in memory, and its changes are not logged: the tables take them directly.
+            # The group is in memory, and its changes are not logged: the tables take them directly,
+            # before any other effect looks at them.
             part.effects.insert(0, Applying(self.letters.shard.queues, [done]))
         else:
             part.changes = [*part.changes, done]

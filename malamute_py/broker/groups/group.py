@@ -28,7 +28,7 @@ import numpy as np
 
 from malamute_py.broker.batches.rows import rows_of_headers, unexpired
 from malamute_py.broker.groups.free_members import FreeMembers
-from malamute_py.broker.groups.holdings import PAGE, UNLOGGED, Holdings, Page, Picked
+from malamute_py.broker.groups.holdings import PAGE, UNLOGGED, Holdings, Picked, slots_of
 from malamute_py.broker.groups.member import Member
 from malamute_py.broker.groups.selection import GroupSelection
 from malamute_py.broker.groups.slots import NOBODY, Slots, SlotsOfRows, rows_by_owner
@@ -175,10 +175,10 @@ class Group:
         return None
 
     def hand_over(self, member: Member) -> Picked:
-        """Let a member go on in the place of the absent holder; returns what that one held."""
-        absent, self.absent_holder = self.absent_holder, None
-        self.holder = member
-        return self._release_absent(absent)
+        """Give the place to a member: the absent holder, come back; returns what it had held."""
+        released = self._release_absent(self.absent_holder)
+        self.absent_holder, self.holder = None, member
+        return released
 
     def leave(self, member: Member, keep_until_ms: int, fault: bool) -> Picked:
         """Remove a member of an exclusive group; returns the records that it held.
@@ -210,7 +210,7 @@ class Group:
         self.members = [member for member in self.members if member not in gone]
         for member in leaving:
             self.free.remove(member)
-            member.returned(member.held)
+            member.count_returned(member.held)
         self.free.trim()
         withheld = fault and self.counts_attempts
         released = self.holdings.release(gone, withheld=withheld)
@@ -231,8 +231,8 @@ class Group:
 
         Returns the records that it held.
         """
-        absent, self.absent_holder = self.absent_holder, None
-        released = self._release_absent(absent)
+        released = self._release_absent(self.absent_holder)
+        self.absent_holder = None
         self.next_holder()
         return released
 
@@ -247,6 +247,7 @@ class Group:
     def next_holder(self) -> None:
         """Make the member that has waited longest the holder, if there is one not passed over."""
         others = (member for member in self.members if not member.aside)
+        # One passed over has the place at least: it is given records once it has acknowledged some.
         self.holder = next(others, self.members[0] if self.members else None)
 
     def set_aside(self, member: Member) -> None:
@@ -275,7 +276,7 @@ class Group:
 
     def _release(self, member: Member, withheld: bool) -> Picked:
         """Let wait again what a member held, at once or (withheld) when the log has an attempt."""
-        member.returned(member.held)
+        member.count_returned(member.held)
         return self.holdings.release({member}, withheld=withheld)
 
     @property
@@ -330,7 +331,8 @@ class Group:
     def _first_to_hand(self) -> int | None:
         """Return the least waiting offset that a member could take; None: there is none.
 
-        In a keyed group the owner of its slot must have credit.
+        In a keyed group the owner of its slot must have credit. In others any member that has
+        credit takes any record, and wanted() has seen that there is one.
         """
         slots = self.slots
         if slots is None:
@@ -620,15 +622,18 @@ class Group:
         """Take waiting rows out of the queue until the log has what becomes of them."""
         picked: Picked = []
         for page, mask in self.holdings.pieces(base, bits):
-            self.holdings.unhand(page, None, mask)
+            self.holdings.unhand(page, member=None, mask=mask)
             self.holdings.withhold(page, mask)
             picked.append((page, mask))
             if self.slots is not None:
                 self.slots.withhold(slots_of(page, mask))
         return picked
 
-    def take_back(self, member: Member, picked: Picked) -> None:
-        """Take rows out of a member's hands, as their leases are over, and withhold them."""
+    def withhold_from(self, member: Member, picked: Picked) -> None:
+        """Take rows out of a member's hands, as their leases are over, and withhold them.
+
+        Without attempts to be logged, back() follows at once: no slot has to rest for it.
+        """
         for page, mask in picked:
             self.holdings.unhand(page, member, mask)
             self.holdings.withhold(page, mask)
@@ -690,11 +695,3 @@ class Group:
         if self.holdings.low > self.row.next:
             return True
         return any(page.logging is UNLOGGED for page in self.holdings.pages)
-
-
-def slots_of(page: Page, mask: int) -> SlotsOfRows:
-    """Slots of these offsets of a page, in a keyed group."""
-    assert page.slots is not None
-    # An array of booleans, made of the mask, picks them.
-    found: SlotsOfRows = page.slots[: mask.bit_length()][rows_of_bits(mask, mask.bit_length())]
-    return found

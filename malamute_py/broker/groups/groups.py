@@ -336,7 +336,7 @@ class Groups:
             self._turn_away(member, error.code, error.reason, error.retry_ms)
             return
         self._groups.coming[place] = [(member, command)]
-        self._groups.begin(place, link.owner)
+        self._groups.count_creation(place, link.owner)
         self._create_at_start(member, command, stream)
 
     def _create_at_start(self, member: Member, command: JoinGroup, stream: Stream) -> None:
@@ -410,7 +410,7 @@ class Groups:
         if stream.removed:
             self._not_created(place, "stream_removed", f"'{stream.name}' was removed", retry_ms=0)
             return
-        self._groups.begun(place)
+        self._groups.end_creation(place)
         group = self._take_up(stream, self._shard.queues.groups[place])
         # A group that a power loss could take back could begin again at a later record.
         self._answers.settle(end_lsn, partial(self._let_in, stream, group))
@@ -436,7 +436,7 @@ class Groups:
 
     def _not_created(self, place: Place, code: str, reason: str, retry_ms: int) -> None:
         """Turn away the members that wait for a group that could not be created or taken up."""
-        self._groups.begun(place)
+        self._groups.end_creation(place)
         for member, _ in self._groups.coming.pop(place, ()):
             self._turn_away(member, code, reason, retry_ms)
 
@@ -482,7 +482,7 @@ class Groups:
         self._members[member] = group
         member.lease_ms = self._leases.of(group)
         before = group.holder
-        held = group.enter(member)
+        released = group.enter(member)  # None: it is no holder that has come back.
         if before is not None and group.holder is not before:
             self._holders.tell_place_lost(group, before)
         low = group.holdings.low
@@ -506,11 +506,11 @@ class Groups:
             self._holders.settle(group)
         self._shard.event(
             "group_joined", stream=stream.name, group=group.name, link=member.link.number,
-            identity=member.identity, returned=held is not None,
+            identity=member.identity, returned=released is not None,
         )  # fmt: skip
-        if held and group.counts_attempts:
+        if released and group.counts_attempts:
             # The loss of its link has ended an attempt; the records wait once the log has that.
-            self._returns.count(group, held, DIED)
+            self._returns.log_attempt(group, released, DIED)
         self.reader.wake(group)
 
     def resume(self, member: Member) -> None:
@@ -566,7 +566,7 @@ class Groups:
         self._go_on_without(group, member, held, why, count=1)
         if fault and group.counts_attempts:
             # The records are withheld until the log has the attempt.
-            self._returns.count(group, released, DIED)
+            self._returns.log_attempt(group, released, DIED)
         if group.absent_holder is member:
             self.timers.set(group.returns_ms, partial(self._give_up, group, member))
         elif before is member:
@@ -589,7 +589,7 @@ class Groups:
         released = group.leave_together(members, fault)
         self._go_on_without(group, members[0], held, why, len(members))
         if fault and group.counts_attempts:
-            self._returns.count(group, released, DIED)
+            self._returns.log_attempt(group, released, DIED)
 
     def _go_on_without(self, group: Group, member: Member, held: int, why: str, count: int) -> None:
         """Let a group go on without members of one link, and report that they have left.
@@ -637,7 +637,7 @@ class Groups:
         )  # fmt: skip
         released = group.give_up_absent_holder()
         if group.counts_attempts:
-            self._returns.count(group, released, DIED)
+            self._returns.log_attempt(group, released, DIED)
         self.reader.drop_gone(group)
         self._holders.settle(group)
         self.reader.wake(group)

@@ -20,6 +20,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from malamute_py.broker.groups.slots import SlotsOfRows
 from malamute_py.broker.structures.bitmaps import (
     bits_of_rows,
     low_bit,
@@ -384,7 +385,7 @@ class Holdings:
 
     def lease(self, page: Page, member: Any, mask: int, due_ms: int) -> None:
         """Let the leases of held offsets end at `due_ms`, instead of when they would have."""
-        entries = page.leases.setdefault(member, {})
+        entries = page.leases.setdefault(member, {})  # {end of a lease: offsets}
         for at_ms, rows in list(entries.items()):
             if rows & ~mask:
                 entries[at_ms] = rows & ~mask
@@ -432,7 +433,7 @@ class Holdings:
                 return found
         return 0
 
-    def holder(self, offset: int) -> Any:
+    def member_with(self, offset: int) -> Any:
         """Return the member that holds an offset; None: no member does."""
         for page, mask in self.within(offset, offset + 1):
             for member, held in page.held.items():
@@ -470,7 +471,7 @@ class Holdings:
         return found
 
     def done_ahead(self, page: Page) -> list[Range]:
-        """The done offsets of a page that the reader has passed, as ranges."""
+        """The done offsets of a page that the reader has passed, as ranges to be logged."""
         limit = min(PAGE, self.read - page.base)
         closed = ones(limit) & ~page.open
         if not closed:
@@ -479,6 +480,14 @@ class Holdings:
             (page.base + first, page.base + end)
             for first, end in _closed_runs(page.open, closed, limit)
         ]
+
+
+def slots_of(page: Page, mask: int) -> SlotsOfRows:
+    """Slots of these offsets of a page, in a keyed group."""
+    assert page.slots is not None
+    # An array of booleans, made of the mask, picks them.
+    found: SlotsOfRows = page.slots[: mask.bit_length()][rows_of_bits(mask, mask.bit_length())]
+    return found
 
 
 def ranges_of(picked: Picked) -> list[Range]:

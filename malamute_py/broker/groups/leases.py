@@ -69,7 +69,7 @@ class Leases:
             return
         due_ms = member.lease_end(self._shard.now_ms)
         for page, mask in picked:
-            held = mask & page.held.get(member, 0)
+            held = mask & page.held.get(member, 0)  # Less what has gone to others.
             if held:
                 group.holdings.lease(page, member, held, due_ms)
 
@@ -105,7 +105,7 @@ class Leases:
         before = group.holder
         if group.kind == "exclusive":
             self._holders.tell_place_lost(group, member)
-        elif not member.aside:
+        elif not member.aside:  # Otherwise an earlier lease has ended, and it was told then.
             self._say(group, member, gets=False)
         group.set_aside(member)
         if group.kind == "exclusive" and before is member:
@@ -121,10 +121,10 @@ class Leases:
             link=member.link.number, identity=member.identity, records=count,
             offset=first_page.base + low_bit(first_mask),
         )  # fmt: skip
-        member.returned(count)
-        group.take_back(member, picked)
+        member.count_returned(count)
+        group.withhold_from(member, picked)
         if group.counts_attempts:
-            self._returns.count(group, picked, LEASE)
+            self._returns.log_attempt(group, picked, LEASE)
         else:
             self._reader.back(group, picked, after_ms=0)
         if group.holder is not before:

@@ -85,7 +85,7 @@ class Member(Receiver):
 
     @property
     def able(self) -> bool:
-        """Whether it may be given something: it has credit, its link has room for frames."""
+        """Whether it may be given something: it has credit, its link room; it is not `aside`."""
         return (
             self.left_records > 0 and self.left_bytes > 0 and self.link.room > 0 and not self.aside
         )
@@ -139,8 +139,8 @@ class Member(Receiver):
         else:
             self.pace_ms += (pace_ms - self.pace_ms) / 4
 
-    def returned(self, count: int) -> None:
-        """Note records that came back undone: the measurement ends without a result."""
+    def count_returned(self, count: int) -> None:
+        """Subtract records that came back undone; the measurement of its pace has no result."""
         self.held -= count
         self.timed_left = 0
 

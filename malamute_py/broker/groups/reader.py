@@ -34,8 +34,8 @@ from malamute_py.broker.batches.encoding import PartEncodings
 from malamute_py.broker.batches.rows import narrow, unexpired
 from malamute_py.broker.context import Shard
 from malamute_py.broker.groups.dead_letters import DeadLetters
-from malamute_py.broker.groups.group import DEALS_AT_ONCE, Group, slots_of
-from malamute_py.broker.groups.holdings import Picked
+from malamute_py.broker.groups.group import DEALS_AT_ONCE, Group
+from malamute_py.broker.groups.holdings import Picked, slots_of
 from malamute_py.broker.groups.member import Member
 from malamute_py.broker.groups.progress import Progress
 from malamute_py.broker.groups.selection import PreparedHeaders, slot_of
@@ -97,7 +97,7 @@ class GroupReader:
         """Queue a group for a turn: something has changed, and it may have rows to hand out."""
         if (
             not group.queued and not group.reading and not group.gone
-            and (group.members or group.may_bury)
+            and (group.members or group.may_bury)  # Burying needs no member.
         ):  # fmt: skip
             group.queued = True
             self.turns.queue.append(group)
@@ -237,7 +237,7 @@ class GroupReader:
         """
         holdings, stream = group.holdings, group.stream
         self._shard.counters["groups_held_up"] += 1
-        holder = holdings.holder(low)
+        holder = holdings.member_with(low)
         self._shard.event(
             "group_held_up", "warning", stream=stream.name, group=group.name, next=low,
             read=holdings.read, held=holdings.held,
@@ -247,7 +247,7 @@ class GroupReader:
         )  # fmt: skip
 
     def _hot(self, stream: Stream, offset: int) -> StampedBatch:
-        """Return the batch in memory that has an offset."""
+        """Return the batch in memory that has an offset; mostly it is the newest."""
         newest = stream.hot[-1]
         return newest if newest.base <= offset else stream.hot[stream.hot_place(offset)]
 
@@ -258,7 +258,7 @@ class GroupReader:
         its offsets, as damage in the journal is.
         """
         try:
-            return self._share_out(group, batch)
+            return self._hand_out_waiting(group, batch)
         except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
             self._pass_over(group, batch, error)
             return batch.size  # It was work, and counts toward the turn's quantum.
@@ -273,7 +273,7 @@ class GroupReader:
             group.free.file(member)
         self._gap(group, (batch.base, batch.next, "damaged", reason))
 
-    def _share_out(self, group: Group, batch: StampedBatch) -> int:
+    def _hand_out_waiting(self, group: Group, batch: StampedBatch) -> int:
         """Deliver what waits of a batch to the members; returns the bytes given.
 
         A batch that the group has not read is read first. Waiting rows that have expired, that
@@ -292,15 +292,15 @@ class GroupReader:
         if not bits:
             return 0
         alive = unexpired(batch.content, now_ms)
-        left = group.stream.purges.left(batch.content, batch.base)
-        if left is not None:
-            alive = narrow(alive, left)
+        not_purged = group.stream.purges.left(batch.content, batch.base)
+        if not_purged is not None:
+            alive = narrow(alive, not_purged)
         if alive is not None:
-            expired = bits & ~bits_of_rows(alive)
-            if expired:
-                group.close(batch.base, expired)
+            gone = bits & ~bits_of_rows(alive)
+            if gone:
+                group.close(batch.base, gone)
                 self._progress.flush_later(group)
-                bits ^= expired
+                bits ^= gone
                 if not bits:
                     return 0
         if group.row.tries:
@@ -312,6 +312,7 @@ class GroupReader:
         parts = PartEncodings(
             batch, settings.extract_bytes_min, settings.extract_share, EXTRACT_ROW_BYTES
         )
+        # A delivery names one number of attempts for all of its records.
         deliver = self._deliver_by_attempts if group.row.tries else self._deliver
         for member, rows in group.divided(batch, bits):
             given += deliver(group, batch, parts, member, rows)
@@ -367,8 +368,8 @@ class GroupReader:
     ) -> int:
         """Put rows into a member's outbox, in a delivery for each number of attempts."""
         return sum(
-            self._deliver(group, batch, parts, member, some, attempts + 1)
-            for attempts, some in group.by_attempts(batch.base, rows)
+            self._deliver(group, batch, parts, member, some, attempts=earlier + 1)
+            for earlier, some in group.by_attempts(batch.base, rows)
         )
 
     def _deliver(

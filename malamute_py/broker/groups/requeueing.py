@@ -160,7 +160,7 @@ class Requeueing:
         self._take_portion(job, portion)
 
     def _take_portion(self, job: _Job, portion: _Portion) -> None:
-        """Let the records of a portion come again, or look at the next portion."""
+        """Let the records of a portion come again; if there are none, take the next in a turn."""
         if portion.rows and not job.group.gone:
             self._log_return(job, portion.mailbox, portion.rows)
         else:

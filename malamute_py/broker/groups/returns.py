@@ -41,7 +41,7 @@ class Returns:
             group.stream.number, group.name, ranges_of(picked), why, self._shard.epoch
         )
 
-    def count(self, group: Group, picked: Picked, why: str) -> None:
+    def log_attempt(self, group: Group, picked: Picked, why: str) -> None:
         """Log that an attempt of withheld records has ended; then they wait again.
 
         why: how it ended. Called for groups that count attempts (`Group.counts_attempts`).
@@ -61,4 +61,4 @@ class Returns:
     def _count_later(self, group: Group, picked: Picked, why: str, *_: Any) -> None:
         """Try again later, as the log refused the attempt; the records stay withheld until then."""
         due_ms = self._shard.now_ms + RETRY_MS
-        self._timers.set(due_ms, partial(self.count, group, picked, why))
+        self._timers.set(due_ms, partial(self.log_attempt, group, picked, why))

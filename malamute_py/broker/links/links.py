@@ -141,7 +141,7 @@ class Links:
             self._arm(link, shard.settings.heartbeat_ms * shard.settings.expiry_beats)
             if len(self.table) > shard.settings.links_max:
                 reason = f"at most {shard.settings.links_max} links"
-                refused = shard.quotas.over_all(credential, "links", reason)
+                refused = shard.quotas.limit_told_to(credential, "links", reason)
                 no_command = no_reference = 0
                 self.refuse(link, no_command, no_reference, refused.code, refused.reason)
                 self.close(link, "refused", "limit", "")

@@ -123,7 +123,7 @@ class Inboxes:
         self._links.check_number(link, command.subscription)
         if self.count >= settings.subscriptions_max:
             reason = f"at most {settings.subscriptions_max} inboxes in all"
-            raise self._shard.quotas.over_all(link.owner, "inboxes", reason)
+            raise self._shard.quotas.limit_told_to(link.owner, "inboxes", reason)
         self._shard.quotas.check(link.quota_owner, "subscriptions")
         name = command.mailbox or link.identity
         if not name or name.startswith("~"):

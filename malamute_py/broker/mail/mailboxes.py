@@ -174,7 +174,7 @@ class Mailboxes:
         most = self._shard.settings.mailboxes_max
         # A draft of the same name is replaced, so it does not count.
         if len(self.by_name) + len(self.drafts) - (name in self.drafts) >= most:
-            raise self._quotas.over_all(by, "mailboxes", f"at most {most} mailboxes")
+            raise self._quotas.limit_told_to(by, "mailboxes", f"at most {most} mailboxes")
         if not name.startswith("~"):
             # Drafts that other owners' refused steps have left in this turn are not this one's.
             drafts = sum(draft.created_by == by for draft in self.drafts.values())

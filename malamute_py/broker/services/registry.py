@@ -89,7 +89,7 @@ class Registry:
         self.check_dead_letters(by, settings or {})
         if len(self.by_name) >= limits.services_max:
             reason = f"at most {limits.services_max} services"
-            raise self._shard.quotas.over_all(by, "services", reason)
+            raise self._shard.quotas.limit_told_to(by, "services", reason)
         self._shard.quotas.check(by, "services")
         made = queue_settings(
             ServiceSettings,

@@ -88,7 +88,7 @@ class Offers:
         self._links.check_number(link, command.subscription)
         if self.count >= settings.offers_max:
             reason = f"at most {settings.offers_max} offers in all"
-            raise self._shard.quotas.over_all(link.owner, "offers", reason)
+            raise self._shard.quotas.limit_told_to(link.owner, "offers", reason)
         if not settings.permit(link.owner, "work", command.service):
             raise BrokerRefused("forbidden", f"you may not work for '{command.service}'")
         size = len(msgspec.msgpack.encode(command.pattern))
@@ -98,7 +98,7 @@ class Offers:
             )
         if self.pattern_bytes + size > settings.all_patterns_bytes_max:
             reason = f"patterns of at most {settings.all_patterns_bytes_max} bytes in all"
-            raise self._shard.quotas.over_all(link.owner, "patterns of offers", reason)
+            raise self._shard.quotas.limit_told_to(link.owner, "patterns of offers", reason)
         quotas = self._shard.quotas
         quotas.check(link.quota_owner, "offers")
         quotas.check(link.quota_owner, "pattern_bytes", size)

@@ -416,7 +416,7 @@ class Catalogue:
         size = self._check_settings(no_stream_yet, by, by, wanted)
         if len(self._names) + len(self._waiting) >= shard.settings.streams_max:
             reason = f"at most {shard.settings.streams_max} streams"
-            raise shard.quotas.over_all(by, "streams", reason)
+            raise shard.quotas.limit_told_to(by, "streams", reason)
         self._check_quotas(by, wanted)
         number = self._next_number
         self._next_number += 1

@@ -407,7 +407,10 @@ class Publishing:
         return self.later_part(stream, content, frame)
 
     def _check_other_ring(self, command: Publish | Stage, stream: Stream, content: Content) -> None:
-        """Raise BrokerRefused unless a batch may be staged for a stream with a ring of its own."""
+        """Raise BrokerRefused unless a batch may be staged for a stream outside of ring main.
+
+        None may for a stream in memory, nor by a PUBLISH of a step, which is in ring main alone.
+        """
         check_ring(stream, staged=not isinstance(command, Publish))
         if stream.ring.failed is not None:
             raise BrokerRefused(*stream.ring.failed)

@@ -264,7 +264,7 @@ class Audience:
     def classing(self, content: Content) -> Classing:
         """Return the job that classes a batch's headers: those that the same patterns select.
 
-        Its result is as that of header_classes().
+        Called for a batch that takes long to match. Its result is as that of header_classes().
         """
         return Classing(self.index, lambda: content.headers()[0], content.make_headers())
 

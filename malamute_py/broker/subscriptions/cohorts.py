@@ -82,7 +82,7 @@ class Cohorts:
             else:
                 self._at_tail(sub, one_of_many=len(cohort.members) >= settings.shared_window_min)
         if len(behind) < settings.shared_window_min:
-            self._lagging.turns_alone(behind)  # So few are served with less work one by one.
+            self._lagging.alone_at_head(behind)  # So few are served with less work one by one.
             return 0
         # One member decides where the cohort reads, from memory or the journal.
         if behind[0].position >= stream.hot_first:
@@ -127,7 +127,7 @@ class Cohorts:
             else:
                 self._lagging.consider(sub)
         if len(members) < self._shard.settings.shared_read_min:
-            self._lagging.turns_alone(members)
+            self._lagging.alone_at_head(members)
         elif not self._lagging.turns.may_read:
             # As many reads are under way as may be: their turn comes when one has ended.
             self._lagging.turns.starve(Cohort(stream, cohort.durable, members), link=None)
@@ -232,10 +232,10 @@ class Cohorts:
         """
         if window.base < 0 and reached <= 0:
             # Not even the first batch of the window can be gathered.
-            self._lagging.turns_alone(members)
+            self._lagging.alone_at_head(members)
             return 0
         settings = self._shard.settings
-        # Rows of headers that differ take some 2 us each.
+        # Rows of headers that differ, as in a surveyed batch, take some 2 us each: fewer are given.
         most = settings.step_bytes if surveyed is None else settings.quantum_bytes // 2
         found = window.share_out(most, settings.quantum_bytes)
         left = {*found.alone, *found.later}
@@ -254,19 +254,19 @@ class Cohorts:
                 link.delivered_bytes += cost
                 links.ask_if_little_room(link)
         for sub in members:
-            if sub in left:
+            if sub in left:  # Its position stays: it is queued below.
                 continue
             sub.position = max(sub.position, reached)
             if sub.position >= sub.tail:
                 self._at_tail(sub, one_of_many=True)
             else:
                 self._lagging.consider(sub)
-        for sub in found.alone:
+        for sub in found.alone:  # It takes too much for a window, and mostly will again.
             sub.turns_alone = TURNS_ALONE
-        self._lagging.turns_alone(found.alone)
-        for sub in found.later:
+        self._lagging.alone_at_head(found.alone)
+        for sub in found.later:  # Its link has no room left, or the window has given `most`.
             if surveyed is not None and sub.able:
-                sub.reading = MATCHING
+                sub.reading = MATCHING  # It waits for the surveyed batch's next turn.
                 surveyed.members.append(sub)
             else:
                 self._lagging.consider(sub)
@@ -328,7 +328,7 @@ class Cohorts:
         for sub in members:
             if not inside:
                 # The read has brought no member on, which counts as an idle read of each.
-                self._lagging.note_progress(sub, sub.position)
+                self._lagging.end_if_stuck(sub, sub.position)
             if sub.position >= end:
                 self._lagging.consider(sub)
         if not inside:
@@ -352,7 +352,7 @@ class Cohorts:
             if sub.position > position:
                 sub.idle_reads = 0
             elif sub.able and not sub.queued and not sub.live:
-                self._lagging.note_progress(sub, position)
+                self._lagging.end_if_stuck(sub, position)
 
     def _gap_ahead(
         self, stream: Stream, answer: HistoryRead, lowest: int, end: int

@@ -95,8 +95,8 @@ class Lagging:
         self.turns.forget(sub, sub.link)
         self.leave_history(sub)
 
-    def turns_alone(self, members: list[Subscription]) -> None:
-        """Put subscriptions that came in a cohort before the queue, each with a turn of its own."""
+    def alone_at_head(self, members: list[Subscription]) -> None:
+        """Queue subscriptions that came in a cohort first, each for a turn of its own."""
         for sub in reversed(members):
             sub.queued = True
             self.turns.queue.appendleft(sub)
@@ -110,7 +110,7 @@ class Lagging:
         for sub in members:
             if sub.started:
                 sub.turns_alone = TURNS_ALONE
-                sub.queued = False
+                sub.queued = False  # Its turn was the cohort's: it is queued anew.
                 self._again(sub)
 
     def erred(self, sub: Subscription, error: Exception) -> None:
@@ -197,11 +197,11 @@ class Lagging:
             if not inside:
                 del self._in_history[sub.stream]
 
-    def note_progress(self, sub: Subscription, before: int) -> None:
-        """Count reads that bring a subscription nowhere, and end it after several in a row.
+    def end_if_stuck(self, sub: Subscription, before: int) -> None:
+        """End a subscription after several reads in a row that brought it no further.
 
-        Otherwise a fault of the broker would have it read for ever. before: its position when the
-        answer to the read came.
+        Otherwise a fault of the broker would have it read for ever. Called after each read. before:
+        its position when the answer came.
         """
         if sub.position > before:
             sub.idle_reads = 0

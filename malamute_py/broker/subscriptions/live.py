@@ -204,7 +204,7 @@ class Delivery:
             self._give_late(audience)
 
     def _put_off(self, audience: Audience, late: LateBatch) -> None:
-        """Add a late batch to those of its stream; if too much waits, _overtake() it."""
+        """Add a late batch to those of its stream; if too much waits, _give_up_late() it."""
         batch = late.batch
         audience.late.append(late)
         audience.late_bases[late.durable].append(batch.base)
@@ -212,21 +212,21 @@ class Delivery:
         self._count_late(audience, batch.memory)
         settings = self._shard.settings
         if audience.late_bytes > settings.matching_bytes_max:
-            self._overtake(audience)
+            self._give_up_late(audience)
         if self.late_bytes > settings.hot_bytes:
             # All streams together may put off as much as the hot window holds; then the largest go,
             # until a quarter is free: not each further batch is to come here.
             for largest in sorted(self._late, key=_late_bytes, reverse=True):
                 if self.late_bytes <= settings.hot_bytes * 3 // 4:
                     break
-                self._overtake(largest)
+                self._give_up_late(largest)
 
     def _count_late(self, audience: Audience, size: int) -> None:
         """Count bytes of late batches, of one stream and of all. size: below 0: no longer."""
         audience.late_bytes += size
         self.late_bytes += size
 
-    def _overtake(self, audience: Audience) -> None:
+    def _give_up_late(self, audience: Audience) -> None:
         """Give up late batches: live subscriptions that wait for them read them on demand.
 
         Called where too much waits for the matching, or some of what waits is gone meanwhile.
@@ -251,7 +251,7 @@ class Delivery:
         if late is None or late.job is not job:
             return  # The subscriptions did not wait for it any more.
         if self._is_past(late):
-            self._overtake(audience)
+            self._give_up_late(audience)
             return
         if audience.live:  # Otherwise the matching was given up, and may not be done.
             self._give_one_late(audience, late, job)
@@ -271,7 +271,7 @@ class Delivery:
         while audience.late:
             late = audience.late[0]
             if self._is_past(late):
-                self._overtake(audience)
+                self._give_up_late(audience)
                 return
             if audience.live and not self._give_one_late(audience, late, job=None):
                 return
@@ -517,8 +517,8 @@ class Delivery:
     def fall_behind(self, sub: Subscription, position: int) -> None:
         """Have a live subscription read on demand, from `position` on, and tell its client (MODE).
 
-        It does not begin before the offset that the client was told. The caller sees to its next
-        turn: it has one once there is credit or room, or by `fallen`.
+        It does not begin before the offset that the client was told. It has its next turn once
+        there is credit or room; where it has both, the caller adds it to `fallen`.
         """
         audience_of(sub.stream).go_on_demand(sub)
         sub.position = max(position, sub.covered)

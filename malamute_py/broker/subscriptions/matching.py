@@ -103,7 +103,7 @@ class Choosing:
     def rows(self) -> Mask:
         """A mask of the selected rows, once all is done."""
         _, codes = self._content.headers()
-        if codes is None:
+        if codes is None:  # All rows have the first header.
             return np.full(self._content.head.count, self.chosen[0])
         rows: Mask = self.chosen[codes]
         return rows
@@ -167,7 +167,9 @@ class Matching:
         Raises BatchError: the content cannot have such a table.
         """
         reading = content.reading(self._shard.settings.limits, remains=self.remains)
-        return reading is None or self._run(reading, self._left)
+        if reading is None:  # The table is small, or was read.
+            return True
+        return self._run(reading, self._left)
 
     def reading(self, uuid: bytes, base: int, content: Content) -> SharedReading | None:
         """Have a content use the one reading of its large header table that all readers share.
@@ -227,7 +229,7 @@ class Matching:
 
 
 def is_quick(content: Content) -> bool:
-    """Whether a batch's headers are few enough to be matched in one go, but for expressions."""
+    """Whether a batch's headers are few enough to be matched in one go, if no pattern is slow."""
     head = content.head
     # A record has one header: 100 records with an id each have 100 headers, whatever the tables
     # could make.

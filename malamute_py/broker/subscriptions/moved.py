@@ -84,7 +84,7 @@ class Moved:
         portion = Portion(self._delivery, sub, self._shard.settings.quantum_bytes)
         # A run's `next` is the place of its copy; the answer's is how many places were looked at.
         for place, offsets in islice(places.items(), answer.next):
-            if not portion.open:
+            if not portion.takes_more:
                 break
             run = runs.get(place)
             if run is not None:
@@ -131,7 +131,7 @@ class Moved:
         if encoding is not None:
             encoding = encoding.for_(whole=False)
             if encoding.rows is None:  # Extracted, or all rows are taken.
-                portion.whole(encoding.frames, next, encoding.count, encoding.bytes)
+                portion.add_whole(encoding.frames, next, encoding.count, encoding.bytes)
             else:
-                portion.part(encoding, next)
+                portion.send_part(encoding, next)
         sub.position = next

@@ -121,8 +121,8 @@ class OnDemand:
             except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
                 self._lagging.erred(sub, error)
                 return
-            if not sub.reading:  # Else its next batch is being matched.
-                self._lagging.note_progress(sub, before)
+            if not sub.reading:  # Otherwise its next batch is being matched: it may not move yet.
+                self._lagging.end_if_stuck(sub, before)
         if sub.started:
             self._lagging.consider(sub)
 

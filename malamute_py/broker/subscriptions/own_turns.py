@@ -125,7 +125,7 @@ class OwnTurns:
         portion = Portion(self._delivery, sub, quantum)
         place = stream.hot_place(sub.position)
         for batch in islice(stream.hot, place, place + TURN_BATCHES_MAX):
-            if batch.base >= end or portion.given >= quantum or not portion.open:
+            if batch.base >= end or portion.given >= quantum or not portion.takes_more:
                 break
             if batch.next <= sub.position:
                 continue
@@ -136,7 +136,7 @@ class OwnTurns:
                 anything, mask = select(sub, batch.content, batch.base, end, now_ms)
                 if anything and mask is None:  # Every row.
                     count = batch.next - batch.base
-                    portion.whole((batch.stamp, batch.frame), next, count, batch.size)
+                    portion.add_whole((batch.stamp, batch.frame), next, count, batch.size)
                 elif mask is not None and anything:
                     self._give_part(sub, portion, batch, next, mask)
             except Exception as error:
@@ -229,7 +229,7 @@ class OwnTurns:
                     continue
                 if gaps:
                     self._name_gaps(sub, portion, gaps, base)
-                if not portion.open or base >= end:
+                if not portion.takes_more or base >= end:
                     portion.flush()
                     return
                 # The head's earliest expiry, at its place: for a batch that leaves as it is, no
@@ -238,7 +238,7 @@ class OwnTurns:
                 cut = base < sub.position or next > end
                 expired = 0 < expiry_ms <= now_ms  # Some record of it; 0: none ever does.
                 if not looks and not cut and not expired:
-                    portion.stored(run.data, at, size, next, count)
+                    portion.add_stored(run.data, at, size, next, count)
                 else:
                     try:
                         stored = data[at : at + size]
@@ -270,11 +270,11 @@ class OwnTurns:
         """
         ((at, size, base, count),) = run.spans  # A gathered batch is alone in its run.
         self._name_gaps(sub, portion, gaps, base)
-        if not portion.open or max(sub.position, sub.stream.purges.before) > base:
+        if not portion.takes_more or max(sub.position, sub.stream.purges.before) > base:
             return False
         if run.next > end:
             return False
-        portion.stored(run.data, at, size, run.next, count)
+        portion.add_stored(run.data, at, size, run.next, count)
         sub.position = run.next
         return True
 
@@ -316,7 +316,7 @@ class OwnTurns:
             return True
         next = base + content.head.count
         if mask is None:
-            portion.stored(data, at, len(stored), next, content.head.count)
+            portion.add_stored(data, at, len(stored), next, content.head.count)
         else:
             batch = StampedBatch(
                 sub.stream, bytes(stored[:STAMP_BYTES]), stored[STAMP_BYTES:], content, base, next,
@@ -376,7 +376,7 @@ class OwnTurns:
         # `extracts`: rows so few of so large a batch go out without the others.
         few = encoding.extracts and encoding.count <= GATHERED_ROWS_MAX and not sub.careful
         if few and sub.gathered and self._lagging.may_gather and gatherable(batch.content):
-            portion.rows(batch, next, mask)
+            portion.add_rows(batch, next, mask)
             return
         encoding = encoding.for_(sub.whole)  # The batch with a bitmap, or its rows as a batch.
-        portion.part(encoding, next)
+        portion.send_part(encoding, next)

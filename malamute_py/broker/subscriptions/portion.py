@@ -55,12 +55,12 @@ class Portion:
         """Bytes of all deliveries."""
 
     @property
-    def open(self) -> bool:
+    def takes_more(self) -> bool:
         """Whether credit and room are left for one more batch."""
         sub, size = self._sub, self._bytes + self._gathering.bytes
         return sub.left_records > self._records and sub.left_bytes > size and sub.link.room > size
 
-    def whole(self, frames: tuple[Any, ...], next: int, records: int, size: int) -> None:
+    def add_whole(self, frames: tuple[Any, ...], next: int, records: int, size: int) -> None:
         """Add a batch of the hot window of which every row goes out, by its stamp and content.
 
         next: offset after the batch. records, size: what it takes off the credit.
@@ -72,7 +72,7 @@ class Portion:
         if len(self._frames) >= PORTION_FRAMES_MAX:
             self.flush()
 
-    def stored(self, data: Any, position: int, size: int, next: int, records: int) -> None:
+    def add_stored(self, data: Any, position: int, size: int, next: int, records: int) -> None:
         """Add a batch that the journal has read and of which every row goes out.
 
         data, position, size: where it lies in what was read. Batches that are neighbours there
@@ -81,6 +81,8 @@ class Portion:
         if self._run is not data or self._run_to != position:
             self._close_run()
             self._close_rows()
+            if len(self._frames) >= PORTION_FRAMES_MAX:
+                self.flush()
             self._run, self._run_from = data, position
         self._run_to = position + size
         self._count(next, records, size)
@@ -98,7 +100,7 @@ class Portion:
             self._frames.append(memoryview(self._run)[self._run_from : self._run_to])
             self._run = None
 
-    def part(self, encoding: Encoding, next: int) -> None:
+    def send_part(self, encoding: Encoding, next: int) -> None:
         """Send a batch of which some rows go out, after what was added before it.
 
         It has a DELIVER of its own, which may name the rows by a bitmap.
@@ -109,7 +111,7 @@ class Portion:
             self._sub, next, list(encoding.frames), encoding.rows, encoding.count, encoding.bytes
         )
 
-    def rows(self, batch: StampedBatch, next: int, mask: Mask) -> None:
+    def add_rows(self, batch: StampedBatch, next: int, mask: Mask) -> None:
         """Add the few rows of a batch that go out, to leave in one batch with those of neighbours.
 
         mask: these rows.

@@ -391,11 +391,12 @@ class SharedWindow:
     def _drop_rows_in_vain(self) -> None:
         """Drop the picks of selectors that are too broad, to make room for those of others."""
         picks = np.concatenate(self._picks)
-        picks = picks[~self._too_broad[picks >> _ROW_BITS]]
+        selectors = picks >> _ROW_BITS
+        picks = picks[~self._too_broad[selectors]]
         self._picks, self._held, self._held_in_vain = [picks], len(picks), 0
 
     def _refuse_batch(self, count: int) -> bool:
-        """Leave a batch of `count` rows, since the window is full; returns False for the caller.
+        """Leave a batch of `count` rows, since the window is full; False: it was not added.
 
         If it would be the first one, no window would ever have it: the selectors that take much of
         it are too broad then, all of them where none takes much.

@@ -114,8 +114,8 @@ class Subscription(Receiver):
         if self.live:
             audience, tail = self.stream.audience, self.tail
             if audience.late:
-                # A batch whose headers are still being matched was not delivered, but where the
-                # subscription has read it on demand, before it went live.
+                # A batch whose headers are still being matched was not delivered, unless the
+                # subscription had read it on demand before it went live: then `position` is ahead.
                 tail = max(self.position, audience.late_from(self.durable, tail))
             return min(tail, self.stop)
         return self.position
@@ -132,9 +132,9 @@ class Subscription(Receiver):
             self.plain
             and self.gathered
             and not self.everything
-            and self.wanted is None
+            and self.wanted is None  # Otherwise its rows are named by offset, not by pattern.
             and not self.careful
-            and self.stream.keys is None
+            and self.stream.keys is None  # Newest records may have moved: see moved.py.
         )
 
 

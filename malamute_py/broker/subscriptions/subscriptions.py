@@ -86,7 +86,8 @@ class Subscriptions:
         settings = self._shard.settings
         if self.count >= settings.subscriptions_max:
             reason = f"at most {settings.subscriptions_max} subscriptions in all"
-            return "limit", self._shard.quotas.over_all(link.owner, "subscriptions", reason).reason
+            refused = self._shard.quotas.limit_told_to(link.owner, "subscriptions", reason)
+            return refused.code, refused.reason
         if not 0 <= command.visibility < len(VISIBILITIES):
             return "unsupported", f"no visibility {command.visibility}"
         if command.until not in ("", "tail"):
@@ -96,7 +97,9 @@ class Subscriptions:
             return "too_large", f"a pattern of {size} bytes, at most {settings.pattern_bytes_max}"
         if self.pattern_bytes + size > settings.all_patterns_bytes_max:
             reason = f"patterns of at most {settings.all_patterns_bytes_max} bytes in all"
-            refused = self._shard.quotas.over_all(link.owner, "patterns of subscriptions", reason)
+            refused = self._shard.quotas.limit_told_to(
+                link.owner, "patterns of subscriptions", reason
+            )
             return refused.code, refused.reason
         try:
             self._shard.quotas.check(link.quota_owner, "subscriptions")
@@ -142,7 +145,7 @@ class Subscriptions:
         # The resolver answers once, now or later.
         def found(begin: Begin | BrokerRefused) -> None:
             """Start the subscription at the position that was found, or refuse it."""
-            sub.link.queries -= 1
+            sub.link.queries -= 1  # The question was counted when it was asked.
             if sub.ended:
                 return
             if isinstance(begin, BrokerRefused):
@@ -223,7 +226,7 @@ class Subscriptions:
     def end(self, sub: Subscription, code: str) -> None:
         """Send ENDED to a subscription, and forget it. code: why it ends."""
         if sub.started:
-            self._delivery.cover(sub)
+            self._delivery.cover(sub)  # `covered` is where it has come to, then.
         self._links.say(sub.link, Ended(sub.number, sub.covered, code))
         self._drop(sub)
 
@@ -241,7 +244,7 @@ class Subscriptions:
     def stream_removed(self, stream: Stream) -> None:
         """End all subscriptions of a stream that was removed."""
         for sub in audience_of(stream).subscriptions:
-            if sub.started:
+            if sub.started:  # Else it is refused once its position is found.
                 self.end(sub, "stream_removed")
 
     def _drop(self, sub: Subscription) -> None:

@@ -174,8 +174,8 @@ class TransactionAdmin:
         if transaction is None and self._transactions.was_given_up(command.transaction):
             raise BrokerRefused(*WHY[GIVEN_UP])
         if transaction is None or transaction.row.holder != link.holder:
-            # Its end may have been appended, and not be durable yet.
-            self._awaiting.over(link, command, self._transactions.last_end_lsn)
+            # Its end may be appended and not durable yet. Another client's counts as not there.
+            self._awaiting.answer_ended(link, command, self._transactions.last_end_lsn)
         elif transaction.state is State.OPEN:
             raise BrokerRefused("conflict", "the transaction is open")
         else:

@@ -37,9 +37,10 @@ class Awaiting:
         self._links.count_query(link)
         transaction.waiting.append((link, command))
 
-    def over(self, link: Link, command: AwaitTransaction, end_lsn: int) -> None:
-        """Have a command answered whose transaction is over, once this LSN is durable.
+    def answer_ended(self, link: Link, command: AwaitTransaction, end_lsn: int) -> None:
+        """Have a command answered whose transaction has ended, once that is durable.
 
+        end_lsn: of the newest end of any transaction, as the one that was asked for is forgotten.
         Raises BrokerRefused `wait`: the link waits for too many answers.
         """
         self._links.count_query(link)

@@ -145,7 +145,7 @@ class Transactions:
         self._shard.quotas.add(transaction.row.by, "staged_bytes", size)
 
     def _finished(self, transaction: Transaction, end_lsn: int) -> None:
-        """Forget a transaction of which all is in its streams."""
+        """Forget a transaction of which all is in its streams, and answer callers that wait."""
         self.forget(transaction)
         self.last_end_lsn = max(self.last_end_lsn, end_lsn)
         self._awaiting.appended(transaction, end_lsn, given_up=self.was_given_up(transaction.id))
@@ -211,7 +211,7 @@ class Transactions:
         most = settings.transactions_max
         if len(self.by_id) >= most and self._undecided() >= most:
             reason = f"at most {most} transactions"
-            raise shard.quotas.over_all(link.owner, "transactions", reason)
+            raise shard.quotas.limit_told_to(link.owner, "transactions", reason)
         shard.quotas.check(link.owner, "transactions")
         change = TransactionBegun(
             command.transaction, link.holder, link.owner, shard.now_ms, timeout_ms
@@ -250,7 +250,7 @@ class Transactions:
                 "too_large", f"a transaction has at most {settings.transaction_batches_max} batches"
             )
         if self.staged_bytes + size > settings.staged_bytes_max:
-            raise self._shard.quotas.over_all(
+            raise self._shard.quotas.limit_told_to(
                 transaction.row.by, "bytes of open transactions",
                 f"all transactions together have {self.staged_bytes} bytes; "
                 f"transactions.all_bytes_max is {settings.staged_bytes_max}",

@@ -52,7 +52,7 @@ def test_what_the_broker_spent_on_deliveries_is_not_the_members_time(member: Mem
 
 def test_records_that_are_given_back_tell_no_pace(member: Member) -> None:
     member.handed(4, 1_000, 0)
-    member.returned(3)
+    member.count_returned(3)
     member.acknowledged(1, 1_000, 0)
     assert (member.held, member.pace_ms) == (0, 0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from malamute_protocol import commands as wire
+from malamute_py.broker.subscriptions.portion import PORTION_FRAMES_MAX
 from tests.broker.shell import Shell, bodies
 
 RECORD = 1_000
@@ -88,3 +89,17 @@ def test_a_window_or_a_selection_is_read_for_one_only() -> None:
     assert [(read.shared, read.alone) for read in shell.reads] == [
         (False, True), (False, False), (False, False),
     ]  # fmt: skip
+
+
+def test_small_batches_that_are_no_neighbours_go_out_in_deliveries_of_few_frames() -> None:
+    shell = Shell(read=False)
+    shell.hello(1)
+    count = 4 * PORTION_FRAMES_MAX
+    for number in range(count):
+        shell.publish(1, "s", [b"x"], subject="ab"[number % 2], tracker=number + 1)
+    shell.evict()
+    reader = shell.subscribe(1, 1, "s", ["topic", "a"])
+    shell.answer_reads()
+    shell.run()
+    assert len(bodies(reader, 1)) == count // 2
+    assert max(deliver.frames for deliver in reader.of(wire.Deliver)) <= PORTION_FRAMES_MAX
