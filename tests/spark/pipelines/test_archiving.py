@@ -24,6 +24,7 @@ from pyspark_malamute.pipelines import (
 )
 from pyspark_malamute.pipelines.archive_log import ArchiveError, ArchiveLog
 from pyspark_malamute.pipelines.folder import Folder
+from pyspark_malamute.planning import ask_plan
 from pyspark_malamute.streams import find_streams
 
 if TYPE_CHECKING:
@@ -216,11 +217,10 @@ def test_history_goes_on_where_a_power_loss_took_archived_records_back_and_that_
     path = str(tmp_path / "archive")
     publish(client, stream, 0, 10)
     run()
-    ask = reading.ask_plan
 
     def rewound(*given: Any, **more: Any) -> ReadPlan:
         # As of a stream that ended at 6 after the loss, and has 4 new records since.
-        return msgspec.structs.replace(ask(*given, **more), rewound=True, from_offset=6)
+        return msgspec.structs.replace(ask_plan(*given, **more), rewound=True, from_offset=6)
 
     monkeypatch.setattr(reading, "ask_plan", rewound)
     with pytest.raises(DataLoss, match="now ends at offset 6, before 10"):
