@@ -655,7 +655,7 @@ class Links:
         return due
 
     def keep_alive(self, link: Link) -> None:
-        """Send PING to a link that sent or was sent nothing for a heartbeat; called last."""
+        """Send PING to a link that sent or was sent nothing for a heartbeat; see beat()."""
         # The timer of the link may have been early by this much.
         beat = link.heartbeat_ms - link.heartbeat_ms // BEAT_SLOTS
         now_ms = self._shard.now_ms

@@ -186,7 +186,10 @@ class Bodies:
         return self._hot.get(base) or self._kept.get(base) or self._again.get(base)
 
     def share(self, base: int) -> None:
-        """Note one more owner of a batch, if it is in memory only."""
+        """Note one more owner of a batch, if it is in memory only: `drop` keeps it for the other.
+
+        A logged batch needs no count: it can be read again.
+        """
         if base in self._kept:
             self._shares[base] = self._shares.get(base, 0) + 1
 
@@ -303,7 +306,7 @@ class Bodies:
         view = memoryview(data)
         try:
             content = Content(view[STAMP_BYTES:])
-            Stamp.unpack(view[:STAMP_BYTES], verify=False)
+            Stamp.unpack(view[:STAMP_BYTES], verify=False)  # The journal has verified the rest.
         except BatchError as error:
             self._shard.event("mail_damaged", "error", number=number, reason=error.reason)
             return None

@@ -163,6 +163,7 @@ def _row(newest: NewestRow) -> int:
 
 def _last_rows(codes: Any) -> tuple[Any, Any]:
     """Return the codes that rows have, ascending, and the last row of each."""
+    # unique() tells the first place of each code; from the end, that is the code's last row.
     used, distances = np.unique(codes[::-1], return_index=True)
     return used, len(codes) - 1 - distances
 
@@ -212,12 +213,16 @@ class Room:
         """End of the ring beyond which no record is taken but a deletion marker."""
 
     def learn(self, segment_bytes: int, segments: int) -> None:
-        """Note how large the ring is; newest records may take half of it."""
+        """Note how large the ring is; newest records may take half, the rest is for new ones."""
         self.segment_bytes, self.segments = segment_bytes, segments
         self.newest_max = segment_bytes * segments // 2
 
     def begin(self, start_lsn: int) -> None:
-        """Note where the oldest segment begins that may hold a newest record."""
+        """Note where the oldest segment begins that may hold a newest record.
+
+        The ring may be longer from there by its segments less those that are to be left of it when
+        compaction looks at its oldest ones, or when no record is taken more.
+        """
         self.look_lsn = start_lsn + (self.segments - LOOK_SEGMENTS) * self.segment_bytes
         self.stop_lsn = start_lsn + (self.segments - STOP_SEGMENTS) * self.segment_bytes
 
@@ -256,6 +261,7 @@ class Keys:
         self._moved: OrderedDict[str, Place] = OrderedDict()
         """Subject -> newest record of which there is a copy, ordered by the copies."""
         self._moved_offsets: Ordered[int] = Ordered()
+        """Offsets of records of which there is a copy, for readers of a range of offsets."""
         self._at: dict[int, str] = {}
         """Offset -> subject, of those of which there is a copy."""
         self.copies_first = 0
@@ -328,7 +334,7 @@ class Keys:
     @property
     def oldest(self) -> int | None:
         """Offset of the oldest newest record that has not moved; None: there is none."""
-        for value in self._newest.values():
+        for value in self._newest.values():  # The first one: they are ordered by offset.
             return value >> _OFFSET_SHIFT
         return None
 
@@ -540,7 +546,10 @@ class Keys:
         return value is None or value >> _OFFSET_SHIFT <= offset
 
     def moved(self, subject: str, offset: int, copy: int) -> None:
-        """Note where the copy of a record lies, if the record is still its subject's newest."""
+        """Note where the copy of a record lies, if the record is still its subject's newest.
+
+        Called when the journal has the copy. The record may have had an older copy before.
+        """
         value = self._value(subject)
         if value is None or value >> _OFFSET_SHIFT != offset:
             return
@@ -595,6 +604,7 @@ class Keys:
 
 def _pack(offset: int, size: int, deletion: bool) -> int:
     """Return a value of the index: offset, size in units, and whether it is a deletion."""
+    # The lowest bit of the size is given up for the deletion.
     units = min(size >> _UNIT_SHIFT, _SIZE_MAX) & ~_DELETION_BIT
     return offset << _OFFSET_SHIFT | units | deletion
 

@@ -94,6 +94,7 @@ class AudienceFacts(Protocol):
         """Return the offset before which live subscriptions were given everything.
 
         That is the tail, but while headers of a batch are still being matched, the batch's base.
+        durable: of the subscriptions that get only what is durable.
         """
 
     def add_reader(self, wake: Callable[[], None], durable: bool) -> None:
@@ -228,6 +229,7 @@ class Stream:
     @property
     def newest_ms(self) -> int:
         """When the newest record was appended; 0: none ever was."""
+        # `last_time_ms` begins as the time of creation; a first record may have that time, too.
         had_any = self.epochs or self.last_time_ms > self.row.created_ms
         return self.last_time_ms if had_any else 0
 

@@ -56,13 +56,7 @@ RETURN_PUTS: Final = 512
 class Inboxes:
     """The readers of all mailboxes of one core."""
 
-    def __init__(
-        self,
-        shard: Shard,
-        links: Links,
-        steps: Steps,
-        messages: Messages,
-    ) -> None:
+    def __init__(self, shard: Shard, links: Links, steps: Steps, messages: Messages) -> None:
         self._shard = shard
         self._links = links
         self._steps = steps
@@ -70,11 +64,13 @@ class Inboxes:
         self._mailboxes = messages.mailboxes
         self._bodies = messages.bodies
         self.count = 0
+        """Open inboxes."""
         self.returning: Final[deque[Inbox]] = deque()
         """Readers that have ended and still hold messages."""
         self._bytes_min = shard.settings.extract_bytes_min
         self._share = shard.settings.extract_share
         self._puts_max = shard.settings.inbox_puts_max
+        """Batches of which one inbox may hold something."""
 
     @property
     def gauges(self) -> dict[str, int]:
@@ -86,7 +82,7 @@ class Inboxes:
         return {OpenInbox: self.open}
 
     def in_memory(self, link: Link, number: int) -> bool:
-        """Whether a link has an inbox under a number, of a mailbox in memory."""
+        """Whether a link's inbox of a number is in memory only: its ACK_MAIL may be put off."""
         inbox = link.receivers.get(number)
         return isinstance(inbox, Inbox) and inbox.mailbox.memory
 
@@ -420,7 +416,10 @@ class Inboxes:
         self.resume(inbox)
 
     def _forget_unsent(self, inbox: Inbox, row: MessageRow, mask: int) -> None:
-        """Take rows from a reader that it was to be given and was not sent, with their credit."""
+        """Take back rows that a reader was to be given and was not sent.
+
+        Its credit has the sizes of their puts back already (_flush).
+        """
         count = mask.bit_count()
         kept = inbox.held[row.base] & ~mask
         if kept:

@@ -215,8 +215,12 @@ class Messages:
             self._ease(mailbox)
 
     def _ease(self, mailbox: Mailbox) -> None:
-        """Have mailbox_full reported again, once a mailbox has room enough."""
-        count_max, bytes_max = self.mailboxes.bounds(mailbox)
+        """Have the next refusal by a mailbox that was full reported again, once it has room enough.
+
+        Called when a put has left a mailbox of which the event mailbox_full was told. It needs more
+        than room for one message: a mailbox about full would tell the event over and over.
+        """
+        count_max, bytes_max = mailbox.bounds(self._shard.settings)
         if mailbox.messages <= EASED * count_max and mailbox.bytes <= EASED * bytes_max:
             mailbox.full_reported = False
 

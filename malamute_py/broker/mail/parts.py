@@ -38,7 +38,10 @@ class Putting(_OfMailbox):
     """Whether the part creates the mailbox."""
 
     def taken(self, part: Part) -> None:
-        """Reserve room in the mailbox, and count the bytes for the sender unless that is later."""
+        """Reserve room in the mailbox, and count the bytes for the sender.
+
+        `arrived` counts those of a group's dead letters instead, for its creator.
+        """
         put = self.put
         self.messages.mailboxes.reserve(self.mailbox, put.count, put.size)
         if not self.weighed_later:
@@ -131,7 +134,7 @@ class Burying(_OfMailbox):
         mailboxes.stands(mailbox)
         for base, mask in self.rows:
             if mailbox.order.floor(base) != base:
-                # The mailbox has the first rows of the batch; the service may still have others.
+                # The first rows that the mailbox gets of the batch; the service may keep others.
                 messages.bodies.share(base)
             messages.arrived(mailbox, base, mask)
 

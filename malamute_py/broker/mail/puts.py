@@ -73,7 +73,7 @@ class Puts:
         if not settings.permit(link.owner, "send", name):
             raise BrokerRefused("forbidden", f"you may not send to mailbox '{name}'")
         try:
-            content = self._shard.content(frame)
+            content = shard.content(frame)
         except BatchError as error:
             raise BrokerRefused(error.code, error.reason) from error
         head = content.head
@@ -145,7 +145,8 @@ class Puts:
             mailbox.number, -1, count, size, sender, now_ms, key, priority,
             deliver_at_ms if deliver_at_ms > now_ms else 0,
         )  # fmt: skip
-        put.digest = digest
+        if digest:
+            put.digest = digest
         if origin is not None:
             # Expiries that the batch has were meant for the stream's readers, not for dead letters.
             put.origin, put.rows = origin, rows_of(rows)
@@ -155,9 +156,8 @@ class Puts:
             _set_expiry(put, content, mailbox.settings.ttl_ms, now_ms)
         if about:
             put.about = list(about)
-        put.last = last
-        put.why = why
-        put.asked_by = asked_by
+        if asked_by or why or last:  # Mail of a SEND has none of these, and is the most.
+            put.last, put.why, put.asked_by = last, why, asked_by
         putting = Putting(self._messages, mailbox, put, rows)
         part = Part(
             content=content, frame=frame, effects=[putting], level=mailbox.level,
@@ -302,9 +302,7 @@ class Puts:
         those in memory another. What steps on their way will put (`coming`) counts.
         """
         settings = self._shard.settings
-        has = mailbox.settings
-        count_max = has.max_messages or settings.mailbox_messages_max
-        bytes_max = has.max_bytes or settings.mailbox_bytes_max
+        count_max, bytes_max = mailbox.bounds(settings)
         if (
             mailbox.messages + mailbox.coming + count > count_max
             or mailbox.bytes + mailbox.coming_bytes + size > bytes_max

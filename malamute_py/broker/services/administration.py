@@ -333,7 +333,7 @@ class ServiceAdmin:
 
     def _edited(self, service: Service, row: ServiceRow, _: int) -> None:
         """Put settings into force that the log has."""
-        if service.edited is row.settings:
+        if service.edited is row.settings:  # Else a later edit is on its way, over these.
             service.edited = None
         service.row = row
         service.level = int(Level[row.settings.level.upper()])
@@ -343,7 +343,7 @@ class ServiceAdmin:
         """Go back to the row before, since the log refused the wanted settings."""
         if service.edited is wanted.settings:
             service.edited = None
-        if service.row is wanted:
+        if service.row is wanted:  # A draft had them at once.
             service.row = row
 
     # --- REQUEUE --------------------------------------------------------------------------------

@@ -424,7 +424,7 @@ class Dispatch(Generic[Batch, Worker]):
         """Forget all queues, as the service has gone: stale entries would keep it in memory."""
         self.by_subject.clear()
         self.prior.clear()
-        self.direct = self.offers
+        self.direct = self.offers  # As in waits_no_more().
         self.new_subjects.clear()
 
     def refile(self, offer: Worker) -> bool:
@@ -433,7 +433,7 @@ class Dispatch(Generic[Batch, Worker]):
         if workers is None:
             return False
         workers.unfile(offer)
-        if offer.able(1) <= 0:
+        if offer.able(1) <= 0:  # Of 1 byte: the size counts once a batch is chosen.
             return False
         workers.file(offer)
         self.turns[workers] = None

@@ -202,7 +202,7 @@ class Ends:
             batch, offer = lease.batch, lease.in_flight.offer
             if lease.in_flight.ended:
                 # The offer has ended meanwhile: the rows are given back to the queue later.
-                self.later([(batch, rows)])
+                self.settle_later([(batch, rows)])
                 continue
             if not lease.rows:  # let_go() had dropped the lease.
                 lease.in_flight.add(lease)
@@ -216,7 +216,7 @@ class Ends:
             if offer is not None:
                 self._registry.add_load(offer, count)
 
-    def later(self, items: Iterable[BatchRows], *why: Any) -> None:
+    def settle_later(self, items: Iterable[BatchRows], *why: Any) -> None:
         """Have Deadlines decide about these rows again in a while: the log refused a decision.
 
         why: code and reason of the refusal, which make no difference.
@@ -232,7 +232,7 @@ class Ends:
         """Keep rows whose attempts are used up out of the queue until they can be buried."""
         for batch, rows in items:
             batch.aside |= rows
-        self.later(items)
+        self.settle_later(items)
 
 
 class _Ending(Effect):
@@ -296,7 +296,7 @@ class _Ending(Effect):
             # A hand-out that was logged meanwhile passed over these rows, since they were ending:
             # the tables have them as held, but no lease does.
             if rows & batch.row.left & ~batch.row.waiting & ~batch.moving & ~batch.leased:
-                ends.later([(batch, rows)])
+                ends.settle_later([(batch, rows)])
 
 
 class _Dying(_Ending):

@@ -123,7 +123,7 @@ class Registry:
             del self.by_name[service.name]
             del self.names[bisect_left(self.names, service.name)]
             self._shard.quotas.add(service.row.by, "services", -1)
-        service.state = REMOVING
+        service.state = REMOVING  # Links that keep it in `requesting` see so that it has gone.
         service.clear()
         self.runnable.pop(service, None)
 

@@ -64,7 +64,7 @@ class Requests:
         """
         service = link.requesting.get(command.service)
         if service is None or service.state == REMOVING:
-            service = self._first_request(link, command.service)
+            service = self._permitted_service(link, command.service)
         limits = self._shard.settings
         try:
             content = self._shard.content(frame)
@@ -158,11 +158,13 @@ class Requests:
             self._shard.counters["answers_lost"] += gone.bit_count()
             self._steps.take([part])
 
-    def _first_request(self, link: Link, name: str) -> Service:
-        """Return the service that a link's REQUEST names, and note that the link may use it.
+    def _permitted_service(self, link: Link, name: str) -> Service:
+        """Check that a link may ask a service, and return it; a draft where there is none.
 
-        `Link.requesting` keeps it, so that later requests need no check of the permission. Raises
-        BrokerRefused: the link may not use it, or a bound is reached.
+        Called for a link's first REQUEST to it: `Link.requesting` keeps it, so that later ones are
+        not checked. That stays right: a reload of the configuration that narrows a user's
+        permissions ends the user's links (Rereading.taken_up). Raises BrokerRefused: the link may
+        not use it, or a bound is reached.
         """
         if not self._shard.settings.permit(link.owner, "request", name):
             raise BrokerRefused("forbidden", f"you may not ask service '{name}'")
@@ -171,7 +173,7 @@ class Requests:
             # Its requests are not logged, so they cannot bring the change that makes the service.
             self._registry.make(service)
         if len(link.requesting) >= REQUESTING_MAX:
-            link.requesting.clear()
+            link.requesting.clear()  # Those that are asked again are checked again.
         link.requesting[name] = service
         return service
 

@@ -135,10 +135,11 @@ class Returns:
     ) -> None:
         """Let rows wait again whose worker has ended, was fenced or lost its lease.
 
-        why: which of these. again_ms: as returned() has it.
+        why: which of these; fenced: a newer link took the worker's place. again_ms: as returned()
+        has it.
         """
         part = self.returned(service, items, why, again_ms)
-        part.effects.append(Then(failed=partial(self._ends.later, items)))
+        part.effects.append(Then(failed=partial(self._ends.settle_later, items)))
         self._steps.take([part])
 
     def give_back_all(self, in_flight: InFlight, why: str) -> None:
@@ -150,7 +151,7 @@ class Returns:
         leases = deque(lease for one in in_flight.leases.values() for lease in one)
         if leases:
             self._leaving.append((leases, why))
-            if len(self._leaving) == 1:
+            if len(self._leaving) == 1:  # Else the next turn goes on with the offers before.
                 self._give_back_some()
 
     def _give_back_some(self) -> None:

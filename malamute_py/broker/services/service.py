@@ -263,7 +263,10 @@ class InFlight:
         return self.leases[self.bases[at]] if at >= 0 else None
 
     def had(self) -> list[tuple[int, int, int]]:
-        """Everything in flight, ascending: (base of a batch, rows in flight, how many it has)."""
+        """Everything in flight, ascending: (base of a batch, rows in flight, how many it has).
+
+        For AbsentHolders, when the link is lost.
+        """
         found: list[tuple[int, int, int]] = []
         for base in self.bases:
             leases = self.leases[base]

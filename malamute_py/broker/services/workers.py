@@ -135,7 +135,8 @@ class Offers:
     def end(self, offer: Offer, code: str) -> None:
         """End an offer with an ENDED, as its worker or the broker wants; its requests wait again.
 
-        The hand-outs count as no attempts (WITHDRAWN).
+        The hand-outs count as no attempts (WITHDRAWN). With the last offer of its worker, orphans
+        wait again, too.
         """
         self._drop(offer)
         self._links.say(offer.link, Ended(offer.number, offer.begun, code))
