@@ -182,7 +182,7 @@ class Ledger:
     def first_since(self, time_ms: int) -> int | None:
         """Return the least offset whose piece has records of this time on; None: no piece is older.
 
-        A recovered piece has no time: it counts as young.
+        For retention by age. A recovered piece has no time: it counts as young.
         """
         found: int | None = None
         for piece in self._pieces:

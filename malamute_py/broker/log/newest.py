@@ -212,12 +212,12 @@ class Room:
         self.stop_lsn = 1 << 63
         """End of the ring beyond which no record is taken but a deletion marker."""
 
-    def learn(self, segment_bytes: int, segments: int) -> None:
+    def learn_size(self, segment_bytes: int, segments: int) -> None:
         """Note how large the ring is; newest records may take half, the rest is for new ones."""
         self.segment_bytes, self.segments = segment_bytes, segments
         self.newest_max = segment_bytes * segments // 2
 
-    def begin(self, start_lsn: int) -> None:
+    def learn_start(self, start_lsn: int) -> None:
         """Note where the oldest segment begins that may hold a newest record.
 
         The ring may be longer from there by its segments less those that are to be left of it when
@@ -323,20 +323,16 @@ class Keys:
         return None if place is None else place.copy
 
     def revision(self, subject: str) -> int:
-        """Return the revision of a key, counting what was taken; 0: there is no such key."""
+        """Return the revision of a key, counting what was taken; 0: there is no such key.
+
+        For a publish on the condition of a revision.
+        """
         coming = self._coming.get(subject)
         if coming is not None:
             revision, _ = coming
             return revision
         value = self._value(subject)
         return 0 if value is None or value & _DELETION_BIT else value >> _OFFSET_SHIFT
-
-    @property
-    def oldest(self) -> int | None:
-        """Offset of the oldest newest record that has not moved; None: there is none."""
-        for value in self._newest.values():  # The first one: they are ordered by offset.
-            return value >> _OFFSET_SHIFT
-        return None
 
     def before(self, offset: int, copy: int, most: int, bytes_max: int) -> list[tuple[str, int]]:
         """Return (subject, offset) of newest records before an offset, or copied before a place.
@@ -464,7 +460,7 @@ class Keys:
             newest[subject] = value
             self.bytes += _size_in(value) - _size_in(known)
             return
-        self._leave(subject)
+        self._take_out(subject)
         newest[subject] = value
         self._count(subject, value, deleted_ms)
 
@@ -481,7 +477,7 @@ class Keys:
         # Older records of these subjects leave first, so that the totals below only grow.
         for known in (self._newest, self._moved):
             for subject in list(filter(known.__contains__, subjects)) if known else ():
-                self._leave(subject)
+                self._take_out(subject)
         units = _units(found.sizes)  # as `_pack` makes values, for all rows at once
         sized = zip(found.offsets, units.tolist(), strict=True)
         values = [offset << _OFFSET_SHIFT | size for offset, size in sized]
@@ -521,7 +517,7 @@ class Keys:
         if any(subject in moved or subject in newest for subject, _, _, _, _ in rows):
             rows = [row for row in rows if self._is_newer(subject=row[0], offset=row[1])]
             for subject, _, _, _, _ in rows:
-                self._leave(subject)
+                self._take_out(subject)
         if not rows:
             return
         subjects, offsets, sizes, deleted, copies = zip(*rows, strict=True)
@@ -574,7 +570,7 @@ class Keys:
         if deleted_ms is not None:
             self.deleted[subject] = deleted_ms
 
-    def _leave(self, subject: str) -> None:
+    def _take_out(self, subject: str) -> None:
         """Take a subject's newest record out of the index and the totals; its name stays."""
         value = self._newest.pop(subject, None)
         if value is None:
@@ -590,7 +586,7 @@ class Keys:
 
     def forget(self, subject: str) -> None:
         """Forget a key, as if it had never been there."""
-        self._leave(subject)
+        self._take_out(subject)
         self.names.discard(subject)
 
     def forget_deleted(self, before_ms: int, most: int) -> None:

@@ -558,10 +558,10 @@ class Steps:
                 head = content.head
                 stream = part.stream
                 if stream is None:  # Mail, a request, a reply, or a staged batch.
-                    number, base, keys = MAIL_STREAM, mail_next, None
+                    number, base, table = MAIL_STREAM, mail_next, None
                     mail_next += head.count
                 else:
-                    number, base, keys = stream.number, stream.handed, content.table
+                    number, base, table = stream.number, stream.handed, content.table
                     stream.handed = base + head.count
                     part.time_ms = max(now_ms, stream.last_time_ms)
                 part.base = base
@@ -570,7 +570,7 @@ class Steps:
                 batches.append(
                     Append(
                         number, base, head.count, part.time_ms, part.frame,
-                        head.content_crc, keys,
+                        head.content_crc, table,
                     )
                 )  # fmt: skip
             records.extend(map(encode_change, part.changes))

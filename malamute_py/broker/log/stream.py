@@ -318,7 +318,11 @@ class Stream:
         return found
 
     def epoch_end(self, epoch: int, tail: int) -> int:
-        """Offset at which the records of an epoch, and of those before it, end."""
+        """Offset at which the records of an epoch, and of those before it, end.
+
+        A position of that epoch beyond it is one that a power loss took away: the records there now
+        are others.
+        """
         for later, first in self.epochs:
             if later > epoch:
                 return first

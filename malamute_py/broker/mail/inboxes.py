@@ -67,8 +67,8 @@ class Inboxes:
         """Open inboxes."""
         self.returning: Final[deque[Inbox]] = deque()
         """Readers that have ended and still hold messages."""
-        self._bytes_min = shard.settings.extract_bytes_min
-        self._share = shard.settings.extract_share
+        self._extract_bytes_min = shard.settings.extract_bytes_min
+        self._extract_share = shard.settings.extract_share
         self._puts_max = shard.settings.inbox_puts_max
         """Batches of which one inbox may hold something."""
 
@@ -148,7 +148,7 @@ class Inboxes:
         if not inbox.ended:
             self._links.refuse(inbox.link, OPEN_INBOX, inbox.number, code, reason, retry_ms)
             self._drop(inbox)
-            self._mailboxes.unused(inbox.mailbox)
+            self._mailboxes.forget_unused(inbox.mailbox)
 
     def _start(self, inbox: Inbox, _: int = 0) -> None:
         """Say that an inbox is open, and deliver. _: LSN of its mailbox, if that was created."""
@@ -170,7 +170,7 @@ class Inboxes:
         """Send ENDED with a code to a reader, and free the messages that it holds."""
         self._links.say(inbox.link, Ended(inbox.number, next=0, code=code))
         self._drop(inbox)
-        self._mailboxes.unused(inbox.mailbox)
+        self._mailboxes.forget_unused(inbox.mailbox)
 
     def link_ended(self, link: Link, inboxes: list[Inbox]) -> None:
         """Free the messages that the readers of a link hold."""
@@ -461,7 +461,7 @@ class Inboxes:
             # Few rows of a large batch are cut out of it; otherwise the whole batch leaves, with a
             # bitmap of the rows (`marked`). Where the credit does not take that, they are cut out
             # after all.
-            frames, marked, size = body.rows(mask, self._bytes_min, self._share)
+            frames, marked, size = body.rows(mask, self._extract_bytes_min, self._extract_share)
             cut = body.extracted(mask) if marked and size > inbox.left_bytes else None
             if cut is not None:
                 frames, marked, size = cut, False, sum(map(len, cut))
@@ -508,11 +508,11 @@ class Inboxes:
             )
         rows = self._held_rows(inbox, command)
         mailbox = inbox.mailbox
-        number, done = mailbox.number, done_of(rows)
+        number, named = mailbox.number, done_of(rows)
         if command.again_ms < 0:
-            return self._messages.part(mailbox, MailDone(number, done), _Ack(self, inbox, rows))
+            return self._messages.part(mailbox, MailDone(number, named), _Ack(self, inbox, rows))
         not_before_ms = self._shard.now_ms + command.again_ms if command.again_ms else 0
-        change = MailAgain(number, done, not_before_ms, command.again_ms)
+        change = MailAgain(number, named, not_before_ms, command.again_ms)
         return self._messages.part(mailbox, change, _Again(self, inbox, rows, not_before_ms))
 
     def _held_rows(self, inbox: Inbox, command: AckMail) -> list[RowsOfPut]:

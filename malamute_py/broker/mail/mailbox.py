@@ -97,7 +97,7 @@ class PutProgress(msgspec.Struct, eq=False, gc=False):
         self.retried = moved
 
     def delay(self, mask: int, at_ms: int) -> int:
-        """Make rows wait for a time; returns the first time that any row waits for."""
+        """Make rows wait for a time; returns the first time of any row, for the timer."""
         self.delayed |= mask
         if self.times is None:
             self.times = {}
@@ -105,7 +105,7 @@ class PutProgress(msgspec.Struct, eq=False, gc=False):
         return min(self.times)
 
     def undelay(self, mask: int) -> int:
-        """End the waiting of rows; returns the first time that is left, or 0."""
+        """End the waiting of rows; returns the first time that is left, for the timer, or 0."""
         self.delayed &= ~mask
         if self.times is None:
             return 0

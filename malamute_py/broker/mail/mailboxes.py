@@ -208,19 +208,19 @@ class Mailboxes:
     def _created(self, mailbox: Mailbox, _: int) -> None:
         """Note that the log has a mailbox, or its changed settings."""
         mailbox.pending -= 1
-        self.stands(mailbox)
+        self.note_standing(mailbox)
 
     def _not_created(self, mailbox: Mailbox, *_: Any) -> None:
         """Forget a mailbox whose creation the log refused, unless it is needed."""
         mailbox.pending -= 1
-        self.unused(mailbox)
+        self.forget_unused(mailbox)
 
-    def unused(self, mailbox: Mailbox) -> None:
+    def forget_unused(self, mailbox: Mailbox) -> None:
         """Forget a mailbox that no step has created and that no reader or step needs any more."""
         if mailbox.state == DRAFT and not mailbox.pending and not mailbox.readers:
             self.forget(mailbox)
 
-    def stands(self, mailbox: Mailbox) -> None:
+    def note_standing(self, mailbox: Mailbox) -> None:
         """Note that the log has a mailbox, and report its creation the first time."""
         if mailbox.state == STANDING:
             return

@@ -122,7 +122,7 @@ class Puts:
         bytes count on its quota instead of the sender's. why, origin: of dead letters, the reason,
         and the records that they were. rows: those that are messages; 0: all.
         force: put it even into a full mailbox, for messages that must not be lost and whose
-        requests were bounded. The part has `memory` set for a mailbox in memory; see `later`.
+        requests were bounded. The part has `memory` set for a mailbox in memory; see `deferred`.
         Raises BrokerRefused: `wait` (full, or being made), `limit`, `bad_name`, `unknown_mailbox`.
         """
         mailbox = self.mailboxes.by_name.get(name)
@@ -176,7 +176,7 @@ class Puts:
             part.changes = [put]
         return part
 
-    def later(self, part: Part) -> Part:
+    def deferred(self, part: Part) -> Part:
         """Turn a put into memory into a part of a logged step: it happens when the step does.
 
         For a reply or notice into a mailbox in memory: the log gets the end of the request, and the
@@ -270,7 +270,10 @@ class Puts:
         return None
 
     def still_free(self, mailbox: Mailbox, found: RowsOfPut) -> int:
-        """Return the rows of a letter that are still in the mailbox, and that no reader holds."""
+        """Return the rows of a letter that are still in the mailbox, and that no reader holds.
+
+        For a REQUEUE of a group's dead letters, after their bodies were read.
+        """
         base, mask, row = found
         if mailbox.removing or mailbox.rows.get((mailbox.number, base)) is not row:
             return 0

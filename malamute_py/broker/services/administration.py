@@ -211,7 +211,7 @@ class ServiceAdmin:
         """
         if self.listings:
             listing = self.listings.popleft()
-            link, *_ = listing.args
+            link, *_ = listing.args  # Those of _list().
             self._links.contained(link, "SERVICE_INFO", listing)()
 
     def _facts(self, service: Service, *, whole: bool) -> dict[str, Any]:
@@ -380,7 +380,7 @@ class ServiceAdmin:
             if not one.bases:
                 continue
             for number in numbers:
-                leases = one.of(number)
+                leases = one.leases_at(number)
                 for lease in leases or ():
                     # A number beyond the batch becomes the bit after its last row, never set.
                     bit = 1 << max(0, min(number - lease.batch.base, lease.batch.row.put.count))

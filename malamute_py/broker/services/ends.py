@@ -123,7 +123,7 @@ class Ends:
         notices = self.notices(items, why)
         if not part.memory:
             # Notices into mailboxes in memory go out once the log has the rest.
-            notices = [self._puts.later(one) if one.memory else one for one in notices]
+            notices = [self._puts.deferred(one) if one.memory else one for one in notices]
         part.also += notices
         return part
 
@@ -143,12 +143,12 @@ class Ends:
             count = sum(length for _, _, length in runs)
             part = self._puts.notice(reply_to, asked_by=asked_by, about=runs, why=why)
             if part is None:
-                self.undeliverable(reply_to, count)
+                self.report_undeliverable(reply_to, count)
             else:
                 parts.append(part)
         return parts
 
-    def undeliverable(self, reply_to: str, count: int) -> None:
+    def report_undeliverable(self, reply_to: str, count: int) -> None:
         """Count and report replies or notices whose mailbox has gone."""
         self._shard.counters["replies_undeliverable"] += count
         self._shard.event("reply_undeliverable", "warning", mailbox=reply_to, count=count)
@@ -159,7 +159,7 @@ class Ends:
             return part
         if not service.memory or not all(mail.memory for mail in mails):
             # All of it takes effect once that which is logged is in the log.
-            mails = [self._puts.later(mail) if mail.memory else mail for mail in mails]
+            mails = [self._puts.deferred(mail) if mail.memory else mail for mail in mails]
             part.memory = False
         part.also += mails
         return part

@@ -100,7 +100,7 @@ class Registry:
         number = self._mailboxes.number()
         service = Service(ServiceRow(number, name, made, by, self._shard.now_ms))
         self.enter(service)
-        self.next_turn.append(partial(self.unused, service))
+        self.next_turn.append(partial(self.forget_unused, service))
         return service
 
     def check_dead_letters(self, owner: str, settings: dict[str, Any]) -> None:
@@ -140,7 +140,7 @@ class Registry:
             self._shard.counters["services_created"] += 1
             self._shard.event("service_created", service=service.name, by=service.row.by)
 
-    def unused(self, service: Service) -> None:
+    def forget_unused(self, service: Service) -> None:
         """Forget a service that the log does not have, if no command needs it."""
         if service.state == DRAFT and not (
             service.making or service.reserved_rows or service.batches or service.offers
@@ -165,7 +165,7 @@ class Registry:
     def _was_not_made(self, service: Service, *_: Any) -> None:
         """Drop a service whose creation the log refused, unless something else uses it."""
         service.making -= 1
-        self.unused(service)
+        self.forget_unused(service)
 
     # --- batches and loads ----------------------------------------------------------------------
 

@@ -316,7 +316,7 @@ class _Incoming(Effect):
         for offer, (rows, cost) in self.shares.items():
             requests._hand_outs.return_credit(offer, rows.bit_count(), cost)
         self.shares = {}
-        requests._registry.unused(service)
+        requests._registry.forget_unused(service)
 
 
 class _Later(_Incoming):

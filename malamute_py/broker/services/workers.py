@@ -108,7 +108,7 @@ class Offers:
             service.join(offer)
         except BrokerRefused:
             # The pattern was refused: a service that only this OFFER has called for is forgotten.
-            self._registry.unused(service)
+            self._registry.forget_unused(service)
             raise
         offer.pattern_bytes = size
         offer.lease_ms = self._lease_ms(service, command.lease_ms)
@@ -161,7 +161,7 @@ class Offers:
             count = offer.in_flight.rows
             service = offer.service
             self._drop(offer)
-            service.absent.remember(offer.in_flight.holder, offer.in_flight.had())
+            service.absent.remember(offer.in_flight.holder, offer.in_flight.rows_by_batch())
             count += self._leave_orphans(offer, why)
             self._returns.give_back_all(offer.in_flight, why)
             if count:
@@ -184,7 +184,7 @@ class Offers:
         self.pattern_bytes -= offer.pattern_bytes
         self._shard.quotas.add(offer.link.quota_owner, "offers", -1)
         self._shard.quotas.add(offer.link.quota_owner, "pattern_bytes", -offer.pattern_bytes)
-        self._registry.unused(offer.service)
+        self._registry.forget_unused(offer.service)
 
     def _leave_orphans(self, offer: Offer, why: str) -> int:
         """Let orphans of a holder wait again, if it has no offer of the service left.
@@ -198,6 +198,6 @@ class Offers:
         del service.orphans[holder]
         count = in_flight.rows
         if why != WITHDRAWN:
-            service.absent.remember(holder, in_flight.had())
+            service.absent.remember(holder, in_flight.rows_by_batch())
         self._returns.give_back_all(in_flight, why)
         return count
