@@ -76,7 +76,8 @@ class Body:
         if self.size >= bytes_min and mask.bit_count() < share * self.content.head.count:
             frames = self.extracted(mask)
             if frames is not None:
-                return frames, False, len(frames[0]) + len(frames[1])
+                stamp, content = frames
+                return frames, False, len(stamp) + len(content)
         return self.frames, True, self.size
 
     def extracted(self, mask: int) -> tuple[Any, ...] | None:
@@ -155,7 +156,7 @@ class Bodies:
     def _shrink(self) -> None:
         """Forget the oldest batches in memory until they take at most mail_hot_bytes."""
         hot, most = self._hot, self._shard.settings.mail_hot_bytes
-        while self.hot_bytes > most and len(hot) > 1:
+        while self.hot_bytes > most and len(hot) > 1:  # The newest stays, however large.
             _, oldest = hot.popitem(last=False)
             self.hot_bytes -= oldest.memory
 

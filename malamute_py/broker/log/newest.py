@@ -152,7 +152,7 @@ def _newest_without_fields(content: Content, size: int) -> tuple[list[str], list
     used, rows = _last_rows(content.subject_codes)
     order = np.argsort(rows)
     keys, rows = content.table.keys, rows[order]
-    subjects = [keys[code][0] for code in used[order].tolist()]
+    subjects = [keys[code][0] for code in used[order].tolist()]  # The first key is the subject.
     return subjects, rows.tolist(), _sizes(content, size)(rows)
 
 

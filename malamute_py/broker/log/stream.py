@@ -310,7 +310,7 @@ class Stream:
 
     def epoch_at(self, offset: int) -> int:
         """Return the epoch in which the record at an offset was written."""
-        found = self.epochs[0][0] if self.epochs else 0
+        found = self.epochs[0][0] if self.epochs else 0  # Of records before the oldest known one.
         for epoch, first in self.epochs:
             if first > offset:
                 break

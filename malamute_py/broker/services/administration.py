@@ -103,9 +103,10 @@ class ServiceAdmin:
         return self._shard.settings.permit(link.owner, action, name)
 
     def _service(self, link: Link, name: str, *actions: str) -> Service:
-        """Return the service that a command names. Raises BrokerRefused.
+        """Return the service that a command names.
 
-        actions: permissions of which the link needs one; a refusal names the first.
+        actions: permissions of which the link needs one; a refusal names the first. Raises
+        BrokerRefused: it has none, or there is no such service.
         """
         if not any(self._permitted(link, action, name) for action in actions):
             raise BrokerRefused(

@@ -387,7 +387,10 @@ class Dispatch(Generic[Batch, Worker]):
     # --- offers -----------------------------------------------------------------------------
 
     def join(self, offer: Worker) -> None:
-        """Add an offer, which refile() makes ready. Raises PatternError: nothing was changed."""
+        """Add an offer, which refile() makes ready.
+
+        Raises PatternError: its pattern is wrong, and nothing was changed.
+        """
         pattern = offer.pattern
         if pattern in (["all"], ["topic", "#"]) or compile_pattern(pattern).canonical == ("all",):
             number = EVERYTHING

@@ -71,7 +71,8 @@ class Registry:
         """The service of a name, created as a draft if there is none. by: the owner that asks.
 
         settings: those of a service that is created; None: the broker's defaults, where services
-        may be created without a word (`auto_create`). Raises BrokerRefused.
+        may be created without a word (`auto_create`). Raises BrokerRefused: by the name, the
+        permissions, the bounds or the settings, or while the service is being removed.
         """
         found = self.by_name.get(name)
         if found is not None:

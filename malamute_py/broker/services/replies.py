@@ -176,7 +176,7 @@ class Replies:
             return self._returns.returned(
                 service, items, "returned", max(0, min(command.again_ms, TIME_MAX)), reason
             )
-        if state == WorkState.RELEASED:
+        if state == WorkState.RELEASED:  # The worker stops: that was no attempt.
             return self._returns.returned(service, items, RELEASED, again_ms=0)
         raise BrokerRefused("unsupported", f"no state {state} of work")
 
@@ -204,7 +204,7 @@ class Replies:
                 lease.due_ms = now_ms + lease.lease_ms
 
     def _mine(self, link: Link, number: int) -> Offer:
-        """Return the offer that a link has under a number. Raises BrokerRefused."""
+        """Return the offer that a link has under a number. Raises BrokerRefused: it has none."""
         offer = link.receivers.get(number)
         if not isinstance(offer, Offer):
             raise BrokerRefused("unknown_subscription", f"no offer {number}")

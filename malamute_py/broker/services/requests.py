@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+import msgspec
+
 from malamute_protocol.address import name_fault
 from malamute_protocol.commands import Request
 from malamute_protocol.content import Content
@@ -101,7 +103,7 @@ class Requests:
         )  # fmt: skip
         kind = _Later if delay_ms else _Incoming
         return Part(
-            [change], content, frame, effects=[kind(self, service, change, {})],
+            [change], content, frame, effects=[kind(self, service, change)],
             level=service.level, memory=service.memory, place=service.number, digest=digest,
         )  # fmt: skip
 
@@ -226,7 +228,7 @@ class _Incoming(Effect):
     requests: Requests
     service: Service
     change: RequestPut
-    shares: dict[Offer, tuple[int, int]]
+    shares: dict[Offer, tuple[int, int]] = msgspec.field(default_factory=dict)
     """Offer -> (rows that it gets, bytes of credit that were taken for them)."""
 
     def taken(self, part: Part) -> None:

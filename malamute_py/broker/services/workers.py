@@ -54,7 +54,10 @@ class Offers:
     # --- OFFER --------------------------------------------------------------------------------
 
     def offer(self, link: Link, command: OfferCommand) -> None:
-        """Take an OFFER up; it is accepted once the log has its service. Raises BrokerRefused."""
+        """Take an OFFER up; it is accepted once the log has its service.
+
+        Raises BrokerRefused: by the permissions, the bounds or its pattern.
+        """
         offer = self._prepare_offer(link, command)
         if offer.service.state == STANDING:
             self._accepted(offer, 0)  # 0: nothing had to be logged.
