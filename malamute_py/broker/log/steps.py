@@ -317,7 +317,7 @@ class Steps:
         """
         step = self._under_way.get(key)
         if step is None:
-            row = self.taken(key)
+            row = self.row_of(key)
             return row, 0 if row is None else row.digest
         assert step.keys is not None
         part = step.keys[key]  # None: the key is that of the step, not of a batch in it.
@@ -327,8 +327,8 @@ class Steps:
         """Whether the batch or step of a key is queued or handed over."""
         return key in self._under_way
 
-    def taken(self, key: Key) -> KeyRow | None:
-        """Return the numbers that the batch or step of a key got; None: the key is not kept."""
+    def row_of(self, key: Key) -> KeyRow | None:
+        """Return the row of a key that is in the log, or in memory; None: the key is not kept."""
         row = self._memory_keys.get(key)
         return self._shard.queues.keys.get(key) if row is None else row
 

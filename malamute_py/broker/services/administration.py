@@ -142,7 +142,7 @@ class ServiceAdmin:
             return
         batch: RequestBatch | None = None
         # The numbers that the requests got when the REQUEST with this key was taken.
-        taken = self._steps.taken(key) if command.key else None
+        taken = self._steps.row_of(key) if command.key else None
         if taken is not None:
             batch = service.batches.get(taken.base)
         rows = 0

@@ -141,7 +141,7 @@ class Requests:
         if (reply_to or link.identity) and not reply_to.startswith("~"):
             # The broker knows what was lost for the temporary mailbox of a session only.
             return
-        taken = None if self._steps.under_way(key) else self._steps.taken(key)
+        taken = None if self._steps.under_way(key) else self._steps.row_of(key)
         try:
             name = self._mailboxes.temporary(link)
         except BrokerRefused:
