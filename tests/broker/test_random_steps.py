@@ -326,7 +326,7 @@ class Nonsense:
                 ready = (
                     mailbox.ready
                     if not row.priority
-                    else (mailbox.others or {}).get(row.priority, ())
+                    else (mailbox.by_priority or {}).get(row.priority, ())
                 )
                 assert not free & ~over or row.base in set(ready)
         assert boxes.messages == total

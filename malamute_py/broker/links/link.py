@@ -125,7 +125,8 @@ class Link:
         self.window_bytes = 0
         """Most unconfirmed bytes that are taken: WELCOME's window, or less after an overrun."""
         self.publishing: dict[str, Any] = {}
-        """Streams that the link was found to be allowed to write to."""
+        """Streams that the link was found to be allowed to write to. A reload that narrows what its
+        owner may do ends the link, so that this stays right, as does `requesting`."""
         self.receivers: dict[int, Receiver] = {}
         """Number -> receiver, in the order of their opening."""
         self.requesting: dict[str, Any] = {}

@@ -270,7 +270,7 @@ class Links:
         if not self._shard.settings.permit(credential, kind, wanted):
             carries = "give identities of the template" if template else "carry the identity"
             return "forbidden", f"your credential does not {carries} '{wanted}'"
-        family = None if template else self.replicas.reserved(wanted)
+        family = None if template else self.replicas.family_of(wanted)
         if family is not None:
             return "in_use", f"the identity '{wanted}' is a replica's, of '{family.template}'"
         return None
@@ -504,8 +504,8 @@ class Links:
         """Return the messages to send now, and the numbers of the links to forget after that.
 
         Called by the shell at the end of a turn. A link gets one message with all of its outbox
-        where the limits of a message allow it. What a blocked link has stays until it is unblocked;
-        a link that has ended is not waited for.
+        where the limits of a message allow it, which has one more frame, with its commands. What a
+        blocked link has stays until it is unblocked; a link that has ended is not waited for.
         """
         sends: list[Send] = []
         if self._later:
@@ -655,7 +655,7 @@ class Links:
         return due
 
     def keep_alive(self, link: Link) -> None:
-        """Send PING to a link that sent or was sent nothing for a heartbeat; called last."""
+        """Send PING to a link that sent or was sent nothing for a heartbeat; see beat()."""
         # The timer of the link may have been early by this much.
         beat = link.heartbeat_ms - link.heartbeat_ms // BEAT_SLOTS
         now_ms = self._shard.now_ms

@@ -137,7 +137,7 @@ class Replicas:
         if not family.numbers:
             del self._families[family.credential, family.template]
 
-    def reserved(self, name: str) -> Family | None:
+    def family_of(self, name: str) -> Family | None:
         """Return the family of which a replica has an identity, or may come back to it."""
         if name not in self.names:
             return None

@@ -122,7 +122,10 @@ class Answer(Effect):
 
 
 def _objects(command: Command) -> dict[str, Any]:
-    """Return the names of what a command is about; of KICK the link, as `ended`."""
+    """Return what a command is about, for the event `administered`; of KICK the link, as `ended`.
+
+    The event's `link` is the one that asked.
+    """
     found = {name: getattr(command, name) for name in _OBJECTS if hasattr(command, name)}
     if isinstance(command, wire.Kick):
         found["ended"] = command.link

@@ -76,7 +76,8 @@ class Body:
         if self.size >= bytes_min and mask.bit_count() < share * self.content.head.count:
             frames = self.extracted(mask)
             if frames is not None:
-                return frames, False, len(frames[0]) + len(frames[1])
+                stamp, content = frames
+                return frames, False, len(stamp) + len(content)
         return self.frames, True, self.size
 
     def extracted(self, mask: int) -> tuple[Any, ...] | None:
@@ -155,7 +156,7 @@ class Bodies:
     def _shrink(self) -> None:
         """Forget the oldest batches in memory until they take at most mail_hot_bytes."""
         hot, most = self._hot, self._shard.settings.mail_hot_bytes
-        while self.hot_bytes > most and len(hot) > 1:
+        while self.hot_bytes > most and len(hot) > 1:  # The newest stays, however large.
             _, oldest = hot.popitem(last=False)
             self.hot_bytes -= oldest.memory
 
@@ -186,7 +187,10 @@ class Bodies:
         return self._hot.get(base) or self._kept.get(base) or self._again.get(base)
 
     def share(self, base: int) -> None:
-        """Note one more owner of a batch, if it is in memory only."""
+        """Note one more owner of a batch, if it is in memory only: `drop` keeps it for the other.
+
+        A logged batch needs no count: it can be read again.
+        """
         if base in self._kept:
             self._shares[base] = self._shares.get(base, 0) + 1
 
@@ -303,7 +307,7 @@ class Bodies:
         view = memoryview(data)
         try:
             content = Content(view[STAMP_BYTES:])
-            Stamp.unpack(view[:STAMP_BYTES], verify=False)
+            Stamp.unpack(view[:STAMP_BYTES], verify=False)  # The journal has verified the rest.
         except BatchError as error:
             self._shard.event("mail_damaged", "error", number=number, reason=error.reason)
             return None

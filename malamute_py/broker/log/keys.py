@@ -67,7 +67,7 @@ def digest_of_parts(parts: Iterable[tuple[Command, Content | None]]) -> int:
 
 
 def _checksum(view: Any) -> int:
-    """Return the CRC of some bytes of a frame."""
+    """Return the CRC of some bytes of a frame. The library takes no memoryview."""
     data: Any = bytes(view) if len(view) < _COPY_BELOW else np.frombuffer(view, np.uint8)
     return int(google_crc32c.value(data))
 

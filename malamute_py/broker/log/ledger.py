@@ -57,7 +57,10 @@ class Ledger:
             self._pieces.append(_Piece(next, size, newest_ms=0))
 
     def keep_fine(self, bytes_max: int) -> None:
-        """Keep pieces small against the bytes that retention leaves."""
+        """Keep pieces to a 32nd of the bytes that retention leaves, as it drops whole pieces.
+
+        bytes_max: the stream's `max_bytes`; 0: it has none.
+        """
         if bytes_max:
             self._piece_bytes = max(1 << 12, min(self._piece_bytes, bytes_max // 32))
 
@@ -124,7 +127,7 @@ class Ledger:
             piece = pieces.popleft()
             self.begin = piece.end
             self.bytes -= piece.bytes
-            self.unsplit = False
+            self.unsplit = False  # The recovered piece was the first.
         if not pieces:
             self.bytes = 0
 
@@ -179,7 +182,7 @@ class Ledger:
     def first_since(self, time_ms: int) -> int | None:
         """Return the least offset whose piece has records of this time on; None: no piece is older.
 
-        A recovered piece has no time: it counts as young.
+        For retention by age. A recovered piece has no time: it counts as young.
         """
         found: int | None = None
         for piece in self._pieces:

@@ -152,7 +152,7 @@ def _newest_without_fields(content: Content, size: int) -> tuple[list[str], list
     used, rows = _last_rows(content.subject_codes)
     order = np.argsort(rows)
     keys, rows = content.table.keys, rows[order]
-    subjects = [keys[code][0] for code in used[order].tolist()]
+    subjects = [keys[code][0] for code in used[order].tolist()]  # The first key is the subject.
     return subjects, rows.tolist(), _sizes(content, size)(rows)
 
 
@@ -163,6 +163,7 @@ def _row(newest: NewestRow) -> int:
 
 def _last_rows(codes: Any) -> tuple[Any, Any]:
     """Return the codes that rows have, ascending, and the last row of each."""
+    # unique() tells the first place of each code; from the end, that is the code's last row.
     used, distances = np.unique(codes[::-1], return_index=True)
     return used, len(codes) - 1 - distances
 
@@ -211,13 +212,17 @@ class Room:
         self.stop_lsn = 1 << 63
         """End of the ring beyond which no record is taken but a deletion marker."""
 
-    def learn(self, segment_bytes: int, segments: int) -> None:
-        """Note how large the ring is; newest records may take half of it."""
+    def learn_size(self, segment_bytes: int, segments: int) -> None:
+        """Note how large the ring is; newest records may take half, the rest is for new ones."""
         self.segment_bytes, self.segments = segment_bytes, segments
         self.newest_max = segment_bytes * segments // 2
 
-    def begin(self, start_lsn: int) -> None:
-        """Note where the oldest segment begins that may hold a newest record."""
+    def learn_start(self, start_lsn: int) -> None:
+        """Note where the oldest segment begins that may hold a newest record.
+
+        The ring may be longer from there by its segments less those that are to be left of it when
+        compaction looks at its oldest ones, or when no record is taken more.
+        """
         self.look_lsn = start_lsn + (self.segments - LOOK_SEGMENTS) * self.segment_bytes
         self.stop_lsn = start_lsn + (self.segments - STOP_SEGMENTS) * self.segment_bytes
 
@@ -256,6 +261,7 @@ class Keys:
         self._moved: OrderedDict[str, Place] = OrderedDict()
         """Subject -> newest record of which there is a copy, ordered by the copies."""
         self._moved_offsets: Ordered[int] = Ordered()
+        """Offsets of records of which there is a copy, for readers of a range of offsets."""
         self._at: dict[int, str] = {}
         """Offset -> subject, of those of which there is a copy."""
         self.copies_first = 0
@@ -317,20 +323,16 @@ class Keys:
         return None if place is None else place.copy
 
     def revision(self, subject: str) -> int:
-        """Return the revision of a key, counting what was taken; 0: there is no such key."""
+        """Return the revision of a key, counting what was taken; 0: there is no such key.
+
+        For a publish on the condition of a revision.
+        """
         coming = self._coming.get(subject)
         if coming is not None:
             revision, _ = coming
             return revision
         value = self._value(subject)
         return 0 if value is None or value & _DELETION_BIT else value >> _OFFSET_SHIFT
-
-    @property
-    def oldest(self) -> int | None:
-        """Offset of the oldest newest record that has not moved; None: there is none."""
-        for value in self._newest.values():
-            return value >> _OFFSET_SHIFT
-        return None
 
     def before(self, offset: int, copy: int, most: int, bytes_max: int) -> list[tuple[str, int]]:
         """Return (subject, offset) of newest records before an offset, or copied before a place.
@@ -458,7 +460,7 @@ class Keys:
             newest[subject] = value
             self.bytes += _size_in(value) - _size_in(known)
             return
-        self._leave(subject)
+        self._take_out(subject)
         newest[subject] = value
         self._count(subject, value, deleted_ms)
 
@@ -475,7 +477,7 @@ class Keys:
         # Older records of these subjects leave first, so that the totals below only grow.
         for known in (self._newest, self._moved):
             for subject in list(filter(known.__contains__, subjects)) if known else ():
-                self._leave(subject)
+                self._take_out(subject)
         units = _units(found.sizes)  # as `_pack` makes values, for all rows at once
         sized = zip(found.offsets, units.tolist(), strict=True)
         values = [offset << _OFFSET_SHIFT | size for offset, size in sized]
@@ -515,7 +517,7 @@ class Keys:
         if any(subject in moved or subject in newest for subject, _, _, _, _ in rows):
             rows = [row for row in rows if self._is_newer(subject=row[0], offset=row[1])]
             for subject, _, _, _, _ in rows:
-                self._leave(subject)
+                self._take_out(subject)
         if not rows:
             return
         subjects, offsets, sizes, deleted, copies = zip(*rows, strict=True)
@@ -540,7 +542,10 @@ class Keys:
         return value is None or value >> _OFFSET_SHIFT <= offset
 
     def moved(self, subject: str, offset: int, copy: int) -> None:
-        """Note where the copy of a record lies, if the record is still its subject's newest."""
+        """Note where the copy of a record lies, if the record is still its subject's newest.
+
+        Called when the journal has the copy. The record may have had an older copy before.
+        """
         value = self._value(subject)
         if value is None or value >> _OFFSET_SHIFT != offset:
             return
@@ -565,7 +570,7 @@ class Keys:
         if deleted_ms is not None:
             self.deleted[subject] = deleted_ms
 
-    def _leave(self, subject: str) -> None:
+    def _take_out(self, subject: str) -> None:
         """Take a subject's newest record out of the index and the totals; its name stays."""
         value = self._newest.pop(subject, None)
         if value is None:
@@ -581,7 +586,7 @@ class Keys:
 
     def forget(self, subject: str) -> None:
         """Forget a key, as if it had never been there."""
-        self._leave(subject)
+        self._take_out(subject)
         self.names.discard(subject)
 
     def forget_deleted(self, before_ms: int, most: int) -> None:
@@ -595,6 +600,7 @@ class Keys:
 
 def _pack(offset: int, size: int, deletion: bool) -> int:
     """Return a value of the index: offset, size in units, and whether it is a deletion."""
+    # The lowest bit of the size is given up for the deletion.
     units = min(size >> _UNIT_SHIFT, _SIZE_MAX) & ~_DELETION_BIT
     return offset << _OFFSET_SHIFT | units | deletion
 

@@ -317,7 +317,7 @@ class Steps:
         """
         step = self._under_way.get(key)
         if step is None:
-            row = self.taken(key)
+            row = self.row_of(key)
             return row, 0 if row is None else row.digest
         assert step.keys is not None
         part = step.keys[key]  # None: the key is that of the step, not of a batch in it.
@@ -327,8 +327,8 @@ class Steps:
         """Whether the batch or step of a key is queued or handed over."""
         return key in self._under_way
 
-    def taken(self, key: Key) -> KeyRow | None:
-        """Return the numbers that the batch or step of a key got; None: the key is not kept."""
+    def row_of(self, key: Key) -> KeyRow | None:
+        """Return the row of a key that is in the log, or in memory; None: the key is not kept."""
         row = self._memory_keys.get(key)
         return self._shard.queues.keys.get(key) if row is None else row
 
@@ -558,10 +558,10 @@ class Steps:
                 head = content.head
                 stream = part.stream
                 if stream is None:  # Mail, a request, a reply, or a staged batch.
-                    number, base, keys = MAIL_STREAM, mail_next, None
+                    number, base, table = MAIL_STREAM, mail_next, None
                     mail_next += head.count
                 else:
-                    number, base, keys = stream.number, stream.handed, content.table
+                    number, base, table = stream.number, stream.handed, content.table
                     stream.handed = base + head.count
                     part.time_ms = max(now_ms, stream.last_time_ms)
                 part.base = base
@@ -570,7 +570,7 @@ class Steps:
                 batches.append(
                     Append(
                         number, base, head.count, part.time_ms, part.frame,
-                        head.content_crc, keys,
+                        head.content_crc, table,
                     )
                 )  # fmt: skip
             records.extend(map(encode_change, part.changes))

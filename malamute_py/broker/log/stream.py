@@ -94,6 +94,7 @@ class AudienceFacts(Protocol):
         """Return the offset before which live subscriptions were given everything.
 
         That is the tail, but while headers of a batch are still being matched, the batch's base.
+        durable: of the subscriptions that get only what is durable.
         """
 
     def add_reader(self, wake: Callable[[], None], durable: bool) -> None:
@@ -228,6 +229,7 @@ class Stream:
     @property
     def newest_ms(self) -> int:
         """When the newest record was appended; 0: none ever was."""
+        # `last_time_ms` begins as the time of creation; a first record may have that time, too.
         had_any = self.epochs or self.last_time_ms > self.row.created_ms
         return self.last_time_ms if had_any else 0
 
@@ -308,7 +310,7 @@ class Stream:
 
     def epoch_at(self, offset: int) -> int:
         """Return the epoch in which the record at an offset was written."""
-        found = self.epochs[0][0] if self.epochs else 0
+        found = self.epochs[0][0] if self.epochs else 0  # Of records before the oldest known one.
         for epoch, first in self.epochs:
             if first > offset:
                 break
@@ -316,7 +318,11 @@ class Stream:
         return found
 
     def epoch_end(self, epoch: int, tail: int) -> int:
-        """Offset at which the records of an epoch, and of those before it, end."""
+        """Offset at which the records of an epoch, and of those before it, end.
+
+        A position of that epoch beyond it is one that a power loss took away: the records there now
+        are others.
+        """
         for later, first in self.epochs:
             if later > epoch:
                 return first

@@ -358,10 +358,10 @@ class MailboxAdmin:
 
     def _not_emptied(self, job: Emptying, answer: Answer, *why: Any) -> None:
         """Answer a purge or removal that the log refused. why: code, reason and time to wait."""
-        if job.upto is None:
+        if job.upto is None:  # A removal.
             job.mailbox.removing = False
         else:
-            answer.link.queries -= 1
+            answer.link.queries -= 1  # PURGE_MAIL counted itself.
         answer.refuse(*why)
 
     def _piece_removed(self, job: Emptying, lsn: int) -> None:

@@ -56,13 +56,7 @@ RETURN_PUTS: Final = 512
 class Inboxes:
     """The readers of all mailboxes of one core."""
 
-    def __init__(
-        self,
-        shard: Shard,
-        links: Links,
-        steps: Steps,
-        messages: Messages,
-    ) -> None:
+    def __init__(self, shard: Shard, links: Links, steps: Steps, messages: Messages) -> None:
         self._shard = shard
         self._links = links
         self._steps = steps
@@ -70,11 +64,13 @@ class Inboxes:
         self._mailboxes = messages.mailboxes
         self._bodies = messages.bodies
         self.count = 0
+        """Open inboxes."""
         self.returning: Final[deque[Inbox]] = deque()
         """Readers that have ended and still hold messages."""
-        self._bytes_min = shard.settings.extract_bytes_min
-        self._share = shard.settings.extract_share
+        self._extract_bytes_min = shard.settings.extract_bytes_min
+        self._extract_share = shard.settings.extract_share
         self._puts_max = shard.settings.inbox_puts_max
+        """Batches of which one inbox may hold something."""
 
     @property
     def gauges(self) -> dict[str, int]:
@@ -86,7 +82,7 @@ class Inboxes:
         return {OpenInbox: self.open}
 
     def in_memory(self, link: Link, number: int) -> bool:
-        """Whether a link has an inbox under a number, of a mailbox in memory."""
+        """Whether a link's inbox of a number is in memory only: its ACK_MAIL may be put off."""
         inbox = link.receivers.get(number)
         return isinstance(inbox, Inbox) and inbox.mailbox.memory
 
@@ -152,7 +148,7 @@ class Inboxes:
         if not inbox.ended:
             self._links.refuse(inbox.link, OPEN_INBOX, inbox.number, code, reason, retry_ms)
             self._drop(inbox)
-            self._mailboxes.unused(inbox.mailbox)
+            self._mailboxes.forget_unused(inbox.mailbox)
 
     def _start(self, inbox: Inbox, _: int = 0) -> None:
         """Say that an inbox is open, and deliver. _: LSN of its mailbox, if that was created."""
@@ -174,7 +170,7 @@ class Inboxes:
         """Send ENDED with a code to a reader, and free the messages that it holds."""
         self._links.say(inbox.link, Ended(inbox.number, next=0, code=code))
         self._drop(inbox)
-        self._mailboxes.unused(inbox.mailbox)
+        self._mailboxes.forget_unused(inbox.mailbox)
 
     def link_ended(self, link: Link, inboxes: list[Inbox]) -> None:
         """Free the messages that the readers of a link hold."""
@@ -420,7 +416,10 @@ class Inboxes:
         self.resume(inbox)
 
     def _forget_unsent(self, inbox: Inbox, row: MessageRow, mask: int) -> None:
-        """Take rows from a reader that it was to be given and was not sent, with their credit."""
+        """Take back rows that a reader was to be given and was not sent.
+
+        Its credit has the sizes of their puts back already (_flush).
+        """
         count = mask.bit_count()
         kept = inbox.held[row.base] & ~mask
         if kept:
@@ -462,7 +461,7 @@ class Inboxes:
             # Few rows of a large batch are cut out of it; otherwise the whole batch leaves, with a
             # bitmap of the rows (`marked`). Where the credit does not take that, they are cut out
             # after all.
-            frames, marked, size = body.rows(mask, self._bytes_min, self._share)
+            frames, marked, size = body.rows(mask, self._extract_bytes_min, self._extract_share)
             cut = body.extracted(mask) if marked and size > inbox.left_bytes else None
             if cut is not None:
                 frames, marked, size = cut, False, sum(map(len, cut))
@@ -509,11 +508,11 @@ class Inboxes:
             )
         rows = self._held_rows(inbox, command)
         mailbox = inbox.mailbox
-        number, done = mailbox.number, done_of(rows)
+        number, named = mailbox.number, done_of(rows)
         if command.again_ms < 0:
-            return self._messages.part(mailbox, MailDone(number, done), _Ack(self, inbox, rows))
+            return self._messages.part(mailbox, MailDone(number, named), _Ack(self, inbox, rows))
         not_before_ms = self._shard.now_ms + command.again_ms if command.again_ms else 0
-        change = MailAgain(number, done, not_before_ms, command.again_ms)
+        change = MailAgain(number, named, not_before_ms, command.again_ms)
         return self._messages.part(mailbox, change, _Again(self, inbox, rows, not_before_ms))
 
     def _held_rows(self, inbox: Inbox, command: AckMail) -> list[RowsOfPut]:

@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from malamute_protocol.commands import Level, OpenInbox
+from malamute_py.broker.limits import BrokerSettings
 from malamute_py.broker.links.link import Link, Owner, Receiver
 from malamute_py.broker.log.bodies import Body
 from malamute_py.broker.structures.bitmaps import bits_of_rows
@@ -96,7 +97,7 @@ class PutProgress(msgspec.Struct, eq=False, gc=False):
         self.retried = moved
 
     def delay(self, mask: int, at_ms: int) -> int:
-        """Make rows wait for a time; returns the first time that any row waits for."""
+        """Make rows wait for a time; returns the first time of any row, for the timer."""
         self.delayed |= mask
         if self.times is None:
             self.times = {}
@@ -104,7 +105,7 @@ class PutProgress(msgspec.Struct, eq=False, gc=False):
         return min(self.times)
 
     def undelay(self, mask: int) -> int:
-        """End the waiting of rows; returns the first time that is left, or 0."""
+        """End the waiting of rows; returns the first time that is left, for the timer, or 0."""
         self.delayed &= ~mask
         if self.times is None:
             return 0
@@ -127,9 +128,10 @@ class Temporary:
     def __init__(self, session: bytes, logged_next: int, memory_next: int) -> None:
         self.session = session
         self.logged_next = logged_next
-        """The next number in the log when the mailbox was made."""
+        """The next message number in the log when the mailbox was made: replies to requests with
+        lower numbers may have been lost with an earlier mailbox (Mailboxes.answers_lost)."""
         self.memory_next = memory_next
-        """The next number in memory when the mailbox was made."""
+        """The next message number in memory, likewise."""
         self.lost_reported: set[int] = set()
         """Batches of earlier requests whose requester was told that their answers are lost."""
 
@@ -139,6 +141,7 @@ class Mailbox:
 
     __slots__ = (
         "able",
+        "by_priority",
         "bytes",
         "coming",
         "coming_bytes",
@@ -154,7 +157,6 @@ class Mailbox:
         "name",
         "number",
         "order",
-        "others",
         "pending",
         "progress",
         "readers",
@@ -196,6 +198,7 @@ class Mailbox:
         self.pending = 0
         """Steps on their way that need the mailbox."""
         self.full_reported = False
+        """Whether the event mailbox_full was told, and the mailbox has had no room since."""
         self.expired_unreported = 0
         """Expired messages that no event has reported yet."""
         self.report_expired_at_ms = 0
@@ -203,7 +206,7 @@ class Mailbox:
         """Numbers of the puts in the mailbox."""
         self.ready: Ordered[int] = Ordered()
         """Puts of priority 0 with a row that may be delivered."""
-        self.others: dict[int, Ordered[int]] | None = None
+        self.by_priority: dict[int, Ordered[int]] | None = None
         """Priority -> puts with a row that may be delivered, for priorities other than 0."""
         self.progress: dict[int, PutProgress] = {}
         """Number of a put -> what its rows went through; a put that simply waits is not here."""
@@ -222,6 +225,18 @@ class Mailbox:
         """Quota of the sender that bytes in the mailbox count towards."""
         self.level = int(Level[settings.level.upper()])
 
+    def bounds(self, limits: BrokerSettings) -> tuple[int, int]:
+        """Return the most messages and bytes that it may hold: its own bounds, else the broker's.
+
+        Asked by each put that may be refused, and by `Messages._ease`. limits: those of this
+        moment, since a running broker takes up changed ones.
+        """
+        has = self.settings
+        return (
+            has.max_messages or limits.mailbox_messages_max,
+            has.max_bytes or limits.mailbox_bytes_max,
+        )
+
     def creation(self) -> MailboxSet:
         """Return the change that creates the mailbox, or gives it the settings that it has now."""
         return MailboxSet(self.number, self.name, self.settings, self.created_by, self.created_ms)
@@ -233,35 +248,35 @@ class Mailbox:
         if not priority:
             self.ready.add(base)
             return
-        if self.others is None:
-            self.others = {}
-        waiting = self.others.get(priority)
+        if self.by_priority is None:
+            self.by_priority = {}
+        waiting = self.by_priority.get(priority)
         if waiting is None:
-            waiting = self.others[priority] = Ordered()
+            waiting = self.by_priority[priority] = Ordered()
         waiting.add(base)
 
     def pull(self, base: int, priority: int) -> None:
         """Note that a put has no row left that may be delivered."""
         if not priority:
             self.ready.discard(base)
-        elif self.others is not None:
-            waiting = self.others.get(priority)
+        elif self.by_priority is not None:
+            waiting = self.by_priority.get(priority)
             if waiting is not None:
                 waiting.discard(base)
                 if not waiting:
-                    del self.others[priority]
+                    del self.by_priority[priority]
 
     @property
     def waits(self) -> bool:
         """Whether a row may be delivered."""
-        return bool(self.ready) or bool(self.others)
+        return bool(self.ready) or bool(self.by_priority)
 
     def head(self) -> int:
         """Return the number of the put that is delivered first; there must be one."""
-        if self.others:
-            highest = max(self.others)
+        if self.by_priority:
+            highest = max(self.by_priority)  # It may be below 0, the priority of `ready`.
             if highest > 0 or not self.ready:
-                return self.others[highest].first
+                return self.by_priority[highest].first
         return self.ready.first
 
     def progress_of(self, row: MessageRow) -> PutProgress:
@@ -329,8 +344,11 @@ def _expired_of_many(
 
 
 def temporary_name(link: Link) -> str:
-    """Return the name of the temporary mailbox of a link's session."""
-    if link.holder.startswith("~"):
+    """Return the name of the temporary mailbox of a link's session: `~` and a digest.
+
+    The session itself is told to no other client, which could take the link over with it.
+    """
+    if link.holder.startswith("~"):  # That digest is the name of a link without an identity.
         return link.holder
     return f"~{blake2b(link.session, digest_size=16).hexdigest()}"
 
@@ -344,6 +362,7 @@ class Handout:
         self.row = row
         self.mask = mask
         self.attempts = attempts
+        """Number of this attempt at the rows, as MAIL tells it."""
         self.body: Body | None = None
         self.missing = False
         """Whether the read of the body has ended without one."""

@@ -52,14 +52,16 @@ class Mailboxes:
         """Mailboxes that were made for a part of which no step has been taken."""
         self._next_number = 0
         self._default: MailboxSettings | None = None
-        """The broker's default settings, checked when they are first wanted."""
+        """The broker's default settings, checked when they are first wanted: a reload of the
+        configuration leaves them as they are."""
         self.stored_bytes: Final = [0, 0]
         """Bytes of mail in the log, and in memory (by Mailbox.memory); mail on its way counts."""
         self.messages = 0
         self.ended: Final[deque[Mailbox]] = deque()
         """Temporary mailboxes that have ended and must be emptied in steps."""
         self.endings = Schedule()
-        """Times at which temporary mailboxes whose link was lost end."""
+        """Times at which temporary mailboxes whose link was lost end, by (number, 0): a Schedule
+        has pairs, and the second one of these says nothing."""
         self.temporaries = 0
 
     # --- facts ----------------------------------------------------------------------------------
@@ -206,19 +208,19 @@ class Mailboxes:
     def _created(self, mailbox: Mailbox, _: int) -> None:
         """Note that the log has a mailbox, or its changed settings."""
         mailbox.pending -= 1
-        self.stands(mailbox)
+        self.note_standing(mailbox)
 
     def _not_created(self, mailbox: Mailbox, *_: Any) -> None:
         """Forget a mailbox whose creation the log refused, unless it is needed."""
         mailbox.pending -= 1
-        self.unused(mailbox)
+        self.forget_unused(mailbox)
 
-    def unused(self, mailbox: Mailbox) -> None:
+    def forget_unused(self, mailbox: Mailbox) -> None:
         """Forget a mailbox that no step has created and that no reader or step needs any more."""
         if mailbox.state == DRAFT and not mailbox.pending and not mailbox.readers:
             self.forget(mailbox)
 
-    def stands(self, mailbox: Mailbox) -> None:
+    def note_standing(self, mailbox: Mailbox) -> None:
         """Note that the log has a mailbox, and report its creation the first time."""
         if mailbox.state == STANDING:
             return
@@ -318,23 +320,15 @@ class Mailboxes:
     # --- room -----------------------------------------------------------------------------------
 
     def reserve(self, mailbox: Mailbox, count: int, size: int) -> None:
-        """Reserve room for a step that was taken."""
+        """Reserve room for a put of a step that was taken, until the log answers."""
         self.need(mailbox)
         mailbox.coming += count
         mailbox.coming_bytes += size
         self.stored_bytes[mailbox.memory] += size
 
     def unreserve(self, mailbox: Mailbox, count: int, size: int) -> None:
-        """Give back the room of a step that was appended or refused."""
+        """Give back the room of a put that was refused, or is counted as stored from now on."""
         mailbox.pending -= 1
         mailbox.coming -= count
         mailbox.coming_bytes -= size
         self.stored_bytes[mailbox.memory] -= size
-
-    def bounds(self, mailbox: Mailbox) -> tuple[int, int]:
-        """Return the most messages and bytes that a mailbox may hold."""
-        settings = self._shard.settings
-        return (
-            mailbox.settings.max_messages or settings.mailbox_messages_max,
-            mailbox.settings.max_bytes or settings.mailbox_bytes_max,
-        )

@@ -85,7 +85,7 @@ class Messages:
                 self.expiries.set((number, base), row.expires_at_ms)
             rare = row.rare
             if row.not_before_ms or (rare is not None and rare.again):
-                self._delay_of(mailbox, row)
+                self._delay_recovered(mailbox, row)
             if mailbox.free(row):
                 mailbox.push(base, row.priority)
         if lost:
@@ -109,7 +109,7 @@ class Messages:
         elif row.expires_at_ms == due_ms:
             row.expires_at_ms = until_ms
 
-    def _delay_of(self, mailbox: Mailbox, row: MessageRow) -> None:
+    def _delay_recovered(self, mailbox: Mailbox, row: MessageRow) -> None:
         """Delay the rows of a put that wait for a time by the tables."""
         progress = mailbox.progress_of(row)
         for at_ms, rows in times_of(row):
@@ -215,8 +215,12 @@ class Messages:
             self._ease(mailbox)
 
     def _ease(self, mailbox: Mailbox) -> None:
-        """Have mailbox_full reported again, once a mailbox has room enough."""
-        count_max, bytes_max = self.mailboxes.bounds(mailbox)
+        """Have the next refusal by a mailbox that was full reported again, once it has room enough.
+
+        Called when a put has left a mailbox of which the event mailbox_full was told. It needs more
+        than room for one message: a mailbox about full would tell the event over and over.
+        """
+        count_max, bytes_max = mailbox.bounds(self._shard.settings)
         if mailbox.messages <= EASED * count_max and mailbox.bytes <= EASED * bytes_max:
             mailbox.full_reported = False
 

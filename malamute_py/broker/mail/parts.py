@@ -38,7 +38,10 @@ class Putting(_OfMailbox):
     """Whether the part creates the mailbox."""
 
     def taken(self, part: Part) -> None:
-        """Reserve room in the mailbox, and count the bytes for the sender unless that is later."""
+        """Reserve room in the mailbox, and count the bytes for the sender.
+
+        `arrived` counts those of a group's dead letters instead, for its creator.
+        """
         put = self.put
         self.messages.mailboxes.reserve(self.mailbox, put.count, put.size)
         if not self.weighed_later:
@@ -72,7 +75,7 @@ class Putting(_OfMailbox):
             messages.bodies.hold(base, stamp=None, frame=part.frame, content=part.content)
         else:
             if mailbox.state != STANDING:
-                mailboxes.stands(mailbox)
+                mailboxes.note_standing(mailbox)
             messages.bodies.keep(base, part.stamp, part.frame, part.content)
         messages.arrived(mailbox, base, self.weighed_later)
 
@@ -85,7 +88,7 @@ class Putting(_OfMailbox):
         self.messages.mailboxes.unreserve(mailbox, put.count, put.size)
         if not self.weighed_later:
             self._weigh(-put.size)
-        self.messages.mailboxes.unused(mailbox)
+        self.messages.mailboxes.forget_unused(mailbox)
 
 
 class DeferredPut(Effect):
@@ -128,14 +131,14 @@ class Burying(_OfMailbox):
         messages, mailbox = self.messages, self.mailbox
         mailboxes = messages.mailboxes
         mailboxes.unreserve(mailbox, self.count, self.size)
-        mailboxes.stands(mailbox)
+        mailboxes.note_standing(mailbox)
         for base, mask in self.rows:
             if mailbox.order.floor(base) != base:
-                # The mailbox has the first rows of the batch; the service may still have others.
+                # The first rows that the mailbox gets of the batch; the service may keep others.
                 messages.bodies.share(base)
             messages.arrived(mailbox, base, mask)
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
         """Give the room back."""
         self.messages.mailboxes.unreserve(self.mailbox, self.count, self.size)
-        self.messages.mailboxes.unused(self.mailbox)
+        self.messages.mailboxes.forget_unused(self.mailbox)

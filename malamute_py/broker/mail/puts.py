@@ -73,7 +73,7 @@ class Puts:
         if not settings.permit(link.owner, "send", name):
             raise BrokerRefused("forbidden", f"you may not send to mailbox '{name}'")
         try:
-            content = self._shard.content(frame)
+            content = shard.content(frame)
         except BatchError as error:
             raise BrokerRefused(error.code, error.reason) from error
         head = content.head
@@ -122,7 +122,7 @@ class Puts:
         bytes count on its quota instead of the sender's. why, origin: of dead letters, the reason,
         and the records that they were. rows: those that are messages; 0: all.
         force: put it even into a full mailbox, for messages that must not be lost and whose
-        requests were bounded. The part has `memory` set for a mailbox in memory; see `later`.
+        requests were bounded. The part has `memory` set for a mailbox in memory; see `deferred`.
         Raises BrokerRefused: `wait` (full, or being made), `limit`, `bad_name`, `unknown_mailbox`.
         """
         mailbox = self.mailboxes.by_name.get(name)
@@ -145,7 +145,8 @@ class Puts:
             mailbox.number, -1, count, size, sender, now_ms, key, priority,
             deliver_at_ms if deliver_at_ms > now_ms else 0,
         )  # fmt: skip
-        put.digest = digest
+        if digest:
+            put.digest = digest
         if origin is not None:
             # Expiries that the batch has were meant for the stream's readers, not for dead letters.
             put.origin, put.rows = origin, rows_of(rows)
@@ -155,9 +156,8 @@ class Puts:
             _set_expiry(put, content, mailbox.settings.ttl_ms, now_ms)
         if about:
             put.about = list(about)
-        put.last = last
-        put.why = why
-        put.asked_by = asked_by
+        if asked_by or why or last:  # Mail of a SEND has none of these, and is the most.
+            put.last, put.why, put.asked_by = last, why, asked_by
         putting = Putting(self._messages, mailbox, put, rows)
         part = Part(
             content=content, frame=frame, effects=[putting], level=mailbox.level,
@@ -176,7 +176,7 @@ class Puts:
             part.changes = [put]
         return part
 
-    def later(self, part: Part) -> Part:
+    def deferred(self, part: Part) -> Part:
         """Turn a put into memory into a part of a logged step: it happens when the step does.
 
         For a reply or notice into a mailbox in memory: the log gets the end of the request, and the
@@ -270,7 +270,10 @@ class Puts:
         return None
 
     def still_free(self, mailbox: Mailbox, found: RowsOfPut) -> int:
-        """Return the rows of a letter that are still in the mailbox, and that no reader holds."""
+        """Return the rows of a letter that are still in the mailbox, and that no reader holds.
+
+        For a REQUEUE of a group's dead letters, after their bodies were read.
+        """
         base, mask, row = found
         if mailbox.removing or mailbox.rows.get((mailbox.number, base)) is not row:
             return 0
@@ -302,9 +305,7 @@ class Puts:
         those in memory another. What steps on their way will put (`coming`) counts.
         """
         settings = self._shard.settings
-        has = mailbox.settings
-        count_max = has.max_messages or settings.mailbox_messages_max
-        bytes_max = has.max_bytes or settings.mailbox_bytes_max
+        count_max, bytes_max = mailbox.bounds(settings)
         if (
             mailbox.messages + mailbox.coming + count > count_max
             or mailbox.bytes + mailbox.coming_bytes + size > bytes_max

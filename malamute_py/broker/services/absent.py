@@ -28,7 +28,7 @@ class AbsentHolder:
         self.bases: list[int] = []
         """Keys of `rows`, ascending."""
 
-    def of(self, number: int) -> tuple[int, int]:
+    def rows_at(self, number: int) -> tuple[int, int]:
         """Return (base, rows) of the last batch that begins at or before a request's number.
 
         rows: those that the holder had; 0: it had nothing that begins so early. The caller checks

@@ -103,9 +103,10 @@ class ServiceAdmin:
         return self._shard.settings.permit(link.owner, action, name)
 
     def _service(self, link: Link, name: str, *actions: str) -> Service:
-        """Return the service that a command names. Raises BrokerRefused.
+        """Return the service that a command names.
 
-        actions: permissions of which the link needs one; a refusal names the first.
+        actions: permissions of which the link needs one; a refusal names the first. Raises
+        BrokerRefused: it has none, or there is no such service.
         """
         if not any(self._permitted(link, action, name) for action in actions):
             raise BrokerRefused(
@@ -141,7 +142,7 @@ class ServiceAdmin:
             return
         batch: RequestBatch | None = None
         # The numbers that the requests got when the REQUEST with this key was taken.
-        taken = self._steps.taken(key) if command.key else None
+        taken = self._steps.row_of(key) if command.key else None
         if taken is not None:
             batch = service.batches.get(taken.base)
         rows = 0
@@ -211,7 +212,7 @@ class ServiceAdmin:
         """
         if self.listings:
             listing = self.listings.popleft()
-            link, *_ = listing.args
+            link, *_ = listing.args  # Those of _list().
             self._links.contained(link, "SERVICE_INFO", listing)()
 
     def _facts(self, service: Service, *, whole: bool) -> dict[str, Any]:
@@ -333,7 +334,7 @@ class ServiceAdmin:
 
     def _edited(self, service: Service, row: ServiceRow, _: int) -> None:
         """Put settings into force that the log has."""
-        if service.edited is row.settings:
+        if service.edited is row.settings:  # Else a later edit is on its way, over these.
             service.edited = None
         service.row = row
         service.level = int(Level[row.settings.level.upper()])
@@ -343,7 +344,7 @@ class ServiceAdmin:
         """Go back to the row before, since the log refused the wanted settings."""
         if service.edited is wanted.settings:
             service.edited = None
-        if service.row is wanted:
+        if service.row is wanted:  # A draft had them at once.
             service.row = row
 
     # --- REQUEUE --------------------------------------------------------------------------------
@@ -380,7 +381,7 @@ class ServiceAdmin:
             if not one.bases:
                 continue
             for number in numbers:
-                leases = one.of(number)
+                leases = one.leases_at(number)
                 for lease in leases or ():
                     # A number beyond the batch becomes the bit after its last row, never set.
                     bit = 1 << max(0, min(number - lease.batch.base, lease.batch.row.put.count))

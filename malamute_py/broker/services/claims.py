@@ -94,6 +94,7 @@ class Claims:
             claimed[batch] = before | bit
             key = batch.row.put.key
             run_key, begin, length = runs[-1] if runs else (None, 0, 0)
+            # `is`: of the same batch.
             if run_key is key and begin + length == row:  # The row prolongs the run before it.
                 runs[-1] = key, begin, length + 1
             else:
@@ -127,7 +128,7 @@ class Claims:
         """
         batch, held = self._in_hand(offer, number)
         if left is not None:
-            base, rows = left.of(number)
+            base, rows = left.rows_at(number)
             left_batch = offer.service.batches.get(base) if rows else None
             if left_batch is not None and number < base + left_batch.row.put.count:
                 batch = left_batch
@@ -157,7 +158,7 @@ class Claims:
 
 def _batch_of(in_flight: InFlight, number: int) -> RequestBatch | None:
     """Return the batch in which a number lies, if the worker holds some of it; else None."""
-    leases = in_flight.of(number)
+    leases = in_flight.leases_at(number)
     if leases is None:
         return None
     batch = leases[0].batch

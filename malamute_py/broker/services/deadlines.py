@@ -135,7 +135,9 @@ class Deadlines:
     def _expire(self, service: Service, items: list[BatchRows]) -> None:
         """End requests whose deadline is over, whether they wait or are held."""
         count = sum(rows.bit_count() for _, rows in items)
-        expiring = Then(partial(self._expired, service, count), partial(self._ends.later, items))
+        expiring = Then(
+            partial(self._expired, service, count), partial(self._ends.settle_later, items)
+        )
         self._steps.take([self._ends.end(service, items, "expired", expiring, notice="expired")])
 
     def _expired(self, service: Service, count: int, _: int) -> None:

@@ -149,7 +149,7 @@ class Priorities(Generic[Batch, Worker]):
         """Queue that has its turn whatever its priority, with order and rows of the entry that it
         was given the turn for, until some of that entry is handed out."""
 
-    def of(self, priority: int) -> Filed[Batch, Worker]:
+    def queues_of(self, priority: int) -> Filed[Batch, Worker]:
         """The queues of a priority, to be filed in or looked through."""
         found = self.by_priority.get(priority)
         if found is None:
@@ -247,13 +247,13 @@ class WorkersByPattern(Filed[Batch, Worker]):
         fewest = min(buckets) if len(buckets) > 1 else next(iter(buckets))
         return next(iter(buckets[fewest]))
 
-    def of(self, queue: SubjectQueue[Batch, Worker]) -> Filed[Batch, Worker]:
+    def heap_of(self, queue: SubjectQueue[Batch, Worker]) -> Filed[Batch, Worker]:
         """The heap in which a queue is filed: of its priority, or of those without one."""
         if not queue.priority:
             return self
         if self.priorities is None:
             self.priorities = Priorities()
-        return self.priorities.of(queue.priority)
+        return self.priorities.queues_of(queue.priority)
 
     def first(self) -> SubjectQueue[Batch, Worker] | None:
         """The queue whose turn it is; None: there is none, or only stale entries were seen."""
@@ -387,7 +387,10 @@ class Dispatch(Generic[Batch, Worker]):
     # --- offers -----------------------------------------------------------------------------
 
     def join(self, offer: Worker) -> None:
-        """Add an offer, which refile() makes ready. Raises PatternError: nothing was changed."""
+        """Add an offer, which refile() makes ready.
+
+        Raises PatternError: its pattern is wrong, and nothing was changed.
+        """
         pattern = offer.pattern
         if pattern in (["all"], ["topic", "#"]) or compile_pattern(pattern).canonical == ("all",):
             number = EVERYTHING
@@ -424,7 +427,7 @@ class Dispatch(Generic[Batch, Worker]):
         """Forget all queues, as the service has gone: stale entries would keep it in memory."""
         self.by_subject.clear()
         self.prior.clear()
-        self.direct = self.offers
+        self.direct = self.offers  # As in prior_waits_no_more().
         self.new_subjects.clear()
 
     def refile(self, offer: Worker) -> bool:
@@ -433,7 +436,7 @@ class Dispatch(Generic[Batch, Worker]):
         if workers is None:
             return False
         workers.unfile(offer)
-        if offer.able(1) <= 0:
+        if offer.able(1) <= 0:  # Of 1 byte: the size counts once a batch is chosen.
             return False
         workers.file(offer)
         self.turns[workers] = None
@@ -475,12 +478,12 @@ class Dispatch(Generic[Batch, Worker]):
                 self.by_subject[key] = queue
         return queue
 
-    def wait_before(self, queue: SubjectQueue[Batch, Worker]) -> None:
+    def prior_waits(self, queue: SubjectQueue[Batch, Worker]) -> None:
         """Note that requests with a priority wait in a queue: no new batch may overtake them."""
         self.prior[queue] = None
         self.direct = {}
 
-    def waits_no_more(self, queue: SubjectQueue[Batch, Worker]) -> None:
+    def prior_waits_no_more(self, queue: SubjectQueue[Batch, Worker]) -> None:
         """Note that no request with a priority waits in a queue any more.
 
         When none waits in any queue, new batches go straight to ready workers again (`direct`).
@@ -493,7 +496,7 @@ class Dispatch(Generic[Batch, Worker]):
         self, workers: WorkersByPattern[Batch, Worker], queue: SubjectQueue[Batch, Worker]
     ) -> None:
         """File a queue in which requests wait with a pattern that takes its subject."""
-        workers.of(queue).file_queue(queue)
+        workers.heap_of(queue).file_queue(queue)
         if workers.ready:
             self.turns[workers] = None
 
@@ -505,7 +508,7 @@ class Dispatch(Generic[Batch, Worker]):
         if len(self.by_subject) > SUBJECTS_KEPT:
             # It was filed with the takers of the last look-up; takers_of() might find others.
             for workers in queue.takers:
-                workers.of(queue).filed.pop(queue, None)
+                workers.heap_of(queue).filed.pop(queue, None)
             priority, subject = queue.priority, queue.subject
             self.by_subject.pop((priority, subject) if priority else subject, None)
 

@@ -21,6 +21,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
+import msgspec
+
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.log.bodies import Bodies
@@ -61,9 +63,7 @@ class Ends:
         same step, as the replies.
         """
         changes: list[Change] = [RequestDone(service.number, named(items), why)]
-        part = self._registry.part(
-            service, changes, _Ending(self, service, items, why, []), *effects
-        )
+        part = self._registry.part(service, changes, _Ending(self, service, items, why), *effects)
         told = [*mails, *self.notices(items, notice)] if notice else list(mails)
         return self.with_mail(part, service, told)
 
@@ -118,12 +118,12 @@ class Ends:
             part = self._puts.bury(
                 mailbox, service=service.number, rows=masks, size=size, why=why, force=True
             )
-        part.effects += [_Dying(self, service, items, why, [], mailbox), *effects]
+        part.effects += [_Dying(self, service, items, why, mailbox=mailbox), *effects]
         part.level = service.level
         notices = self.notices(items, why)
         if not part.memory:
             # Notices into mailboxes in memory go out once the log has the rest.
-            notices = [self._puts.later(one) if one.memory else one for one in notices]
+            notices = [self._puts.deferred(one) if one.memory else one for one in notices]
         part.also += notices
         return part
 
@@ -143,12 +143,12 @@ class Ends:
             count = sum(length for _, _, length in runs)
             part = self._puts.notice(reply_to, asked_by=asked_by, about=runs, why=why)
             if part is None:
-                self.undeliverable(reply_to, count)
+                self.report_undeliverable(reply_to, count)
             else:
                 parts.append(part)
         return parts
 
-    def undeliverable(self, reply_to: str, count: int) -> None:
+    def report_undeliverable(self, reply_to: str, count: int) -> None:
         """Count and report replies or notices whose mailbox has gone."""
         self._shard.counters["replies_undeliverable"] += count
         self._shard.event("reply_undeliverable", "warning", mailbox=reply_to, count=count)
@@ -159,7 +159,7 @@ class Ends:
             return part
         if not service.memory or not all(mail.memory for mail in mails):
             # All of it takes effect once that which is logged is in the log.
-            mails = [self._puts.later(mail) if mail.memory else mail for mail in mails]
+            mails = [self._puts.deferred(mail) if mail.memory else mail for mail in mails]
             part.memory = False
         part.also += mails
         return part
@@ -202,7 +202,7 @@ class Ends:
             batch, offer = lease.batch, lease.in_flight.offer
             if lease.in_flight.ended:
                 # The offer has ended meanwhile: the rows are given back to the queue later.
-                self.later([(batch, rows)])
+                self.settle_later([(batch, rows)])
                 continue
             if not lease.rows:  # let_go() had dropped the lease.
                 lease.in_flight.add(lease)
@@ -216,7 +216,7 @@ class Ends:
             if offer is not None:
                 self._registry.add_load(offer, count)
 
-    def later(self, items: Iterable[BatchRows], *why: Any) -> None:
+    def settle_later(self, items: Iterable[BatchRows], *why: Any) -> None:
         """Have Deadlines decide about these rows again in a while: the log refused a decision.
 
         why: code and reason of the refusal, which make no difference.
@@ -232,7 +232,7 @@ class Ends:
         """Keep rows whose attempts are used up out of the queue until they can be buried."""
         for batch, rows in items:
             batch.aside |= rows
-        self.later(items)
+        self.settle_later(items)
 
 
 class _Ending(Effect):
@@ -243,7 +243,8 @@ class _Ending(Effect):
     items: Sequence[BatchRows]
     why: str
     """Reason, as RequestDone has it."""
-    released: Released
+    released: Released = msgspec.field(default_factory=list)
+    """Rows that taken() took from workers, to be given back where the log refuses."""
 
     def taken(self, part: Part) -> None:
         """Take the rows from their workers, and from the queue, until the log answers.
@@ -296,10 +297,10 @@ class _Ending(Effect):
             # A hand-out that was logged meanwhile passed over these rows, since they were ending:
             # the tables have them as held, but no lease does.
             if rows & batch.row.left & ~batch.row.waiting & ~batch.moving & ~batch.leased:
-                ends.later([(batch, rows)])
+                ends.settle_later([(batch, rows)])
 
 
-class _Dying(_Ending):
+class _Dying(_Ending, kw_only=True):
     """Effect of requests that become dead letters."""
 
     mailbox: str

@@ -128,7 +128,7 @@ class HandOuts:
             queue.replace(rows)  # What no offer got stays at the head.
             if not queue.rows:
                 if queue.priority:
-                    service.waits_no_more(queue)
+                    service.prior_waits_no_more(queue)
                 service.emptied(queue)
             if not more():
                 break

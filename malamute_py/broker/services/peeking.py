@@ -42,7 +42,10 @@ class Peeking:
         a million takes 20 ms."""
 
     def peek(self, link: Link, command: PeekRequests) -> None:
-        """Answer PEEK_REQUESTS with a page of a service's requests. Raises BrokerRefused."""
+        """Answer PEEK_REQUESTS with a page of a service's requests.
+
+        Raises BrokerRefused: the link may not manage the service, or there is none.
+        """
         name = command.service
         if not self._shard.settings.permit(link.owner, "manage_queues", name):
             raise BrokerRefused("forbidden", f"you may not manage service '{name}'")

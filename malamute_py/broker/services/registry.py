@@ -71,7 +71,8 @@ class Registry:
         """The service of a name, created as a draft if there is none. by: the owner that asks.
 
         settings: those of a service that is created; None: the broker's defaults, where services
-        may be created without a word (`auto_create`). Raises BrokerRefused.
+        may be created without a word (`auto_create`). Raises BrokerRefused: by the name, the
+        permissions, the bounds or the settings, or while the service is being removed.
         """
         found = self.by_name.get(name)
         if found is not None:
@@ -100,7 +101,7 @@ class Registry:
         number = self._mailboxes.number()
         service = Service(ServiceRow(number, name, made, by, self._shard.now_ms))
         self.enter(service)
-        self.next_turn.append(partial(self.unused, service))
+        self.next_turn.append(partial(self.forget_unused, service))
         return service
 
     def check_dead_letters(self, owner: str, settings: dict[str, Any]) -> None:
@@ -123,7 +124,7 @@ class Registry:
             del self.by_name[service.name]
             del self.names[bisect_left(self.names, service.name)]
             self._shard.quotas.add(service.row.by, "services", -1)
-        service.state = REMOVING
+        service.state = REMOVING  # Links that keep it in `requesting` see so that it has gone.
         service.clear()
         self.runnable.pop(service, None)
 
@@ -140,7 +141,7 @@ class Registry:
             self._shard.counters["services_created"] += 1
             self._shard.event("service_created", service=service.name, by=service.row.by)
 
-    def unused(self, service: Service) -> None:
+    def forget_unused(self, service: Service) -> None:
         """Forget a service that the log does not have, if no command needs it."""
         if service.state == DRAFT and not (
             service.making or service.reserved_rows or service.batches or service.offers
@@ -165,7 +166,7 @@ class Registry:
     def _was_not_made(self, service: Service, *_: Any) -> None:
         """Drop a service whose creation the log refused, unless something else uses it."""
         service.making -= 1
-        self.unused(service)
+        self.forget_unused(service)
 
     # --- batches and loads ----------------------------------------------------------------------
 

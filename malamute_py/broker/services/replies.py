@@ -110,7 +110,7 @@ class Replies:
                 quotas = self._shard.quotas
                 owner, reason = quotas.owner_of(asked.sender), "the requester's mailbox is full"
                 raise quotas.shown(error, owner, link.owner, reason) from None
-            self._ends.undeliverable(asked.reply_to, content.head.count)
+            self._ends.report_undeliverable(asked.reply_to, content.head.count)
             return None
 
     def _further_part(
@@ -124,11 +124,12 @@ class Replies:
         """Return a part with replies that others follow; it renews the leases of their requests.
 
         mail: the part that puts the replies; None: their mailbox has gone, and the worker goes on.
+        together: as prepare_reply() has it.
         """
         if mail is None:
             mail = Part(level=service.level, memory=not together)
         elif mail.memory and together:
-            mail = self._puts.later(mail)
+            mail = self._puts.deferred(mail)
         mail.effects += [self._counting(count, "replies_in"), Then(partial(self._renew, items))]
         return mail
 
@@ -175,7 +176,7 @@ class Replies:
             return self._returns.returned(
                 service, items, "returned", max(0, min(command.again_ms, TIME_MAX)), reason
             )
-        if state == WorkState.RELEASED:
+        if state == WorkState.RELEASED:  # The worker stops: that was no attempt.
             return self._returns.returned(service, items, RELEASED, again_ms=0)
         raise BrokerRefused("unsupported", f"no state {state} of work")
 
@@ -203,7 +204,7 @@ class Replies:
                 lease.due_ms = now_ms + lease.lease_ms
 
     def _mine(self, link: Link, number: int) -> Offer:
-        """Return the offer that a link has under a number. Raises BrokerRefused."""
+        """Return the offer that a link has under a number. Raises BrokerRefused: it has none."""
         offer = link.receivers.get(number)
         if not isinstance(offer, Offer):
             raise BrokerRefused("unknown_subscription", f"no offer {number}")

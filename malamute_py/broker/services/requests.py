@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+import msgspec
+
 from malamute_protocol.address import name_fault
 from malamute_protocol.commands import Request
 from malamute_protocol.content import Content
@@ -64,7 +66,7 @@ class Requests:
         """
         service = link.requesting.get(command.service)
         if service is None or service.state == REMOVING:
-            service = self._first_request(link, command.service)
+            service = self._permitted_service(link, command.service)
         limits = self._shard.settings
         try:
             content = self._shard.content(frame)
@@ -101,7 +103,7 @@ class Requests:
         )  # fmt: skip
         kind = _Later if delay_ms else _Incoming
         return Part(
-            [change], content, frame, effects=[kind(self, service, change, {})],
+            [change], content, frame, effects=[kind(self, service, change)],
             level=service.level, memory=service.memory, place=service.number, digest=digest,
         )  # fmt: skip
 
@@ -139,7 +141,7 @@ class Requests:
         if (reply_to or link.identity) and not reply_to.startswith("~"):
             # The broker knows what was lost for the temporary mailbox of a session only.
             return
-        taken = None if self._steps.under_way(key) else self._steps.taken(key)
+        taken = None if self._steps.under_way(key) else self._steps.row_of(key)
         try:
             name = self._mailboxes.temporary(link)
         except BrokerRefused:
@@ -158,11 +160,13 @@ class Requests:
             self._shard.counters["answers_lost"] += gone.bit_count()
             self._steps.take([part])
 
-    def _first_request(self, link: Link, name: str) -> Service:
-        """Return the service that a link's REQUEST names, and note that the link may use it.
+    def _permitted_service(self, link: Link, name: str) -> Service:
+        """Check that a link may ask a service, and return it; a draft where there is none.
 
-        `Link.requesting` keeps it, so that later requests need no check of the permission. Raises
-        BrokerRefused: the link may not use it, or a bound is reached.
+        Called for a link's first REQUEST to it: `Link.requesting` keeps it, so that later ones are
+        not checked. That stays right: a reload of the configuration that narrows a user's
+        permissions ends the user's links (Rereading.taken_up). Raises BrokerRefused: the link may
+        not use it, or a bound is reached.
         """
         if not self._shard.settings.permit(link.owner, "request", name):
             raise BrokerRefused("forbidden", f"you may not ask service '{name}'")
@@ -171,7 +175,7 @@ class Requests:
             # Its requests are not logged, so they cannot bring the change that makes the service.
             self._registry.make(service)
         if len(link.requesting) >= REQUESTING_MAX:
-            link.requesting.clear()
+            link.requesting.clear()  # Those that are asked again are checked again.
         link.requesting[name] = service
         return service
 
@@ -224,7 +228,7 @@ class _Incoming(Effect):
     requests: Requests
     service: Service
     change: RequestPut
-    shares: dict[Offer, tuple[int, int]]
+    shares: dict[Offer, tuple[int, int]] = msgspec.field(default_factory=dict)
     """Offer -> (rows that it gets, bytes of credit that were taken for them)."""
 
     def taken(self, part: Part) -> None:
@@ -314,7 +318,7 @@ class _Incoming(Effect):
         for offer, (rows, cost) in self.shares.items():
             requests._hand_outs.return_credit(offer, rows.bit_count(), cost)
         self.shares = {}
-        requests._registry.unused(service)
+        requests._registry.forget_unused(service)
 
 
 class _Later(_Incoming):

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
+import msgspec
+
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.log.steps import Effect, Part, Steps, Then
@@ -65,7 +67,7 @@ class Returns:
             )
             for pause_ms, some in by_pause.items()
         ]
-        returning = _Returning(self, service, items, why, now_ms, by_pause, exhausted, said, [])
+        returning = _Returning(self, service, items, why, now_ms, by_pause, exhausted, said)
         return self._registry.part(service, changes, returning)
 
     def _pause(self, service: Service, times: int, why: str, again_ms: int | None) -> int:
@@ -135,10 +137,11 @@ class Returns:
     ) -> None:
         """Let rows wait again whose worker has ended, was fenced or lost its lease.
 
-        why: which of these. again_ms: as returned() has it.
+        why: which of these; fenced: a newer link took the worker's place. again_ms: as returned()
+        has it.
         """
         part = self.returned(service, items, why, again_ms)
-        part.effects.append(Then(failed=partial(self._ends.later, items)))
+        part.effects.append(Then(failed=partial(self._ends.settle_later, items)))
         self._steps.take([part])
 
     def give_back_all(self, in_flight: InFlight, why: str) -> None:
@@ -150,7 +153,7 @@ class Returns:
         leases = deque(lease for one in in_flight.leases.values() for lease in one)
         if leases:
             self._leaving.append((leases, why))
-            if len(self._leaving) == 1:
+            if len(self._leaving) == 1:  # Else the next turn goes on with the offers before.
                 self._give_back_some()
 
     def _give_back_some(self) -> None:
@@ -199,7 +202,8 @@ class _Returning(Effect):
     """Rows whose attempts are used up."""
     said: str
     """The worker's reason."""
-    released: Released
+    released: Released = msgspec.field(default_factory=list)
+    """Rows that taken() took from workers, to be given back where the log refuses."""
 
     def taken(self, part: Part) -> None:
         """Take the rows from their workers; no offer gets them until the log answers."""

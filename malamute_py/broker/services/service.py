@@ -254,7 +254,7 @@ class InFlight:
             del self.leases[batch.base]
             del self.bases[bisect_left(self.bases, batch.base)]
 
-    def of(self, number: int) -> list[Lease] | None:
+    def leases_at(self, number: int) -> list[Lease] | None:
         """Leases of the last batch in flight that begins at or before a request's number.
 
         None: there is no such batch. The caller checks that the number lies in the batch.
@@ -262,8 +262,11 @@ class InFlight:
         at = bisect_right(self.bases, number) - 1
         return self.leases[self.bases[at]] if at >= 0 else None
 
-    def had(self) -> list[tuple[int, int, int]]:
-        """Everything in flight, ascending: (base of a batch, rows in flight, how many it has)."""
+    def rows_by_batch(self) -> list[tuple[int, int, int]]:
+        """Everything in flight, ascending: (base of a batch, rows in flight, how many it has).
+
+        For AbsentHolders, when the link is lost.
+        """
         found: list[tuple[int, int, int]] = []
         for base in self.bases:
             leases = self.leases[base]
@@ -430,7 +433,7 @@ class Service(Dispatch[RequestBatch, Offer]):
                 queue.append(batch.base, rows, batch)
             queue.rows += rows.bit_count()
             if priority:
-                self.wait_before(queue)
+                self.prior_waits(queue)
             if self.is_slow(queue):
                 # The patterns of workers are compared with this subject in steps, later.
                 self.new_subjects[queue] = None

@@ -88,7 +88,7 @@ class Services:
 
     @property
     def runnable(self) -> bool:
-        """Whether `hand_out` has something to do."""
+        """Whether `hand_out` has something to do; a hand-out that the log refused has a pause."""
         registry = self._registry
         return bool(registry.next_turn or self._admin.listings) or (
             bool(registry.runnable) and self._shard.now_ms >= registry.paused_to_ms

@@ -54,7 +54,10 @@ class Offers:
     # --- OFFER --------------------------------------------------------------------------------
 
     def offer(self, link: Link, command: OfferCommand) -> None:
-        """Take an OFFER up; it is accepted once the log has its service. Raises BrokerRefused."""
+        """Take an OFFER up; it is accepted once the log has its service.
+
+        Raises BrokerRefused: by the permissions, the bounds or its pattern.
+        """
         offer = self._prepare_offer(link, command)
         if offer.service.state == STANDING:
             self._accepted(offer, 0)  # 0: nothing had to be logged.
@@ -108,7 +111,7 @@ class Offers:
             service.join(offer)
         except BrokerRefused:
             # The pattern was refused: a service that only this OFFER has called for is forgotten.
-            self._registry.unused(service)
+            self._registry.forget_unused(service)
             raise
         offer.pattern_bytes = size
         offer.lease_ms = self._lease_ms(service, command.lease_ms)
@@ -135,7 +138,8 @@ class Offers:
     def end(self, offer: Offer, code: str) -> None:
         """End an offer with an ENDED, as its worker or the broker wants; its requests wait again.
 
-        The hand-outs count as no attempts (WITHDRAWN).
+        The hand-outs count as no attempts (WITHDRAWN). With the last offer of its worker, orphans
+        wait again, too.
         """
         self._drop(offer)
         self._links.say(offer.link, Ended(offer.number, offer.begun, code))
@@ -160,7 +164,7 @@ class Offers:
             count = offer.in_flight.rows
             service = offer.service
             self._drop(offer)
-            service.absent.remember(offer.in_flight.holder, offer.in_flight.had())
+            service.absent.remember(offer.in_flight.holder, offer.in_flight.rows_by_batch())
             count += self._leave_orphans(offer, why)
             self._returns.give_back_all(offer.in_flight, why)
             if count:
@@ -183,7 +187,7 @@ class Offers:
         self.pattern_bytes -= offer.pattern_bytes
         self._shard.quotas.add(offer.link.quota_owner, "offers", -1)
         self._shard.quotas.add(offer.link.quota_owner, "pattern_bytes", -offer.pattern_bytes)
-        self._registry.unused(offer.service)
+        self._registry.forget_unused(offer.service)
 
     def _leave_orphans(self, offer: Offer, why: str) -> int:
         """Let orphans of a holder wait again, if it has no offer of the service left.
@@ -197,6 +201,6 @@ class Offers:
         del service.orphans[holder]
         count = in_flight.rows
         if why != WITHDRAWN:
-            service.absent.remember(holder, in_flight.had())
+            service.absent.remember(holder, in_flight.rows_by_batch())
         self._returns.give_back_all(in_flight, why)
         return count

@@ -120,8 +120,8 @@ class Compaction:
             return
         before_ms = self._shard.now_ms - self._shard.settings.deleted_keys_ms
         keys.forget_deleted(before_ms, FORGOTTEN_AT_ONCE)
-        room.learn(value["segment_bytes"], value["segments"])
-        room.begin(value["start_lsn"])
+        room.learn_size(value["segment_bytes"], value["segments"])
+        room.learn_start(value["start_lsn"])
         for end_lsn, nexts in value["oldest"]:
             if stream.ring.end_lsn < room.look_lsn:
                 room.failed = ""
@@ -146,7 +146,7 @@ class Compaction:
                 )  # fmt: skip
                 return
             self._give_up(stream, following, copy)
-            room.begin(end_lsn)
+            room.learn_start(end_lsn)
         room.failed = ""
         if stream.ring.end_lsn >= room.look_lsn:
             # One segment's records are copied for each eighth of a segment that is written: more
@@ -183,7 +183,7 @@ class Compaction:
         if failure is not None or stream.removed or following > stream.pinned:
             return
         self._give_up(stream, following, copy)
-        keys.room.begin(end_lsn)
+        keys.room.learn_start(end_lsn)
         self.look(stream)
 
     def _give_up(self, stream: Stream, following: int, copy: int) -> None:

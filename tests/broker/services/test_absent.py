@@ -10,7 +10,7 @@ def test_a_number_is_found_in_the_last_batch_that_begins_before_it() -> None:
     absent.remember("ann", [(100, 0b1, 1)])
     absent.remember("ann", [(10, 0b110, 3), (100, 0b1, 1)])
     ann = absent.by_holder["ann"]
-    assert [ann.of(number) for number in (9, 10, 12, 99, 100)] == [
+    assert [ann.rows_at(number) for number in (9, 10, 12, 99, 100)] == [
         (-1, 0), (10, 0b110), (10, 0b110), (10, 0b110), (100, 0b1),
     ]  # fmt: skip
 
