@@ -64,7 +64,7 @@ class _Pattern:
         self.added_by_callers = 0
         """How often add() was called for the pattern, less the calls of discard()."""
         self.held_by_patterns = 0
-        """How many other patterns are filed by this one."""
+        """How many other patterns have this one as a part."""
         self.conjunctions: tuple[frozenset[HeldFact], ...] | None = None
         """Conjunctions that the pattern is filed under; None for a leaf, which is in its kind's
         table."""
@@ -156,7 +156,7 @@ class Index:
     def pattern(self, number: int) -> Pattern:
         """Return the canonical wire form of a pattern; KeyError: the number is not in use."""
         pattern = self._patterns[number]
-        if not pattern.added_by_callers:
+        if not pattern.added_by_callers:  # It is a part of other patterns only.
             raise KeyError(number)
         return to_wire(pattern.canonical)
 
@@ -458,7 +458,7 @@ class Index:
             self._give_up(part)
 
     def _vacate(self, number: int) -> None:
-        """Let the number be used again, unless the memo may still know it."""
+        """Let the number be used again, unless a pattern has it still or the memo may know it."""
         if number not in self._patterns and number not in self._leaving:
             heappush(self._free, number)
 

@@ -72,7 +72,7 @@ def _pack_row(key: Any, row: msgspec.Struct) -> bytes:
 
 
 def _reader(kind: type[V], key: Callable[[V], Any]) -> Callable[[Any], tuple[Any, V]]:
-    """Return the reading of rows that are arrays themselves. key: a row's key, from the row."""
+    """Return the function that reads rows which are arrays. key: returns a row's key."""
     decode = msgspec.msgpack.Decoder(kind).decode
 
     def read(data: Any) -> tuple[Any, V]:
@@ -220,7 +220,10 @@ def _values_in_order(key: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _base_first(key: tuple[int, int]) -> tuple[int, int]:
-    """Return the values of the columns of a message's key (mailbox, base): base, mailbox."""
+    """Return the values of a message's key (mailbox, base) in the order of its columns.
+
+    `base` comes first there: whether a body is still wanted is asked by its number alone.
+    """
     mailbox, base = key
     return base, mailbox
 
@@ -235,7 +238,6 @@ SERVICES: Final[Form[int, ServiceRow]] = Form(
     "services", ("number INTEGER",), _single_value, _pack_row, _reader(ServiceRow, _NUMBER)
 )
 MESSAGES: Final[Form[tuple[int, int], MessageRow]] = Form(
-    # The key begins with the number: whether a body is still wanted is asked by its number alone.
     "messages", ("base INTEGER", "mailbox INTEGER"), _base_first, _pack_message, _message,
 )  # fmt: skip
 REQUESTS: Final[Form[int, RequestRow]] = Form(

@@ -50,6 +50,7 @@ def rebuild(
         reached = checkpoint.position.change_next
         if reached < change_next and not accept_lost:
             raise ChangesLost(f"the log ends at change {reached} of {change_next}")
+        # Changes that are accepted as lost are not waited for.
         _stand_at(connection, change_next)
 
     try:

@@ -88,7 +88,7 @@ class StreamAdmin:
         """Pages of streams that are being put together, each to be gone on with in its turn."""
 
     def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
-        """Return the handlers of these commands."""
+        """Return the handler of each command, for the broker's table of commands."""
         return {
             OpenProducer: self.open_producer,
             CreateStream: self.create_stream,
@@ -346,7 +346,7 @@ class StreamAdmin:
             young = answer.pop("young")  # First offset that the stream keeps by its age; 0: any.
             del answer["begin"]  # For retention alone.
             if keys is not None:
-                _add_given_up(answer, first)
+                _add_given_up(answer, first)  # Ranges of which the index knows no batch any more.
                 # Ranges that have every record: the index does not know which were replaced.
                 answer["unbroken"] = []
             if moved is not None:

@@ -122,7 +122,7 @@ class Catalogue:
         BrokerRefused: it may not (`forbidden`), or there is no such stream.
         """
         if not self._shard.settings.permit(owner, action, name):
-            words = doing or f"{action.partition('_')[0]} stream"
+            words = doing or f"{action.partition('_')[0]} stream"  # manage_streams: manage stream
             raise BrokerRefused("forbidden", f"you may not {words} '{name}'")
         stream = self._names.get(name)
         if stream is None:
@@ -130,15 +130,16 @@ class Catalogue:
         return stream
 
     def telling(self, owner: str, name: str) -> str:
-        """Return an action that gives an identity the facts of a stream; `read`: it has none.
+        """Return an action by which an identity may be told the facts of a stream.
 
-        The caller hands it to find(), whose refusal, if it refuses, names the action.
+        The caller hands it to find(), which checks it. `read`, where the identity may do none of
+        TOLD_TO: find() then refuses with "you may not read stream".
         """
         permit = self._shard.settings.permit
         return next((each for each in TOLD_TO if permit(owner, each, name)), "read")
 
     def tells(self, owner: str, name: str) -> bool:
-        """Whether an identity is told the facts of a stream: it may read, trim or manage it."""
+        """Whether a listing tells an identity of a stream: it may read, trim or manage it."""
         permit = self._shard.settings.permit
         return any(permit(owner, each, name) for each in TOLD_TO)
 
@@ -200,7 +201,10 @@ class Catalogue:
         return name in self._names or name in self._waiting
 
     def with_keys(self, owner: str, name: str) -> tuple[Stream, Keys]:
-        """Return a stream with its keys. Raises BrokerRefused unless there is one and has keys."""
+        """Return a stream with its keys. Raises BrokerRefused unless there is one and has keys.
+
+        owner: identity that asks; the refusal hints at streams that it may read.
+        """
         stream = self._names.get(name)
         if stream is None and name in self._waiting:
             raise BrokerRefused("wait", f"stream '{name}' is being created")

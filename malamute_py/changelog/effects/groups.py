@@ -4,7 +4,8 @@ Owns what such a record changes in `Queues`. The rule: a record that is done has
 Source: docs/design.md (Journal; Queues and the checkpoint).
 
 A group shares the records of a stream among its members; its attempts (`tries`) are counted by
-ranges of offsets.
+ranges of offsets. `epoch` is that of the log in which these offsets were given: it tells a start
+whether a power loss took such records away.
 """
 
 from __future__ import annotations

@@ -40,6 +40,7 @@ def _mailbox_set(tables: Tables, queues: Queues, change: MailboxSet) -> None:
     queues.mailboxes[change.number] = MailboxRow(
         change.number, change.name, change.settings, by, since
     )
+    # Mailboxes and services have their numbers from one count.
     queues.next_number = max(queues.next_number, change.number + 1)
 
 

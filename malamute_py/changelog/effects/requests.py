@@ -50,6 +50,7 @@ def _service_set(tables: Tables, queues: Queues, change: ServiceSet) -> None:
     queues.services[change.number] = ServiceRow(
         change.number, change.name, change.settings, by, since
     )
+    # Mailboxes and services have their numbers from one count.
     queues.next_number = max(queues.next_number, change.number + 1)
 
 
@@ -227,7 +228,7 @@ def _request_dead(tables: Tables, queues: Queues, change: RequestDead) -> None:
             _set_apart(row, rare)
         row.left |= mask
         if len(rare.why) >= put.count:
-            # Some of them died before, were put back and die again: the last time is what counts.
+            # A reason for each row and one more: some died before, and die again. The last counts.
             rare.why = [
                 (rows_of(rest), why)
                 for rows, why in rare.why
@@ -238,7 +239,11 @@ def _request_dead(tables: Tables, queues: Queues, change: RequestDead) -> None:
 
 
 def _set_apart(row: MessageRow, rare: Rare) -> None:
-    """Move facts that held for all rows of a put to its present rows, before others join them."""
+    """Move facts that held for all rows of a put to its present rows, before others join them.
+
+    The facts: when they are delivered again (a row's own time stays), and attempts (added to a
+    row's own).
+    """
     left = row.left
     rare.again = _each(rare.again, left, others=row.not_before_ms, more=0)
     rare.tries = _each(rare.tries, left, others=row.attempts, more=row.attempts)

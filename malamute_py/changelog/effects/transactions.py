@@ -25,7 +25,11 @@ from malamute_py.changelog.tables import Effects, KeyRow, Queues, StagedRow, Tab
 
 
 def _step_taken(tables: Tables, queues: Queues, change: StepTaken) -> None:
-    """Remember the key of an answer or step: base -1, and minus the command's number."""
+    """Remember the key of an answer or step, so that it is taken once.
+
+    Nothing was put under it (base -1). Minus the command's number stands where the key of a put has
+    the number of its mailbox or service.
+    """
     row = KeyRow(base=-1, count=0, at_ms=change.at_ms, use=-change.command, digest=change.digest)
     queues.remember(change.sender, change.key, row)
 
