@@ -57,10 +57,7 @@ class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     the subjects are keys; empty: records go as the ring and the bounds say."""
 
     def __post_init__(self) -> None:
-        """Have the full ring of a stream with keys refuse batches, also where an older log differs.
-
-        Overwriting would take newest records away.
-        """
+        """Have a stream with keys never overwrite records, also where an older log differs."""
         if self.keep:
             msgspec.structs.force_setattr(self, "full", "refuse")
 

@@ -1,10 +1,10 @@
 """The index: from a header to the numbers of all patterns that match it.
 
-Owns the numbers of one stream's patterns. The rules: the same pattern has one number, however often
-it is added; a header seen before is one dictionary look-up; a new header costs by what it matches,
-not by how many patterns there are; add and discard cost the same however many headers are
-remembered. scan.py gives the same answers by comparing one pattern at a time, and the tests hold
-the two together.
+Owns the numbers of the patterns of one stream's readers, or of one service's offers. The rules: the
+same pattern has one number, however often it is added; a header seen before is one dictionary
+look-up; a new header costs by what it matches, not by how many patterns there are; add and discard
+cost the same however many headers are remembered. scan.py gives the same answers by comparing one
+pattern at a time, and the tests hold the two together.
 
 Words: a pattern's canonical form is alike for all that mean the same. A leaf is a pattern that the
 table of its kind finds (a topic, a prefix, an expression). Any other one is filed under
@@ -97,7 +97,7 @@ def _gather(
 
 
 class Index:
-    """The patterns of one stream."""
+    """The patterns of one stream or service."""
 
     def __init__(
         self,

@@ -222,7 +222,7 @@ class Checkpoint:
         )
 
     def _file_bytes(self) -> int:
-        """Return the size that the database file will have, once the WAL's pages are in it too."""
+        """Return the size to allocate for the database file: all pages, the WAL's included."""
         execute = self._connection.execute
         pages: int = execute("PRAGMA page_count").fetchone()[0]
         size: int = execute("PRAGMA page_size").fetchone()[0]

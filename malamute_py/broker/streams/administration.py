@@ -5,6 +5,9 @@ and the broker answers with it. Facts about a stream are told to those who may r
 it. The rules: each list is bounded and paged; a change is answered when it is durable; a question
 to the journal is answered when the journal has answered. Source: SPEC.md, section 4;
 docs/design.md, Safety.
+
+A call that comes later is wrapped by contained(): an error in it ends the link that asked, and not
+the broker. `link.queries` counts a link's questions that are not answered, which are bounded.
 """
 
 from __future__ import annotations

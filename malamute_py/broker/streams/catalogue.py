@@ -148,14 +148,14 @@ class Catalogue:
         return self._numbers.get(number)
 
     def numbers_in(self, ring: str) -> Collection[int]:
-        """Return the numbers of the streams whose records are in a ring; "": of all streams."""
+        """Return the numbers of the streams in a ring, for its snapshot; "": of all streams."""
         if not ring:
             return self._numbers
         state = self.rings.get(ring)
         return () if state is None else state.numbers
 
     def owner_of(self, ring: RingState) -> Stream | None:
-        """Return the stream whose own ring it is; None: streams share it."""
+        """Return the stream whose own ring it is, for the ring's facts; None: streams share it."""
         number = next(iter(ring.numbers), None)
         stream = None if number is None else self.by_number(number)
         return stream if stream is not None and stream.row.settings.ring_bytes else None

@@ -97,7 +97,7 @@ class Conditions:
         keys.take(rows, count, size)
 
     def forget_deleted(self, keys: Keys) -> None:
-        """Forget some of the keys that were deleted long ago."""
+        """Forget some of the keys that were deleted long ago, so that others have room."""
         before_ms = self._shard.now_ms - self._shard.settings.deleted_keys_ms
         keys.forget_deleted(before_ms, FORGOTTEN_AT_ONCE)
 

@@ -5,6 +5,9 @@ value the newest record of the subject, its revision that record's offset; a val
 lies in a copy (compaction.py). The rules: a value is answered once no power loss can take it back;
 one key costs no search, however many there are; a page looks at a bounded number of keys; a stream
 answers nothing about its keys before a start has read them all. Source: SPEC.md, sections 4 and 8.
+
+A call that comes later is wrapped by contained(): an error in it ends the link that asked, and not
+the broker.
 """
 
 from __future__ import annotations

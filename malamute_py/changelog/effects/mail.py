@@ -6,6 +6,9 @@ Source: docs/design.md (Journal; Queues and the checkpoint).
 
 A put is the messages of one batch in one mailbox: one MessageRow, under the number of the first
 (`base`). A mask is a set of its rows, its messages: an integer whose lowest bit is the first row.
+mask_of() makes it of the bytes in a record: rows that are left, and all of them for empty bytes.
+apply() calls one of these functions for each record of the log, in the broker and in the process of
+the checkpoint, whose maps write only rows that are set in them: a changed row is set again.
 """
 
 from __future__ import annotations

@@ -5,8 +5,11 @@ hold, or gone; an attempt counts when a worker takes the request.
 Source: docs/design.md (Journal; Queues and the checkpoint).
 
 A batch of requests in a service is one RequestRow, under the number of the first (`base`). A mask
-is a set of its rows, its requests: an integer whose lowest bit is the first row. A request that
-failed too often becomes a message of a mailbox, a dead letter.
+is a set of its rows, its requests: an integer whose lowest bit is the first row. mask_of() makes it
+of the bytes in a record: rows that are left, and all of them for empty bytes. A request that failed
+too often becomes a message of a mailbox, a dead letter.
+apply() calls one of these functions for each record of the log, in the broker and in the process of
+the checkpoint, whose maps write only rows that are set in them: a changed row is set again.
 """
 
 from __future__ import annotations
@@ -84,7 +87,7 @@ def _work_taken(tables: Tables, queues: Queues, change: WorkTaken) -> None:
         row.holds.append(Hold(change.holder, mask, change.at_ms, change.lease_ms))
         _count(row, mask)
         _undelay(row, mask)
-        queues.requests[base] = row  # tells a map over SQLite that the row has changed
+        queues.requests[base] = row
 
 
 def _count(row: RequestRow, mask: int) -> None:

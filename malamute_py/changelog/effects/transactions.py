@@ -7,6 +7,8 @@ Source: docs/design.md (Journal; Queues and the checkpoint).
 
 A staged batch lies in the mail stream, aside from its stream, until its transaction is committed
 and the batch is appended there.
+apply() calls one of these functions for each record of the log, in the broker and in the process of
+the checkpoint, whose maps write only rows that are set in them: a changed row is set again.
 """
 
 from __future__ import annotations
