@@ -273,7 +273,7 @@ class Cursors:
         cursor counts.
         """
         if not self._cursors.has(place):
-            self._cursors.begin(place, by)
+            self._cursors.begin_creation(place, by)
         self._cursors.coming.setdefault(place, []).append(going)
 
     def _end_move(self, place: Place, going: list[int]) -> None:
@@ -283,7 +283,7 @@ class Cursors:
         if left:
             coming[place] = left
         else:
-            self._cursors.begun(place)
+            self._cursors.end_creation(place)
 
     def _load_moved(self, stream: Stream, name: str) -> None:
         """Load the row of a cursor that the log has moved or edited, from the tables."""

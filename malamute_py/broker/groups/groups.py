@@ -336,7 +336,7 @@ class Groups:
             self._turn_away(member, error.code, error.reason, error.retry_ms)
             return
         self._groups.coming[place] = [(member, command)]
-        self._groups.begin(place, link.owner)
+        self._groups.begin_creation(place, link.owner)
         self._create_at_start(member, command, stream)
 
     def _create_at_start(self, member: Member, command: JoinGroup, stream: Stream) -> None:
@@ -410,7 +410,7 @@ class Groups:
         if stream.removed:
             self._not_created(place, "stream_removed", f"'{stream.name}' was removed", retry_ms=0)
             return
-        self._groups.begun(place)
+        self._groups.end_creation(place)
         group = self._take_up(stream, self._shard.queues.groups[place])
         # A group that a power loss could take back could begin again at a later record.
         self._answers.settle(end_lsn, partial(self._let_in, stream, group))
@@ -436,7 +436,7 @@ class Groups:
 
     def _not_created(self, place: Place, code: str, reason: str, retry_ms: int) -> None:
         """Turn away the members that wait for a group that could not be created or taken up."""
-        self._groups.begun(place)
+        self._groups.end_creation(place)
         for member, _ in self._groups.coming.pop(place, ()):
             self._turn_away(member, code, reason, retry_ms)
 

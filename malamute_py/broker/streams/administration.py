@@ -293,7 +293,7 @@ class StreamAdmin:
         live = 0  # All else, `durable` and `committed`, is of what no power loss can take back.
         durable = command.visibility != live
 
-        def begun(begin: Begin | BrokerRefused) -> None:
+        def found(begin: Begin | BrokerRefused) -> None:
             """Plan the read from the start that was found, or refuse the command."""
             if isinstance(begin, BrokerRefused):
                 link.queries -= 1
@@ -303,7 +303,7 @@ class StreamAdmin:
 
         self._starts.resolve(
             stream, command.start, durable, command.pattern,
-            self._links.contained(link, "PLAN_READ", begun),
+            self._links.contained(link, "PLAN_READ", found),
             end=stream.next, asker=link, wanted=lambda: link.open,
         )  # fmt: skip
 

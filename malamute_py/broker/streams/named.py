@@ -74,12 +74,12 @@ class Named(Generic[_T, _Coming]):
             raise self._quotas.over_all(by, self._resource, reason)
         self._quotas.check(by, self._resource)
 
-    def begin(self, place: Place, by: str) -> None:
+    def begin_creation(self, place: Place, by: str) -> None:
         """Count an object that is being created for its creator."""
         self._creators[place] = by
         self._quotas.add(by, self._resource)
 
-    def begun(self, place: Place) -> None:
+    def end_creation(self, place: Place) -> None:
         """End the count of a creation, which the log has or refused; an object counts by itself."""
         creator = self._creators.pop(place, None)
         if creator is not None:
@@ -98,7 +98,7 @@ class Named(Generic[_T, _Coming]):
         stream, name = place
         things = self._of.setdefault(stream, {})
         if name not in things:
-            self.begun(place)
+            self.end_creation(place)
             self._count += 1
             self._owners[place] = by
             self._quotas.add(by, self._resource)
