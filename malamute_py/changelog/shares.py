@@ -97,7 +97,7 @@ class Shares(Generic[K]):
         self.total += 1
         self._moved[owner] = None
 
-    def turn(self, owner: str, entry: K) -> K:
+    def swap_in(self, owner: str, entry: K) -> K:
         """Add an entry that is not there yet; remove and return the one that makes room for it.
 
         Called when the bound of all entries is reached.

@@ -287,7 +287,7 @@ class Remembering(MutableMapping[Key, KeyRow]):
                 shares.add(owner_of(known), known)
         if shares.total >= most and key not in self:
             self[key] = row
-            del self[shares.turn(owner_of(key), key)]
+            del self[shares.swap_in(owner_of(key), key)]
             return
         self[key] = row
         shares.add(owner_of(key), key)

@@ -249,11 +249,11 @@ class _Copy:
             for tries in range(1, _TRIES + 1):
                 try:
                     ring.begin()
-                    ring.extend(ring.proven())
+                    ring.extend(ring.wait_synced())
                     if name == MAIN:
                         # The tables have come further than the copy meanwhile: it goes on to there.
                         lsn = self._copy_tables()
-                        ring.extend(max(ring.proven(), lsn))
+                        ring.extend(max(ring.wait_synced(), lsn))
                         main = ring
                     elif self._running:
                         # A ring that `asked` lacks was made after the snapshot was asked for. What
@@ -370,7 +370,7 @@ class _RingCopy:
         ours = header is not None and header.ring == self._meta.uuid
         return header.number if ours and header is not None else None
 
-    def proven(self) -> int:
+    def wait_synced(self) -> int:
         """Wait until the ring is synced to where it ends now, and return up to where it is synced.
 
         The ring of a stopped broker is copied to its end. Raises SnapshotFailed: not in time.

@@ -139,7 +139,7 @@ class StreamAdmin:
         Where only the journal knows which records are past the stream's bound of age, it is asked
         first: these are not told as kept, although they still take space.
         """
-        action = self._catalogue.telling(link.owner, command.stream)
+        action = self._catalogue.action_for_facts(link.owner, command.stream)
         stream = self._catalogue.find(link.owner, command.stream, action)
 
         if not self._retention.asks_for_age(stream):
@@ -232,7 +232,7 @@ class StreamAdmin:
                 return
             after = name
             stream = catalogue.get(name)
-            if stream is not None and catalogue.tells(link.owner, name):
+            if stream is not None and catalogue.may_have_facts(link.owner, name):
                 page.append(_short(stream, self._shard.now_ms))
         link.queries -= 1
         self._answers.result(link, command, {"streams": page, "more": more})
@@ -254,7 +254,7 @@ class StreamAdmin:
         # Positions that say nothing of what records hold are among the facts of a stream, which are
         # also for those who may only trim or manage it. The first item of a start is its kind.
         plain = command.start and command.start[0] in _PLAIN_STARTS
-        action = self._catalogue.telling(link.owner, command.stream) if plain else "read"
+        action = self._catalogue.action_for_facts(link.owner, command.stream) if plain else "read"
         stream = self._catalogue.find(link.owner, command.stream, action)
         self._links.count_query(link)  # found() takes the question off the count again.
 

@@ -129,7 +129,7 @@ class Catalogue:
             raise BrokerRefused("unknown_stream", f"there is no stream '{name}'")
         return stream
 
-    def telling(self, owner: str, name: str) -> str:
+    def action_for_facts(self, owner: str, name: str) -> str:
         """Return an action by which an identity may be told the facts of a stream.
 
         The caller hands it to find(), which checks it. `read`, where the identity may do none of
@@ -138,7 +138,7 @@ class Catalogue:
         permit = self._shard.settings.permit
         return next((each for each in TOLD_TO if permit(owner, each, name)), "read")
 
-    def tells(self, owner: str, name: str) -> bool:
+    def may_have_facts(self, owner: str, name: str) -> bool:
         """Whether a listing tells an identity of a stream: it may read, trim or manage it."""
         permit = self._shard.settings.permit
         return any(permit(owner, each, name) for each in TOLD_TO)

@@ -51,9 +51,9 @@ class Conditions:
     def enter(self, stream: Stream) -> None:
         """Note a stream with keys that begins to exist or that a start found."""
         self.streams[stream.row.number] = stream
-        self.learn(stream)
+        self.look_if_ready(stream)
 
-    def learn(self, stream: Stream) -> None:
+    def look_if_ready(self, stream: Stream) -> None:
         """Have compaction look how full the ring of a stream is, where all its keys are known."""
         if stream.keys is not None and stream.keys.ready:
             self._look(stream)

@@ -54,12 +54,12 @@ class KeyCommands:
 
     def __init__(
         self, shard: Shard, links: Links, catalogue: Catalogue, publishing: Publishing,
-        answers: Answers, timers: Timers, learn: Callable[[Stream], None],
+        answers: Answers, timers: Timers, look_if_ready: Callable[[Stream], None],
     ) -> None:  # fmt: skip
-        """learn: Conditions.learn, called with a stream of which a start has read all keys."""
+        """look_if_ready: of Conditions, called with a stream of which a start has read all keys."""
         self._shard = shard
         self._timers = timers
-        self._learn = learn
+        self._look_if_ready = look_if_ready
         self._unread: set[Stream] = set()
         """Streams whose keys a start could not read yet, as an event has told."""
         self._links = links
@@ -352,7 +352,7 @@ class KeyCommands:
             self._read_on(stream, keys, "keys", stream.first)
             return
         keys.ready = True
-        self._learn(stream)
+        self._look_if_ready(stream)
         self._unread.discard(stream)
         self._shard.event("keys_read", stream=stream.name, keys=len(keys))
 

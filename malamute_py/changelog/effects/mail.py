@@ -108,12 +108,12 @@ def _mail_again(tables: Tables, queues: Queues, change: MailAgain) -> None:
         elif mask:
             # Some of them: from now on bitmaps say which rows have which time and attempts.
             rare = row.rare = Rare() if row.rare is None else row.rare
-            rare.again = _moved(rare.again, mask, lambda at_ms: change.not_before_ms)
-            rare.tries = _moved(rare.tries, mask, lambda times: times + 1)
+            rare.again = _renumbered(rare.again, mask, lambda at_ms: change.not_before_ms)
+            rare.tries = _renumbered(rare.tries, mask, lambda times: times + 1)
         queues.messages[place] = row
 
 
-def _moved(
+def _renumbered(
     kept: list[tuple[int, bytes]], mask: int, to: Callable[[int], int]
 ) -> list[tuple[int, bytes]]:
     """Return `kept` with other numbers for the rows of `mask`: `to` makes each from the old one.

@@ -248,12 +248,12 @@ def _set_apart(row: MessageRow, rare: Rare) -> None:
     row's own).
     """
     left = row.left
-    rare.again = _each(rare.again, left, others=row.not_before_ms, more=0)
-    rare.tries = _each(rare.tries, left, others=row.attempts, more=row.attempts)
+    rare.again = _with_common(rare.again, left, others=row.not_before_ms, more=0)
+    rare.tries = _with_common(rare.tries, left, others=row.attempts, more=row.attempts)
     row.attempts = row.not_before_ms = 0
 
 
-def _each(
+def _with_common(
     kept: list[tuple[int, bytes]], left: int, others: int, more: int
 ) -> list[tuple[int, bytes]]:
     """Return the bitmaps of rows by a number, when what holds for all rows is added to them.
