@@ -141,8 +141,8 @@ class Named(Generic[_T, _Coming]):
 
         Called for the listings of CURSOR_INFO and GROUP_INFO; each object comes with its stream.
         may_list: whether the asker may be told of the stream of a name. stream: its name; empty:
-        all of these. after: where the page before ended, "stream/name", or a name alone in `stream`;
-        empty: from the first on.
+        all of these. after: where the page before ended, "stream/name", or a name alone in
+        `stream`; empty: from the first on.
         """
         after_stream, slash, after_name = after.rpartition("/")
         if not slash:
