@@ -168,9 +168,9 @@ class KeyCommands:
             self._answers.refuse(link, command, *failure)
         else:
             row, time_ms = offset - batch.base, append_time_of(batch.stamp)
-            self._say(link, command, offset, partial(value_of, batch.content, row, time_ms))
+            self._tell_value(link, command, offset, partial(value_of, batch.content, row, time_ms))
 
-    def _say(
+    def _tell_value(
         self, link: Link, command: GetKey, offset: int, value_now: Callable[[], dict[str, Any]]
     ) -> None:
         """Answer with a value, unless answers of the meantime have left the link no room.
@@ -228,7 +228,7 @@ class KeyCommands:
                 # A copy has only some rows of its batch, and says which.
                 row = content.row_of(offset - stamp.base_offset)
                 value = partial(value_of, content, row, stamp.append_time_ms)
-                self._say(link, command, offset, value)
+                self._tell_value(link, command, offset, value)
 
         self._shard.ask(
             stream.ring.name, stream.number, "batch",
@@ -298,7 +298,7 @@ class KeyCommands:
                     self._read_on(stream, keys, "keys", stream.first)
 
     def _read_on(self, stream: Stream, keys: Keys, kind: str, offset: int) -> None:
-        """Have the journal read the keys of the next part of a stream; _read() gets the answer.
+        """Have the journal read the keys of the next part of a stream, for _enter_page().
 
         kind: the question: `moved_keys`, to the hidden stream of copies; `keys`, to the stream's
         own records. offset: where the part begins.
@@ -307,7 +307,7 @@ class KeyCommands:
         self._shard.ask(
             stream.ring.name, stream.number, kind,
             {"from": offset, "end": end, "bytes": READ_BYTES},
-            partial(self._read, stream, keys, kind, offset, end),
+            partial(self._enter_page, stream, keys, kind, offset, end),
         )  # fmt: skip
 
     def _read_again(self, stream: Stream, keys: Keys, kind: str, offset: int) -> None:
@@ -317,7 +317,7 @@ class KeyCommands:
         else:
             self._read_on(stream, keys, kind, offset)
 
-    def _read(
+    def _enter_page(
         self, stream: Stream, keys: Keys, kind: str, offset: int, end: int, value: Any
     ) -> None:
         """Enter a page of keys that the journal found, and ask for the next one.
