@@ -199,7 +199,7 @@ class Broker:
         )  # fmt: skip
         self._key_commands = KeyCommands(
             shard, self._links, self._catalogue, self._publishing, answers, self._groups.timers,
-            conditions.learn,
+            conditions.look_if_ready,
         )  # fmt: skip
         self._reception = Reception(
             shard, self._links, self._catalogue, self._publishing, self._mail, self._intake,
@@ -220,7 +220,7 @@ class Broker:
         if state.queues_lost:
             self._lose_queues(state.queues_lost)
         else:
-            self._arrivals.keep(shard.queues.staged)
+            self._arrivals.keep_only(shard.queues.staged)
 
     def _table(self) -> dict[type[Command], Callable[[Link, Any], None]]:
         """Return the handlers of all commands but PUBLISH; the link's state was checked before."""

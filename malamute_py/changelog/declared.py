@@ -71,7 +71,7 @@ def evolved(old: StreamSettings, wanted: StreamSettings, bytes_max: int) -> Stre
 
 
 def is_version(settings: StreamSettings, schema: bytes) -> bool:
-    """Whether a schema says the same as a version that a stream has.
+    """Whether a schema says the same as a version that a stream has, for a `create` of it.
 
     Raises BrokerRefused: the schema cannot be read.
     """

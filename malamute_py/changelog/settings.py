@@ -57,7 +57,7 @@ class StreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     the subjects are keys; empty: records go as the ring and the bounds say."""
 
     def __post_init__(self) -> None:
-        """Let the ring of a stream with keys refuse, also where an older log says otherwise."""
+        """Have a stream with keys never overwrite records, also where an older log differs."""
         if self.keep:
             msgspec.structs.force_setattr(self, "full", "refuse")
 
@@ -209,6 +209,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
             "backoff_max_ms", "timeout_ms",
         )  # fmt: skip
         check_level(self.level)
+        # Empty stands for the mailbox `NAME.dead`: dead letters always go to a mailbox.
         if self.dead_letters and name_fault(self.dead_letters):
             raise BrokerRefused("bad_setting", f"dead_letters: {name_fault(self.dead_letters)}")
 
@@ -243,6 +244,7 @@ class GroupSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     def check(self) -> None:
         """Raise BrokerRefused `bad_setting`, which names the setting and its allowed values."""
         check_numbers(self, "attempts_max", "lease_ms")
+        # Empty stands for the mailbox `STREAM.GROUP.dead`: dead letters always go to a mailbox.
         if self.dead_letters and name_fault(self.dead_letters):
             raise BrokerRefused("bad_setting", f"dead_letters: {name_fault(self.dead_letters)}")
 
@@ -255,7 +257,7 @@ def check_numbers(settings: msgspec.Struct, *names: str) -> None:
 
 
 def check_level(level: str) -> None:
-    """Raise BrokerRefused `bad_setting` when the level cannot be a default."""
+    """Raise BrokerRefused `bad_setting` unless a level may be a default; `none` may not."""
     if level not in LEVELS:
         raise BrokerRefused("bad_setting", f"level is one of {', '.join(LEVELS)}")
 

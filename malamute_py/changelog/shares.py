@@ -4,7 +4,8 @@ Owns the accounting by owner. The rules: when the bound is reached, the owner wi
 loses its oldest entry, and among owners with equally many the one whose oldest entry is older. Each
 of n owners so keeps at least an n-th of the bound, whatever the others do. The choice follows from
 the entries and their order alone, so that a start that adds them in order, and every replica, makes
-the same choice. A call costs about the same however many entries there are.
+the same choice. A call costs about the same however many entries there are. Entries are keys of
+commands, by their sender's owner (tables.py), and producers, by their identity.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class Shares(Generic[K]):
         self.total += 1
         self._moved[owner] = None
 
-    def turn(self, owner: str, entry: K) -> K:
+    def swap_in(self, owner: str, entry: K) -> K:
         """Add an entry that is not there yet; remove and return the one that makes room for it.
 
         Called when the bound of all entries is reached.

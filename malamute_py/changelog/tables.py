@@ -287,14 +287,14 @@ class Remembering(MutableMapping[Key, KeyRow]):
                 shares.add(owner_of(known), known)
         if shares.total >= most and key not in self:
             self[key] = row
-            del self[shares.turn(owner_of(key), key)]
+            del self[shares.swap_in(owner_of(key), key)]
             return
         self[key] = row
         shares.add(owner_of(key), key)
 
 
 def owner_of(key: Key) -> str:
-    """Return the owner in whose share a key counts."""
+    """Return the owner in whose share a key counts; clients without an identity share one."""
     sender, _ = key
     return ANONYMOUS if sender.startswith(ANONYMOUS) else sender
 
@@ -331,7 +331,7 @@ class Queues(msgspec.Struct):
 
     def note_end(self, transaction: bytes, why: str, at_ms: int) -> None:
         """Remember that a transaction did not end as its client wanted."""
-        self.ends.pop(transaction, None)
+        self.ends.pop(transaction, None)  # So that it becomes the newest: the oldest is forgotten.
         self.ends[transaction] = EndRow(transaction, why, at_ms)
         if len(self.ends) > ENDS_MAX:
             del self.ends[next(iter(self.ends))]

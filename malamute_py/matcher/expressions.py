@@ -145,7 +145,7 @@ def check_weight(canonical: Canonical) -> int:
 class _Set:
     """Expressions compiled into one automaton; discarded members stay until the set is rebuilt."""
 
-    __slots__ = ("alive", "automaton", "members", "program", "singly")
+    __slots__ = ("alive", "automaton", "members", "singly", "weight")
 
     def __init__(self, members: list[tuple[int, str, int]]) -> None:
         """Compile expressions together. members: (number of the pattern, expression, weight)."""
@@ -153,7 +153,7 @@ class _Set:
         """(number, expression, weight), None where discarded."""
         self.alive = len(members)
         """How many members were not discarded."""
-        self.program = sum(weight for _, _, weight in members)
+        self.weight = sum(weight for _, _, weight in members)
         """Weight of all members, discarded ones, too."""
         self.singly: list[Any] | None = None
         """Each expression compiled alone, once that was needed."""
@@ -202,7 +202,7 @@ class RegexTable:
         """The largest first."""
         self._where: dict[int, tuple[_Set, int]] = {}
         """Number of an expression that is in a set -> the set, and its place there."""
-        self._program = 0
+        self._total_weight = 0
         """Weight of all expressions."""
 
     def __len__(self) -> int:
@@ -213,14 +213,14 @@ class RegexTable:
         expression: str = canonical[1]
         compiled = _compile(expression)
         weight = _weight(expression, compiled)
-        if self._program + weight > self.programs_max:
+        if self._total_weight + weight > self.programs_max:
             raise PatternError(
                 "limit",
-                f"there are {len(self)} regular expressions of {self._program} instructions in "
-                f"all and this one counts {weight}; the limit is {self.programs_max}: use topic "
+                f"there are {len(self)} regular expressions of {self._total_weight} instructions "
+                f"in all and this one counts {weight}; the limit is {self.programs_max}: use topic "
                 "or prefix patterns, or several streams or services",
             )
-        self._program += weight
+        self._total_weight += weight
         self._overlay[number] = (compiled, expression, weight)
         if len(self._overlay) > OVERLAY_MAX:
             self._settle()
@@ -230,13 +230,13 @@ class RegexTable:
         overlaid = self._overlay.pop(number, None)
         if overlaid is not None:
             _, _, weight = overlaid
-            self._program -= weight
+            self._total_weight -= weight
             return
         group, at = self._where.pop(number)
         member = group.members[at]
         assert member is not None
         _, _, weight = member
-        self._program -= weight
+        self._total_weight -= weight
         group.members[at] = None
         group.alive -= 1
         if group.alive * 2 <= len(group.members):
@@ -287,17 +287,17 @@ class RegexTable:
         """
         # Only sets that are not larger are taken in, so that each set at least doubles: an
         # expression is compiled anew about log2(SET_COUNT_MAX / OVERLAY_MAX) times in its life.
-        program = sum(weight for _, _, weight in members)
+        total = sum(weight for _, _, weight in members)
         while self._sets and self._sets[-1].alive <= len(members):
             smallest = self._sets[-1]
             if (
                 smallest.alive + len(members) > SET_COUNT_MAX
-                or smallest.program + program > SET_PROGRAM_MAX
+                or smallest.weight + total > SET_PROGRAM_MAX
             ):
                 break
             self._sets.pop()
             members = smallest.living() + members
-            program += smallest.program
+            total += smallest.weight
         group = _Set(members)
         self._sets.append(group)
         self._sets.sort(key=lambda each: -each.alive)

@@ -1,10 +1,10 @@
 """The index: from a header to the numbers of all patterns that match it.
 
-Owns the numbers of one stream's patterns. The rules: the same pattern has one number, however often
-it is added; a header seen before is one dictionary look-up; a new header costs by what it matches,
-not by how many patterns there are; add and discard cost the same however many headers are
-remembered. scan.py gives the same answers by comparing one pattern at a time, and the tests hold
-the two together.
+Owns the numbers of the patterns of one stream's readers, or of one service's offers. The rules: the
+same pattern has one number, however often it is added; a header seen before is one dictionary
+look-up; a new header costs by what it matches, not by how many patterns there are; add and discard
+cost the same however many headers are remembered. scan.py gives the same answers by comparing one
+pattern at a time, and the tests hold the two together.
 
 Words: a pattern's canonical form is alike for all that mean the same. A leaf is a pattern that the
 table of its kind finds (a topic, a prefix, an expression). Any other one is filed under
@@ -64,7 +64,7 @@ class _Pattern:
         self.added_by_callers = 0
         """How often add() was called for the pattern, less the calls of discard()."""
         self.held_by_patterns = 0
-        """How many other patterns are filed by this one."""
+        """How many other patterns have this one as a part."""
         self.conjunctions: tuple[frozenset[HeldFact], ...] | None = None
         """Conjunctions that the pattern is filed under; None for a leaf, which is in its kind's
         table."""
@@ -97,7 +97,7 @@ def _gather(
 
 
 class Index:
-    """The patterns of one stream."""
+    """The patterns of one stream or service."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class Index:
     def pattern(self, number: int) -> Pattern:
         """Return the canonical wire form of a pattern; KeyError: the number is not in use."""
         pattern = self._patterns[number]
-        if not pattern.added_by_callers:
+        if not pattern.added_by_callers:  # It is a part of other patterns only.
             raise KeyError(number)
         return to_wire(pattern.canonical)
 
@@ -458,7 +458,7 @@ class Index:
             self._give_up(part)
 
     def _vacate(self, number: int) -> None:
-        """Let the number be used again, unless the memo may still know it."""
+        """Let the number be used again, unless a pattern has it still or the memo may know it."""
         if number not in self._patterns and number not in self._leaving:
             heappush(self._free, number)
 

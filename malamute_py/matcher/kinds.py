@@ -120,7 +120,7 @@ def install(kind: PatternKind) -> None:
 
 
 def register_kind(kind: PatternKind) -> None:
-    """Make a further kind known to this process; raises ValueError if the name is taken."""
+    """Make a program's own kind of pattern known; raises ValueError if the name is taken."""
     register_check(kind.name, kind.check)
     install(kind)
 

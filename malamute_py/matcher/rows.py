@@ -67,7 +67,7 @@ class SubjectRows:
         return self.of(table, codes)
 
     def of(self, table: HeaderTable, codes: Array) -> Array:
-        """Return the selected rows, ascending. codes: each row's subject, good ones of `table`."""
+        """Return the selected rows, ascending. codes: of each row, checked to be in `table`."""
         chosen, chosen_codes = self._chosen(table)
         if len(chosen_codes) == 1:
             # This takes a tenth of the time of a look-up of each row's code.

@@ -222,7 +222,7 @@ class Checkpoint:
         )
 
     def _file_bytes(self) -> int:
-        """Return the size that the database file is to have once all pages are in it."""
+        """Return the size to allocate for the database file: all pages, the WAL's included."""
         execute = self._connection.execute
         pages: int = execute("PRAGMA page_count").fetchone()[0]
         size: int = execute("PRAGMA page_size").fetchone()[0]

@@ -85,7 +85,7 @@ def _mail_next(follower: Follower, first: int, end: int) -> int:
     highest = 0
 
     def wanted(stamp: Stamp) -> bool:
-        """Note the numbers of mail by the stamps; the contents of snapshots are wanted."""
+        """Note the highest number by the stamps of mail; True: a snapshot, to be read."""
         nonlocal highest
         if stamp.stream == MAIL_STREAM and stamp.control_kind == DATA:
             highest = max(highest, stamp.next_offset)
@@ -133,8 +133,8 @@ class Cut:
         return end
 
     def _wanted(self, stamp: Stamp) -> bool:
-        """Note where bundles end, and choose the batches that may have marks."""
-        if stamp.bundle_lsn != self._bundle:
+        """Note where bundles end; True: a batch that may have marks, whose content is read."""
+        if stamp.bundle_lsn != self._bundle:  # A bundle begins: the copy may end before it.
             self._bundle, self._end = stamp.bundle_lsn, self._whole
         if stamp.flags & LAST_OF_BUNDLE:
             self._whole = stamp.lsn + stamp.size

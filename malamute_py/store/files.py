@@ -43,7 +43,7 @@ def copy_allocated(source: Path, to: Path, size: int) -> None:
 
 
 def sums(content: Path) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield (path below the directory, (size, CRC32C)) of each of its files."""
+    """Yield (path below the directory, (size, CRC32C)) of each file, for a snapshot's manifest."""
     for path in sorted(content.rglob("*")):
         if path.is_file():
             yield str(path.relative_to(content)), sum_of(path)

@@ -154,7 +154,7 @@ class _Input:
 
     def going_on(self) -> bool:
         """Whether the broker is still there."""
-        self._take(0)
+        self._read_some(wait_ms=0)
         return not self._ended
 
     def quiet(self) -> bool:
@@ -171,7 +171,7 @@ class _Input:
                 return _REQUEST.decode(found)
             if self._ended:
                 return None
-            self._take(_PARENT_MS)
+            self._read_some(wait_ms=_PARENT_MS)
 
     def _message(self) -> bytes | None:
         """Take the first whole message out of what was read; None: there is none yet."""
@@ -184,7 +184,7 @@ class _Input:
         del self._data[:end]
         return message
 
-    def _take(self, wait_ms: int) -> None:
+    def _read_some(self, wait_ms: int) -> None:
         """Read what comes within a time; the end of the input, or another parent, ends it.
 
         A process whose parent ended gets another parent.
@@ -208,7 +208,7 @@ def _room(path: Path) -> Callable[[int], None]:
     fd = open_regular(path, os.O_RDWR)
 
     def make(size: int) -> None:
-        """Have the file this size, with its space allocated; it never becomes smaller."""
+        """Let the database file grow to a size, with its space allocated; it never shrinks."""
         have = os.fstat(fd).st_size
         if size > have:
             os.posix_fallocate(fd, have, size - have)

@@ -72,7 +72,7 @@ def _pack_row(key: Any, row: msgspec.Struct) -> bytes:
 
 
 def _reader(kind: type[V], key: Callable[[V], Any]) -> Callable[[Any], tuple[Any, V]]:
-    """Return the reading of rows that are arrays themselves. key: a row's key, from the row."""
+    """Return the function that reads rows which are arrays. key: returns a row's key."""
     decode = msgspec.msgpack.Decoder(kind).decode
 
     def read(data: Any) -> tuple[Any, V]:
@@ -98,7 +98,7 @@ _MESSAGE_FIELDS: Final = 13
 """Fields of a stored message that this version knows."""
 
 
-def _message(data: Any) -> tuple[tuple[int, int], MessageRow]:
+def _read_message(data: Any) -> tuple[tuple[int, int], MessageRow]:
     """Return key and row out of what _pack_message() made.
 
     A form of an earlier version lacks the last field; one of a later version may have more.
@@ -133,7 +133,7 @@ def _pack_request(key: int, row: RequestRow) -> bytes:
     ))  # fmt: skip
 
 
-def _request(data: Any) -> tuple[int, RequestRow]:
+def _read_request(data: Any) -> tuple[int, RequestRow]:
     """Return key and row out of what _pack_request() made, its bitmaps as numbers."""
     form = _REQUEST(data)
     put = form.put
@@ -166,7 +166,7 @@ _KEY_FIELDS: Final = 7
 """Fields of a stored key that this version knows."""
 
 
-def _key(data: Any) -> tuple[tuple[str, bytes], KeyRow]:
+def _read_key(data: Any) -> tuple[tuple[str, bytes], KeyRow]:
     """Return key and row out of what _pack_key() made.
 
     A form of an earlier version lacks the last fields; one of a later version may have more.
@@ -220,7 +220,10 @@ def _values_in_order(key: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _base_first(key: tuple[int, int]) -> tuple[int, int]:
-    """Return the values of the columns of a message's key (mailbox, base): base, mailbox."""
+    """Return the values of a message's key (mailbox, base) in the order of its columns.
+
+    `base` comes first there: whether a body is still wanted is asked by its number alone.
+    """
     mailbox, base = key
     return base, mailbox
 
@@ -235,11 +238,10 @@ SERVICES: Final[Form[int, ServiceRow]] = Form(
     "services", ("number INTEGER",), _single_value, _pack_row, _reader(ServiceRow, _NUMBER)
 )
 MESSAGES: Final[Form[tuple[int, int], MessageRow]] = Form(
-    # The key begins with the number: whether a body is still wanted is asked by its number alone.
-    "messages", ("base INTEGER", "mailbox INTEGER"), _base_first, _pack_message, _message,
+    "messages", ("base INTEGER", "mailbox INTEGER"), _base_first, _pack_message, _read_message,
 )  # fmt: skip
 REQUESTS: Final[Form[int, RequestRow]] = Form(
-    "requests", ("base INTEGER",), _single_value, _pack_request, _request
+    "requests", ("base INTEGER",), _single_value, _pack_request, _read_request
 )
 CURSORS: Final[Form[tuple[int, str], CursorRow]] = Form(
     "cursors", ("stream INTEGER", "name TEXT"), _values_in_order, _pack_row,
@@ -250,7 +252,7 @@ GROUPS: Final[Form[tuple[int, str], GroupRow]] = Form(
     _reader(GroupRow, _STREAM_AND_NAME),
 )  # fmt: skip
 KEYS: Final[Form[tuple[str, bytes], KeyRow]] = Form(
-    "keys", ("sender TEXT", "key BLOB"), _values_in_order, _pack_key, _key
+    "keys", ("sender TEXT", "key BLOB"), _values_in_order, _pack_key, _read_key
 )
 TRANSACTIONS: Final[Form[bytes, TransactionRow]] = Form(
     "transactions",

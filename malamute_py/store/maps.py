@@ -114,7 +114,7 @@ class TableMap(MutableMapping[K, V]):
                 raise KeyError(key)
             self._changed.pop(key, None)
             self._loaded.pop(key, None)
-            self._gone.add(key)
+            self._gone.add(key)  # It is deleted from the table at the next flush.
             self.departed.append(key)
         self._count -= 1
 

@@ -321,10 +321,10 @@ class _RingRepair:
             self._data[position : position + found.stamp.size] = source[
                 position : position + found.stamp.size
             ]
-            self._take(found)
+            self._join(found)
             lsn += found.stamp.size
 
-    def _take(self, found: Found) -> None:
+    def _join(self, found: Found) -> None:
         """Join a copied batch to what is before it, across a hole if there is one.
 
         A bundle whose beginning is lost begins with the padding. Offsets and changes that went with
@@ -345,7 +345,7 @@ class _RingRepair:
             self._bundle = None
         elif self._bundle is not None:
             stamp = stamp._replace(bundle_lsn=self._bundle)
-            self._put(stamp)
+            self._write_stamp(stamp)
         self._newest = stamp.epoch, stamp.append_time_ms
         ends = bool(stamp.flags & LAST_OF_BUNDLE)
         self._last = None if ends else _PendingStamp(stamp.lsn, stamp)
@@ -369,14 +369,14 @@ class _RingRepair:
         """Fill [lsn, high), where nothing can be read, with padding.
 
         What lies before it ends here, be it a bundle or another hole. What follows decides in
-        _take() whether the padding is a bundle of its own or begins one.
+        _join() whether the padding is a bundle of its own or begins one.
         """
         if self._hole is not None:
             self._end_hole(LAST_OF_BUNDLE, self._hole.stamp.epoch)
         if self._last is not None:
             # The bundle before lacks its rest: its last copied batch becomes the last one.
             stamp = self._last.stamp
-            self._put(stamp._replace(flags=stamp.flags | LAST_OF_BUNDLE))
+            self._write_stamp(stamp._replace(flags=stamp.flags | LAST_OF_BUNDLE))
             self._last = None
         epoch, time_ms = self._newest
         padding = Stamp(
@@ -385,7 +385,7 @@ class _RingRepair:
             count=0, control_kind=PADDING, content_crc=0,
         )  # fmt: skip
         self._hole = _PendingStamp(lsn, padding)
-        self._put(padding)
+        self._write_stamp(padding)
         self._holes += 1
         self.filled += high - lsn
         self._bundle = None
@@ -398,10 +398,10 @@ class _RingRepair:
         """
         assert self._hole is not None
         stamp = self._hole.stamp
-        self._put(stamp._replace(flags=stamp.flags | flags, epoch=epoch))
+        self._write_stamp(stamp._replace(flags=stamp.flags | flags, epoch=epoch))
         self._hole = None
 
-    def _put(self, stamp: Stamp) -> None:
+    def _write_stamp(self, stamp: Stamp) -> None:
         """Write a stamp over the one at its place: into the segment in hand, or its file."""
         number, position = divmod(stamp.lsn, self._size)
         if number == self._number:

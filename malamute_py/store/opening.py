@@ -117,7 +117,10 @@ def _check_new(directory: Path, log: LogFacts) -> None:
 
 
 def _check_position(position: Position, log: LogFacts, path: Path, *, accept_lost: bool) -> None:
-    """Raise StoreMoved for tables of another directory, or beyond the end of the log."""
+    """Raise StoreMoved for tables of another directory, or beyond the end of the log.
+
+    accept_lost: the operator accepts that the log has lost its end.
+    """
     if position.directory != log.directory or position.ring != log.ring:
         raise StoreMoved(f"{path.name} belongs to another data directory than this journal")
     if position.lsn > log.end_lsn and not accept_lost:

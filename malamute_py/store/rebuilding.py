@@ -50,7 +50,8 @@ def rebuild(
         reached = checkpoint.position.change_next
         if reached < change_next and not accept_lost:
             raise ChangesLost(f"the log ends at change {reached} of {change_next}")
-        _stand_at(connection, change_next)
+        # Changes that are accepted as lost are not waited for.
+        _expect_next(connection, change_next)
 
     try:
         create_file(directory, position, fill)
@@ -79,11 +80,11 @@ def accept(
         checkpoint = Checkpoint(connection, follow, accept_lost=True)
         checkpoint.advance(log.end_lsn, [(begin, log.end_lsn)])
         with writing(connection):
-            _stand_at(connection, change_next)
+            _expect_next(connection, change_next)
         return str(error)
     return ""
 
 
-def _stand_at(connection: sqlite3.Connection, change_next: int) -> None:
+def _expect_next(connection: sqlite3.Connection, change_next: int) -> None:
     """Have the tables expect the change of this offset next, though they lack some before it."""
     connection.execute("UPDATE position SET change_next = max(change_next, ?)", (change_next,))

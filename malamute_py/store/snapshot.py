@@ -218,6 +218,7 @@ class _Copy:
         self._running = running
         self._storage = FileStorage(directory, read_only=True)
         self.done = 0
+        """Bytes copied so far."""
 
     def run(self) -> tuple[dict[str, tuple[int, int]], int]:
         """Copy everything: ring main, the tables, the other rings, in this order.
@@ -248,11 +249,11 @@ class _Copy:
             for tries in range(1, _TRIES + 1):
                 try:
                     ring.begin()
-                    ring.extend(ring.proven())
+                    ring.extend(ring.wait_synced())
                     if name == MAIN:
                         # The tables have come further than the copy meanwhile: it goes on to there.
                         lsn = self._copy_tables()
-                        ring.extend(max(ring.proven(), lsn))
+                        ring.extend(max(ring.wait_synced(), lsn))
                         main = ring
                     elif self._running:
                         # A ring that `asked` lacks was made after the snapshot was asked for. What
@@ -291,7 +292,10 @@ class _Copy:
             raise damaged(error) from error
 
     def _in_order(self) -> Iterator[str]:
-        """Yield ring main, then those that are there once it is copied: a stream has its ring."""
+        """Yield ring main, then the other rings, listed anew once the caller has copied ring main.
+
+        So each stream whose creation is in the copy of ring main has its ring in the copy.
+        """
         yield from (name for name in ring_names(self._storage) if name == MAIN)
         yield from (name for name in sorted(ring_names(self._storage)) if name != MAIN)
 
@@ -303,11 +307,11 @@ class _Copy:
         try:
             return main.decided(self._target / DATABASE)
         except (StoreError, JournalError, sqlite3.Error):
-            # All commits are taken as known: no number is as high.
+            # Every commit counts as known: each number is below `mail_next`, and none undecided.
             return Decided(frozenset(), frozenset(), mail_next=1 << 64)
 
     def count(self, size: int, what: str) -> None:
-        """Tell the progress: so many bytes more were copied, of this."""
+        """Report the progress: `size` bytes more were copied, of `what`."""
         self.done += size
         self._progress(self.done, what)
 
@@ -335,7 +339,7 @@ class _RingCopy:
         """Epoch of the last batch that _ends() found."""
 
     def begin(self) -> None:
-        """Begin with the oldest segment; pieces that were copied before are thrown away."""
+        """Begin with the oldest segment; pieces of a try that the ring overtook are thrown away."""
         shutil.rmtree(self._to, ignore_errors=True)
         self._to.mkdir()
         # First offsets are read before the segments: they may not be ahead of what is copied.
@@ -366,7 +370,7 @@ class _RingCopy:
         ours = header is not None and header.ring == self._meta.uuid
         return header.number if ours and header is not None else None
 
-    def proven(self) -> int:
+    def wait_synced(self) -> int:
         """Wait until the ring is synced to where it ends now, and return up to where it is synced.
 
         The ring of a stopped broker is copied to its end. Raises SnapshotFailed: not in time.
@@ -495,10 +499,11 @@ class _RingCopy:
         # Segments that are copied whole.
         numbers = range(self._first // self._size, self._at // self._size)
         for name in map(index_name, numbers):
-            # An index needs no such check: it says itself to which segment it belongs.
+            # Unlike a segment, an index that the ring replaced meanwhile does no harm: it says to
+            # which segment it belongs, and is not used for another one.
             copy_small(self._from / name, self._to / name)
         mark = Closed(self._meta.uuid, self._at, self._epoch, clean=True)
-        if self._at:
+        if self._at:  # Else nothing was ever written: a start needs no mark.
             replace_file(FileStorage(self._to), CLOSED_FILE, pack_file(mark))
         return self._first, self._at
 
@@ -636,7 +641,7 @@ def _tables_against_log(path: Path, content: Path) -> Iterator[str]:
             apply(Tables(), queues, change)
 
     def note(stamp: Stamp) -> bool:
-        """Note the bodies that the log has; False: no content is wanted."""
+        """Add the number of each batch of mail in the log to `kept`; False: no content needed."""
         if stamp.stream == MAIL_STREAM and stamp.control_kind == DATA:
             kept.add(stamp.base_offset)
         return False

@@ -86,6 +86,7 @@ def encoding_of(
 class PartEncodings:
     """Encodings of parts of one batch, each for one reader.
 
+    share, bytes_min: rows that are a smaller share of a batch of this size or more are extracted.
     row_bytes: rows of at least this mean size are extracted whatever their share of the batch.
     """
 
@@ -94,7 +95,6 @@ class PartEncodings:
     def __init__(self, batch: StampedBatch, bytes_min: int, share: float, row_bytes: int) -> None:
         self._batch = batch
         self._bytes_min = bytes_min
-        # A smaller share of the batch is extracted.
         self._share = 1.0 if batch.size >= row_bytes * (batch.next - batch.base) else share
         self._extracted = 0
         self._scatter: Scatter | None = None
@@ -129,7 +129,7 @@ class PartEncodings:
 
 
 def scattered(batch: StampedBatch, selections: Sequence[Sequence[int]]) -> list[Encoding]:
-    """Encodings of a few rows each, all made in one go; see extract.Scatter."""
+    """Encodings of a few rows each, for live readers, all made in one go; see extract.Scatter."""
     found: list[Encoding] = []
     stamp = Stamp.unpack(batch.stamp, verify=False)
     frames = Scatter(stamp, batch.content).extract(selections)

@@ -414,7 +414,7 @@ class Cursors:
         BrokerRefused.
         """
         name, settings = command.cursor, self._shard.settings
-        told_by = self._catalogue.telling(link.owner, command.stream)
+        told_by = self._catalogue.action_for_facts(link.owner, command.stream)
         stream = None
         if command.stream:
             stream = self._catalogue.find(link.owner, command.stream, told_by)
@@ -425,7 +425,7 @@ class Cursors:
             self._answers.result(link, command, self._facts(cursor))
             return
         page, more = self._cursors.page(
-            self._catalogue, partial(self._catalogue.tells, link.owner), command.stream,
+            self._catalogue, partial(self._catalogue.may_have_facts, link.owner), command.stream,
             name.removesuffix("*"), command.after, max(1, min(command.limit, settings.page_max)),
         )  # fmt: skip
         entries = [self._facts(cursor) for _, cursor in page]

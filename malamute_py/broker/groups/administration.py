@@ -169,7 +169,7 @@ class GroupAdministration:
         """
         name, settings = command.group, self._shard.settings
         # The permission by which the link may be told: any that lets it use the stream.
-        told_by = self._catalogue.telling(link.owner, command.stream)
+        told_by = self._catalogue.action_for_facts(link.owner, command.stream)
         if command.stream and name and not name.endswith("*"):
             group = self.find(link, command.stream, name, "read", told_by)
             self._answers.result(link, command, self.facts(group))
@@ -177,7 +177,7 @@ class GroupAdministration:
         if command.stream:
             self._catalogue.find(link.owner, command.stream, told_by, "read")
         page, more = self._groups.page(
-            self._catalogue, partial(self._catalogue.tells, link.owner), command.stream,
+            self._catalogue, partial(self._catalogue.may_have_facts, link.owner), command.stream,
             name.removesuffix("*"), command.after, max(1, min(command.limit, settings.page_max)),
         )  # fmt: skip
         left = MEMBERS_OF_A_PAGE

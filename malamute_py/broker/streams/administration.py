@@ -5,6 +5,9 @@ and the broker answers with it. Facts about a stream are told to those who may r
 it. The rules: each list is bounded and paged; a change is answered when it is durable; a question
 to the journal is answered when the journal has answered. Source: SPEC.md, section 4;
 docs/design.md, Safety.
+
+A call that comes later is wrapped by contained(): an error in it ends the link that asked, and not
+the broker. `link.queries` counts a link's questions that are not answered, which are bounded.
 """
 
 from __future__ import annotations
@@ -88,7 +91,7 @@ class StreamAdmin:
         """Pages of streams that are being put together, each to be gone on with in its turn."""
 
     def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
-        """Return the handlers of these commands."""
+        """Return the handler of each command, for the broker's table of commands."""
         return {
             OpenProducer: self.open_producer,
             CreateStream: self.create_stream,
@@ -136,7 +139,7 @@ class StreamAdmin:
         Where only the journal knows which records are past the stream's bound of age, it is asked
         first: these are not told as kept, although they still take space.
         """
-        action = self._catalogue.telling(link.owner, command.stream)
+        action = self._catalogue.action_for_facts(link.owner, command.stream)
         stream = self._catalogue.find(link.owner, command.stream, action)
 
         if not self._retention.asks_for_age(stream):
@@ -229,7 +232,7 @@ class StreamAdmin:
                 return
             after = name
             stream = catalogue.get(name)
-            if stream is not None and catalogue.tells(link.owner, name):
+            if stream is not None and catalogue.may_have_facts(link.owner, name):
                 page.append(_short(stream, self._shard.now_ms))
         link.queries -= 1
         self._answers.result(link, command, {"streams": page, "more": more})
@@ -251,7 +254,7 @@ class StreamAdmin:
         # Positions that say nothing of what records hold are among the facts of a stream, which are
         # also for those who may only trim or manage it. The first item of a start is its kind.
         plain = command.start and command.start[0] in _PLAIN_STARTS
-        action = self._catalogue.telling(link.owner, command.stream) if plain else "read"
+        action = self._catalogue.action_for_facts(link.owner, command.stream) if plain else "read"
         stream = self._catalogue.find(link.owner, command.stream, action)
         self._links.count_query(link)  # found() takes the question off the count again.
 
@@ -290,7 +293,7 @@ class StreamAdmin:
         live = 0  # All else, `durable` and `committed`, is of what no power loss can take back.
         durable = command.visibility != live
 
-        def begun(begin: Begin | BrokerRefused) -> None:
+        def found(begin: Begin | BrokerRefused) -> None:
             """Plan the read from the start that was found, or refuse the command."""
             if isinstance(begin, BrokerRefused):
                 link.queries -= 1
@@ -300,7 +303,7 @@ class StreamAdmin:
 
         self._starts.resolve(
             stream, command.start, durable, command.pattern,
-            self._links.contained(link, "PLAN_READ", begun),
+            self._links.contained(link, "PLAN_READ", found),
             end=stream.next, asker=link, wanted=lambda: link.open,
         )  # fmt: skip
 
@@ -346,7 +349,7 @@ class StreamAdmin:
             young = answer.pop("young")  # First offset that the stream keeps by its age; 0: any.
             del answer["begin"]  # For retention alone.
             if keys is not None:
-                _add_given_up(answer, first)
+                _add_given_up(answer, first)  # Ranges of which the index knows no batch any more.
                 # Ranges that have every record: the index does not know which were replaced.
                 answer["unbroken"] = []
             if moved is not None:

@@ -122,7 +122,7 @@ class Arrivals:
         if producer >= MARK:
             self.add(stream, producer - MARK, count)
 
-    def keep(self, staged: Container[int]) -> None:
+    def keep_only(self, staged: Container[int]) -> None:
         """Forget the marks of all batches but those that a start found to be staged still."""
         for stream, marks in list(self._marks.items()):
             for base in list(marks):

@@ -122,23 +122,24 @@ class Catalogue:
         BrokerRefused: it may not (`forbidden`), or there is no such stream.
         """
         if not self._shard.settings.permit(owner, action, name):
-            words = doing or f"{action.partition('_')[0]} stream"
+            words = doing or f"{action.partition('_')[0]} stream"  # manage_streams: manage stream
             raise BrokerRefused("forbidden", f"you may not {words} '{name}'")
         stream = self._names.get(name)
         if stream is None:
             raise BrokerRefused("unknown_stream", f"there is no stream '{name}'")
         return stream
 
-    def telling(self, owner: str, name: str) -> str:
-        """Return an action that gives an identity the facts of a stream; `read`: it has none.
+    def action_for_facts(self, owner: str, name: str) -> str:
+        """Return an action by which an identity may be told the facts of a stream.
 
-        The caller hands it to find(), whose refusal, if it refuses, names the action.
+        The caller hands it to find(), which checks it. `read`, where the identity may do none of
+        TOLD_TO: find() then refuses with "you may not read stream".
         """
         permit = self._shard.settings.permit
         return next((each for each in TOLD_TO if permit(owner, each, name)), "read")
 
-    def tells(self, owner: str, name: str) -> bool:
-        """Whether an identity is told the facts of a stream: it may read, trim or manage it."""
+    def may_have_facts(self, owner: str, name: str) -> bool:
+        """Whether a listing tells an identity of a stream: it may read, trim or manage it."""
         permit = self._shard.settings.permit
         return any(permit(owner, each, name) for each in TOLD_TO)
 
@@ -147,14 +148,14 @@ class Catalogue:
         return self._numbers.get(number)
 
     def numbers_in(self, ring: str) -> Collection[int]:
-        """Return the numbers of the streams whose records are in a ring; "": of all streams."""
+        """Return the numbers of the streams in a ring, for its snapshot; "": of all streams."""
         if not ring:
             return self._numbers
         state = self.rings.get(ring)
         return () if state is None else state.numbers
 
     def owner_of(self, ring: RingState) -> Stream | None:
-        """Return the stream whose own ring it is; None: streams share it."""
+        """Return the stream whose own ring it is, for the ring's facts; None: streams share it."""
         number = next(iter(ring.numbers), None)
         stream = None if number is None else self.by_number(number)
         return stream if stream is not None and stream.row.settings.ring_bytes else None
@@ -200,7 +201,10 @@ class Catalogue:
         return name in self._names or name in self._waiting
 
     def with_keys(self, owner: str, name: str) -> tuple[Stream, Keys]:
-        """Return a stream with its keys. Raises BrokerRefused unless there is one and has keys."""
+        """Return a stream with its keys. Raises BrokerRefused unless there is one and has keys.
+
+        owner: identity that asks; the refusal hints at streams that it may read.
+        """
         stream = self._names.get(name)
         if stream is None and name in self._waiting:
             raise BrokerRefused("wait", f"stream '{name}' is being created")

@@ -227,7 +227,7 @@ class Compaction:
             else:
                 places.setdefault(place, []).append(offset)
 
-        def read(value: Any) -> None:
+        def made(value: Any) -> None:
             """Queue the copies that the journal made of the records; the next portion follows them.
 
             value: see Copies.batches; or an IndexFailure.
@@ -241,7 +241,7 @@ class Compaction:
             self.queue.append(Copies(stream, keys, records, value, then))
 
         self._shard.ask(
-            stream.ring.name, stream.number, "copies", {"offsets": offsets, "places": places}, read
+            stream.ring.name, stream.number, "copies", {"offsets": offsets, "places": places}, made
         )
 
     def take(self) -> list[AppendBundle]:

@@ -51,9 +51,9 @@ class Conditions:
     def enter(self, stream: Stream) -> None:
         """Note a stream with keys that begins to exist or that a start found."""
         self.streams[stream.row.number] = stream
-        self.learn(stream)
+        self.look_if_ready(stream)
 
-    def learn(self, stream: Stream) -> None:
+    def look_if_ready(self, stream: Stream) -> None:
         """Have compaction look how full the ring of a stream is, where all its keys are known."""
         if stream.keys is not None and stream.keys.ready:
             self._look(stream)
@@ -90,14 +90,14 @@ class Conditions:
                 raise BrokerRefused("bad_batch", f"a change of one key with {count} records")
             present = keys.revision(rows[0].subject)
             if present != revision:
-                raise RevisionConflict(_found(stream, rows[0].subject, present), present)
+                raise RevisionConflict(_conflict_reason(stream, rows[0].subject, present), present)
         check_size(stream, size)
         self._check_counts(stream, keys, rows, size)
         self._check_room(stream, keys, rows, size)
         keys.take(rows, count, size)
 
     def forget_deleted(self, keys: Keys) -> None:
-        """Forget some of the keys that were deleted long ago."""
+        """Forget some of the keys that were deleted long ago, so that others have room."""
         before_ms = self._shard.now_ms - self._shard.settings.deleted_keys_ms
         keys.forget_deleted(before_ms, FORGOTTEN_AT_ONCE)
 
@@ -121,7 +121,7 @@ class Conditions:
             # What is taken before it is known where the ring is full could fill it for good. The
             # first batch of a stream does not, and is not to wait.
             self._look(stream)
-            raise BrokerRefused("wait", _ring(stream.name, "is being looked at", room.failed))
+            raise BrokerRefused("wait", _blocked(stream.name, "is being looked at", room.failed))
         end_lsn = stream.ring.end_lsn + keys.taken_bytes + size
         most = keys.bytes + keys.coming_bytes + size  # Bytes of newest records, at most.
         # `most` counts the batch as if it replaced no record: most batches need no closer look.
@@ -144,7 +144,7 @@ class Conditions:
             self._look(stream)
             # Compaction makes room by itself unless a cursor pins records of the stream.
             code = "wait" if stream.pinned >= stream.next else "full"
-            raise BrokerRefused(code, _ring(stream.name, "gives up old records", room.failed))
+            raise BrokerRefused(code, _blocked(stream.name, "gives up old records", room.failed))
 
     def _check_counts(self, stream: Stream, keys: Keys, rows: list[NewestRow], size: int) -> None:
         """Raise BrokerRefused where a batch of `size` bytes would bring too many keys.
@@ -179,14 +179,14 @@ class Conditions:
 def batch_bytes_most(settings: StreamSettings, most: int) -> int:
     """Return the bytes that a batch of a stream may have, its stamp included.
 
-    Told to a client that opens a producer; check_size() refuses larger ones. A batch has to fit
-    into a segment, which matters in a small ring of the stream's own. most: bound for the batches
-    of all streams.
+    Told to a client that opens a producer; check_size() or the journal refuses larger ones. A
+    batch has to fit into a segment, which matters in a small ring of the stream's own. most: bound
+    for the batches of all streams.
     """
     ring_bytes = settings.ring_bytes
     if settings.keep:
         return min(most, ring_bytes // RING_PARTS)
-    if 0 < ring_bytes < 2 * SMALL_PARTS * most:
+    if 0 < ring_bytes < 2 * SMALL_PARTS * most:  # A small ring: two such batches fill a segment.
         return min(most, ring_bytes // SMALL_PARTS - SNAPSHOT_BYTES)
     return most
 
@@ -229,14 +229,14 @@ def check_ready(stream: Stream, keys: Keys) -> None:
         raise BrokerRefused("wait", f"the keys of stream '{stream.name}' are being read")
 
 
-def _found(stream: Stream, subject: str, revision: int) -> str:
+def _conflict_reason(stream: Stream, subject: str, revision: int) -> str:
     """Return why an UPDATE_KEY is refused: the revision that was found instead; 0: no such key."""
     if not revision:
         return f"stream '{stream.name}' has no key '{subject}'"
     return f"key '{subject}' of stream '{stream.name}' is at revision {revision}"
 
 
-def _ring(stream: str, doing: str, failed: str) -> str:
+def _blocked(stream: str, doing: str, failed: str) -> str:
     """Return why the ring of a stream takes nothing now: what it is doing, or what went wrong.
 
     failed: why the journal could not look at the ring; empty: it could.

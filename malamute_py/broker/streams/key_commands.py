@@ -5,6 +5,9 @@ value the newest record of the subject, its revision that record's offset; a val
 lies in a copy (compaction.py). The rules: a value is answered once no power loss can take it back;
 one key costs no search, however many there are; a page looks at a bounded number of keys; a stream
 answers nothing about its keys before a start has read them all. Source: SPEC.md, sections 4 and 8.
+
+A call that comes later is wrapped by contained(): an error in it ends the link that asked, and not
+the broker.
 """
 
 from __future__ import annotations
@@ -51,12 +54,12 @@ class KeyCommands:
 
     def __init__(
         self, shard: Shard, links: Links, catalogue: Catalogue, publishing: Publishing,
-        answers: Answers, timers: Timers, learn: Callable[[Stream], None],
+        answers: Answers, timers: Timers, look_if_ready: Callable[[Stream], None],
     ) -> None:  # fmt: skip
-        """learn: Conditions.learn, called with a stream of which a start has read all keys."""
+        """look_if_ready: of Conditions, called with a stream of which a start has read all keys."""
         self._shard = shard
         self._timers = timers
-        self._learn = learn
+        self._look_if_ready = look_if_ready
         self._unread: set[Stream] = set()
         """Streams whose keys a start could not read yet, as an event has told."""
         self._links = links
@@ -165,9 +168,9 @@ class KeyCommands:
             self._answers.refuse(link, command, *failure)
         else:
             row, time_ms = offset - batch.base, append_time_of(batch.stamp)
-            self._say(link, command, offset, partial(value_of, batch.content, row, time_ms))
+            self._tell_value(link, command, offset, partial(value_of, batch.content, row, time_ms))
 
-    def _say(
+    def _tell_value(
         self, link: Link, command: GetKey, offset: int, value_now: Callable[[], dict[str, Any]]
     ) -> None:
         """Answer with a value, unless answers of the meantime have left the link no room.
@@ -225,7 +228,7 @@ class KeyCommands:
                 # A copy has only some rows of its batch, and says which.
                 row = content.row_of(offset - stamp.base_offset)
                 value = partial(value_of, content, row, stamp.append_time_ms)
-                self._say(link, command, offset, value)
+                self._tell_value(link, command, offset, value)
 
         self._shard.ask(
             stream.ring.name, stream.number, "batch",
@@ -295,7 +298,7 @@ class KeyCommands:
                     self._read_on(stream, keys, "keys", stream.first)
 
     def _read_on(self, stream: Stream, keys: Keys, kind: str, offset: int) -> None:
-        """Have the journal read the keys of the next part of a stream; _read() gets the answer.
+        """Have the journal read the keys of the next part of a stream, for _enter_page().
 
         kind: the question: `moved_keys`, to the hidden stream of copies; `keys`, to the stream's
         own records. offset: where the part begins.
@@ -304,7 +307,7 @@ class KeyCommands:
         self._shard.ask(
             stream.ring.name, stream.number, kind,
             {"from": offset, "end": end, "bytes": READ_BYTES},
-            partial(self._read, stream, keys, kind, offset, end),
+            partial(self._enter_page, stream, keys, kind, offset, end),
         )  # fmt: skip
 
     def _read_again(self, stream: Stream, keys: Keys, kind: str, offset: int) -> None:
@@ -314,7 +317,7 @@ class KeyCommands:
         else:
             self._read_on(stream, keys, kind, offset)
 
-    def _read(
+    def _enter_page(
         self, stream: Stream, keys: Keys, kind: str, offset: int, end: int, value: Any
     ) -> None:
         """Enter a page of keys that the journal found, and ask for the next one.
@@ -349,7 +352,7 @@ class KeyCommands:
             self._read_on(stream, keys, "keys", stream.first)
             return
         keys.ready = True
-        self._learn(stream)
+        self._look_if_ready(stream)
         self._unread.discard(stream)
         self._shard.event("keys_read", stream=stream.name, keys=len(keys))
 

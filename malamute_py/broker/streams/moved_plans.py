@@ -26,6 +26,8 @@ PIECES = 2_000
 """Pieces that one plan looks at, about, where it compares nothing."""
 PIECE_MAX = 512
 """Records that are added to a plan at once, at most."""
+_NO_CAP = 1 << 62
+"""In place of a cap that a command leaves at 0."""
 
 
 class MovedPart(NamedTuple):
@@ -51,9 +53,9 @@ class _Cutter:
         self.records = self.bytes = 0
         self._split_start = start
         self._split_size = 0
-        self._split_bytes = command.split_bytes if command.split_bytes > 0 else 1 << 62
-        self._bytes_max = command.bytes_max if command.bytes_max > 0 else 1 << 62
-        self._records_max = command.records_max if command.records_max > 0 else 1 << 62
+        self._split_bytes = command.split_bytes if command.split_bytes > 0 else _NO_CAP
+        self._bytes_max = command.bytes_max if command.bytes_max > 0 else _NO_CAP
+        self._records_max = command.records_max if command.records_max > 0 else _NO_CAP
 
     @property
     def left(self) -> int:

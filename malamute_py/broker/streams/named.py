@@ -3,8 +3,8 @@
 Owns finding and listing them, and which of them are on their way into the log; what they are is for
 cursors.py and groups.py. A place is the number of the stream and the name. The rule: a listing is a
 page in the order of (stream, name), and costs by the page, apart from sorting one stream's names
-after they have changed; streams that the identity may not read are left out. Source: SPEC.md,
-section 4.7.
+after they have changed; streams of which the identity may not be told are left out. Source:
+SPEC.md, section 4.7.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Named(Generic[_T, _Coming]):
     def page(
         self,
         catalogue: Catalogue,
-        may_read: Callable[[str], bool],
+        may_list: Callable[[str], bool],
         stream: str,
         prefix: str,
         after: str,
@@ -140,9 +140,9 @@ class Named(Generic[_T, _Coming]):
         """Return a page of the objects whose names begin with `prefix`, and whether there are more.
 
         Called for the listings of CURSOR_INFO and GROUP_INFO; each object comes with its stream.
-        may_read: whether the asker may read the stream of a name. stream: its name; empty: all that
-        may be read. after: where the page before ended, "stream/name", or a name alone in `stream`;
-        empty: from the first on.
+        may_list: whether the asker may be told of the stream of a name. stream: its name; empty:
+        all of these. after: where the page before ended, "stream/name", or a name alone in
+        `stream`; empty: from the first on.
         """
         after_stream, slash, after_name = after.rpartition("/")
         if not slash:
@@ -151,7 +151,7 @@ class Named(Generic[_T, _Coming]):
         names: Iterable[str] = [stream] if stream else self._streams(catalogue, after_stream)
         for name in names:
             one = catalogue.get(name)
-            if one is None or not self.of(one.number) or not may_read(name):
+            if one is None or not self.of(one.number) or not may_list(name):
                 continue
             follow = after_name if name == after_stream else ""
             for thing in self._after(one.number, prefix, follow):

@@ -288,6 +288,7 @@ class Producers:
         They are the longest unused of the identity that has the most, which keeps an equal share.
         """
         identity, _ = self._shares.next_out()
+        # As many as _lot() forgets together, but no more than the identity has beyond its share.
         spare = self._shares.count(identity) - self._shares.fair
         return self._unused(identity, max(1, min(self._lot(identity), spare)), None)
 

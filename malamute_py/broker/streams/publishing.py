@@ -135,7 +135,7 @@ class Publishing:
             self.refuse(link, command, "wait", "too much waits for the disk")
             return
         usage = link.usage
-        counted = usage.counted  # Most owners have no quota of rates.
+        counted = usage.counted  # For a namespace, or for a rate that bounds it (metered).
         if counted and usage.metered:
             try:
                 shard.quotas.check_rate(usage)
@@ -436,7 +436,7 @@ class Publishing:
         self._queue.append(Pending(ring, frame, content, size, stream, place=place))
 
     def later_part(self, stream: Stream, content: Content, frame: Any) -> Part:
-        """Return the part of a step that appends a batch which was checked before."""
+        """Return the part of a step that appends a checked batch, of the step or a transaction."""
         coming = Coming(self.part_appended, stream, content.head.count)
         effects = [*self.settling(stream, content), coming]
         return Part(content=content, frame=frame, stream=stream, effects=effects)
@@ -506,6 +506,7 @@ class Publishing:
         ring.end_lsn = end_lsn
         if ring.memory:
             ring.visible = end_lsn  # No sync follows.
+        # The bundle has one batch, and so one stamp.
         self._stored(pending, pending.stream, ring, answer.stamps[0], end_lsn)
 
     def _stored(

@@ -124,7 +124,8 @@ class Retention:
     def asks_for_age(self, stream: Stream) -> bool:
         """Whether only the journal can tell how much of a stream is past its bound of age.
 
-        The hot window tells it where all of the stream, or a record past its age, is in there.
+        For STREAM_INFO. The hot window (in memory) tells it where the whole stream is in there, or
+        some record past its age: then all before the window are older still.
         """
         now_ms = self._shard.now_ms
         in_memory = stream.first >= stream.hot_first or stream.first_of_age(now_ms)

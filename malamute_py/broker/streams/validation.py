@@ -55,9 +55,9 @@ class Validation:
 
     @property
     def ahead_bytes(self) -> int:
-        """Bytes of a message from which on it may have to be read before it is received.
+        """Size of a message from which on the shell asks reads_first() before it is received.
 
-        The shell asks reads_first() of such messages alone: with full validation, of all.
+        0, with full validation: of all. A smaller message has no header table that takes long.
         """
         return 0 if self._ids else TABLE_BYTES_MAX
 
@@ -139,7 +139,7 @@ class Validation:
         Returns its link, whose next message may be ready to be received now.
         """
         link, frame, schema = self._waiting.pop(answer.token)
-        if link.verdicts is not None:
+        if link.verdicts is not None:  # None: no message waits for the outcome.
             link.verdicts[frame] = Verdict(schema, answer.code, answer.reason)
         return link
 
@@ -175,7 +175,7 @@ class Validation:
 def needed_setting(command: Publish | Stage) -> str:
     """Return the setting that a batch's stream must have by its command; empty: any stream does.
 
-    A stream that a first publish makes has none of these settings.
+    Asked before a first publish makes the stream: it would have none of these settings.
     """
     if command.typed:
         return "a schema"

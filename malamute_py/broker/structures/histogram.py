@@ -1,7 +1,8 @@
 """A histogram of durations, in buckets whose bounds all histograms share.
 
 Owns the bounds of the buckets and what is counted in them. The rule: to count costs one search
-among the bounds. Source: deploy/metrics.md.
+among the bounds. For times of syncs, confirms, deliveries and requests, as the metrics tell them.
+Source: deploy/metrics.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Owns a sorted list in chunks. The rules: adding at the end and removing from the front cost the
 same for any size, and every other change costs a few comparisons more; a removed value leaves
-nothing behind. A heap with lazy deletion would keep acknowledged messages until they are due.
+nothing behind. A heap with lazy deletion would keep acknowledged messages until they are due. For
+the messages of mailboxes, and the keys of streams.
 """
 
 from __future__ import annotations
@@ -191,7 +192,7 @@ class Schedule:
         self._order.add((at_ms, place))
 
     def put_off(self, ms: int) -> None:
-        """Make all places due so much later: the caller missed so much time."""
+        """Make all places due so much later: the broker missed that time (skipped_time.py)."""
         for place, at_ms in list(self._at.items()):
             self.set(place, at_ms + ms)
 

@@ -2,7 +2,8 @@
 
 Owns the order in which things fall due. The rules: nothing falls due early; adding and removing
 cost the same however many things there are; empty slots are dropped when there are twice as many
-slots as were in use; one call of `take` returns a bounded number of things.
+slots as were in use; one call of `take` returns a bounded number of things. Services have in it
+their leases, deadlines and pauses.
 """
 
 from __future__ import annotations

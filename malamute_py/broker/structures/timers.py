@@ -1,4 +1,8 @@
-"""Timers: calls that fall due, in the order of their times."""
+"""Timers: calls that fall due, in the order of their times.
+
+Groups, transactions and streams with keys set them. The shell gives the core a turn at `due_ms`,
+and run() makes the calls in it.
+"""
 
 from __future__ import annotations
 

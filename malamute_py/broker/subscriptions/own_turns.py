@@ -304,8 +304,10 @@ class OwnTurns:
     ) -> bool:  # fmt: skip
         """Deliver what a subscription selects of one stored batch; False: it is being matched.
 
-        data: bytes that the journal has read, in which the batch lies from `at` on. stored: the
-        batch, stamp and content. base: its first offset. end: no record from there on is wanted.
+        Called for a batch that may not leave whole: one that a pattern is compared with, that the
+        position or the end cuts, or of which a record has expired. data: bytes that the journal has
+        read, in which the batch lies from `at` on. stored: the batch, stamp and content. base: its
+        first offset. end: no record from there on is wanted.
         """
         content = Content(stored[STAMP_BYTES:])
         if not self._prepared(sub, base, content):

@@ -4,7 +4,10 @@ Owns what such a record changes in `Queues`. The rule: a record that is done has
 Source: docs/design.md (Journal; Queues and the checkpoint).
 
 A group shares the records of a stream among its members; its attempts (`tries`) are counted by
-ranges of offsets.
+ranges of offsets. `epoch` is that of the log in which these offsets were given: it tells a start
+whether a power loss took such records away.
+apply() calls one of these functions for each record of the log, in the broker and in the process of
+the checkpoint, whose maps write only rows that are set in them: a changed row is set again.
 """
 
 from __future__ import annotations

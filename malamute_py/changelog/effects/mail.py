@@ -6,6 +6,9 @@ Source: docs/design.md (Journal; Queues and the checkpoint).
 
 A put is the messages of one batch in one mailbox: one MessageRow, under the number of the first
 (`base`). A mask is a set of its rows, its messages: an integer whose lowest bit is the first row.
+mask_of() makes it of the bytes in a record: rows that are left, and all of them for empty bytes.
+apply() calls one of these functions for each record of the log, in the broker and in the process of
+the checkpoint, whose maps write only rows that are set in them: a changed row is set again.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ def _mailbox_set(tables: Tables, queues: Queues, change: MailboxSet) -> None:
     queues.mailboxes[change.number] = MailboxRow(
         change.number, change.name, change.settings, by, since
     )
+    # Mailboxes and services have their numbers from one count.
     queues.next_number = max(queues.next_number, change.number + 1)
 
 
@@ -104,12 +108,12 @@ def _mail_again(tables: Tables, queues: Queues, change: MailAgain) -> None:
         elif mask:
             # Some of them: from now on bitmaps say which rows have which time and attempts.
             rare = row.rare = Rare() if row.rare is None else row.rare
-            rare.again = _moved(rare.again, mask, lambda at_ms: change.not_before_ms)
-            rare.tries = _moved(rare.tries, mask, lambda times: times + 1)
+            rare.again = _renumbered(rare.again, mask, lambda at_ms: change.not_before_ms)
+            rare.tries = _renumbered(rare.tries, mask, lambda times: times + 1)
         queues.messages[place] = row
 
 
-def _moved(
+def _renumbered(
     kept: list[tuple[int, bytes]], mask: int, to: Callable[[int], int]
 ) -> list[tuple[int, bytes]]:
     """Return `kept` with other numbers for the rows of `mask`: `to` makes each from the old one.

@@ -5,8 +5,11 @@ hold, or gone; an attempt counts when a worker takes the request.
 Source: docs/design.md (Journal; Queues and the checkpoint).
 
 A batch of requests in a service is one RequestRow, under the number of the first (`base`). A mask
-is a set of its rows, its requests: an integer whose lowest bit is the first row. A request that
-failed too often becomes a message of a mailbox, a dead letter.
+is a set of its rows, its requests: an integer whose lowest bit is the first row. mask_of() makes it
+of the bytes in a record: rows that are left, and all of them for empty bytes. A request that failed
+too often becomes a message of a mailbox, a dead letter.
+apply() calls one of these functions for each record of the log, in the broker and in the process of
+the checkpoint, whose maps write only rows that are set in them: a changed row is set again.
 """
 
 from __future__ import annotations
@@ -50,6 +53,7 @@ def _service_set(tables: Tables, queues: Queues, change: ServiceSet) -> None:
     queues.services[change.number] = ServiceRow(
         change.number, change.name, change.settings, by, since
     )
+    # Mailboxes and services have their numbers from one count.
     queues.next_number = max(queues.next_number, change.number + 1)
 
 
@@ -83,7 +87,7 @@ def _work_taken(tables: Tables, queues: Queues, change: WorkTaken) -> None:
         row.holds.append(Hold(change.holder, mask, change.at_ms, change.lease_ms))
         _count(row, mask)
         _undelay(row, mask)
-        queues.requests[base] = row  # tells a map over SQLite that the row has changed
+        queues.requests[base] = row
 
 
 def _count(row: RequestRow, mask: int) -> None:
@@ -227,7 +231,7 @@ def _request_dead(tables: Tables, queues: Queues, change: RequestDead) -> None:
             _set_apart(row, rare)
         row.left |= mask
         if len(rare.why) >= put.count:
-            # Some of them died before, were put back and die again: the last time is what counts.
+            # A reason for each row and one more: some died before, and die again. The last counts.
             rare.why = [
                 (rows_of(rest), why)
                 for rows, why in rare.why
@@ -238,14 +242,18 @@ def _request_dead(tables: Tables, queues: Queues, change: RequestDead) -> None:
 
 
 def _set_apart(row: MessageRow, rare: Rare) -> None:
-    """Move facts that held for all rows of a put to its present rows, before others join them."""
+    """Move facts that held for all rows of a put to its present rows, before others join them.
+
+    The facts: when they are delivered again (a row's own time stays), and attempts (added to a
+    row's own).
+    """
     left = row.left
-    rare.again = _each(rare.again, left, others=row.not_before_ms, more=0)
-    rare.tries = _each(rare.tries, left, others=row.attempts, more=row.attempts)
+    rare.again = _with_common(rare.again, left, others=row.not_before_ms, more=0)
+    rare.tries = _with_common(rare.tries, left, others=row.attempts, more=row.attempts)
     row.attempts = row.not_before_ms = 0
 
 
-def _each(
+def _with_common(
     kept: list[tuple[int, bytes]], left: int, others: int, more: int
 ) -> list[tuple[int, bytes]]:
     """Return the bitmaps of rows by a number, when what holds for all rows is added to them.

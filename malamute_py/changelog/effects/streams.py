@@ -3,6 +3,7 @@
 Owns what such a record changes in `Tables`. The rules: a number is given once, so a stream that was
 created is not created again; a stream that is made under the name of a removed one has a higher
 generation. Source: docs/design.md (Journal; Queues and the checkpoint).
+apply() calls one of these functions for each record of the log, in the broker.
 """
 
 from __future__ import annotations

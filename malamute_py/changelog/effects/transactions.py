@@ -7,6 +7,8 @@ Source: docs/design.md (Journal; Queues and the checkpoint).
 
 A staged batch lies in the mail stream, aside from its stream, until its transaction is committed
 and the batch is appended there.
+apply() calls one of these functions for each record of the log, in the broker and in the process of
+the checkpoint, whose maps write only rows that are set in them: a changed row is set again.
 """
 
 from __future__ import annotations
@@ -25,7 +27,11 @@ from malamute_py.changelog.tables import Effects, KeyRow, Queues, StagedRow, Tab
 
 
 def _step_taken(tables: Tables, queues: Queues, change: StepTaken) -> None:
-    """Remember the key of an answer or step: base -1, and minus the command's number."""
+    """Remember the key of an answer or step, so that it is taken once.
+
+    Nothing was put under it (base -1). Minus the command's number stands where the key of a put has
+    the number of its mailbox or service.
+    """
     row = KeyRow(base=-1, count=0, at_ms=change.at_ms, use=-change.command, digest=change.digest)
     queues.remember(change.sender, change.key, row)
 

@@ -422,15 +422,15 @@ class Outbox(Lanes[KeyedBatch]):
         batch.content = b""
 
     def _thinned(self, batch: KeyedBatch) -> KeyedBatch:
-        """Return a refused batch without the rows that no caller waits for any more.
+        """Return what is to leave of a refused batch: the rows that a caller still waits for.
 
-        It is the batch itself if it has none. Else it is a new one, under a key of its own, in
-        the place of the batch, and may be without rows; it is not put into the lane.
+        Called before such a batch is put back into its lane. It is the batch itself if no caller
+        has given up. Else it is a new one, under a key of its own, and may be without rows.
         """
         if not batch.thin:
             return batch
         kept: Any = batch.part(batch.live_rows())
-        batch.replaced([kept])
+        batch.replaced([kept])  # Its callers wait for the new batch from now on.
         batch.state = OVER
         if kept.count:
             self._expect(kept, kept.until_ms)

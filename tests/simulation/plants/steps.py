@@ -88,16 +88,16 @@ def _step_in_two_bundles(stack: contextlib.ExitStack) -> None:
 
 def _newest_key_dropped(stack: contextlib.ExitStack) -> None:
     def make(original: Any) -> Any:
-        def turn(self: Any, owner: str, entry: Any) -> Any:
+        def swap_in(self: Any, owner: str, entry: Any) -> Any:
             self.add(owner, entry)
             loser, _ = self.next_out()
             newest = next(reversed(self._owners[loser]))
             self.drop(loser, newest)
             return newest
 
-        return turn
+        return swap_in
 
-    replace(stack, Shares, "turn", make)
+    replace(stack, Shares, "swap_in", make)
 
 
 PLANTS: dict[str, Planted] = {
