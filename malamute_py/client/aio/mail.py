@@ -36,8 +36,8 @@ from malamute_py.client.session.calls import (
     make_row,
     request_terms,
 )
+from malamute_py.client.session.inbox_options import CREDIT_BYTES, CREDIT_RECORDS, InboxOptions
 from malamute_py.client.session.letters import Letter, Reply, ranges_of
-from malamute_py.client.session.mailboxes import CREDIT_BYTES, CREDIT_RECORDS, InboxOptions
 from malamute_py.client.session.outbox import Tally
 from malamute_py.client.session.publisher import level_number
 from malamute_py.client.session.requests import PLAIN, Replies

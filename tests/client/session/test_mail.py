@@ -11,7 +11,7 @@ from malamute_protocol import commands as c
 from malamute_protocol.batch import encode
 from malamute_protocol.errors import BrokerRefused, MalamuteError, Timeout
 from malamute_protocol.framing import encode_message
-from malamute_py.client.session.mailboxes import InboxOptions
+from malamute_py.client.session.inbox_options import InboxOptions
 from malamute_py.client.session.outbox import Tally
 from malamute_py.client.session.requests import Replies
 from malamute_py.client.session.step import Step
