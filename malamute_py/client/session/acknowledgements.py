@@ -178,7 +178,7 @@ class Acks:
             else:
                 mine.append((first, end))
         if token is not None:
-            ack.tokens.append((token, ranges))
+            ack.tokens.append((token, merged([*ranges])))  # ascending, for _halves()
 
     def take(self, now_ms: int, out: CommandSink) -> None:
         """Send what was gathered or put off until now, of owners that are open on the link."""
