@@ -131,7 +131,7 @@ def _blob(body: Any) -> bytes:
     )
 
 
-NONE: Final = 0
+ZERO: Final = 0
 """Delay or priority of most requests. What else a caller passes is looked at: an array, for one,
 cannot be asked whether it is 0."""
 

@@ -126,7 +126,7 @@ class Session:
         )
         self.identity = "" if is_template(settings.identity) else settings.identity
         """As the newest link has it; before the first, the one asked for."""
-        self.mailboxes.own = self._own()
+        self.mailboxes.own = self._own_names()
         self.requests = PendingRequests(self.outbox, self.mailboxes, self.awaited, self.request)
         self.offerings = Offerings(
             self.outbox,
@@ -199,7 +199,7 @@ class Session:
                     self.settings.software,
                     self.settings.heartbeat_ms,
                     int(Feature.TYPED),
-                    self._number(),
+                    self._former_number(),
                 )
             ]
         elif self.state is LinkState.CONNECTING and now_ms >= self._deadline_ms:
@@ -216,7 +216,7 @@ class Session:
             self._suspects.wake(now_ms - self.attempts.linked_ms)
             self._commands += self.receivers.reopenings(now_ms)
 
-    def _number(self) -> int:
+    def _former_number(self) -> int:
         """Return the number that a replica had on its last link, to ask for it again; -1: none.
 
         The identity that was asked for is then a template such as web-{n}, of which the broker
@@ -227,7 +227,7 @@ class Session:
             return -1
         return replica_number(template, self.identity)
 
-    def _own(self) -> frozenset[str]:
+    def _own_names(self) -> frozenset[str]:
         """Return the names of the client's own mailbox: its temporary one, and its identity."""
         return frozenset({f"~{self.id.hex()}", self.identity} - {""})
 
@@ -586,7 +586,7 @@ class Session:
         What was sent under the former identity may have been taken, and would be taken twice.
         """
         former, self.identity = self.identity, identity
-        self.mailboxes.own = self._own()
+        self.mailboxes.own = self._own_names()
         if not former:
             return  # it had none: a replica gets its first
         error = ConnectionLost(

@@ -217,7 +217,7 @@ class SubscriptionState(Opened):
         return int(item.batch.offsets[0]) >= offset
 
     def take_back(self, batches: Sequence[Batch]) -> None:
-        """Have batches come again, which were taken last and not consumed after all."""
+        """Have the batches taken last come again: the call that gathered them has failed."""
         following = self.consumed_next
         for batch in reversed(batches):
             size = batch.stamp.size
