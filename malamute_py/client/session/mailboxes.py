@@ -623,7 +623,8 @@ class OpenedMailboxes(Acknowledging):
     def told(self, token: Any, outcome: Any) -> None:
         """Tell a caller what became of its acknowledgement: it gets True, False or an error.
 
-        token: what the caller waits at. outcome: a Confirm: True; None, it came too late: False.
+        token: what the caller waits at. outcome: a Confirm: True; None, it came too late: False; an
+        error, `not_held` as well: the error.
         """
         if not isinstance(outcome, MalamuteError):
             outcome = outcome is not None
@@ -649,7 +650,8 @@ class OpenedMailboxes(Acknowledging):
     def wake(self, now_ms: int) -> None:
         """Begin a turn: acknowledgements of replies wait one turn for requests that follow them.
 
-        So both leave in one message, where a caller requests, gets its reply, and requests again.
+        They do where the shell's callers run between two turns (may_hold). So both leave in one
+        message, where a caller requests, gets its reply, and requests again.
         """
         self.holding = self.may_hold and self._routed and not self.holding
         self._routed = False

@@ -259,9 +259,10 @@ class Membership(Standing):
 
     @property
     def wakes_link(self) -> bool:
-        """Whether take() has given the link something to do.
+        """Whether take() has given the link something to do, so that its shell is to wake it.
 
-        The broker is to say which records are still the member's, or a renewal is due, or will be.
+        The broker is to say which records are still the member's, or the program goes on after a
+        pause, so that its renewals have a time again (_unplanned).
         """
         return bool(self._doubts) or self._asks or (self._unplanned and self.renew_at_ms > 0)
 

@@ -274,7 +274,7 @@ class Offerings(Acknowledging):
         self.arrived(offering)  # a worker that waits for a request stops
 
     def drain_all(self) -> None:
-        """Drain every offer: the program was told to stop, or closes the client so."""
+        """Drain every offer: a signal stops the program, or it closes the client with drain."""
         for offering in list(self._offerings):
             self.drain(offering)
 

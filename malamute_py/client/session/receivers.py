@@ -68,7 +68,7 @@ class Receivers:
         self.again.pop(opened, None)
         self._left_out.pop(opened, None)
         self._struck.pop(opened, None)
-        self._arrived[opened] = None
+        self._arrived[opened] = None  # its consumer learns that it has ended
         opened.over()
 
     def fail(self, opened: Opened, error: MalamuteError) -> None:
