@@ -323,7 +323,7 @@ def column_of(name: str, value: Any, count: int) -> Sequence[Any]:
 
 
 def pattern_of(value: Any) -> Any:
-    """A pattern in its wire form. Raises LocalProtocolError."""
+    """A pattern as topic() and the like return it, in its wire form. Raises LocalProtocolError."""
     if isinstance(value, bytes) or not isinstance(value, Sequence):
         kind = type(value).__name__
         raise wrong("pattern", value, f"text or what makes a pattern, not a {kind}")

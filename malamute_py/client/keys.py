@@ -41,7 +41,7 @@ class KeyEntry(msgspec.Struct, frozen=True, gc=False):
 
 def key_of(key: Any) -> str:
     """Return a key, checked: text of 1 to KEY_BYTES_MAX bytes. Raises LocalProtocolError."""
-    if not text("key", key, KEY_BYTES_MAX):
+    if not text("key", key, KEY_BYTES_MAX):  # text() returns the key itself
         raise LocalProtocolError("bad_setting", "a key has at least one byte")
     return str(key)
 

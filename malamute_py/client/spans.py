@@ -286,7 +286,7 @@ class Spans:
             # The task or thread of a worker may have begun under a span that is none of this.
             context = Context()
         span = self.start("work", SpanKind.SERVER, request.service, context=context, links=links)
-        _WORKED[request] = span.get_span_context()
+        _WORKED[request] = span.get_span_context()  # for TraceIds
         with within(span, context):
             yield span
 

@@ -26,7 +26,7 @@ from malamute_py.client.engine.waits import ACKED, ANSWER, NOTHING, OPENED
 from malamute_py.client.position import Confirmation
 from malamute_py.client.readers.mail import InboxBase, MailBatchBase, inbox_options
 from malamute_py.client.session.calls import (
-    NONE,
+    ZERO,
     Bodies,
     Body,
     Bulk,
@@ -36,8 +36,8 @@ from malamute_py.client.session.calls import (
     make_row,
     request_terms,
 )
+from malamute_py.client.session.inbox_options import CREDIT_BYTES, CREDIT_RECORDS, InboxOptions
 from malamute_py.client.session.letters import Letter, Reply, ranges_of
-from malamute_py.client.session.mailboxes import CREDIT_BYTES, CREDIT_RECORDS, InboxOptions
 from malamute_py.client.session.outbox import Tally
 from malamute_py.client.session.publisher import level_number
 from malamute_py.client.session.requests import PLAIN, Replies
@@ -306,7 +306,7 @@ class MailVerbs(AsyncVerbs):
         future: asyncio.Future[Reply] = link.loop.create_future()
         # Most have none. By identity, which costs least: request_terms() takes other zeros, too.
         terms = PLAIN
-        if need_workers is not False or delay_ms is not NONE or priority is not NONE:
+        if need_workers is not False or delay_ms is not ZERO or priority is not ZERO:
             terms = request_terms(need_workers, delay_ms, priority)
         row = make_row(body, subject, fields, None, None, properties, future, codec)
         if True:  # sync: with link.lock:
@@ -360,7 +360,7 @@ class MailVerbs(AsyncVerbs):
         wait_ms = session.settings.wait_ms(timeout_ms)
         replies = Replies()
         terms = PLAIN
-        if need_workers is not False or delay_ms is not NONE or priority is not NONE:
+        if need_workers is not False or delay_ms is not ZERO or priority is not ZERO:
             terms = request_terms(need_workers, delay_ms, priority)
         row = make_row(body, subject, fields, None, None, properties, replies, codec)
         if True:  # sync: with link.lock:
@@ -436,7 +436,7 @@ class MailVerbs(AsyncVerbs):
         wait_ms = session.settings.wait_ms(timeout_ms)
         future: asyncio.Future[Confirmation] = link.loop.create_future()
         terms = PLAIN
-        if need_workers is not False or delay_ms is not NONE or priority is not NONE:
+        if need_workers is not False or delay_ms is not ZERO or priority is not ZERO:
             terms = request_terms(need_workers, delay_ms, priority)
         row = make_row(body, subject, fields, None, None, properties, future, codec)
         if True:  # sync: with link.lock:

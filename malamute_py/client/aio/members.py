@@ -104,7 +104,7 @@ class Member(MemberBase):
                     return None
                 item = self._take()
                 # Credit is to be given back, or the membership has something to say.
-                if link.session.consumed(membership) or membership.wakes:
+                if link.session.consumed(membership) or membership.wakes_link:
                     link.wake_up()
                 if item is None:
                     if membership.error is not None:

@@ -225,7 +225,7 @@ async def _versions(link: LoopLink, stream: str) -> dict[str, Any]:
         raise BrokerRefused("unsupported", "this broker has no typed streams")
     value: dict[str, Any] = await link.ask(lambda number: c.StreamSchemas(number, stream))
     if True:  # sync: with link.lock:
-        link.publisher.told(stream, value.pop("batch_bytes_max", None))
+        link.publisher.take_sizes(stream, value.pop("batch_bytes_max", None))
     return value
 
 

@@ -152,7 +152,7 @@ class Engine:
         self._unsent.clear()
         if self.transport is not None:
             transport, self.transport = self.transport, None
-            self.generation += 1
+            self.generation += 1  # the shell watches it no more
             transport.close(linger_ms)
 
     @property

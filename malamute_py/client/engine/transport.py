@@ -274,4 +274,5 @@ def _events(socket: zmq.Socket[bytes], asked: int = _POLLIN) -> int:
     """
     if socket.closed:
         raise zmq.ZMQError(zmq.ENOTSOCK)
+    # One pair (socket, events) if it is ready for any, else none: the sum is these events, or 0.
     return sum(found for _, found in zmq.zmq_poll([(socket, asked)], 0))

@@ -33,7 +33,7 @@ class MemberBase(SubscriptionBase):
         """ack: "next" or "manual". Raises LocalProtocolError: an argument is wrong."""
         super().__init__(strict, on_notice)
         one_of("ack", ack, ("next", "manual"))
-        self._by_itself = ack == "next"
+        self._acks_next = ack == "next"
         self._handed: list[int] = []
         """Offsets handed over last; acknowledged when the next is asked for."""
         self._handed_of: Any = None
@@ -41,7 +41,7 @@ class MemberBase(SubscriptionBase):
 
     def _handing(self, batch: Any, offsets: list[int]) -> None:
         """Note what is handed to the caller, if the next call is to acknowledge it."""
-        if self._by_itself:
+        if self._acks_next:
             self._handed_of, self._handed = batch, offsets
 
     def _take_handed(self) -> list[int]:

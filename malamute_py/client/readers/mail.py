@@ -17,8 +17,9 @@ from typing import Any, Final, Generic, TypeVar
 
 from malamute_protocol.batch import Batch
 from malamute_py.client.arguments import integer, name_of, one_of, settings_of
+from malamute_py.client.session.inbox_options import InboxOptions
 from malamute_py.client.session.letters import HandedOut, HandoutBatch, chosen, ranges_of, rows_of
-from malamute_py.client.session.mailboxes import InboxOptions, MailboxView, OpenedMailboxes
+from malamute_py.client.session.mailboxes import MailboxView, OpenedMailboxes
 from malamute_py.client.words import AckWhen
 
 ACKS: Final = ("next", "manual")

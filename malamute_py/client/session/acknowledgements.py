@@ -36,6 +36,7 @@ class AckForm(NamedTuple):
     state: int = 0
     """WorkState of an acknowledgement of work; 0 for mail."""
     again_ms: int = -1
+    """Pause before what is given back comes again; with state 0, -1 says that it is done."""
     reason: str = ""
     silent: bool = False
     """Whether no caller wants the answer, nor is there one."""
@@ -138,7 +139,8 @@ class Acks:
         self._sent: dict[Ack, None] = {}
         """Acknowledgements that the broker has not answered."""
         self._put_off: Final[dict[Ack, int]] = {}
-        """Acknowledgements that the broker refused with `wait`, and when each is sent again."""
+        """Acknowledgements of which all or half leaves (again) later, and when: as the broker
+        refused them, or the link has ended."""
         self.queues: Final = (self._gathered, self._put_off)
         """While all of them are empty, take() has nothing to do."""
         self._taken_ms = -1
@@ -176,7 +178,7 @@ class Acks:
             else:
                 mine.append((first, end))
         if token is not None:
-            ack.tokens.append((token, ranges))
+            ack.tokens.append((token, merged([*ranges])))  # ascending, for _halves()
 
     def take(self, now_ms: int, out: CommandSink) -> None:
         """Send what was gathered or put off until now, of owners that are open on the link."""
@@ -280,7 +282,7 @@ class Acks:
                     ack.again.update(numbers)
                     self._leave_out(ack)
                     if not ack.ranges:
-                        del self._put_off[ack]
+                        del self._put_off[ack]  # _leave_out() has settled all of its callers
 
     def _leave_out(self, ack: Ack) -> None:
         """Take the numbers that were delivered once more (`again`) out of an acknowledgement.

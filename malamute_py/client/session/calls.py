@@ -111,7 +111,7 @@ def _packed(body: Any, codec: str | None) -> tuple[bytes | list[bytes], int, Pac
     number = codec_of(codec)
     if isinstance(body, list | tuple):
         blobs = list(map(_blob, body))
-        return blobs, sum(map(len, blobs)), PACKINGS[True, number]
+        return blobs, sum(map(len, blobs)), PACKINGS[True, number]  # (is it a list, codec)
     blob = _blob(body)
     return blob, len(blob), PACKINGS[False, number]
 
@@ -131,7 +131,7 @@ def _blob(body: Any) -> bytes:
     )
 
 
-NONE: Final = 0
+ZERO: Final = 0
 """Delay or priority of most requests. What else a caller passes is looked at: an array, for one,
 cannot be asked whether it is 0."""
 

@@ -59,11 +59,11 @@ class Memberships(Acknowledging):
         membership.discard()
         if self._linked and not membership.ended and not membership.left_out:
             self._leaving[membership] = None
-        elif not membership.ended:
+        elif not membership.ended:  # the broker has no member to take leave of
             self._end(membership)
-        self._arrived(membership)
+        self._arrived(membership)  # a caller that waits for a record stops
 
-    def leases(self, membership: Membership) -> None:
+    def note_lease(self, membership: Membership) -> None:
         """Renew the leases of a membership from now on, or no longer, by its `lease_ms`."""
         if membership.lease_ms:
             self._leased[membership] = None

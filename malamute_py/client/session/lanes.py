@@ -323,7 +323,7 @@ class Lanes(ABC, Generic[Kind]):
             lane.sent.clear()
             for batch in reversed(under_way):  # the newest first, as each goes to the head
                 batch.doubtful = True
-                if batch.counted:
+                if batch.counted:  # all but those at level NONE
                     self._uncount(batch)
                 if batch.thin and not batch.live_rows():
                     batch.state = OVER  # all of its callers have given up: it need not leave again
@@ -406,7 +406,7 @@ class Lanes(ABC, Generic[Kind]):
     def _end_pause(self, lane: Lane[Kind], now_ms: int) -> bool:
         """End the pause of a lane in which a batch was refused; False: it is not over yet."""
         if lane.blocked_until_ms > now_ms:
-            self._blocked[lane] = None
+            self._blocked[lane] = None  # next_wake() takes the time into account
             return False
         lane.blocked_until_ms = -1
         self._blocked.pop(lane, None)
@@ -432,7 +432,10 @@ class Lanes(ABC, Generic[Kind]):
         return True
 
     def _holds(self, batch: Kind, now_ms: int, out: CommandSink) -> bool:
-        """Whether the batch at the head of its lane must wait for something else than room."""
+        """Whether the batch at the head of its lane must wait for something else than room.
+
+        Publisher._holds() has more reasons, for which it needs now_ms and out.
+        """
         lane = batch.lane
         return lane.waits_for_answer or bool(lane.sent and batch.one_by_one)
 

@@ -37,6 +37,7 @@ from malamute_py.client.session.acknowledgements import (
     ranges_of_numbers,
 )
 from malamute_py.client.session.events import Event, Settled
+from malamute_py.client.session.inbox_options import InboxOptions
 from malamute_py.client.session.letters import HandoutBatch, chosen, ranges_of, rows_of
 from malamute_py.client.session.outgoing import CommandSink, Trackers
 from malamute_py.client.session.receiver import Opened
@@ -44,8 +45,6 @@ from malamute_py.client.session.unreadable import Unreadable, one_taken_in
 
 DONE: Final = AckForm()
 _SILENTLY: Final = AckForm(silent=True)
-CREDIT_RECORDS: Final = 8192
-CREDIT_BYTES: Final = 8 << 20
 PARKED_BYTES_MAX: Final = 64 << 20
 PARKED_RECORDS_MAX: Final = 1 << 18
 """Mail that no caller reads, kept so that the replies after it come through."""
@@ -53,17 +52,6 @@ _GIVEN_MAX: Final = 256
 """Ranges that a reader may have been given before those that are not in hand are dropped."""
 _AWAY_MS: Final = 5_000
 """Time for which unread mail beyond these bounds is sent back to the broker."""
-
-
-class InboxOptions(msgspec.Struct, frozen=True):
-    """Options of the reading of a mailbox."""
-
-    mailbox: str
-    """Empty: the client's own."""
-    credit_records: int = CREDIT_RECORDS
-    """Messages that may wait in this client, unread."""
-    credit_bytes: int = CREDIT_BYTES
-    settings: dict[str, Any] = {}
 
 
 class MailboxView:
@@ -95,7 +83,7 @@ class MailboxView:
                 view.forget(ranges)  # messages come again were given to any of the readers before
             given = self._given
             given += ranges
-            if len(given) > self._sift_at:
+            if len(given) > self._sift_at:  # ranges of which nothing is in hand are dropped
                 in_hand = self.mailbox.in_hand
                 self._given = [run for run in given if not in_hand.isdisjoint(range(*run))]
                 self._sift_at = max(_GIVEN_MAX, 2 * len(self._given))
@@ -337,7 +325,7 @@ class OpenedMailbox(Opened):
 
     def acked(self, form: AckForm, ranges: list[Range]) -> None:
         """Forget that these numbers are to be acknowledged: the broker has confirmed it."""
-        if form.again_ms < 0:
+        if form.again_ms < 0:  # they are done, not given back
             for first, end in ranges:
                 self._acked.difference_update(range(first, end))
 
@@ -345,8 +333,9 @@ class OpenedMailbox(Opened):
         """Warn of a message whose acknowledgement was refused: another reader had it by then."""
         self._acked.discard(number)
         self._mailboxes.not_held += 1
+        mailbox = self.asked.mailbox or "us"  # empty: the client's own
         self._mailboxes.warnings.add(
-            "acknowledged too late", f"message {number} of {self.asked.mailbox or 'us'}: {error}"
+            "acknowledged too late", f"message {number} of {mailbox}: {error}"
         )
 
     def takes_default(self) -> bool:
@@ -547,7 +536,7 @@ class OpenedMailboxes(Acknowledging):
         self._end = end
         self._arrived = arrived
         self._mailboxes: dict[str, OpenedMailbox] = {}
-        """By the name that a caller gave; the client's own mailbox has none."""
+        """By the name that a caller gave; empty: the client's own mailbox."""
         self.have_read: Final[dict[MailboxView, None]] = {}
         """Readers that have something to acknowledge with the next turn."""
         self.may_hold = False
@@ -634,7 +623,8 @@ class OpenedMailboxes(Acknowledging):
     def told(self, token: Any, outcome: Any) -> None:
         """Tell a caller what became of its acknowledgement: it gets True, False or an error.
 
-        token: what the caller waits at. outcome: a Confirm: True; None, it came too late: False.
+        token: what the caller waits at. outcome: a Confirm: True; None, it came too late: False; an
+        error, `not_held` as well: the error.
         """
         if not isinstance(outcome, MalamuteError):
             outcome = outcome is not None
@@ -660,7 +650,8 @@ class OpenedMailboxes(Acknowledging):
     def wake(self, now_ms: int) -> None:
         """Begin a turn: acknowledgements of replies wait one turn for requests that follow them.
 
-        So both leave in one message, where a caller requests, gets its reply, and requests again.
+        They do where the shell's callers run between two turns (may_hold). So both leave in one
+        message, where a caller requests, gets its reply, and requests again.
         """
         self.holding = self.may_hold and self._routed and not self.holding
         self._routed = False

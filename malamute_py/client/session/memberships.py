@@ -81,7 +81,7 @@ class MembershipOwner(Protocol):
     def found(self, membership: Membership) -> None:
         """Wake the reader of a membership: what it may take was in doubt before."""
 
-    def leases(self, membership: Membership) -> None:
+    def note_lease(self, membership: Membership) -> None:
         """Renew the leases of a membership from now on, or no longer, by its `lease_ms`."""
 
     def over(self, membership: Membership) -> None:
@@ -187,7 +187,7 @@ class Membership(Standing):
         for batch in left:
             # The next holder of the group's place gets all of them.
             self.in_hand.difference_update(batch.numbers)
-            if self.passed_over:
+            if self.passed_over:  # take() renews one of them, to be given records again
                 first = batch.numbers[0]
                 self._dropped = first, first + 1
 
@@ -258,10 +258,11 @@ class Membership(Standing):
         return max(1, self.lease_ms // _RENEWALS)
 
     @property
-    def wakes(self) -> bool:
-        """Whether take() has given the link something to do.
+    def wakes_link(self) -> bool:
+        """Whether take() has given the link something to do, so that its shell is to wake it.
 
-        The broker is to say which records are still the member's, or a renewal is due, or will be.
+        The broker is to say which records are still the member's, or the program goes on after a
+        pause, so that its renewals have a time again (_unplanned).
         """
         return bool(self._doubts) or self._asks or (self._unplanned and self.renew_at_ms > 0)
 
@@ -478,7 +479,7 @@ class Membership(Standing):
             self.schemas = Schemas(command.schemas) if command.schemas else None
             self.tail = command.tail
             self.lease_ms = command.lease_ms
-            self._memberships.leases(self)
+            self._memberships.note_lease(self)
         elif kind is Gap:
             self.queue.append(GapNotice(command.from_, command.to, command.code, command.reason))
         elif kind is Rewound:
@@ -631,7 +632,7 @@ class Membership(Standing):
 
     def over(self) -> None:
         """Forget the membership, which has ended."""
-        self.lease_ms = 0
+        self.lease_ms = 0  # nothing of it is renewed any more
         self._memberships.over(self)
 
 

@@ -8,7 +8,8 @@ Source: SPEC.md, sections 4.5 and 8.
 
 Words: a request is begun once it was handed to the worker's program, finished once its end is on
 its way, and over when the broker has confirmed the end. It is lost when it is another worker's, or
-none's. A row is a reply. The owner (Offerings) sends what is said of requests.
+none's; handed out here anew later, its number stands for another object, hence `is request`. A row
+is a reply. The owner (Offerings) sends what is said of requests.
 """
 
 from __future__ import annotations
@@ -239,8 +240,8 @@ class Offering(Opened):
         self.draining = False
         """The worker takes no more requests; those that it has begun go on."""
         self.closing = False
-        self.begun: list[int] = []
-        """Requests that were begun and not finished when the offer was closed."""
+        self.to_release: list[int] = []
+        """Requests begun and not finished when the offer was closed: released with UNSUBSCRIBE."""
         self.renew_at_ms = 0
         """0: nothing to renew."""
         self._kind = kind
@@ -445,6 +446,7 @@ class Offering(Opened):
             if request is None or request.lost or self.ended:
                 continue
             if self.offerings.end(request, state):
+                # Handed out here again, it is to be begun only when its present handler has ended.
                 self._taken_away(request)
 
     def discard(self) -> None:
@@ -623,11 +625,14 @@ class Offering(Opened):
 
     def next_renewal_ms(self) -> int:
         """Milliseconds between two renewals."""
-        lease_ms = self._lease_ms or self.asked.lease_ms or _LEASE_MS
+        lease_ms = self._lease_ms or self.asked.lease_ms or _LEASE_MS  # as WORK said it, else asked
         return max(1, lease_ms // _RENEWALS)
 
     def link_down(self) -> None:
-        """Mark requests that were not begun as doubtful: the next link asks the broker."""
+        """Mark requests that were not begun as doubtful, until the next link has asked the broker.
+
+        Those that were begun go on meanwhile.
+        """
         super().link_down()
         self.renew_at_ms = 0
         for request in self.in_hand.values():

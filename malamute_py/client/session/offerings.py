@@ -4,10 +4,11 @@ Owns what is said of requests, and when. The rule: while a request is in hand it
 whatever a handler does; the end of a request leaves when all replies to it are answered.
 Source: SPEC.md, sections 4.5 and 8.
 
-Words: an offering is one offer. A request in hand is finished once its end is on its way; it is
-lost when it is another worker's, or none's; it is broken when a reply to it came too late, so that
-what follows would leave a hole. The row of a reply has a ReplyToken: the request, and the caller
-that waits for the CONFIRM, or None. A lane has the replies of one offer to one mailbox.
+Words: an offering is one offer. A request is begun once the worker's program was given it. One in
+hand is finished once its end is on its way; it is lost when it is another worker's, or none's; it
+is broken when a reply to it came too late, so that what follows would leave a hole. The row of a
+reply has a ReplyToken: the request, and the caller that waits for the CONFIRM, or None. A lane has
+the replies of one offer to one mailbox.
 """
 
 from __future__ import annotations
@@ -262,7 +263,7 @@ class Offerings(Acknowledging):
         return True
 
     def drain(self, offering: Offering) -> None:
-        """Take no more requests, and release those that were not begun."""
+        """Take no more requests, and release those that were not begun: their worker stops."""
         if offering.ended or offering.closing:
             return
         offering.draining = True
@@ -270,15 +271,15 @@ class Offerings(Acknowledging):
             self.end(request, RELEASED)
         if offering.in_hand:
             self._draining[offering] = None
-        self.arrived(offering)
+        self.arrived(offering)  # a worker that waits for a request stops
 
     def drain_all(self) -> None:
-        """Drain every offer."""
+        """Drain every offer: a signal stops the program, or it closes the client with drain."""
         for offering in list(self._offerings):
             self.drain(offering)
 
     def close_all(self) -> None:
-        """Close every offer."""
+        """Close every offer, before the client closes the link."""
         for offering in list(self._offerings):
             self.close(offering)
 
@@ -299,7 +300,7 @@ class Offerings(Acknowledging):
                 # It is released with UNSUBSCRIBE, not now: with credit left, the broker might
                 # hand it to this offer once more.
                 if request.begun and not request.lost:
-                    offering.begun.append(request.number)
+                    offering.to_release.append(request.number)
                 offering.finish(request)
                 offering.done(request)
         self._closing[offering] = None
@@ -346,11 +347,11 @@ class Offerings(Acknowledging):
         for offering in list(self._draining):
             if not offering.in_hand:
                 del self._draining[offering]
-                self.arrived(offering)
+                self.arrived(offering)  # the worker waits for that, and stops
         for offering in list(self._closing):
             if not offering.in_hand and not offering.ending:
                 offering.ending = True
-                for number in offering.begun:
+                for number in offering.to_release:
                     # Each by itself: of several at once all would be refused with one.
                     out.put(AckWork(offering.number, [(number, number + 1)], RELEASED), None)
                 out.put(Unsubscribe(offering.number), None)

@@ -38,7 +38,10 @@ _UNREAD: Final = OutgoingRow(b"", 0, "", None)
 
 
 class Tally:
-    """Contents that one call sent: it is over when the last of their rows is."""
+    """Contents that one bulk call sent: the call is over when the last of their rows is settled.
+
+    Only bulk mail (send_many()) makes one.
+    """
 
     __slots__ = ("confirmations", "error", "left", "token")
 
@@ -76,8 +79,9 @@ class KeyedBatch(OutgoingBatch):
     def __init__(self, lane: Lane[Any], level: int) -> None:
         super().__init__(lane, level)
         self.key = b""
-        self.one_by_one = True
+        self.one_by_one = True  # else the next might be taken where this one is refused
         self.tally: Tally | None = None
+        """Count of the bulk call that sent the batch; None: each row has its own caller."""
 
     @property
     def forgotten(self) -> bool:
@@ -448,6 +452,7 @@ class Outbox(Lanes[KeyedBatch]):
     def next_wake(self) -> int | None:
         """Latest time of the next wake() and take(); None: no need."""
         at = super().next_wake()
-        if self._deadlines and (at is None or self._deadlines[0][0] < at):
-            return self._deadlines[0][0]
+        if self._deadlines:
+            first_ms, *_ = self._deadlines[0]
+            return first_ms if at is None else min(first_ms, at)
         return at

@@ -211,7 +211,8 @@ class OutgoingContent(OutgoingRecords):
             return len(self.rows) > 1
         if self.records == 1 or Head._make(HEAD.unpack_from(self.content)).body_kind == ARROW:
             return False
-        return self.numbered or not stamped_as(self.content)[0]
+        callers_producer, _, _ = stamped_as(self.content)  # 0: none
+        return self.numbered or not callers_producer
 
     def _give_tokens(self, rows: list[OutgoingRow]) -> None:
         """Leave the rows without tokens: the caller has one for all."""

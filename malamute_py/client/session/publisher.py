@@ -215,16 +215,16 @@ class Publisher(Lanes[OutgoingRecords]):
 
     # --- limits of single streams -----------------------------------------------------
 
-    def told(self, stream: str, sizes: Mapping[str, int] | None) -> None:
+    def take_sizes(self, stream: str, sizes: Mapping[str, int] | None) -> None:
         """Take the most bytes of a batch of a stream, stamp included, from an answer's facts.
 
         sizes: of the streams that take less than WELCOME says; None: an older broker does not tell.
         """
         if sizes is not None and self.fatal is None:
-            self._told(self.lane(self.streams, stream, "stream"), sizes)
+            self._take_sizes(self.lane(self.streams, stream, "stream"), sizes)
 
-    def _told(self, lane: StreamLane, sizes: Mapping[str, int]) -> None:
-        """Take the most bytes of a batch of a lane's stream; sizes: as of told().
+    def _take_sizes(self, lane: StreamLane, sizes: Mapping[str, int]) -> None:
+        """Take the most bytes of a batch of a lane's stream; sizes: as of take_sizes().
 
         A stream that is not among them takes what WELCOME says.
         """
@@ -311,7 +311,7 @@ class Publisher(Lanes[OutgoingRecords]):
         sizes = value.get("batch_bytes_max")
         for lane in self.streams.values():
             if sizes is not None and lane.place in expected:
-                self._told(lane, sizes)
+                self._take_sizes(lane, sizes)
             # OPEN_PRODUCER is also asked amid a link, after a refusal in one lane: what is under
             # way in others is answered under the sequences that it has.
             if not lane.sent:
@@ -518,6 +518,7 @@ class Publisher(Lanes[OutgoingRecords]):
         for lane in self._active:
             head = lane.queue[0] if lane.queue else None
             if head is not None and head.since_ms >= 0 and not head.sealed:  # it may be gathering
+                # The end of the linger, or of the millisecond in which batches left: _gathers().
                 at = max(head.since_ms + self._settings.linger_ms, self._left_ms + 1)
                 # A full window or a producer not open yet outlasts a linger: only an answer
                 # ends that, and a time gone by would have the shell turn without a pause.

@@ -83,6 +83,7 @@ class Opened(ABC):
         """Begin to count records and bytes anew, for the command that opens it on a new link."""
         self._received_records = self._received_bytes = 0
         records, size = self._credit_limits()
+        # Below 0 where more waits in the client since the last link than its credit.
         self._granted_records, self._granted_bytes = max(0, records), max(0, size)
 
     @property

@@ -68,7 +68,7 @@ class Receivers:
         self.again.pop(opened, None)
         self._left_out.pop(opened, None)
         self._struck.pop(opened, None)
-        self._arrived[opened] = None
+        self._arrived[opened] = None  # its consumer learns that it has ended
         opened.over()
 
     def fail(self, opened: Opened, error: MalamuteError) -> None:
@@ -104,14 +104,14 @@ class Receivers:
                 commands.append(opened.open())
         return commands
 
-    def wakes(self) -> Collection[int]:
-        """Return the times at which due() has something to do; 0: at once."""
+    def reopen_times(self) -> Collection[int]:
+        """Return the times at which reopenings() has something to do; 0: at once."""
         if not self._left_out:
             return self.again.values()
         # A call of its program has taken the mark `left_out` away: it is opened now.
         return [*self.again.values(), *(0 for each in self._left_out if not each.left_out)]
 
-    def due(self, now_ms: int) -> list[Command]:
+    def reopenings(self, now_ms: int) -> list[Command]:
         """Return the commands that open what the broker had put off until now.
 
         What the link began without is opened, too, once its program has made a call.

@@ -25,6 +25,7 @@ from malamute_protocol.commands import CancelRequest, Confirm, Level, Request, W
 from malamute_protocol.errors import BrokerRefused, LocalProtocolError, MalamuteError, Timeout
 from malamute_py.client.arguments import text
 from malamute_py.client.session.events import Confirmed, Event, Inner, Settled
+from malamute_py.client.session.inbox_options import InboxOptions
 from malamute_py.client.session.lanes import OVER, QUEUED, SENT, Lane
 from malamute_py.client.session.letters import (
     COMPLETED,
@@ -36,7 +37,7 @@ from malamute_py.client.session.letters import (
     ranges_of,
     rows_of,
 )
-from malamute_py.client.session.mailboxes import InboxOptions, OpenedMailbox, OpenedMailboxes
+from malamute_py.client.session.mailboxes import OpenedMailbox, OpenedMailboxes
 from malamute_py.client.session.outbox import KeyedBatch, Outbox
 from malamute_py.client.session.outgoing import CommandSink
 from malamute_py.client.session.rows import OutgoingRow
@@ -133,7 +134,7 @@ class OutgoingRequests(KeyedBatch):
 
         A power loss takes back what was only stored, and a temporary mailbox ends with the broker
         or a while after its link; the REQUEST that comes again by its key is queued anew, or the
-        broker says what became of its reply.
+        broker says what became of its reply. Without an inbox no caller here waits for replies.
         """
         self.epoch = confirm.epoch
         if self.inbox is None or not self.left:
@@ -183,9 +184,9 @@ class OutgoingRequests(KeyedBatch):
         Raises whatever a row raises that cannot be encoded.
         """
         super().encode()
-        self.named()
+        self.await_replies()
 
-    def named(self) -> None:
+    def await_replies(self) -> None:
         """Await the replies under the batch's key from now on, by row; called once it has a key."""
         if self.inbox is not None and not self.tokens:
             self.tokens = [row.token for row in self.rows]
@@ -223,7 +224,7 @@ class OutgoingRequests(KeyedBatch):
 
     def settle(self, outcome: Confirm | MalamuteError) -> None:
         """Fail the callers by an error; after a CONFIRM they go on waiting for their replies."""
-        if self.inbox is None:
+        if self.inbox is None:  # they wait for the CONFIRM alone
             self.lane.owner.emit(Confirmed([row.token for row in self.rows], outcome))
         elif isinstance(outcome, MalamuteError):
             self.awaited.failed(self, outcome)
@@ -389,7 +390,7 @@ class AwaitedReplies:
     def _answered(self, batch: OutgoingRequests, count: int) -> None:
         """Count requests of a batch as answered; one that is answered whole is forgotten."""
         assert batch.inbox is not None
-        batch.inbox.await_fewer(count)
+        batch.inbox.await_fewer(count)  # with none awaited, it may be closed
         if not batch.left:
             del self.asked[batch.key]
             self._remember(batch.key)
@@ -604,7 +605,7 @@ class PendingRequests:
             inbox.for_replies = True
             self._awaited.batches[row.token] = last
             if key:
-                last.named()  # its reply may come before the batch leaves
+                last.await_replies()  # its reply may come before the batch leaves
             if inbox.queue:
                 if key:
                     # Its reply may be among the mail that waits, of an earlier process's call.

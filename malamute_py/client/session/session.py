@@ -126,7 +126,7 @@ class Session:
         )
         self.identity = "" if is_template(settings.identity) else settings.identity
         """As the newest link has it; before the first, the one asked for."""
-        self.mailboxes.own = self._own()
+        self.mailboxes.own = self._own_names()
         self.requests = PendingRequests(self.outbox, self.mailboxes, self.awaited, self.request)
         self.offerings = Offerings(
             self.outbox,
@@ -179,8 +179,9 @@ class Session:
     def wake(self, now_ms: int) -> None:
         """Do what is due by time: an attempt to link, a heartbeat, giving a silent broker up.
 
-        The shell calls receive() with what has come before it calls this, so that a broker that was
-        heard is not taken for silent.
+        The senders do theirs, suspects are cleared once the link has lasted, and receivers are
+        opened that the broker put off or the link began without. The shell calls receive() with
+        what has come before it calls this, so that a broker that was heard is not taken for silent.
         """
         self._now_ms = now_ms
         for outgoing in self.outgoing:
@@ -198,7 +199,7 @@ class Session:
                     self.settings.software,
                     self.settings.heartbeat_ms,
                     int(Feature.TYPED),
-                    self._number(),
+                    self._former_number(),
                 )
             ]
         elif self.state is LinkState.CONNECTING and now_ms >= self._deadline_ms:
@@ -213,9 +214,9 @@ class Session:
                 # Not only when it leaves: a socket that takes nothing must gather no PINGs.
                 self._sent_ms = now_ms
             self._suspects.wake(now_ms - self.attempts.linked_ms)
-            self._commands += self.receivers.due(now_ms)
+            self._commands += self.receivers.reopenings(now_ms)
 
-    def _number(self) -> int:
+    def _former_number(self) -> int:
         """Return the number that a replica had on its last link, to ask for it again; -1: none.
 
         The identity that was asked for is then a template such as web-{n}, of which the broker
@@ -226,7 +227,7 @@ class Session:
             return -1
         return replica_number(template, self.identity)
 
-    def _own(self) -> frozenset[str]:
+    def _own_names(self) -> frozenset[str]:
         """Return the names of the client's own mailbox: its temporary one, and its identity."""
         return frozenset({f"~{self.id.hex()}", self.identity} - {""})
 
@@ -248,12 +249,12 @@ class Session:
             at = self._deadline_ms
         elif self.state is LinkState.CLOSED:
             return None
-        else:
+        else:  # LINKED
             assert self.welcome is not None
             at = min(
                 self._heard_ms + self.welcome.expiry_ms,
                 self._sent_ms + self._heartbeat_ms,
-                *self.receivers.wakes(),
+                *self.receivers.reopen_times(),
             )
         for outgoing in self.outgoing:
             wake = outgoing.next_wake()
@@ -585,7 +586,7 @@ class Session:
         What was sent under the former identity may have been taken, and would be taken twice.
         """
         former, self.identity = self.identity, identity
-        self.mailboxes.own = self._own()
+        self.mailboxes.own = self._own_names()
         if not former:
             return  # it had none: a replica gets its first
         error = ConnectionLost(
@@ -604,7 +605,7 @@ class Session:
 
     def _on_pong(self, command: wire.Pong, _: Sequence[Any]) -> None:
         """Clear commands of suspicion that the broker understood: they left before the PING."""
-        # To a heartbeat nothing is cleared: that the broker was heard is noted by receive().
+        # The PING of a heartbeat has the token 0, which clears nothing.
         self._suspects.cleared(command.token)
         self.window.reached(command.token)  # room for contents that no CONFIRM answers
 

@@ -43,7 +43,7 @@ from malamute_py.client.arguments import (
 from malamute_py.client.position import Confirmation, Position, start_on_wire
 from malamute_py.client.session.acknowledgements import AckForm
 from malamute_py.client.session.calls import (
-    NONE,
+    ZERO,
     Bodies,
     Body,
     Fields,
@@ -358,7 +358,8 @@ class Step:
         asked = StepRequest(key)  # the row's token, to which the encoder gives the key and row
         row = make_row(body, subject, fields, None, expires_at_ms, properties, asked, codec)
         terms = PLAIN
-        if need_workers is not False or delay_ms is not NONE or priority is not NONE:
+        # By identity: an array, for one, cannot be asked whether it is 0.
+        if need_workers is not False or delay_ms is not ZERO or priority is not ZERO:
             terms = request_terms(need_workers, delay_ms, priority)
         self._add((REQUEST, service, reply_to, timeout_ms, key, terms), row)
         return asked

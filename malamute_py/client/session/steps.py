@@ -93,7 +93,7 @@ _OWNING: Final = (PUBLISH, SEND, REQUEST, REPLY, CONTENT)
 class OutgoingSteps(OutgoingBatch):
     """Steps that leave as one ATOMIC, from the first of them until it is answered."""
 
-    __slots__ = ("contents", "key", "moves", "numbers", "places", "plain", "turns")
+    __slots__ = ("contents", "entries", "key", "moves", "places", "plain", "turns")
 
     rows: list[Step]
 
@@ -111,7 +111,7 @@ class OutgoingSteps(OutgoingBatch):
         """The newest move of each cursor: the next one must go on from there."""
         self.turns: dict[Place, Place] = {}
         """Place of plain rows -> form of the newest rows there, where they are not plain."""
-        self.numbers = 0
+        self.entries = 0
         """Records and acknowledged numbers."""
         self.plain = False
         """Whether its one part leaves as a command of its own."""
@@ -141,7 +141,7 @@ class OutgoingSteps(OutgoingBatch):
             or step.key
             or self.rows[0].key
             or self.bytes + step.size > bytes_max
-            or self.numbers + step.count > ROWS_MAX
+            or self.entries + step.count > ROWS_MAX
         ):
             return False
         if not self.places.issuperset(step.parts):
@@ -194,7 +194,7 @@ class OutgoingSteps(OutgoingBatch):
                 elif kind == CONTENT:
                     self.sealed = True
         self.bytes += step.size
-        self.numbers += step.count
+        self.entries += step.count
 
     def remove(self, step: Step) -> None:
         """Take a step out of a batch that has not left, as its caller withdraws it.
@@ -203,7 +203,7 @@ class OutgoingSteps(OutgoingBatch):
         """
         self.rows.remove(step)
         self.bytes -= step.size
-        self.numbers -= step.count
+        self.entries -= step.count
         # `moves` still has its moves, which meet no condition of a later step.
         self.sealed = True
 
@@ -311,7 +311,7 @@ class OutgoingSteps(OutgoingBatch):
             step.state = SENT
         commands = self.content
         if self.plain:
-            _, command = commands
+            _, command = commands  # the first is ATOMIC, which is left out
             out.put(_alone(command, tracker, self.level), None)
             return
         commands[0] = Atomic(tracker, len(commands) - 1, self.level, self.key)
@@ -346,7 +346,7 @@ def _follows(move: Move, before: Move) -> bool:
         not (move.force or before.force)
         and (move.uuid, move.epoch) == (before.uuid, before.epoch)
         and move.next > before.next
-        and move.since in (-1, before.next)
+        and move.since in (-1, before.next)  # -1: the cursor may stand anywhere before
     )
 
 
@@ -357,8 +357,9 @@ def _move(place: Place, moves: list[Move]) -> MoveCursor:
     """
     _, stream, cursor = place
     last = moves[-1]
+    tracker = level = 0  # ATOMIC has those of the step
     return MoveCursor(
-        stream, cursor, last.next, 0, 0, last.force, last.uuid, last.epoch, moves[0].since
+        stream, cursor, last.next, tracker, level, last.force, last.uuid, last.epoch, moves[0].since
     )
 
 

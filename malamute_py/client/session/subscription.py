@@ -210,14 +210,14 @@ class SubscriptionState(Opened):
         return item
 
     def goes_on_from(self, offset: int) -> bool:
-        """Whether the next batch has come and has no record before an offset."""
+        """Whether the next batch has come and has no record before an offset, where a read ends."""
         item = self.inbox[0] if self.inbox else None
         if not isinstance(item, Arrival) or item.batch is None:
             return False
         return int(item.batch.offsets[0]) >= offset
 
     def take_back(self, batches: Sequence[Batch]) -> None:
-        """Have batches come again, which were taken last and not consumed after all."""
+        """Have the batches taken last come again: the call that gathered them has failed."""
         following = self.consumed_next
         for batch in reversed(batches):
             size = batch.stamp.size
@@ -462,7 +462,10 @@ class SubscriptionState(Opened):
         self._rewind(RewoundNotice(command.from_, command.to, command.epoch))
 
     def _rewind(self, notice: RewoundNotice) -> None:
-        """Queue a notice of a rewind, with the stream and epoch that were valid before it."""
+        """Queue a notice of a rewind, with the stream and epoch that were valid before it.
+
+        A consumer that has not come to the notice has a `position` of those.
+        """
         self.inbox.append(notice)
         self._rewinds.append(self._before)
 

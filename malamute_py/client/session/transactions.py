@@ -261,4 +261,4 @@ def _put_in_half(half: Step, place: Place, row: Any) -> None:
     else:
         half.size += len(row) + STAMP_BYTES
         half.count += content_count(row)
-        half.merge_limited = True
+        half.merge_limited = True  # no rows join an encoded content

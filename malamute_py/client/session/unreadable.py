@@ -35,7 +35,7 @@ class Unreadable(NamedTuple):
         """Records of credit that it took."""
         if self.rows is None:
             return self.stamp.count
-        return int.from_bytes(self.rows, "little").bit_count()
+        return int.from_bytes(self.rows, "little").bit_count()  # a bit is set for each row
 
     @property
     def size(self) -> int:

@@ -25,7 +25,7 @@ from malamute_py.client.engine.waits import ACKED, ANSWER, NOTHING, OPENED
 from malamute_py.client.position import Confirmation
 from malamute_py.client.readers.mail import InboxBase, MailBatchBase, inbox_options
 from malamute_py.client.session.calls import (
-    NONE,
+    ZERO,
     Bodies,
     Body,
     Bulk,
@@ -35,8 +35,8 @@ from malamute_py.client.session.calls import (
     make_row,
     request_terms,
 )
+from malamute_py.client.session.inbox_options import CREDIT_BYTES, CREDIT_RECORDS, InboxOptions
 from malamute_py.client.session.letters import Letter, Reply, ranges_of
-from malamute_py.client.session.mailboxes import CREDIT_BYTES, CREDIT_RECORDS, InboxOptions
 from malamute_py.client.session.outbox import Tally
 from malamute_py.client.session.publisher import level_number
 from malamute_py.client.session.requests import PLAIN, Replies
@@ -302,7 +302,7 @@ class SyncMailVerbs(SyncVerbs):
         pending: Pending[Reply] = Pending(link)
         # Most have none. By identity, which costs least: request_terms() takes other zeros, too.
         terms = PLAIN
-        if need_workers is not False or delay_ms is not NONE or priority is not NONE:
+        if need_workers is not False or delay_ms is not ZERO or priority is not ZERO:
             terms = request_terms(need_workers, delay_ms, priority)
         row = make_row(body, subject, fields, None, None, properties, pending, codec)
         with link.lock:
@@ -356,7 +356,7 @@ class SyncMailVerbs(SyncVerbs):
         wait_ms = session.settings.wait_ms(timeout_ms)
         replies = Replies()
         terms = PLAIN
-        if need_workers is not False or delay_ms is not NONE or priority is not NONE:
+        if need_workers is not False or delay_ms is not ZERO or priority is not ZERO:
             terms = request_terms(need_workers, delay_ms, priority)
         row = make_row(body, subject, fields, None, None, properties, replies, codec)
         with link.lock:
@@ -427,7 +427,7 @@ class SyncMailVerbs(SyncVerbs):
         wait_ms = session.settings.wait_ms(timeout_ms)
         pending: Pending[Confirmation] = Pending(link)
         terms = PLAIN
-        if need_workers is not False or delay_ms is not NONE or priority is not NONE:
+        if need_workers is not False or delay_ms is not ZERO or priority is not ZERO:
             terms = request_terms(need_workers, delay_ms, priority)
         row = make_row(body, subject, fields, None, None, properties, pending, codec)
         with link.lock:

@@ -227,7 +227,7 @@ def _versions(link: ThreadLink, stream: str) -> dict[str, Any]:
         raise BrokerRefused("unsupported", "this broker has no typed streams")
     value: dict[str, Any] = link.ask(lambda number: c.StreamSchemas(number, stream))
     with link.lock:
-        link.publisher.told(stream, value.pop("batch_bytes_max", None))
+        link.publisher.take_sizes(stream, value.pop("batch_bytes_max", None))
     return value
 
 

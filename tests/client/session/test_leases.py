@@ -74,13 +74,13 @@ def test_a_program_that_asks_once_has_its_link_woken_for_the_renewal() -> None:
     assert at_ms is not None
     assert at_ms > began_ms + 300
     script.take()
-    told = [script.member.wakes, script.step(), script.member.wakes]
+    told = [script.member.wakes_link, script.step(), script.member.wakes_link]
     assert told == [True, [], False]
     assert script.session.next_wake() == began_ms + 300
     assert script.renewals(300) == [[(0, 1)]]
     script.wait(1)
     script.member.take()
-    assert script.member.wakes
+    assert script.member.wakes_link
 
 
 def test_a_program_that_stands_still_when_its_lease_ends_says_nothing() -> None:
@@ -381,6 +381,6 @@ def test_records_in_doubt_are_dropped_with_the_link() -> None:
     script.reconnect()
     script.accept_member(script.member)
     assert script.member.take() is None
-    assert not script.member.wakes
+    assert not script.member.wakes_link
     script.hand(2, 0)
     assert script.take().numbers == [0, 1]

@@ -11,7 +11,7 @@ from malamute_protocol import commands as c
 from malamute_protocol.batch import encode
 from malamute_protocol.errors import BrokerRefused, MalamuteError, Timeout
 from malamute_protocol.framing import encode_message
-from malamute_py.client.session.mailboxes import InboxOptions
+from malamute_py.client.session.inbox_options import InboxOptions
 from malamute_py.client.session.outbox import Tally
 from malamute_py.client.session.requests import Replies
 from malamute_py.client.session.step import Step
@@ -229,14 +229,15 @@ def test_a_mailbox_is_opened_once_and_acknowledged_in_ranges() -> None:
     assert (ack.ranges, ack.again_ms) == ([(10, 13)], -1)
 
 
-def test_what_is_not_held_costs_the_others_nothing() -> None:
+@pytest.mark.parametrize("ranges", [[(0, 4)], [(2, 4), (0, 2)], [(3, 4), (1, 3), (0, 1)]], ids=str)
+def test_what_is_not_held_costs_the_others_nothing(ranges: list[tuple[int, int]]) -> None:
     script = opened()
     view = script.session.mailboxes.read(InboxOptions("box"))
     script.step()
     accept(script)
     deliver(script, [b"a", b"b", b"c", b"d"], 0)
     view.take()
-    view.mailbox.ack([(0, 4)], token="mine")
+    view.mailbox.ack(ranges, token="mine")
     asked = of(script.step(), c.AckMail)
     confirmed = []
     while asked:

@@ -149,7 +149,7 @@ def test_a_member_that_stands_still_while_it_is_passed_over_joins_again_at_a_wor
         assert not [one for one in script.reconnect() if isinstance(one, c.JoinGroup)]
     if word == "take":
         assert script.member.take() is None
-        assert script.member.wakes
+        assert script.member.wakes_link
     elif word == "ack":
         script.member.ack([0, 1])
     elif word == "renew":
@@ -159,7 +159,7 @@ def test_a_member_that_stands_still_while_it_is_passed_over_joins_again_at_a_wor
             script.member.lend([0])
         # A step without parts wakes no link; the program's next call for records does.
         assert script.member.take() is None
-        assert script.member.wakes
+        assert script.member.wakes_link
     assert [type(one) for one in script.wait(0)] == [c.JoinGroup]
     script.accept_member(script.member)
     # What the program has is its own again, and the next link begins with the member.

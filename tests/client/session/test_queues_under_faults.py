@@ -18,8 +18,8 @@ from malamute_protocol.errors import BrokerRefused, MalamuteError
 from malamute_protocol.framing import NUMBERS
 from malamute_py.client.session.calls import make_row
 from malamute_py.client.session.events import Confirmed, Settled
+from malamute_py.client.session.inbox_options import InboxOptions
 from malamute_py.client.session.letters import Letter
-from malamute_py.client.session.mailboxes import InboxOptions
 from malamute_py.client.session.offer_options import OfferOptions
 from malamute_py.client.session.offering import ReplyToken, RequestBase
 from malamute_py.client.session.requests import Replies

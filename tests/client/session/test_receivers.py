@@ -9,7 +9,7 @@ import pytest
 from malamute_protocol import commands as c
 from malamute_protocol.framing import NUMBERS
 from malamute_py.client.session.group_options import GroupOptions
-from malamute_py.client.session.mailboxes import InboxOptions
+from malamute_py.client.session.inbox_options import InboxOptions
 from malamute_py.client.session.offer_options import OfferOptions
 from malamute_py.client.session.offering import RequestBase
 from malamute_py.client.session.receiver import Opened

@@ -346,7 +346,7 @@ def test_a_record_that_a_codec_makes_fit_leaves_whole() -> None:
         script.confirm(part, 0)
     content = encode([bytes(5000), bytes(5000)], subject="a", codec="zstd")
     script.session.publisher.add_content("s", level_number("synced"), content, 2, "t")
-    script.session.publisher.told("s", {"s": 260})
+    script.session.publisher.take_sizes("s", {"s": 260})
     script.step()
     assert max(sizes(script)) <= 260
     assert [content.head.count for content in script.contents()] == [1, 1]
@@ -475,7 +475,7 @@ def test_a_size_that_holds_no_record_holds_one_at_a_time() -> None:
 
 def test_a_batch_that_is_full_for_its_stream_does_not_linger() -> None:
     script = ready(linger_ms=1000)
-    script.session.publisher.told("s", {"s": LIMIT})
+    script.session.publisher.take_sizes("s", {"s": LIMIT})
     for body in numbers(11):
         script.publish(body)
     script.step()
@@ -493,7 +493,7 @@ def test_contents_that_became_too_large_are_made_rows_as_they_leave() -> None:
     ]
     for content in queued:
         script.session.publisher.add_content("s", level_number("stored"), content, 100, object())
-    script.session.publisher.told("s", {"s": LIMIT})
+    script.session.publisher.take_sizes("s", {"s": LIMIT})
     lane = script.session.publisher.streams["s"]
     assert sum(bool(batch.rows) for batch in lane.queue) == 0
     script.step()

@@ -14,8 +14,8 @@ from malamute_protocol import commands as c
 from malamute_protocol.batch import encode, row_bitmap
 from malamute_protocol.errors import BatchError
 from malamute_protocol.stamp import DERIVED, Stamp
+from malamute_py.client.session.inbox_options import InboxOptions
 from malamute_py.client.session.letters import RequestFailed
-from malamute_py.client.session.mailboxes import InboxOptions
 from malamute_py.client.session.offer_options import OfferOptions
 from malamute_py.client.session.offering import RequestBase
 from malamute_py.client.session.subscription import Arrival, GapNotice
