@@ -475,7 +475,7 @@ class _Import:
         self._under_way.append((step.commit_nowait(), chunk.count))
 
     def _publish(self, chunk: _Chunk) -> None:
-        """Publish one chunk: rows, or batches of a typed stream."""
+        """Publish one chunk without a key: rows, or batches of a typed stream."""
         if chunk.contents:
             for content, _ in chunk.contents:
                 self._client.publish_batch(self._stream, content, typed=True)

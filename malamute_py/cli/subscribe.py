@@ -284,6 +284,7 @@ class _WithCursor(_Reader):
         When not all was printed, it stays behind the last record that was.
         """
         place = self._records.position
+        # A cursor that stands there already needs no move.
         if whole and place is not None and (self._stands is None or place.next > self._stands):
             self._behind = place
         self._move()

@@ -188,7 +188,7 @@ def of_link(facts: LinkFacts) -> Iterator[Trouble]:
 def _weight(badness: float, much: float) -> float:
     """Return a trouble's weight, which stays below that of each worse kind of trouble.
 
-    much: how long or how many it is.
+    much: how long or how many it is. The badness of each kind is at least ten times the next one's.
     """
     return badness + min(much, 8 * badness)
 

@@ -164,6 +164,7 @@ class Source:
         if self._answered_at is None:
             return Facts({}, reason)
         if self._silent_since is None:
+            # Before the failed question no page may have asked: that was no silence of the broker.
             self._silent_since = max(self._answered_at, asked_at - SELDOM_S)
         return Facts({}, reason, self._clock() - self._silent_since)
 
