@@ -242,7 +242,8 @@ def request(
 ) -> int:
     """Ask a worker of this process, which replies with the body."""
     load = Load(count, _bytes(size), tasks, noun="request")
-    return _run(ctx, "request", load, _asking, as_json, report, "" if leave else "manage_queues")
+    removal = "" if leave else "manage_queues"
+    return _run(ctx, "request", load, _asking, as_json, report, removal)
 
 
 @app.command(
@@ -264,7 +265,9 @@ def mail(
     as_json: output.Json = False,
 ) -> int:
     """Send messages to a mailbox while a reader takes them out."""
-    load = Load(count, _bytes(size), tasks, 1, _level(level, memory), memory, noun="message")
+    load = Load(
+        count, _bytes(size), tasks, level=_level(level, memory), memory=memory, noun="message"
+    )
     return _run(ctx, "mail", load, _mailing, as_json, report)
 
 

@@ -182,6 +182,7 @@ def of_link(facts: LinkFacts) -> Iterator[Trouble]:
         yield Trouble(_weight(_UNREAD, unread), STUCK, "client", name, words)
     elif unread > UNREAD_BYTES:
         words = f"{who} reads slowly: {size(unread)} delivered and not consumed"
+        # In gigabytes: a count of bytes would be beyond what this weight may grow by.
         yield Trouble(_weight(_READS_SLOWLY, unread / 1e9), SLOW, "client", name, words)
 
 
