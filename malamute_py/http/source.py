@@ -84,7 +84,7 @@ class Shared(Generic[T]):
         return await asyncio.shield(self._asking)
 
     def put(self, answer: T) -> T:
-        """Keep an answer, such as one that tells of a failure, as if it were just asked for; return it."""
+        """Keep an answer, such as one that tells of a failure, as if just asked for; return it."""
         self._answer, self._at = answer, self._clock()
         return answer
 
