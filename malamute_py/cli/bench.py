@@ -131,7 +131,7 @@ class Load:
     def conditions(self, verb: str) -> dict[str, Any]:
         """Return the load by name of its fields, for JSON and the report."""
         known = {name: value for name, value in asdict(self).items() if value is not None}
-        del known["noun"]
+        del known["noun"]  # A word of title(), and no condition.
         return {"bench": verb, **known}
 
 
@@ -142,6 +142,7 @@ def _bytes(size: str) -> int:
 def _level(
     asked: Literal["stored", "synced"] | None, memory: bool
 ) -> Literal["stored", "synced"] | None:
+    """Return the level that is asked for; else synced, but None in memory, where no disk is."""
     return asked or (None if memory else "synced")
 
 
@@ -241,7 +242,8 @@ def request(
 ) -> int:
     """Ask a worker of this process, which replies with the body."""
     load = Load(count, _bytes(size), tasks, noun="request")
-    return _run(ctx, "request", load, _asking, as_json, report, "" if leave else "manage_queues")
+    removal = "" if leave else "manage_queues"
+    return _run(ctx, "request", load, _asking, as_json, report, removal)
 
 
 @app.command(
@@ -263,7 +265,9 @@ def mail(
     as_json: output.Json = False,
 ) -> int:
     """Send messages to a mailbox while a reader takes them out."""
-    load = Load(count, _bytes(size), tasks, 1, _level(level, memory), memory, noun="message")
+    load = Load(
+        count, _bytes(size), tasks, level=_level(level, memory), memory=memory, noun="message"
+    )
     return _run(ctx, "mail", load, _mailing, as_json, report)
 
 
@@ -299,6 +303,7 @@ def _run(
     found: list[Measure] = []
 
     async def measure() -> None:
+        """Make the load, unless what it makes could not be removed afterwards."""
         async with linked_in_loop(ctx) as client:
             name = await name_for(client, "bench")
             if removal and (why := await left_behind(client, removal, name)):
@@ -534,6 +539,7 @@ def _since(body: bytes) -> int:
 
 @asynccontextmanager
 async def _links(ctx: typer.Context, count: int) -> AsyncIterator[list[Client]]:
+    """Link so many further clients, without an identity: one identity has one link."""
     async with AsyncExitStack() as stack:
         yield [
             await stack.enter_async_context(linked_in_loop(ctx, first=False)) for _ in range(count)

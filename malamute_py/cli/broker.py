@@ -176,6 +176,7 @@ class _Greeting:
     def __init__(self, log: Log, config: Config) -> None:
         self._log = log
         self._config = config
+        # The other levels go straight to the log; info() alone has words of its own.
         self.debug = log.debug
         self.warning = log.warning
         self.error = log.error

@@ -105,6 +105,7 @@ def _lags(seen: Look) -> dict[str, float]:
 
 
 def _dead(seen: Look) -> dict[str, float]:
+    """Return the counts of dead letters of services and groups."""
     found = {each.name: float(each.dead) for each in seen.everything.services}
     groups = seen.everything.groups
     return found | {f"{each.stream}/{each.group}": float(each.dead) for each in groups}
@@ -145,7 +146,7 @@ def _clients(seen: Look) -> dict[str, float]:
 
 
 def _slow(seen: Look) -> dict[str, float]:
-    """Count the links that have a trouble of slow reading."""
+    """Count the links with a trouble of slow reading; the broker's one count has the empty name."""
     from malamute_py.health.troubles import of_link
 
     return {"": float(sum(any(of_link(each)) for each in seen.links))}

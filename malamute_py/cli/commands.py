@@ -171,6 +171,7 @@ class Commands(TyperGroup):
             command = self._loaded[cmd_name] = _load(cmd_name, entry)
             if entry.at_a_broker:
                 shared = [param for param in self.params if param.name in SHARED]
+                # True: all commands of this group; else the names of those that talk to one.
                 for leaf in _leaves(command):
                     if entry.at_a_broker is True or leaf.name in (entry.at_a_broker or ()):
                         leaf.params.extend(shared)

@@ -101,7 +101,7 @@ def context_names(incomplete: str) -> list[str]:
     """List names of the person's contexts."""
     try:
         return [name for name in contexts.Contexts.load().contexts if name.startswith(incomplete)]
-    except Exception:  # noqa: BLE001 - as above
+    except Exception:  # noqa: BLE001 - a completion that complains is worse than none
         return []
 
 

@@ -476,6 +476,7 @@ def _settings(value: Any, source: str, what: str) -> dict[str, Any]:
     if None in given.values():
         raise CommandFailed(f"{source}: {what} has a null", USAGE)
     try:
+        # wanted() would take a schema whose hexadecimal digits are all decimal for a number.
         read = {
             name: value if name == "schema" else wanted(None, **{name: value})[name]
             for name, value in given.items()

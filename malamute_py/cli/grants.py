@@ -242,7 +242,10 @@ def who_can(
 
 
 def _condition(user: UserFacts, verb: str) -> str:
-    """Return under which condition a user may do it, as a running broker says; empty: none."""
+    """Return under which condition a user may do it, as a running broker says; empty: none.
+
+    What takes no name, a user of a namespace may do within the namespace only.
+    """
     if user.subjects:
         return f"under subjects: {', '.join(user.subjects)}"
     return f"in namespace {user.namespace}" if user.namespace and verb in WITHOUT_NAMES else ""

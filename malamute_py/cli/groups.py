@@ -118,7 +118,7 @@ def info(ctx: typer.Context, stream: Stream, group: Name, as_json: output.Json =
 
 def _show(found: GroupFacts, as_json: bool) -> None:
     """Print the facts of one group, then its members."""
-    # In JSON a member also has `aside`, which the table shows by its colour.
+    # `aside` (given nothing, since a lease of it has ended): in the table a colour.
     members = output.objects((*_MEMBERS, Column("aside", "")), found.members)
     facts: dict[str, Any] = {
         "stream": Cell(found.stream, found.stream, "cyan"),

@@ -325,7 +325,7 @@ class _TypedRows:
     """Rows of a file on their way into a typed stream, as batches of its newest schema."""
 
     def __init__(self, schemas: list[tuple[int, bytes]], limits: Limits) -> None:
-        """schemas: versions of the stream's schema. limits: the broker's."""
+        """schemas: number and schema of each version, the newest last. limits: the broker's."""
         self._limits = limits
         import pyarrow as pa
 
@@ -352,7 +352,7 @@ class _TypedRows:
             for first in range(0, len(piece), _ROWS):
                 rows = piece[first : first + _ROWS]
                 try:
-                    table = pa.Table.from_pylist([row[0] for row in rows], self._schema)
+                    table = pa.Table.from_pylist([columns for columns, *_ in rows], self._schema)
                 except pa.ArrowException as error:
                     raise CommandFailed(
                         f"a row does not fit the stream's schema: {error}"
@@ -475,7 +475,7 @@ class _Import:
         self._under_way.append((step.commit_nowait(), chunk.count))
 
     def _publish(self, chunk: _Chunk) -> None:
-        """Publish one chunk: rows, or batches of a typed stream."""
+        """Publish one chunk without a key: rows, or batches of a typed stream."""
         if chunk.contents:
             for content, _ in chunk.contents:
                 self._client.publish_batch(self._stream, content, typed=True)

@@ -40,7 +40,7 @@ _CREDIT: Final = 1024
 _CREDIT_BYTES: Final = 8 << 20
 _LEFT_RECORDS: Final = 1 << 20
 _LEFT_BYTES: Final = 1 << 30
-"""Credit with --no-ack, where messages are given back at the end only."""
+"""Credit with --no-ack, where messages are held to the end and given back then only."""
 _LOOK_MS: Final = 200
 """Time between two questions whether a mailbox is empty."""
 
@@ -84,6 +84,7 @@ def inbox(
         name = mailbox or own(client)
         if mailbox is not None and not create:
             known(client, mailbox)
+        # With --no-ack no acknowledgement gives credit back: it has to last for all messages.
         reader = client.inbox(
             mailbox, ack="manual",
             credit_records=_LEFT_RECORDS if no_ack else min(count or _CREDIT, _CREDIT),

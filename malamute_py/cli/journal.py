@@ -267,7 +267,9 @@ def verify(
         if ring is None:  # The tables of the checkpoint belong to no ring.
             found += findings_of_tables(directory)
     if ring is not None and not any(finding.ring == ring for finding in found):
-        raise CommandFailed(f"{directory}: there is no ring {ring}; see: malamute journal stat", 1)
+        raise CommandFailed(
+            f"{directory}: there is no ring {ring}; see: malamute journal stat", FAILED
+        )
     bad = [finding for finding in found if finding.kind in _BAD]
     output.listing(
         [Column("ring", "Ring", style="cyan"), Column("kind", "Finding"), Column("message", "")],

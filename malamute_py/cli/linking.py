@@ -184,12 +184,13 @@ def uninterrupted() -> Iterator[None]:
         return
     came: list[int] = []
 
-    def told(number: int, frame: Any) -> None:
+    def interrupted(number: int, frame: Any) -> None:
+        """Note Ctrl-C for the end of the block; called by Python for each signal."""
         came.append(number)
         if len(came) > 1:
             raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGINT, told)
+    before = signal.signal(signal.SIGINT, interrupted)
     try:
         yield
     finally:

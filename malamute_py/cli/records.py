@@ -1,8 +1,8 @@
 """Records as text: columns for a person, bodies or JSON lines for programs.
 
 Owns the three forms and the names in the JSON one, which `pub --json-lines` reads back. The rules:
-in a pipe a body's bytes are never changed; on a terminal nothing in a body can steer the terminal;
-output is flushed a batch at a time.
+in a pipe a body's bytes are never changed, and parts of a list have tabs between them; on a
+terminal nothing in a body can steer the terminal; output is flushed a batch at a time.
 """
 
 from __future__ import annotations

@@ -273,6 +273,7 @@ class _ToStream:
     def __init__(self, client: SyncClient, stream: str) -> None:
         self.count = 0
         self.bytes = 0
+        # keep=False: confirms are counted, and not collected.
         self._window = client.publisher(stream, keep=False)
 
     def write(self, batch: Batch) -> None:

@@ -133,7 +133,7 @@ def request(
             _submit(client, service, body, options, timeout_ms, reply_to, as_json)
             return 0
         writer = MailWriter(as_json=as_json, bodies_only=bodies_only)
-        # One reply is printed as its bytes are; several get a line each.
+        # A single reply is printed without a line end of ours; of several each gets a line.
         show = writer.write_all if stream or as_json else _show_bodies
         _ask(client, service, body, {**options, "timeout_ms": timeout_ms}, stream, show, typed)
     return 0
@@ -181,7 +181,10 @@ def _submit(
 
 
 def _show_bodies(replies: list[Letter]) -> None:
-    """Print a reply: in a pipe its bytes as they are, on a terminal its lines, escaped."""
+    """Print a reply: a body of bytes unchanged in a pipe; on a terminal in lines, escaped and cut.
+
+    body_of() joins the parts of a list with tabs and writes a typed row as JSON.
+    """
     for reply in replies:
         body = body_of(reply)
         if output.on_terminal():

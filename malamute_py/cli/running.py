@@ -257,6 +257,6 @@ class _Run:
 
 
 def _signal(child: subprocess.Popen[bytes], number: int) -> None:
-    """Send a signal to the child's whole group."""
+    """Send a signal to the child's whole group, which may have ended or become another user's."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, number)

@@ -383,10 +383,11 @@ def none_of(now: Sample, shown: Shown) -> str:
     return now.look.unseen.get(kind, f"no {kind}{having}")
 
 
-def _aligned(words: str, width: int, name: bool) -> Text:
+def _aligned(words: str, width: int, is_name: bool) -> Text:
+    """Return a cell's words: a figure at the right, a name at the left and cut to the width."""
     from rich.text import Text
 
-    if not name:
+    if not is_name:
         return Text(words, justify="right", no_wrap=True)
     return Text(f"{words[: width - 1]}…" if len(words) > width else words, "cyan", no_wrap=True)
 

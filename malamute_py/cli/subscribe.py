@@ -250,14 +250,15 @@ class _WithCursor(_Reader):
         self._cursor = client.cursor(stream, name)
         self._name = name
         self._stands = stands
-        self._behind: Position | None = None
+        self._move_to: Position | None = None
         """Position to move the cursor to, once a move is due."""
         self._since = 0.0
+        """When the first record was printed that the cursor does not stand behind yet."""
         self.how = f" from cursor {name}"
 
     def next(self, timeout_ms: int | None) -> Batch | None:
         """Return the next records; the cursor is moved when none come, and once a second."""
-        if self._behind is None:
+        if self._move_to is None:
             return super().next(timeout_ms)  # The cursor stands where it should.
         if time.monotonic() - self._since >= _MOVE_EVERY_S:
             self._move()
@@ -274,9 +275,9 @@ class _WithCursor(_Reader):
             return
         if count < len(batch):  # Not after the batch, but after the last record that was printed.
             place = place._replace(next=int(batch.offsets[count - 1]) + 1)
-        if self._behind is None:
+        if self._move_to is None:
             self._since = time.monotonic()
-        self._behind = place
+        self._move_to = place
 
     def printed_all(self, whole: bool) -> None:
         """Move the cursor; records that the pattern left out count as read, too.
@@ -284,8 +285,9 @@ class _WithCursor(_Reader):
         When not all was printed, it stays behind the last record that was.
         """
         place = self._records.position
+        # A cursor that stands there already needs no move.
         if whole and place is not None and (self._stands is None or place.next > self._stands):
-            self._behind = place
+            self._move_to = place
         self._move()
 
     def _move(self) -> None:
@@ -293,9 +295,9 @@ class _WithCursor(_Reader):
 
         The broker compares where it stood (`since`). Raises CommandFailed: another client moved it.
         """
-        if self._behind is None:
+        if self._move_to is None:
             return
-        place, self._behind = self._behind, None
+        place, self._move_to = self._move_to, None
         try:
             with uninterrupted():
                 self._cursor.move(place, since=self._stands)

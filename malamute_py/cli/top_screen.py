@@ -147,7 +147,7 @@ class TopScreen(App[None]):
         """Why the last look failed; empty: it did not."""
         self._asked = False
         """Whether the person asked for a look at once, which counts also while it is paused."""
-        self._looking_s: float | None = None
+        self._look_began_s: float | None = None
         """When the look that is under way began."""
         self._view = 0
         # Of each table: the column that sorts it, and whether in the other direction.
@@ -185,12 +185,12 @@ class TopScreen(App[None]):
     def _begin(self) -> None:
         """Begin a look, unless one is under way or the screen is paused and none was asked for."""
         self._due.stop()
-        if self._looking_s is not None or (self.paused and not self._asked):
+        if self._look_began_s is not None or (self.paused and not self._asked):
             return
         if not self._linked():
             self._end("the link is lost; it is sought")
             return
-        self._looking_s = time.monotonic()
+        self._look_began_s = time.monotonic()
         # A worker of textual would be waited for at the end, however long the broker is silent.
         threading.Thread(target=self._ask, name="malamute-top", daemon=True).start()
 
@@ -219,7 +219,7 @@ class TopScreen(App[None]):
 
     def _end(self, gone: str) -> None:
         """End a look, and wait for the next one. gone: why it has failed."""
-        self._gone, self._asked, self._looking_s = gone, False, None
+        self._gone, self._asked, self._look_began_s = gone, False, None
         self._wait()
         self._draw()
 
@@ -231,8 +231,8 @@ class TopScreen(App[None]):
     @property
     def gone(self) -> str:
         """Why there is no newer look; empty: there is one, or it is not due yet."""
-        if self._looking_s is not None:
-            waited_s = int(time.monotonic() - self._looking_s)
+        if self._look_began_s is not None:
+            waited_s = int(time.monotonic() - self._look_began_s)
             if waited_s >= _SILENT_S:
                 return f"the broker has not answered for {waited_s} s"
         return self._gone
@@ -329,9 +329,9 @@ class TopScreen(App[None]):
         self._draw()
 
     def action_filter(self) -> None:
-        """Take a text that names are to have."""
+        """Show the line in which a text is typed that names are to have."""
         self._filter.display = True
-        # At once, unlike Widget.focus().
+        # Widget.focus() would do so later only, and the next key go to the table.
         self.screen.set_focus(self._filter)
         self._draw()
 
@@ -340,7 +340,7 @@ class TopScreen(App[None]):
         self.action_view(self._view)
 
     def action_keep(self) -> None:
-        """Keep the filter."""
+        """Go back to the table, with the filter in force; its line is hidden."""
         self._filter.display = False
         self.screen.set_focus(self._things)
         self._draw()
@@ -367,7 +367,7 @@ class TopScreen(App[None]):
     def action_pace(self, by: float) -> None:
         """Look more or less often."""
         self.every_s = min(max(self.every_s * by, EVERY_MIN_S), _EVERY_MAX_S)
-        if self._looking_s is None:
+        if self._look_began_s is None:
             self._wait()
         self._draw()
 

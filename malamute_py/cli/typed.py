@@ -27,6 +27,7 @@ def as_text(value: Any) -> str:
     """Return a value of a row for a person."""
     if value is None:
         return "-"
+    # A time and its like are a text in JSON, in quotes.
     return value if isinstance(value, str) else as_json(value).decode().strip('"')
 
 

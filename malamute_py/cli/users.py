@@ -350,9 +350,10 @@ def _tell_namespace(name: str, sections: Mapping[str, NamespaceSection]) -> None
     if own is not None:
         say(f"user {name} is in the namespace {own.name}")
     elif near := like_a_member(name, namespaces):
+        near_namespace, its_pattern = near
         say(
             f"warning: user {name} is in no namespace, so that what it may do counts for the whole "
-            f"broker; did you mean {near[1]}, as users of {near[0]} are named?"
+            f"broker; did you mean {its_pattern}, as users of {near_namespace} are named?"
         )
 
 

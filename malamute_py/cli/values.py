@@ -74,6 +74,7 @@ def later_ms(text: str) -> int:
     """Read a time, or a duration from now: 10m. Raises CommandFailed."""
     if units.begins_with_a_duration(text):
         return now_ms() + duration_ms(text)
+    # A bare number, too small to be a time.
     if is_offset(text) and int(text) < _SENSIBLE_MS:
         raise CommandFailed(f"{text!r} has no unit: write a duration as 500ms, 10s or 10m", USAGE)
     return time_ms(text)

@@ -117,7 +117,8 @@ def watch(
 def _watched(look: Look) -> list[str]:
     """Return the kinds of things to look at again: not those that this user is not permitted.
 
-    A listing that was refused for another reason, as `wait`, is asked for again.
+    A listing that was refused for another reason, as `wait`, is asked for again. The words are the
+    broker's refusal, or look()'s for an empty listing: this user may see no streams.
     """
     return [
         kind

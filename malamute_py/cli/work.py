@@ -198,6 +198,7 @@ class _Crew:
         self._left = left
         self._json = as_json
         self._lines = as_json or not output.on_terminal()
+        """Whether each outcome is a line; a person is told of failures only."""
         welcome = client.welcome
         self._reply_bytes_max = welcome.record_bytes_max if welcome is not None else 1 << 20
         self._ending = threading.Event()

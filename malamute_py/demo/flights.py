@@ -206,7 +206,7 @@ class Figures:
         return dict(found.fetchall())
 
     def departures_a_day(self) -> list[tuple[str, int, int]]:
-        """(day, departures, delayed ones) of each day in New York's time, in order."""
+        """(day, departures, delayed ones) of each day of New York's winter time, in order."""
         found = self._connection.execute(
             """
             select strftime(day, '%Y-%m-%d'), count(*), count(*) filter (delayed) from (

@@ -42,7 +42,8 @@ class Everything:
     """All that the metrics are made of."""
 
     facts: Facts
-    asked_s: float = 0.0
+    answer_s: float = 0.0
+    """How long the broker took to answer all questions."""
     streams: list[StreamFacts] = field(default_factory=list)
     stream_details: dict[str, StreamFacts] = field(default_factory=dict)
     """Details of the streams that have a label of their own."""

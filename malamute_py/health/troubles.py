@@ -182,13 +182,14 @@ def of_link(facts: LinkFacts) -> Iterator[Trouble]:
         yield Trouble(_weight(_UNREAD, unread), STUCK, "client", name, words)
     elif unread > UNREAD_BYTES:
         words = f"{who} reads slowly: {size(unread)} delivered and not consumed"
+        # In gigabytes: a count of bytes would be beyond what this weight may grow by.
         yield Trouble(_weight(_READS_SLOWLY, unread / 1e9), SLOW, "client", name, words)
 
 
 def _weight(badness: float, much: float) -> float:
     """Return a trouble's weight, which stays below that of each worse kind of trouble.
 
-    much: how long or how many it is.
+    much: how long or how many it is. The badness of each kind is at least ten times the next one's.
     """
     return badness + min(much, 8 * badness)
 

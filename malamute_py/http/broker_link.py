@@ -29,9 +29,11 @@ async def keep_linked(source: Source, endpoints: Sequence[str], credential: Cred
     while True:
         over = asyncio.Event()
 
-        # Bound here: a late event of this session must not end the next one.
         def on_link(event: LinkEvent, over: asyncio.Event = over) -> None:
-            """Let the source tell why there is no link; set `over` when the session has ended."""
+            """Let the source tell why there is no link; set `over` when the session has ended.
+
+            over: bound here, so that a late event of this session does not end the next one.
+            """
             if isinstance(event, Unlinked):
                 source.unlinked = f"no link to the broker: {event.reason}"
             elif isinstance(event, Closed):

@@ -79,7 +79,7 @@ class BoundedProtocol(H11Protocol):
         super().connection_made(transport)
         self.end_after(self.bounds.request_s)
         peer = transport.get_extra_info("peername")
-        if isinstance(peer, tuple):
+        if isinstance(peer, tuple):  # None: the peer has gone again.
             self.peer = str(peer[0]), int(peer[1])
         self.bounds.add(self, self.peer[0])
 

@@ -39,6 +39,7 @@ Figures = dict[str, float]
 
 def render(everything: Everything, labels: Labels) -> bytes:
     """Return the page of metrics, as Prometheus reads it."""
+    # auto_describe would make all families twice: register() calls collect() for the names.
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(everything, labels))
     return generate_latest(registry)
@@ -94,7 +95,7 @@ def _of_the_process(everything: Everything) -> Iterator[Family]:
     yield _family(table.BUILD, [((str(broker.get("software", "")),), 1.0)])
     yield _single(table.STARTED, (broker.get("now_ms", 0) - broker.get("uptime_ms", 0)) / 1_000)
     yield _single(table.DAMAGE, len(broker.get("damage", ())))
-    yield _single(table.ASKED, everything.asked_s)
+    yield _single(table.ANSWER_TIME, everything.answer_s)
     gauges = broker.get("gauges", {})
     listed = {
         "streams": len(everything.streams), "mailboxes": len(everything.mailboxes),

@@ -199,6 +199,7 @@ def serve(
     """
 
     async def run() -> None:
+        """Serve until a signal comes or the caller's own reason, which `until` waits for."""
         serving = Serving(http, endpoints, credential)
         until(asyncio.get_running_loop(), serving.stop)
         await serving.run(announce)

@@ -84,7 +84,7 @@ class Shared(Generic[T]):
         return await asyncio.shield(self._asking)
 
     def put(self, answer: T) -> T:
-        """Keep an answer as if it had just been asked for, and return it."""
+        """Keep an answer, such as one that tells of a failure, as if just asked for; return it."""
         self._answer, self._at = answer, self._clock()
         return answer
 
@@ -164,6 +164,7 @@ class Source:
         if self._answered_at is None:
             return Facts({}, reason)
         if self._silent_since is None:
+            # Before the failed question no page may have asked: that was no silence of the broker.
             self._silent_since = max(self._answered_at, asked_at - SELDOM_S)
         return Facts({}, reason, self._clock() - self._silent_since)
 

@@ -301,7 +301,10 @@ failing | 1: the last step failed, and none has gone well since.
 
 
 def _labelled(labels: tuple[str, ...], prefix: str, rows: str) -> dict[str, Metric]:
-    """Return metrics that have a sample for each thing, with these labels; lines as _gauges()."""
+    """Return metrics that have a sample for each thing, with these labels; rows: as of _gauges().
+
+    `source` is empty, for the page of metrics: metrics.py computes these figures.
+    """
     return {
         source: metric._replace(labels=labels, source="")
         for source, metric in _gauges("", rows, prefix).items()
@@ -467,12 +470,12 @@ UNLISTED: Final = Metric(
     "Streams, mailboxes and so on that were not looked at, because there are more than 1000.",
     ("kind",),
 )  # fmt: skip
-ASKED: Final = Metric(
+ANSWER_TIME: Final = Metric(
     PREFIX + "asking_seconds", "gauge", "How long the broker took to answer for these metrics."
 )
 
 METRICS: Final[tuple[Metric, ...]] = (
-    UP, BUILD, STARTED, DAMAGE, ASKED, UNLISTED, LIMIT, LIMIT_USED,
+    UP, BUILD, STARTED, DAMAGE, ANSWER_TIME, UNLISTED, LIMIT, LIMIT_USED,
     *FACTS.values(), *GAUGES.values(), *CHECKPOINT.values(), *RING.values(),
     *LATENCIES.values(), *STREAM.values(), *MAILBOX.values(), *SERVICE.values(),
     *CURSOR.values(), *GROUP.values(), *NAMESPACE.values(), NAMESPACE_LIMIT, NAMESPACE_LIMIT_USED,

@@ -325,7 +325,7 @@ async def test_a_long_table_is_scrolled_by_rows_pages_and_to_its_ends() -> None:
             await screen.press("j")
             assert screen.names[-1] == "t39"
             await screen.press("space")  # A new look leaves the rows where they are.
-            await until_async(lambda: screen.app._looking_s is None)
+            await until_async(lambda: screen.app._look_began_s is None)
             await screen.pilot.pause()
             assert screen.names[-1] == "t39"
             await screen.press(begin)

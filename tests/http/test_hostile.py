@@ -11,10 +11,12 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
+from typing import Any
 
 import pytest
 
 from malamute_py import EmbeddedBroker
+from malamute_py.http.application import application
 from malamute_py.http.connections import INCOMPLETE_BYTES_MAX
 from malamute_py.http.source import Source
 from tests.http.running import RunningHttp, at, until
@@ -124,6 +126,28 @@ def test_a_body_is_neither_read_nor_kept(patient: RunningHttp) -> None:
             pass
         assert ended(connection)[:12] in (b"HTTP/1.1 413", b"")
     until(lambda: len(patient.serving.bounds) == 0)
+
+
+async def test_zeros_before_the_length_of_a_body_do_not_hide_it_where_the_parser_takes_them() -> (
+    None
+):
+    answered: list[Any] = []
+
+    async def send(message: Any) -> None:
+        answered.append(message)
+
+    async def receive() -> Any:
+        raise AssertionError("the body was read")
+
+    await application(Source(1), "")(
+        {
+            "type": "http", "method": "GET", "path": "/livez", "raw_path": b"/livez",
+            "query_string": b"",
+            "headers": [(b"host", b"localhost"), (b"content-length", b"0" * 20 + b"9")],
+        },
+        receive, send,
+    )  # fmt: skip
+    assert answered[0]["status"] == 413
 
 
 @pytest.mark.moderate

@@ -56,7 +56,7 @@ Events = AsyncGenerator[bytes, None]
 
 
 def event(kind: str, value: object) -> bytes:
-    """Return one event: JSON has no line breaks of its own."""
+    """Return one event, which a blank line ends: the JSON in it has no line breaks."""
     data = msgspec.json.encode(value, enc_hook=str)
     return b"event: %s\ndata: %s\n\n" % (kind.encode(), data)
 
@@ -139,6 +139,7 @@ class EventAnswer:
 
     async def send(self, send: Send) -> None:
         """Send the head and the events, to their end."""
+        # x-accel-buffering: a proxy such as nginx passes each event on at once.
         headers = {**HEADERS, "content-type": "text/event-stream", "x-accel-buffering": "no"}
         named = [(name.encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": named})

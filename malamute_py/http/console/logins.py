@@ -163,7 +163,7 @@ class Logins:
         reason = ""
 
         def on_link(event: LinkEvent) -> None:
-            """Keep why there is no link; end the session when the link has ended for good."""
+            """Keep why there is no link; where it has ended for good, end a session that began."""
             nonlocal reason
             if isinstance(event, Unlinked):
                 reason = f": {event.reason}"

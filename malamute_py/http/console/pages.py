@@ -80,6 +80,7 @@ def _resources(facts: NamespaceFacts) -> list[str]:
 async def streams(session: Session, query: Query) -> Values:
     """The page with the list of streams."""
     found = await session.client.list_streams(query.get("prefix", ""), limit=LISTED_MAX + 1)
+    # Buttons that the person has no permission for.
     withheld = await _withheld(session, query, {"create-stream": ("create", "")})
     return _listed(query, ((each, []) for each in found), len(found), withheld=withheld)
 
@@ -230,7 +231,7 @@ async def cursor(session: Session, query: Query) -> Values:
 
 async def clients(session: Session, query: Query) -> Values:
     """Return the values of the list of links; those that read slowly come first."""
-    found = await session.client.list_links(LISTED_MAX + 1)
+    found = await session.client.list_links(LISTED_MAX + 1)  # It takes no prefix.
     begin = query.get("prefix", "")
     fitting = [each for each in found if each.identity.startswith(begin)]
     rows = ((each, list(troubles.of_link(each))) for each in fitting)

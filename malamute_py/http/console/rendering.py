@@ -75,7 +75,10 @@ def url(page: str, **query: object) -> str:
 
 
 def _finalized(value: object) -> object:
-    """Return what a template shows of a value: text of strangers may have any character."""
+    """Return what a template shows of a value, with the control characters of a text as escapes.
+
+    Called by Jinja. Markup is of our own, and Shown was made visible before.
+    """
     if isinstance(value, Markup | words.Shown) or not isinstance(value, str):
         return value
     return words.visible(value)

@@ -162,7 +162,7 @@ class Sessions:
         session.used = self._clock()
 
     def end(self, session: Session) -> None:
-        """End a session, what goes on for it, and its link."""
+        """End a session once, with its event streams and copies (`closings`), and its link."""
         session.over = True
         if self._sessions.pop(session.id, None) is None:
             return

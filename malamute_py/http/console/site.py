@@ -336,7 +336,10 @@ def _inside(path: str) -> str:
 
 
 def _refreshed(request: Request) -> str:
-    """Return the address at which a page refreshes itself."""
+    """Return the address at which a page refreshes itself.
+
+    poll=1 says that the page asks and not the person, whose session may end meanwhile.
+    """
     query = "&".join(
         each for each in request.url.query.split("&") if each and not each.startswith("poll=")
     )

@@ -96,7 +96,8 @@ def start_point(text: str, now_ms: int) -> StartPoint:
     if wanted in ("earliest", "latest"):
         return wanted  # type: ignore[return-value]  # mypy knows no literals of a tuple
     # Thirty digits are beyond any offset, and int() refuses thousands of them.
-    if wanted.isascii() and wanted.isdigit() and int(wanted[:30]) < _OFFSET_MAX:
+    digits = wanted.isascii() and wanted.isdigit()
+    if digits and len(wanted) < 30 and int(wanted) < _OFFSET_MAX:
         return int(wanted)
     ago = _AGO.fullmatch(wanted)  # now, or now-10m with the number and the unit as groups
     if ago is not None and not now_ms:

@@ -29,3 +29,9 @@ async def test_a_cursor_stays_where_it_is_while_the_broker_does_not_tell_its_tim
     with pytest.raises(NotUnderstood, match="does not tell its time"):
         await reset_cursor(session, {"stream": ["s"], "name": ["c"], "point": ["now-1h"]})
     assert start_point("2026-01-31T10:00", 0) == AtTime(1_769_853_600_000)
+
+
+@pytest.mark.parametrize("text", ["9" * 30, "0" * 30 + "9" * 30, "0" * 5_000])
+def test_a_number_beyond_any_offset_is_no_place_also_with_zeros_before_it(text: str) -> None:
+    with pytest.raises(NotUnderstood, match="no place in a stream"):
+        start_point(text, 0)
