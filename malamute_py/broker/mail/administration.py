@@ -209,9 +209,6 @@ class MailboxAdmin:
     def facts(self, mailbox: Mailbox) -> dict[str, Any]:
         """Return the facts about a mailbox that a RESULT has."""
         settings = mailbox.settings
-        oldest_ms = 0
-        if mailbox.order:
-            oldest_ms = mailbox.rows[mailbox.number, mailbox.order.first].at_ms
         # What is still read back from the disk is in no reader's hand: a client that waits for the
         # mailbox to have nothing left for it counts on that. (`pipe`: hand-outs without bodies.)
         coming = sum(each.mask.bit_count() for inbox in mailbox.readers for each in inbox.pipe)
@@ -220,7 +217,7 @@ class MailboxAdmin:
             "number": mailbox.number,
             "messages": mailbox.messages,
             "bytes": mailbox.bytes,
-            "oldest_ms": oldest_ms,
+            "oldest_ms": mailbox.oldest_ms(),
             "readers": len(mailbox.readers),
             "held": mailbox.held - coming,
             "delayed": mailbox.delayed,

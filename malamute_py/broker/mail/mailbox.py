@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from hashlib import blake2b
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -31,6 +32,8 @@ from malamute_py.changelog.tables import MessageRow
 
 DRAFT, CREATING, STANDING = range(3)
 """A mailbox: no step has created it; a bundle that was handed over creates it; the log has it."""
+OLDEST_LOOK: Final = 8
+"""Puts that are looked at for the oldest message: each may be read from the disk."""
 
 
 class PutProgress(msgspec.Struct, eq=False, gc=False):
@@ -278,6 +281,26 @@ class Mailbox:
             if highest > 0 or not self.ready:
                 return self.by_priority[highest].first
         return self.ready.first
+
+    def oldest_ms(self) -> int:
+        """Return since when the oldest message could be had that waits for no time; 0: none could.
+
+        A message that a reader holds counts. Behind more than OLDEST_LOOK puts that wait for a
+        time, or did, it is the first of those that may be delivered.
+        """
+        found = 0
+        for base in islice(self.order.after(-1), OLDEST_LOOK):
+            row: MessageRow = self.rows[self.number, base]
+            known = self.progress.get(base)
+            if known is None or row.left & ~known.delayed:
+                since = max(row.at_ms, row.not_before_ms)
+                found = min(found or since, since)
+                if not row.not_before_ms:
+                    return found  # those behind it were put later
+        if found or not self.waits:
+            return found
+        first: MessageRow = self.rows[self.number, self.head()]
+        return max(first.at_ms, first.not_before_ms)
 
     def progress_of(self, row: MessageRow) -> PutProgress:
         """Return the progress of a put, which is made when the put has simply waited so far.

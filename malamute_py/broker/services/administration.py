@@ -222,14 +222,13 @@ class ServiceAdmin:
         """
         row = service.row
         page_max = self._shard.settings.page_max
-        oldest = next(iter(service.batches.values()), None)
         facts: dict[str, Any] = {
             "name": service.name,
             "waiting": service.rows - service.held - service.delayed,
             "held": service.held,
             "delayed": service.delayed,
             "bytes": service.size,
-            "oldest_ms": 0 if oldest is None else oldest.row.put.at_ms,
+            "oldest_ms": service.oldest_ms(),
             "offers": len(service.offers),
             # An offer may name any credit: the sum must still be one that can be sent.
             "credit": min(

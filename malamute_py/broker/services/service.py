@@ -16,6 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from heapq import heappush
+from itertools import islice
 from typing import Final
 
 from malamute_protocol.address import NAME_BYTES_MAX
@@ -35,6 +36,8 @@ STANDING: Final = 1
 """State of a service that the log has."""
 REMOVING: Final = 2
 """State of a service that is being removed or has gone."""
+OLDEST_LOOK: Final = 64
+"""Batches that are looked at for the oldest request that waits."""
 DEAD: Final = ".dead"
 """Suffix of a service's name that makes the name of its dead-letter mailbox."""
 
@@ -413,6 +416,19 @@ class Service(Dispatch[RequestBatch, Offer]):
     def default_dead_letters(self) -> str:
         """Name of that mailbox where the settings name none."""
         return self.name[: NAME_BYTES_MAX - len(DEAD)] + DEAD
+
+    def oldest_ms(self) -> int:
+        """Return since when the oldest request that waits could be handed out; 0: none waits.
+
+        Behind more than OLDEST_LOOK batches whose requests are held or wait for a time, it is when
+        the last of those batches was put: the request may have waited for less.
+        """
+        put = None
+        for batch in islice(self.batches.values(), OLDEST_LOOK):
+            put = batch.row.put
+            if batch.free:
+                return put.at_ms + put.delay_ms
+        return put.at_ms if put is not None and self.rows > self.held + self.delayed else 0
 
     def wait(self, batch: RequestBatch, mask: int, *, again: bool) -> None:
         """Put rows into the queues of their subjects, from which workers are handed them.

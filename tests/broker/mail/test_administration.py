@@ -9,6 +9,7 @@ import pytest
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
 from malamute_py.broker.mail import administration
+from malamute_py.broker.mail.mailbox import OLDEST_LOOK
 from tests.broker.post import Post, code
 
 
@@ -111,6 +112,30 @@ def test_mail_on_its_way_into_a_mailbox_that_is_removed() -> None:
     assert post.info("box")["messages"] == 1
     post.restart()
     assert post.info("box")["messages"] == 1
+
+
+def test_the_oldest_message_is_the_first_of_those_that_wait_for_no_time() -> None:
+    post = Post()
+    begun = post.now_ms
+    post.mail(1, "box", [b"delayed"], deliver_at_ms=begun + 5_000)
+    assert post.info("box")["oldest_ms"] == 0
+    post.now_ms += 100
+    post.mail(1, "box", [b"waits"])
+    post.now_ms += 100
+    post.mail(1, "box", [b"urgent"], priority=5)
+    assert post.info("box")["oldest_ms"] == begun + 100
+    post.restart()
+    assert post.info("box")["oldest_ms"] == begun + 100
+    post.wait(5_000)
+    # The first one can be had only now, and the second one for five seconds.
+    assert post.info("box")["oldest_ms"] == begun + 100
+    assert post.ask(1, wire.PurgeMail, "box", "box")["count"] == 3
+    for number in range(OLDEST_LOOK + 2):
+        post.mail(1, "box", [b"delayed"], deliver_at_ms=post.now_ms + 1_000 + number)
+    post.mail(1, "box", [b"waits"])
+    assert post.info("box")["oldest_ms"] == post.now_ms
+    post.wait(500)
+    assert post.info("box")["oldest_ms"] == post.now_ms - 500
 
 
 def test_facts_of_one_mailbox_and_pages_of_many() -> None:

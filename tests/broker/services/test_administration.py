@@ -226,6 +226,20 @@ def test_who_holds_what_since_when_and_how_often_is_visible() -> None:
     assert (gauges["requests"], gauges["offers"]) == (5, 1)
 
 
+def test_the_oldest_request_is_the_first_of_those_that_wait_since_it_could_be_had() -> None:
+    world = pair()
+    world.offer(2, credit=2)
+    begun = world.shell.now_ms
+    world.request(1, b"in hand")
+    world.request(1, b"delayed", delay_ms=3_600_000)
+    assert world.info(1)["oldest_ms"] == 0
+    world.shell.wait(100)
+    world.request(1, b"in hand, too")
+    world.shell.wait(100)
+    world.request(1, b"waits")
+    assert world.info(1)["oldest_ms"] == begun + 200
+
+
 def test_services_are_listed_in_pages_by_name() -> None:
     world = pair()
     for name in ("b", "a.2", "a.1", "a.3"):
