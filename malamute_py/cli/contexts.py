@@ -180,6 +180,8 @@ class Contexts:
         with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as out:
             json.dump(table, out, indent=2)
             out.write("\n")
+            out.flush()
+            os.fsync(out.fileno())
         beside.replace(path)
 
     def get(self, name: str) -> Context:
