@@ -224,6 +224,7 @@ class Appender:
         facts = SnapshotFacts(as_of_lsn, self.last_time_ms, self._streams.rows())
         bodies = [pack_file(facts), *source()]
         content, crc = control_content(bodies)
+        # A control batch has no stream, offset or append time of its own: 0.
         return Append(0, 0, len(bodies), 0, content, crc, None, SNAPSHOT)
 
     def _stamps(self, rows: list[_Row], synced: int) -> list[bytes]:
@@ -337,7 +338,10 @@ class Appender:
         sparse.clear()
 
     def _index_sparse(self, segment: Segment, stream: int, places: list[Place], epoch: int) -> None:
-        """Add data batches of a stream without header index to the segment's index."""
+        """Add data batches of a stream without header index to the segment's index.
+
+        places: of batches whose offsets follow on; (position, size, base, after, time) of each.
+        """
         assert segment.live is not None
         total = segment.live.add_sparse(stream, places)
         _, _, base, _, _ = places[0]

@@ -137,7 +137,10 @@ def content_fault(data: Any, begin: int, end: int, stamp: Stamp) -> str:
 
 
 def _fills(data: Any, begin: int, end: int) -> bool:
-    """Whether the sections of the content in data[begin:end] end where it ends."""
+    """Whether the sections of the content in data[begin:end] end where it ends.
+
+    Asked of a head of unusual length, from which the places of the sections follow.
+    """
     try:
         return Content(memoryview(data)[begin:end]).sections.end == end - begin
     except BatchError:
@@ -147,7 +150,8 @@ def _fills(data: Any, begin: int, end: int) -> bool:
 def is_begun(data: memoryview, base_lsn: int, position: int) -> bool:
     """Whether a stamp of this position was begun here: its magic and LSN are, whatever follows.
 
-    So it is where a write was cut off; old bytes of the file say another LSN.
+    For those who met no good batch here. It is so where a write was cut off, or where a batch is
+    damaged; old bytes of the file say another LSN.
     """
     magic = int.from_bytes(data[position : position + 4], "little")
     lsn = int.from_bytes(data[position + _LSN_AT : position + _LSN_AT + 8], "little")
@@ -219,7 +223,10 @@ def content_facts(content: Buffer) -> Facts:
 
 
 def producer_head(content: Buffer) -> Head | None:
-    """The head of a content that names a producer, unchecked; None for any other."""
+    """The head of a content that names a producer; None for any other.
+
+    For a start, which learns from it what each producer sent last. No checksum is looked at.
+    """
     head = HEAD.unpack_from(content)
     return Head._make(head) if head[_PRODUCER] else None
 

@@ -74,8 +74,8 @@ class RareRows:
         found = self._gathering.take()
         if found is not None:
             data = found.stamp + found.content
-            span = (0, len(data), found.base, found.count)
-            self._runs.append(Run(data, (span,), found.next))
+            only_batch = (0, len(data), found.base, found.count)
+            self._runs.append(Run(data, (only_batch,), found.next))
 
 
 class WantedRows:
@@ -90,6 +90,7 @@ class WantedRows:
         self._first = first
         self._end = end
         self._selection = chosen.selection, client_time
+        """Key under which a known batch remembers the rows that were found in it."""
 
     def of(self, stamp: Stamp, content: Content) -> list[Row] | None:
         """Return the wanted rows of a batch that was read and checked; None: it leaves whole.

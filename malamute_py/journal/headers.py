@@ -328,7 +328,10 @@ class HeaderTable:
         self._memo_headers = 0
 
     def _items(self) -> Iterator[tuple[str, BitMap]]:
-        """Yield each item of an exact table, as filters store it, with the entries that hold it."""
+        """Yield each item of an exact table, as filters store it, with the entries that hold it.
+
+        For the filters that tell whole keys and pairs once the table gives them up.
+        """
         for table in self.streams.values():
             for top, bitmap in table.tops.items():
                 for key in top:
@@ -403,7 +406,10 @@ def _bitmap(table: dict[Any, BitMap], key: Any) -> BitMap:
 
 
 def _deepest(tops: Iterable[Keys]) -> int:
-    """Return the number of parts between dots of the longest key, LEAD_PARTS_MAX at most."""
+    """Return the number of parts between dots of the longest key, LEAD_PARTS_MAX at most.
+
+    For a first cut, which leaves a part fewer than this of each subject.
+    """
     parts = max((key.count(".") + 1 for top in tops for key in top), default=1)
     return min(parts, LEAD_PARTS_MAX)
 

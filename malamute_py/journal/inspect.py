@@ -299,7 +299,8 @@ def _agree(index: StoredIndex, spans: object, table: bytes) -> bool:
     """
     if index.spans != spans:
         return False
-    # Entries may be cut otherwise: their writer may have had another interval.
+    # Entries may be cut otherwise, as their writer may have had another interval: then what the
+    # entries of each stream cover together is compared.
     return index.table == table or _covered(index.table) == _covered(table)
 
 

@@ -297,7 +297,8 @@ class KnownBatches:
     def _bound(self) -> None:
         """Forget batches until what is known is within its bound."""
         while self._bytes > self._bytes_max:
-            self._forget(self._held.popitem(last=False)[1])
+            _, asked_for_longest_ago = self._held.popitem(last=False)
+            self._forget(asked_for_longest_ago)
 
     def _forget(self, batch: KnownBatch) -> None:
         """Take a batch that left the table out of the count of bytes."""

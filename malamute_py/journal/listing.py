@@ -161,7 +161,7 @@ class Listing:
         """Return the LSN before which all was durable, by segment headers and index files."""
         floor = 0
         for segment in self.segments:
-            floor = max(floor, segment.header_lsn)
+            floor = max(floor, segment.header_lsn)  # synced when the segment was prepared
             if segment.number in self.indexed:
                 # An index file is written only once its whole segment was synced.
                 floor = max(floor, segment.base_lsn + self._segment_bytes)

@@ -69,8 +69,11 @@ def read_mark(storage: Storage, name: str, kind: type[_Mark]) -> _Mark | None:
 
 
 def read_meta(storage: Storage) -> RingMeta | None:
-    """Return the ring's fixed facts; None in a new directory. See find_meta()."""
-    meta, _ = find_meta(storage, None)
+    """Return the ring's fixed facts for a reader, which repairs nothing; None in a new directory.
+
+    Raises JournalCorrupt as find_meta(), without a manifest.
+    """
+    meta, _ = find_meta(storage, expected=None)
     return meta
 
 
@@ -107,7 +110,10 @@ def find_meta(storage: Storage, expected: Expected | None) -> tuple[RingMeta | N
 
 
 def _said_by_headers(storage: Storage) -> set[tuple[bytes, int]]:
-    """Return the distinct (uuid, segment_bytes) in the segments' headers that are good."""
+    """Return the distinct (uuid, segment_bytes) in the segments' headers that are good.
+
+    For a ring whose own file is bad: what all headers agree on takes its place.
+    """
     said = set()
     for name in storage.names():
         if segment_number(name) is not None:

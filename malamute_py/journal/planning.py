@@ -172,9 +172,10 @@ def clipped(parts: Iterable[tuple[int, int]], begin: int, end: int) -> tuple[tup
 
 
 def _is_sound(segment: Segment, index: LiveIndex | StoredIndex, stream: int, now_ms: int) -> bool:
-    """Whether all of a stream that a segment's index names can be read, as far as is known.
+    """Whether all records of a stream that a segment's index names would come, as far as is known.
 
-    Asked after the entries were taken: the expiries of a batch are noted before its entry.
+    For the `unbroken` ranges of a plan: a damaged, retired or expired record is none that comes.
+    Expiries that are None are not known: an earlier version wrote the index. Asked after the entries were taken: the expiries of a batch are noted before its entry.
     """
     if segment.damaged or segment.retired or index.expiries is None:
         return False

@@ -238,19 +238,20 @@ class Scan:
         return not (number == known.last and known.first - 1 in self._present)
 
     def _miss_the_newest(self, number: int) -> None:
-        """Note as damage the segments from a number on that the manifest has and no file is of."""
+        """Note as damage the segments from a number on that the manifest has, but no file."""
         begin = number
         while self._is_missing(number):
             number += 1
         if number > begin:
             known = self._expected
             assert known is not None
+            # Only a manifest of an orderly close tells where the ring ended in its last segment.
             stop = known.end_lsn if known.clean else number * self.segment_bytes
             self._damage(begin * self.segment_bytes, stop, MISSING, doubtful=True)
 
     def _accept_indexed(self, segment: Segment) -> None:
         """Take a whole segment by its index file, without reading its batches."""
-        self._flush()
+        self._flush()  # an index file proves that all before it was durable, a bundle's begin, too
         self.epoch = max(self.epoch, segment.last_epoch)
         self.last_time_ms = max(self.last_time_ms, segment.last_time_ms)
         for number, span in segment.spans.items():
@@ -513,7 +514,7 @@ class Scan:
         closed = self._closed
         if closed is None or not closed.clean or closed.epoch != self.epoch or self._pending:
             return False
-        return closed.end_lsn in (lsn, self._complete_lsn)
+        return closed.end_lsn in (lsn, self._complete_lsn)  # `lsn` may be a segment's end after it
 
     def _any_later(self, lsn: int) -> bool:
         """Whether a valid batch lies after a position: what is between is damage then, no end."""
@@ -625,7 +626,7 @@ class Scan:
                 self.streams.note_floor(number, min(first, self.streams.state(number).next))
 
     def _unread_state(self, segment: Segment) -> SegmentState | None:
-        """Return the state of a segment of which only the index was read; None: it was walked."""
+        """Return what to read controls from where the index alone was read; None: it was walked."""
         if segment.number not in self._known:
             return None
         data = SegmentBytes(self.storage, self.segment_bytes, []).of(segment)

@@ -448,15 +448,15 @@ class Ring:
 
     @property
     def held_bytes(self) -> int:
-        """Return the bytes from the hold to the end of the ring; 0 without a hold."""
+        """Return the bytes from the caller's hold() to the end of the ring; 0 without a hold."""
         held = self._space.held_lsn
         return 0 if held is None else max(self._appender.end - held, 0)
 
     @property
     def capacity_bytes(self) -> int:
-        """No append is refused for the hold while it leaves held_bytes at this or below.
+        """Bytes up to which held_bytes may grow before an append is refused for the hold.
 
-        All segments but one, as the hold may lie anywhere in its own.
+        All segments but one: the one with the hold's position is kept whole, wherever in it that is.
         """
         return (self._space.capacity - 1) * self._segment_bytes
 
@@ -482,7 +482,7 @@ class Ring:
     def oldest_segments(self, most: int) -> list[tuple[int, dict[int, int]]]:
         """Return (end LSN, {stream: offset after its last record there}) of the oldest segments.
 
-        The segment that is being written is none of them.
+        For a caller that copies newest records on before these go. The segment that is being written is none of them.
         """
         size = self._segment_bytes
         return [
@@ -609,7 +609,7 @@ class Ring:
             self._detach(segment)
 
     def _rebuild_index(self, segment: Segment) -> LiveIndex:
-        """Index a finished segment by reading it (reader and housekeeping threads)."""
+        """Index a finished segment, whose index file is missing or bad, by reading it."""
         scan = Scan(self._storage, RingMeta(self.uuid, self._segment_bytes), self._space.settings)
         return scan.index_one(segment, self._files.file(segment))
 

@@ -182,7 +182,7 @@ class SegmentFiles:
         return [(batch, view) for batch in batches]
 
     def contents(self, segment: Segment, stream: int, row: Any) -> Iterator[tuple[Batch, Content]]:
-        """Yield the good batches of one index entry with their contents."""
+        """Yield the good batches of one index entry with their contents, for searches and plans."""
         for batch, view in self.batches(segment, stream, row):
             if batch.found is not None:
                 yield batch, content_of(batch, view)

@@ -43,7 +43,8 @@ SPOT: Final = np.dtype(
 BATCH_BYTES_A_SPOT: Final = 100 * SPOT.itemsize
 """A batch has at most one spot for so many of its bytes."""
 _HEADERS_MAX: Final = 64
-"""A batch of more distinct headers is not looked into: where all are rare, none is worth it."""
+"""A batch of more distinct headers gets no spots: mostly all are rare there, and the few that 1% of
+its bytes has room for would answer hardly any search."""
 _CODED: Final = SUBJECT_CODES | FIELD_CODES
 
 Spots: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -57,7 +58,7 @@ class Found(NamedTuple):
     rows: list[tuple[Header, bytes]]
     """Each spotted header with its spots."""
     others: list[Header]
-    """Headers whose rows have no spots: the index has no place of them."""
+    """Headers whose rows have no spots: `spotted` promises no subject, field or pair of theirs."""
 
 
 class StreamSpots:
@@ -94,7 +95,10 @@ class StreamSpots:
                     spotted.names.setdefault(name, BitMap()).add(ordinal)
 
     def by_header(self, matches: Matches) -> list[tuple[Header, Spots]]:
-        """Return each header that matches, with its spots in the whole segment."""
+        """Return each header that a search wants, with its spots in the whole segment.
+
+        Any thread: copies are taken, as the loop thread may add rows meanwhile.
+        """
         return [
             (header, np.frombuffer(b"".join(held.copy()), SPOT))
             for header, held in self._rows.copy().items()
@@ -194,7 +198,7 @@ def find_spots(
         headers, codes = parsed.headers()
         most = size // BATCH_BYTES_A_SPOT
         if codes is None or not most or len(headers) > _HEADERS_MAX:
-            return None
+            return None  # most = 0: the batch is too small for one spot
         # The rarest headers get spots, as many as come to one for each BATCH_BYTES_A_SPOT bytes.
         counts = np.bincount(codes, minlength=len(headers))
         order = np.argsort(counts, kind="stable")
@@ -203,6 +207,7 @@ def find_spots(
         if not len(rare):
             return None
         end = position + size
+        # Not rare: what `spotted` may promise of this batch depends on them (StreamSpots.add).
         others = [headers[code] for code in order[len(rare) :].tolist()]
         rows = [
             (headers[code], _spots_of(parsed, np.flatnonzero(codes == code), position, end, base))

@@ -46,7 +46,7 @@ class Out(NamedTuple):
         position, size: in the segment. base, after: the entry's offsets, [base, after).
         """
         known = None
-        if self.wanted is not None:
+        if self.wanted is not None:  # else batches leave whole, and are read whole
             known = KNOWN.get(self.ring, segment.base_lsn + position, size)
         return Wanted(position, size, base, after, known)
 

@@ -231,9 +231,9 @@ class ChosenRows(Protocol):
         """Return them; None: the batch is to leave whole. Raises BatchError."""
 
     def of(self, table: Any, codes: Any, /) -> Any:
-        """Return them by a header table and each row's subject code, all of them in it.
+        """Return them by a header table and each row's subject code, which is a place in it.
 
-        For a table of which a content's rows were found.
+        For a batch of which only these two were read. A call with its content returned rows before.
         """
 
 

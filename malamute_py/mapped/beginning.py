@@ -141,9 +141,12 @@ class Beginning:
         return self._no_later_than(offset, min(last, self._stop))
 
     def _from_earlier_stream(self, offset: int) -> int:
-        """Return the beginning, with a RewoundNotice: `offset` is of another stream of the name."""
+        """Return the beginning, with a RewoundNotice: `offset` is of a removed stream of the name.
+
+        Callers know that by a position's uuid, or by a message id older than the stream.
+        """
         first = self._earliest()
-        self.notices.append(RewoundNotice(offset, first, self._tail.epoch))
+        self.notices.append(RewoundNotice(offset, first, epoch=self._tail.epoch))
         return first
 
     def _no_later_than(self, offset: int, last: int) -> int:

@@ -155,12 +155,14 @@ class Reading:
         for _ in range(_ADVANCES_MAX):
             quiet_looks = 0 if self._tail.advance() else quiet_looks + 1
             if quiet_looks == 2:
-                break  # at the second look in vain later batches were asked, too
+                break  # the second one searched the segment for later batches, too (tail.py)
 
     def _depends_on_stop(self) -> bool:
-        """Whether the beginning or the end of the reading depends on the end of the stream."""
+        """Whether the reading needs the offset after the stream's last record as it begins."""
         kind, *_ = self._request.start
+        # max_records counts the records that are kept from the last one back.
         ends_there = bool(self._request.until or self._entry.settings.max_records)
+        # Missing newest segments: what the manifest says they held begins after the last record.
         return ends_there or kind != StartKind.EARLIEST or bool(self._missing.newest)
 
     # --- where it is ----------------------------------------------------------------------
@@ -168,6 +170,7 @@ class Reading:
     @property
     def position(self) -> Position:
         """Return where a later reader, mapped or linked, goes on after the last batch."""
+        # The walk is ahead of the caller by what waits, or is being gathered, for it.
         following = self._handed if self._waiting or len(self._gathered) else self._next
         return Position(self._entry.uuid, self._epoch, following)
 
@@ -182,7 +185,7 @@ class Reading:
     def _next_offset(self, bound_lsn: int) -> int:
         """Return the offset after the stream's last record before a position in the ring."""
         number, tail = self._entry.number, self._tail
-        if bound_lsn == tail.end_lsn and number in tail.nexts:
+        if bound_lsn == tail.end_lsn and number in tail.nexts:  # the tail met it on its way
             return tail.nexts[number]
         return next_offset(self._segments, number, bound_lsn)
 
@@ -279,7 +282,7 @@ class Reading:
         batch = moved.batch(self._selection, _now_ms)
         self._handed = moved.next
         if batch is not None:
-            self._waiting.appendleft(moved)
+            self._waiting.appendleft(moved)  # the next call asks it for its next batch
             self._epoch = batch.stamp.epoch
         return batch
 
@@ -428,6 +431,7 @@ class Reading:
     def _declared(self) -> Schemas | None:
         """Return the versions of the stream's schema as of now; None: it is not typed."""
         self._catalogue.refresh()
+        # Of a stream that was removed meanwhile the versions known last: batches of it may be left.
         entry = self._catalogue.entry(self._entry.number) or self._entry
         return Schemas(versions(entry.settings).items()) if entry.settings.schema else None
 
@@ -620,7 +624,7 @@ class Reading:
 
     def close(self) -> None:
         """End the reading. Batches and tables that were handed out stay what they are."""
-        self._flush()
+        self._flush()  # rows that were gathered were not handed over either
         if self._waiting:
             self._next = self._handed  # `position` is where the caller stands, not the walk
         self._closed = True

@@ -376,9 +376,9 @@ def next_offset(segments: Segments, stream: int, bound_lsn: int) -> int:
 
 
 def next_from(segments: Segments, stream: int, lsn: int, offset: int, bound_lsn: int) -> int:
-    """The offset after a stream's last record before a position, at least `offset`.
+    """The offset after a stream's last record before `bound_lsn`, found by a walk over stamps.
 
-    lsn: position in the ring from which to look for records from that offset on.
+    lsn, offset: position in the ring, and offset, from which on to look; returns at least `offset`.
     """
     walk = Walk(segments, stream, lsn, offset, contents=False)
     for _ in walk.run(bound_lsn):

@@ -26,6 +26,7 @@ class Proxy:
         self._server: asyncio.Server | None = None
         self._flowing = asyncio.Event()
         self._flowing.set()
+        """Set unless stall() has all pieces wait."""
         self.delay_s = 0.0
         """Delay of each piece."""
         self._pairs: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()

@@ -38,7 +38,8 @@ from malamute_py.promises.history import (
 _IN_FLIGHT = 32
 """Calls of one writer that are under way at once, at most."""
 _BEHIND_MAX = 200
-"""Elements that may wait for a reader: those that wait long meet few disturbances."""
+"""Confirmed elements that may wait for a reader before the writer pauses: were they many, most would
+wait in the broker while disturbances are to meet them on their way."""
 _PAUSE_S = 0.002
 """Pause of a writer between two calls."""
 _AGAIN_S = 0.05
@@ -170,17 +171,17 @@ class Roles:
         """
         audited = {id for id, _ in self._audited}
         return (
-            self._unreached("record") <= 0
+            self._yet_to_be_read("record") <= 0
             and self._owed["mail"] <= self._mails
             and self._owed["request"] <= {id for id, _ in self._answered}
             and self._owed["step"] <= self._grouped
             and self._owed["step"] <= audited
         )
 
-    def _unreached(self, kind: str) -> int:
-        """Return how many elements of a kind were confirmed and have not reached their readers.
+    def _yet_to_be_read(self, kind: str) -> int:
+        """Return how many confirmed elements of a kind their readers were not given yet.
 
-        Calls and loose records have no reader: none of them is behind.
+        Calls and loose records have no reader: their count is 0.
         """
         counts = self._book.counts
         reached = {
@@ -225,8 +226,9 @@ class Roles:
             inflight.add(task)
             task.add_done_callback(inflight.discard)
             await asyncio.sleep(_PAUSE_S)
-            # An Event would not do: several readers move the counts that are waited for.
-            while self._unreached(kind) > _BEHIND_MAX and not self._stopped.is_set():  # noqa: ASYNC110
+            # The readers of what was confirmed may catch up. An Event would not do: several of them
+            # move the counts that are waited for.
+            while self._yet_to_be_read(kind) > _BEHIND_MAX and not self._stopped.is_set():  # noqa: ASYNC110
                 await asyncio.sleep(_AGAIN_S)
             if len(inflight) >= _IN_FLIGHT:
                 await asyncio.wait(inflight, return_when=asyncio.FIRST_COMPLETED)

@@ -84,6 +84,7 @@ class Run:
 
     async def at(self, endpoint: str, kill_command: str = "") -> Found:
         """Disturb a broker that runs already. kill_command: has it killed and started again."""
+        # These are the proxy's, which stands before a broker on TCP only.
         kinds = ["cut", "stall", "delay"] if endpoint.startswith("tcp://") else []
         if kill_command:
             kinds.append("command")
