@@ -175,7 +175,8 @@ def _is_sound(segment: Segment, index: LiveIndex | StoredIndex, stream: int, now
     """Whether all records of a stream that a segment's index names would come, as far as is known.
 
     For the `unbroken` ranges of a plan: a damaged, retired or expired record is none that comes.
-    Expiries that are None are not known: an earlier version wrote the index. Asked after the entries were taken: the expiries of a batch are noted before its entry.
+    Expiries that are None are not known: an earlier version wrote the index. Asked after the
+    entries were taken, since the expiries of a batch are noted before its entry.
     """
     if segment.damaged or segment.retired or index.expiries is None:
         return False

@@ -456,7 +456,7 @@ class Ring:
     def capacity_bytes(self) -> int:
         """Bytes up to which held_bytes may grow before an append is refused for the hold.
 
-        All segments but one: the one with the hold's position is kept whole, wherever in it that is.
+        All segments but one: the one with the hold's position is kept whole, wherever that is.
         """
         return (self._space.capacity - 1) * self._segment_bytes
 
@@ -482,7 +482,8 @@ class Ring:
     def oldest_segments(self, most: int) -> list[tuple[int, dict[int, int]]]:
         """Return (end LSN, {stream: offset after its last record there}) of the oldest segments.
 
-        For a caller that copies newest records on before these go. The segment that is being written is none of them.
+        For a caller that copies newest records on before these go. The segment that is being
+        written is none of them.
         """
         size = self._segment_bytes
         return [

@@ -38,8 +38,8 @@ from malamute_py.promises.history import (
 _IN_FLIGHT = 32
 """Calls of one writer that are under way at once, at most."""
 _BEHIND_MAX = 200
-"""Confirmed elements that may wait for a reader before the writer pauses: were they many, most would
-wait in the broker while disturbances are to meet them on their way."""
+"""Confirmed elements that may wait for a reader before the writer pauses: were they many, most
+would wait in the broker while disturbances are to meet them on their way."""
 _PAUSE_S = 0.002
 """Pause of a writer between two calls."""
 _AGAIN_S = 0.05
