@@ -44,7 +44,7 @@ class Replicas:
         self.names: dict[str, Family] = {}
         """Derived identity -> its family."""
         self._absent: dict[tuple[Family, bytes], int] = {}
-        """(family, session without a link) -> time until which its number is kept, ascending."""
+        """(family, session without a link) -> since when it has none, ascending."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -113,18 +113,19 @@ class Replicas:
             first = next(iter(self._absent))
             del self._absent[first]
             self._free_number(*first)
-        self._absent[family, session] = self._shard.now_ms + settings.replica_grace_ms
+        self._absent[family, session] = self._shard.now_ms
 
     def put_off(self, ms: int) -> None:
         """Keep the numbers of absent sessions so much longer: the broker stood still meanwhile."""
-        self._absent = {session: until_ms + ms for session, until_ms in self._absent.items()}
+        self._absent = {session: since_ms + ms for session, since_ms in self._absent.items()}
 
     def _forget_absent(self) -> None:
         """Free the numbers of sessions that have been without a link for too long."""
-        now_ms, absent = self._shard.now_ms, self._absent
+        absent = self._absent
+        since_ms = self._shard.now_ms - self._shard.settings.replica_grace_ms
         while absent:
-            first = next(iter(absent))
-            if absent[first] > now_ms:
+            first = next(iter(absent))  # the one that has been absent longest
+            if absent[first] > since_ms:
                 return
             del absent[first]
             self._free_number(*first)

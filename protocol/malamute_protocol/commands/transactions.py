@@ -75,7 +75,7 @@ class EndTransaction(Command, tag=98, frozen=True):
 class AwaitTransaction(Command, tag=99, frozen=True):
     """Wait until all records of a committed transaction are in their streams, durably.
 
-    RESULT: {}; at once where the broker has no such transaction (any more).
+    RESULT: {}; at once where the broker has no such transaction of this client (any more).
     """
 
     request: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from malamute_protocol import commands as wire
@@ -90,6 +91,21 @@ def test_another_session_takes_a_number_after_its_grace_time_and_not_before() ->
     shell.wait(1)
     assert name(hello(shell, 3)) == "web-0"
     assert name(hello(shell, 4, session=1, number=0)) == "web-2", "its own has gone to another"
+
+
+def test_a_shorter_grace_time_holds_for_all_who_are_absent() -> None:
+    shell = Shell(replica_grace_ms=GRACE_MS)
+    hello(shell, 1)
+    hello(shell, 2)
+    shell.broker.link_lost(1, shell.now_ms)
+    shell.wait(1_000)
+    settings = msgspec.structs.replace(shell.broker._shard.settings, replica_grace_ms=1_000)
+    shell.broker.reconfigure(settings, lambda credential, owner: None)
+    shell.broker.link_lost(2, shell.now_ms)
+    assert name(hello(shell, 3)) == "web-0"
+    assert name(hello(shell, 4)) == "web-2"
+    shell.wait(1_000)
+    assert name(hello(shell, 5)) == "web-1"
 
 
 def test_after_a_restart_of_the_broker_replicas_get_the_numbers_that_they_had() -> None:
