@@ -245,9 +245,13 @@ def check(
     ctx: typer.Context,
     lag: Annotated[Thresholds, _option("Records behind: STREAM/CURSOR, STREAM/GROUP.")] = None,
     depth: Annotated[Thresholds, _option("Messages in a mailbox.")] = None,
-    oldest: Annotated[Thresholds, _option("Age of a mailbox's oldest message: 5m,1h.")] = None,
+    oldest: Annotated[
+        Thresholds, _option("Age of a mailbox's oldest message that is due: 5m,1h.")
+    ] = None,
     waiting: Annotated[Thresholds, _option("Requests that wait for a service.")] = None,
-    waiting_age: Annotated[Thresholds, _option("Age of a service's oldest request.")] = None,
+    waiting_age: Annotated[
+        Thresholds, _option("Age of a service's oldest waiting request.")
+    ] = None,
     dead: Annotated[Thresholds, _option("Dead letters: SERVICE, STREAM/GROUP.")] = None,
     headroom: Annotated[
         Thresholds,

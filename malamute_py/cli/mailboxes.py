@@ -50,8 +50,8 @@ Examples:
   malamute mailbox ls crew. --json
 
 In a pipe a line has, with tabs between: name, messages, of them in hand, of them
-delayed, bytes, time of the oldest in milliseconds (0: none), readers, and whether it is kept in
-memory (yes, no). --json names them.""",
+delayed, bytes, time of the oldest that is due in milliseconds (0: none),
+readers, and whether it is kept in memory (yes, no). --json names them.""",
 )
 def ls(
     ctx: typer.Context,

@@ -62,8 +62,8 @@ Examples:
   malamute service ls render --json
 
 In a pipe a line has, with tabs between: name, waiting, in hand, delayed, dead,
-workers, requests that they would take now, bytes, time of the oldest in milliseconds (0: none).
---json names them.""",
+workers, requests that they would take now, bytes, time of the oldest that waits
+in milliseconds (0: none). --json names them.""",
 )
 def ls(
     ctx: typer.Context,

@@ -228,7 +228,7 @@ class MailboxFacts(Facts, frozen=True, kw_only=True):
     messages: int = 0
     bytes: int = 0
     oldest_ms: int = 0
-    """Since when the oldest message could be had that waits for no time; 0: there is none."""
+    """When the oldest message was put that waits for no time; 0: there is none."""
     readers: int = 0
     held: int = 0
     """Messages that a reader has in hand."""
@@ -372,7 +372,7 @@ class ServiceFacts(Facts, frozen=True, kw_only=True):
     delayed: int = 0
     bytes: int = 0
     oldest_ms: int = 0
-    """Since when the oldest of the waiting requests could be had; 0: none waits."""
+    """When the oldest of the waiting requests was put; 0: none waits."""
     offers: int = 0
     credit: int = 0
     """Requests that the offers would take now."""

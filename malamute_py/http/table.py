@@ -352,7 +352,7 @@ bytes | Bytes of these messages.
 held -> held_messages | Messages that a reader has in hand.
 delayed -> delayed_messages | Messages that are not due yet.
 readers | Readers of mailboxes of the class.
-oldest -> oldest_message_age_seconds | Age of the oldest message in any mailbox of the class; 0: there is none.
+oldest -> oldest_message_age_seconds | Age of the oldest message that is due in any mailbox of the class; 0: there is none.
 """,
 )  # fmt: skip
 """Mailboxes by class."""
@@ -368,7 +368,7 @@ bytes | Bytes of the requests in the queue.
 offers | Offers of workers.
 credit -> credit_requests | Requests that the offers would take now; 0 while requests wait: workers are too few or too slow.
 dead -> dead_letters | Dead letters that lie in the service's dead-letter mailbox.
-oldest -> oldest_request_age_seconds | Age of the oldest request in the queue; 0: there is none.
+oldest -> oldest_request_age_seconds | Age of the oldest request that waits for a worker; 0: there is none.
 """,
 )  # fmt: skip
 """Each service queue."""

@@ -36,14 +36,16 @@ def read(spark: SparkSession, **options: Any) -> DataFrame:
     from pyspark_malamute.pipelines.given import of_source
 
     given = of_source(options)
-    found = ends(parse_options(given))
-    if found:  # otherwise the pattern finds no stream, and the DataFrame is empty
-        given.pop("endingTimestamp", None)
-        if "stream" in given:
-            given["endingOffsets"] = str(found[given["stream"]])
-        else:
-            given.pop("streamsPattern", None)
-            given |= {"streams": ",".join(found), "endingOffsets": json.dumps(found)}
+    chosen = parse_options(given)
+    found = ends(chosen)
+    for option in ("streamsPattern", "streams", "endingTimestamp", "endingOffsets"):
+        given.pop(option, None)
+    if chosen.stream:
+        given["endingOffsets"] = str(found[chosen.stream])
+    elif found:
+        given |= {"streams": ",".join(found), "endingOffsets": json.dumps(found)}
+    else:
+        given["streamsPattern"] = "(?!)"  # that of the caller finds no stream now, and this none
     frame = spark.read.format("malamute").options(**given).load()
     if "records" in frame.columns:
         return frame  # a row of this one is a range, not a record

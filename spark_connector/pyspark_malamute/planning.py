@@ -102,7 +102,7 @@ def locate(broker: Broker, options: SourceOptions, place: Place, option: str) ->
         offset = place.value
         if offset > found.tail:
             raise OptionError(option, f"{offset} is beyond the stream's end, {found.tail}")
-        if offset < found.first:
+        if offset < found.first and option == "startingOffsets":
             # Raises, unless the query accepts the loss: it then begins with what there is.
             fail_or_log_gone(options, offset, found.first, found.trimmed, "retention")
             offset = found.first

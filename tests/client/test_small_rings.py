@@ -149,16 +149,19 @@ async def test_only_the_caller_of_a_record_that_fits_in_no_batch_is_refused(
 
 async def test_a_small_ring_without_keys_takes_batches_of_a_third_of_it(connect: Connect) -> None:
     shell = await connect(batch_bytes=4 << 20)
-    await shell.do("create_stream", "s", **RING)
     bodies = [b"%04d" % number + bytes(2_000) for number in range(1_000)]
     refused = too_large(shell)
-    confirmed = await shell.do("publish_many", "s", bodies)
-    # On a machine that is busy the rows may come to the session in parts, of which all fit.
-    assert len(refused) <= 1
-    assert len(confirmed) > 1
-    assert [body for *_, body in await history(shell)] == bodies
+    # On a busy machine the rows may come to the session in parts, of which all fit.
+    for stream in "stuvw":
+        await shell.do("create_stream", stream, **RING)
+        confirmed = await shell.do("publish_many", stream, bodies)
+        assert len(confirmed) > 1
+        assert [body for *_, body in await history(shell, stream)] == bodies
+        if refused:
+            break
+    assert len(refused) == 1
     refused.clear()
-    await shell.do("publish_many", "s", bodies)
+    await shell.do("publish_many", stream, bodies)
     assert not refused
 
 

@@ -164,12 +164,19 @@ def test_a_frame_of_many_streams_has_those_of_the_moment(
     for name in (second, later):
         client.publish_many(name, [b"row"] * 5)
     assert frame.count() == len(frame.collect()) == 20
-    assert none.count() == 0
+    client.publish(f"{stream}-none", b"row")
+    assert none.count() == len(none.collect()) == 0
     one = read_stream(
         spark, endpoint=endpoint, streams=f"{first},{second}",
         endingOffsets=json.dumps({first: 3, second: "latest"}),
     )  # fmt: skip
     assert one.count() == len(one.collect()) == 18
+    # What the options mean is what counts, and not how they are written.
+    spaced = read_stream(spark, endpoint=endpoint, stream=f" {first} ")
+    assert spaced.count() == len(spaced.collect()) == 10
+    client.publish_many(first, [b"row"] * 5)
+    client.trim(first, 12)
+    assert spaced.count() == len(spaced.collect()) == 0, "the records went, and no others came"
 
 
 def test_the_broker_selects_by_every_kind_of_pattern(

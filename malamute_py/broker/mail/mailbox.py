@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from hashlib import blake2b
-from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -32,8 +31,6 @@ from malamute_py.changelog.tables import MessageRow
 
 DRAFT, CREATING, STANDING = range(3)
 """A mailbox: no step has created it; a bundle that was handed over creates it; the log has it."""
-OLDEST_LOOK: Final = 8
-"""Puts that are looked at for the oldest message: each may be read from the disk."""
 
 
 class PutProgress(msgspec.Struct, eq=False, gc=False):
@@ -283,24 +280,22 @@ class Mailbox:
         return self.ready.first
 
     def oldest_ms(self) -> int:
-        """Return since when the oldest message could be had that waits for no time; 0: none could.
+        """Return when the oldest message was put that waits for no time; 0: there is none.
 
-        A message that a reader holds counts. Behind more than OLDEST_LOOK puts that wait for a
-        time, or did, it is the first of those that may be delivered.
+        One that a reader holds counts where it is the oldest of all; behind such as wait for a
+        time, only those that may be delivered are looked for.
         """
-        found = 0
-        for base in islice(self.order.after(-1), OLDEST_LOOK):
-            row: MessageRow = self.rows[self.number, base]
-            known = self.progress.get(base)
-            if known is None or row.left & ~known.delayed:
-                since = max(row.at_ms, row.not_before_ms)
-                found = min(found or since, since)
-                if not row.not_before_ms:
-                    return found  # those behind it were put later
-        if found or not self.waits:
-            return found
-        first: MessageRow = self.rows[self.number, self.head()]
-        return max(first.at_ms, first.not_before_ms)
+        if not self.order:
+            return 0
+        row: MessageRow = self.rows[self.number, self.order.first]
+        known = self.progress.get(row.base)
+        if known is not None and not row.left & ~known.delayed:
+            queues = [self.ready, *(self.by_priority or {}).values()]
+            bases = [queue.first for queue in queues if queue]
+            if not bases:
+                return 0
+            row = self.rows[self.number, min(bases)]
+        return row.at_ms
 
     def progress_of(self, row: MessageRow) -> PutProgress:
         """Return the progress of a put, which is made when the put has simply waited so far.

@@ -21,8 +21,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
-import msgspec
-
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.log.bodies import Bodies
@@ -63,7 +61,9 @@ class Ends:
         same step, as the replies.
         """
         changes: list[Change] = [RequestDone(service.number, named(items), why)]
-        part = self._registry.part(service, changes, _Ending(self, service, items, why), *effects)
+        part = self._registry.part(
+            service, changes, _Ending(self, service, items, why, released=[]), *effects
+        )
         told = [*mails, *self.notices(items, notice)] if notice else list(mails)
         return self.with_mail(part, service, told)
 
@@ -118,7 +118,7 @@ class Ends:
             part = self._puts.bury(
                 mailbox, service=service.number, rows=masks, size=size, why=why, force=True
             )
-        part.effects += [_Dying(self, service, items, why, mailbox=mailbox), *effects]
+        part.effects += [_Dying(self, service, items, why, released=[], mailbox=mailbox), *effects]
         part.level = service.level
         notices = self.notices(items, why)
         if not part.memory:
@@ -243,7 +243,7 @@ class _Ending(Effect):
     items: Sequence[BatchRows]
     why: str
     """Reason, as RequestDone has it."""
-    released: Released = msgspec.field(default_factory=list)
+    released: Released
     """Rows that taken() took from workers, to be given back where the log refuses."""
 
     def taken(self, part: Part) -> None:
@@ -300,7 +300,7 @@ class _Ending(Effect):
                 ends.settle_later([(batch, rows)])
 
 
-class _Dying(_Ending, kw_only=True):
+class _Dying(_Ending):
     """Effect of requests that become dead letters."""
 
     mailbox: str

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-import msgspec
-
 from malamute_protocol.address import name_fault
 from malamute_protocol.commands import Request
 from malamute_protocol.content import Content
@@ -103,7 +101,7 @@ class Requests:
         )  # fmt: skip
         kind = _Later if delay_ms else _Incoming
         return Part(
-            [change], content, frame, effects=[kind(self, service, change)],
+            [change], content, frame, effects=[kind(self, service, change, shares={})],
             level=service.level, memory=service.memory, place=service.number, digest=digest,
         )  # fmt: skip
 
@@ -228,7 +226,7 @@ class _Incoming(Effect):
     requests: Requests
     service: Service
     change: RequestPut
-    shares: dict[Offer, tuple[int, int]] = msgspec.field(default_factory=dict)
+    shares: dict[Offer, tuple[int, int]]
     """Offer -> (rows that it gets, bytes of credit that were taken for them)."""
 
     def taken(self, part: Part) -> None:

@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-import msgspec
-
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.log.steps import Effect, Part, Steps, Then
@@ -67,7 +65,9 @@ class Returns:
             )
             for pause_ms, some in by_pause.items()
         ]
-        returning = _Returning(self, service, items, why, now_ms, by_pause, exhausted, said)
+        returning = _Returning(
+            self, service, items, why, now_ms, by_pause, exhausted, said, released=[]
+        )
         return self._registry.part(service, changes, returning)
 
     def _pause(self, service: Service, times: int, why: str, again_ms: int | None) -> int:
@@ -202,7 +202,7 @@ class _Returning(Effect):
     """Rows whose attempts are used up."""
     said: str
     """The worker's reason."""
-    released: Released = msgspec.field(default_factory=list)
+    released: Released
     """Rows that taken() took from workers, to be given back where the log refuses."""
 
     def taken(self, part: Part) -> None:

@@ -418,16 +418,16 @@ class Service(Dispatch[RequestBatch, Offer]):
         return self.name[: NAME_BYTES_MAX - len(DEAD)] + DEAD
 
     def oldest_ms(self) -> int:
-        """Return since when the oldest request that waits could be handed out; 0: none waits.
+        """Return when the oldest request was put that may be handed out; 0: there is none.
 
-        Behind more than OLDEST_LOOK batches whose requests are held or wait for a time, it is when
-        the last of those batches was put: the request may have waited for less.
+        Behind OLDEST_LOOK batches whose requests are held or wait for a time, it is when the last
+        of those batches was put: the request was put later.
         """
         put = None
         for batch in islice(self.batches.values(), OLDEST_LOOK):
             put = batch.row.put
             if batch.free:
-                return put.at_ms + put.delay_ms
+                return put.at_ms
         return put.at_ms if put is not None and self.rows > self.held + self.delayed else 0
 
     def wait(self, batch: RequestBatch, mask: int, *, again: bool) -> None:

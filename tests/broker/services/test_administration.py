@@ -11,6 +11,7 @@ from malamute_protocol.commands import WorkState
 from malamute_protocol.encode import encode
 from malamute_py.broker.mail import puts
 from malamute_py.broker.services import administration
+from malamute_py.broker.services.service import OLDEST_LOOK
 from tests.broker.service_world import MANY, World, letters, pair, poisoned
 
 
@@ -226,7 +227,7 @@ def test_who_holds_what_since_when_and_how_often_is_visible() -> None:
     assert (gauges["requests"], gauges["offers"]) == (5, 1)
 
 
-def test_the_oldest_request_is_the_first_of_those_that_wait_since_it_could_be_had() -> None:
+def test_the_oldest_request_is_the_first_that_may_be_handed_out() -> None:
     world = pair()
     world.offer(2, credit=2)
     begun = world.shell.now_ms
@@ -238,6 +239,14 @@ def test_the_oldest_request_is_the_first_of_those_that_wait_since_it_could_be_ha
     world.shell.wait(100)
     world.request(1, b"waits")
     assert world.info(1)["oldest_ms"] == begun + 200
+    # Behind many others, the time may be too early, and is never too late.
+    for _ in range(OLDEST_LOOK):
+        world.shell.wait(1)
+        world.request(1, b"delayed", service="t", delay_ms=3_600_000)
+    assert world.info(1, "t")["oldest_ms"] == 0
+    world.shell.wait(1)
+    world.request(1, b"waits", service="t")
+    assert world.info(1, "t")["oldest_ms"] == begun + 200 + OLDEST_LOOK
 
 
 def test_services_are_listed_in_pages_by_name() -> None:

@@ -93,7 +93,7 @@ def _rewind_forgotten(stack: contextlib.ExitStack) -> None:
 
 
 def _credit_ignored(stack: contextlib.ExitStack) -> None:
-    stack.enter_context(patch.object(Portion, "open", True))
+    stack.enter_context(patch.object(Portion, "takes_more", True))
 
 
 def _expired_is_everything(stack: contextlib.ExitStack) -> None:

@@ -64,13 +64,13 @@ def _holder_not_logged(stack: contextlib.ExitStack) -> None:
 
 def _record_attempts_in_memory(stack: contextlib.ExitStack) -> None:
     def make(original: Any) -> Any:
-        def count(self: Any, group: Any, picked: Any, why: str) -> None:
+        def log_attempt(self: Any, group: Any, picked: Any, why: str) -> None:
             group.row.tries = with_tries(group.row.tries, ranges_of(picked), why)
             self._reader.back(group, picked, 0)
 
-        return count
+        return log_attempt
 
-    replace(stack, Returns, "count", make)
+    replace(stack, Returns, "log_attempt", make)
 
 
 def _dead_record_not_done(stack: contextlib.ExitStack) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from malamute_py.client.sync.client import SyncClient
-from pyspark_malamute.errors import CheckpointMismatch, DataLoss
+from pyspark_malamute.errors import CheckpointMismatch, DataLoss, OptionError
 from pyspark_malamute.pipelines import Replayed, archive, history, replay, replaying
 from pyspark_malamute.pipelines.archive_log import ArchiveError
 
@@ -149,6 +149,10 @@ def test_records_of_a_stream_that_was_removed_are_replayed_too(
         history(spark, path, endpoint=endpoint)
     assert history(spark, path, endpoint=endpoint, failOnDataLoss=False).count() == 11
     assert archive(spark, path, **given).awaitTermination(180)
+    for option in ("STREAM", "sinkId"):
+        twice: dict[str, Any] = {"endpoint": endpoint, option: "x"}
+        with pytest.raises(OptionError, match="the replay has it by its argument"):
+            replay(spark, path, f"{stream}-again", name=stream, **twice)
     done = replay(spark, path, f"{stream}-again", name=stream, endpoint=endpoint)
     assert done.records_done == 11
     with client.subscribe(f"{stream}-again", start="earliest", until="tail") as reading:
