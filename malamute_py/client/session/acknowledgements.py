@@ -178,7 +178,7 @@ class Acks:
             else:
                 mine.append((first, end))
         if token is not None:
-            ack.tokens.append((token, merged([*ranges])))  # ascending, for _halves()
+            ack.tokens.append((token, ranges))
 
     def take(self, now_ms: int, out: CommandSink) -> None:
         """Send what was gathered or put off until now, of owners that are open on the link."""
@@ -318,7 +318,7 @@ class Acks:
         below.then = above.then = ack.then
         _, border = below.ranges[-1]
         for token, ranges in ack.tokens:
-            (first, _), (_, end) = ranges[0], ranges[-1]
+            first, end = min(ranges)[0], max(ranges)[1]  # a caller's ranges are in any order
             if end <= border:
                 below.tokens.append((token, ranges))
             elif first >= border:
