@@ -5,8 +5,8 @@ is asked for, the last one is checked against having been overwritten; what is n
 told as a subscription tells it, by GapNotice, or GapError where the reading is strict; nothing is
 lost to a timeout or an error.
 
-Words: the tail is the end of the ring, and how far it is synced. A turn of it is a loss of the
-place: the ring came round, or a broker was started anew. A walk yields steps: Found (a batch),
+Words: the tail is the end of the ring, and how far it is synced. It loses its place when the ring
+comes round, or a broker is started anew. A walk yields steps: Found (a batch),
 Spotted (rows read without their batch), Passed (no wanted record), Lost. The floor is the offset
 below which retention or a trim left no record. Aged is what the stream's max_age_ms excludes.
 Missing are segments that the ring's manifest names and its directory lacks: the oldest, or the
@@ -124,7 +124,7 @@ class Reading:
         """Few rows of many batches that become one batch; they come after all that waits."""
         self._tables = ArrowTables()
         self._reach_the_end()
-        self._turns = tail.turns
+        self._times_lost = tail.times_lost
         self._floor = trim_floor(entry, segments)
         """Offset below which no record is handed out: retention or a trim has removed it."""
         self._missing = missing(tail.stopped_lsn)
@@ -466,9 +466,9 @@ class Reading:
     def _renew(self) -> bool:
         """Begin steps over what was written since the last look; False: nothing was."""
         self._tail.advance(thorough=self._idle % _THOROUGH == 0)
-        if self._tail.turns != self._turns:
+        if self._tail.times_lost != self._times_lost:
             # The ring came round, or was opened anew: the place is sought again by its offset.
-            self._turns = self._tail.turns
+            self._times_lost = self._tail.times_lost
             self._look()  # The ring of a stream that was removed is gone, too.
             stop = self._next_offset(self._tail.end_lsn)
             if self._next > stop:
@@ -591,7 +591,7 @@ class Reading:
         return batch
 
     def records(self) -> Iterator[Record]:
-        """Yield the records of copied batches, to the end. Raises as next_batch()."""
+        """Yield all records to the end, each out of a copy of its batch. Raises as next_batch()."""
         while (batch := self.next_batch()) is not None:
             yield from batch.records()
 

@@ -329,7 +329,7 @@ class Roles:
     ) -> None:
         """Acknowledge, and write down what the broker confirmed; the others come again.
 
-        what: (id, number) of the elements. ack: the call that acknowledges them.
+        what: (id, number) of the elements to write down; -1: none. ack: the call that does it.
         """
         try:
             confirmed = await ack()
