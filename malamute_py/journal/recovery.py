@@ -191,16 +191,16 @@ class Scan:
     def _walk_segments(self) -> Iterator[int]:
         """Check segment after segment up to where the log ends; yield how many are done."""
         size = self.segment_bytes
-        self.first_number = expected = self._first()  # number of the segment that comes next
-        self._complete_lsn = expected * size
+        self.first_number = coming = self._find_first_number()
+        self._complete_lsn = coming * size
         for at, segment in enumerate(self._listed):
-            if segment.number != expected:
-                missing = expected * size
-                known = self._is_missing(expected) or self._proven(missing, at)
+            if segment.number != coming:
+                missing = coming * size
+                known = self._is_missing(coming) or self._proven(missing, at)
                 if not (known or self._any_later(missing)):
                     break  # Nothing says that the log went on beyond the hole: it ends here.
                 self._damage(missing, segment.base_lsn, MISSING, offsets_unknown=True)
-            expected = segment.number + 1
+            coming = segment.number + 1
             if segment.number in self._indexed:
                 self._accept_indexed(segment)
             elif self._accept_active(segment):
@@ -210,7 +210,7 @@ class Scan:
                 break  # the log ends in it
             yield at + 1
         else:
-            self._miss_the_newest(expected)
+            self._miss_the_newest(coming)
         if self._complete_lsn < self._proven_lsn:
             self._flush()
             self._damage(
@@ -220,7 +220,7 @@ class Scan:
                 offsets_unknown=True,
             )
 
-    def _first(self) -> int:
+    def _find_first_number(self) -> int:
         """Number of the segment with which the ring begins, be it there or not."""
         lowest = self._listed[0].number if self._listed else None
         known = self._expected
@@ -282,7 +282,7 @@ class Scan:
                 assert isinstance(found, Found)
                 if not begun:
                     begun = True
-                    self._begin(segment)
+                    self._add_segment(segment)
                 self._take(segment, found, data)
                 position += found.stamp.size
                 continue
@@ -293,7 +293,7 @@ class Scan:
                 return False
             if not begun:
                 begun = True
-                self._begin(segment)
+                self._add_segment(segment)
             resume = self._resume(found, data, base, position)
             if resume is None:
                 stop = base + size
@@ -390,7 +390,7 @@ class Scan:
             and self._boundary(found.end) == active.end_lsn
         )
 
-    def _begin(self, segment: Segment) -> None:
+    def _add_segment(self, segment: Segment) -> None:
         """Take a segment as a part of the ring, even if its header is damaged."""
         self.segments.append(segment)
         if segment.number in self._headless:

@@ -179,7 +179,7 @@ class RingTail:
         if segment is None:
             # Either the next segment is not begun yet, or the ring came round and overwrote it.
             later = [n for n in self._segments.numbers() if n > number]
-            if any(self._begun(n) for n in later):
+            if any(self._has_batch(n) for n in later):
                 self._begin_anew()
                 return True
             return False
@@ -203,7 +203,7 @@ class RingTail:
         self.times_lost += 1
         self._begin()
 
-    def _begun(self, number: int) -> bool:
+    def _has_batch(self, number: int) -> bool:
         """Whether a segment has its first batch."""
         segment = self._segments.map(number)
         return segment is not None and isinstance(segment.stamp(SEGMENT_HEADER_BYTES), Stamp)
