@@ -306,10 +306,10 @@ def expected_names(storage: Storage) -> list[str]:
     if MANIFESTS not in storage.children():
         return []
     names = storage.child(MANIFESTS).names()
-    return [unquote(name) for name in names if is_directory_name(name) and not _is_half(name)]
+    return [unquote(name) for name in names if is_directory_name(name) and not _is_unfinished(name)]
 
 
-def _is_half(name: str) -> bool:
+def _is_unfinished(name: str) -> bool:
     """Return True for the part of a manifest that a crash left while it was being made."""
     return name.endswith(".tmp")
 
@@ -346,7 +346,7 @@ def removal_rests(storage: Storage) -> list[str]:
 
 
 def _is_rest(ring: Storage) -> bool:
-    """Whether a directory has nothing but what a ring has beside the file that makes it one."""
+    """Whether a directory has only files of a ring but no RING_FILE: a removal takes it first."""
     try:
         return not ring.children() and all(
             name in BESIDE_SEGMENTS

@@ -28,7 +28,7 @@ class Doubts:
         """Note a part that may have held anything."""
         self._parts.append((from_lsn, to_lsn))
 
-    def note_sure(self, stream: int) -> None:
+    def note_offset_known(self, stream: int) -> None:
         """Note that a batch of the stream, or an index with it, comes after all parts so far.
 
         It tells the stream's next offset, whatever the damage before it may have held.

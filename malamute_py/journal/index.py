@@ -263,9 +263,9 @@ class LiveIndex:
         count, entry = self._view
         (least, most), expires_at_ms, earliest_expiry_ms = facts
         # The fields of the last entry, in the order of ENTRY_DTYPE.
-        begin, held, of, batches, first, following, first_ms, _, low, high = entry or _NO_ENTRY
+        begin, held, whose, batches, first, following, first_ms, _, low, high = entry or _NO_ENTRY
         if (
-            of == stream
+            whose == stream
             and begin + held == position
             and following == base
             and held + size <= self._interval
@@ -382,8 +382,8 @@ class LiveIndex:
             table = np.frombuffer(chunks[number], ENTRY_DTYPE)
             parts.append(table[chosen[chosen // _CHUNK == number] % _CHUNK])
         # The entry that may still grow is in no chunk.
-        _, _, of, _, base, following, *_ = entry or _NO_ENTRY
-        if entry is not None and of == stream and following > from_offset and base < end_offset:
+        _, _, whose, _, base, following, *_ = entry or _NO_ENTRY
+        if entry is not None and whose == stream and following > from_offset and base < end_offset:
             chosen = np.append(chosen, np.uint32(count))
             parts.append(np.array([entry], ENTRY_DTYPE))
         rows = np.concatenate(parts) if parts else np.empty(0, ENTRY_DTYPE)

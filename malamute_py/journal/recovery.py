@@ -141,7 +141,7 @@ class Scan:
         """Numbers of segments with a damaged header, and with an older number in it."""
         self._indexed: set[int] = set()
         """Numbers of segments with a good index file, which are not walked."""
-        self._known: set[int] = set()
+        self._unread: set[int] = set()
         """Numbers of segments that were not read: what they hold of state is still to come."""
         self._listed: list[Segment] = []
         """All segments that there are, by number."""
@@ -165,7 +165,7 @@ class Scan:
         if self._trust_indexes:
             listing.load_indexes()
         self._listed, self._indexed = listing.segments, listing.indexed
-        self._known = set(listing.indexed)
+        self._unread = set(listing.indexed)
         self._headless, self._stale = listing.headless, listing.stale
         self.unknown += listing.unknown
         self.temporaries = listing.temporaries
@@ -191,16 +191,16 @@ class Scan:
     def _walk_segments(self) -> Iterator[int]:
         """Check segment after segment up to where the log ends; yield how many are done."""
         size = self.segment_bytes
-        self.first_number = expected = self._first()  # number of the segment that comes next
-        self._complete_lsn = expected * size
+        self.first_number = coming = self._find_first_number()
+        self._complete_lsn = coming * size
         for at, segment in enumerate(self._listed):
-            if segment.number != expected:
-                missing = expected * size
-                known = self._is_missing(expected) or self._proven(missing, at)
+            if segment.number != coming:
+                missing = coming * size
+                known = self._is_missing(coming) or self._proven(missing, at)
                 if not (known or self._any_later(missing)):
                     break  # Nothing says that the log went on beyond the hole: it ends here.
-                self._damage(missing, segment.base_lsn, MISSING, doubtful=True)
-            expected = segment.number + 1
+                self._damage(missing, segment.base_lsn, MISSING, offsets_unknown=True)
+            coming = segment.number + 1
             if segment.number in self._indexed:
                 self._accept_indexed(segment)
             elif self._accept_active(segment):
@@ -210,17 +210,17 @@ class Scan:
                 break  # the log ends in it
             yield at + 1
         else:
-            self._miss_the_newest(expected)
+            self._miss_the_newest(coming)
         if self._complete_lsn < self._proven_lsn:
             self._flush()
             self._damage(
                 self._complete_lsn,
                 self._proven_lsn,
                 "the log was longer when it was closed or synced",
-                doubtful=True,
+                offsets_unknown=True,
             )
 
-    def _first(self) -> int:
+    def _find_first_number(self) -> int:
         """Number of the segment with which the ring begins, be it there or not."""
         lowest = self._listed[0].number if self._listed else None
         known = self._expected
@@ -247,7 +247,7 @@ class Scan:
             assert known is not None
             # Only a manifest of an orderly close tells where the ring ended in its last segment.
             stop = known.end_lsn if known.clean else number * self.segment_bytes
-            self._damage(begin * self.segment_bytes, stop, MISSING, doubtful=True)
+            self._damage(begin * self.segment_bytes, stop, MISSING, offsets_unknown=True)
 
     def _accept_indexed(self, segment: Segment) -> None:
         """Take a whole segment by its index file, without reading its batches."""
@@ -256,9 +256,9 @@ class Scan:
         self.last_time_ms = max(self.last_time_ms, segment.last_time_ms)
         for number, span in segment.spans.items():
             self.streams.note_span(number, span)
-            self._doubts.note_sure(number)
+            self._doubts.note_offset_known(number)
         self.segments.append(segment)
-        self._bundle = _ANY_BUNDLE
+        self._bundle = _ANY_BUNDLE  # the index does not say whether its last bundle goes on
         self._complete_lsn = segment.base_lsn + self.segment_bytes
 
     def _walk(self, segment: Segment, at: int) -> bool:
@@ -282,7 +282,7 @@ class Scan:
                 assert isinstance(found, Found)
                 if not begun:
                     begun = True
-                    self._begin(segment)
+                    self._add_segment(segment)
                 self._take(segment, found, data)
                 position += found.stamp.size
                 continue
@@ -293,7 +293,7 @@ class Scan:
                 return False
             if not begun:
                 begun = True
-                self._begin(segment)
+                self._add_segment(segment)
             resume = self._resume(found, data, base, position)
             if resume is None:
                 stop = base + size
@@ -301,12 +301,12 @@ class Scan:
                 if not cut and proven < stop and not self._proven(proven, at):
                     # Only as far as was proven: what follows may be a torn tail.
                     stop = proven
-                self._damage(lsn, stop, cut or fault, segment, doubtful=True)
+                self._damage(lsn, stop, cut or fault, segment, offsets_unknown=True)
                 return stop == base + size
-            self._damage(lsn, base + resume, fault, segment, doubtful=isinstance(found, str))
+            self._damage(lsn, base + resume, fault, segment, offsets_unknown=isinstance(found, str))
             if isinstance(found, Found):
                 self.streams.note_lost(found.stamp)
-                self._doubts.note_sure(found.stamp.stream)
+                self._doubts.note_offset_known(found.stamp.stream)
             position = resume
         self._close_segment(base + size)
         return True
@@ -334,7 +334,7 @@ class Scan:
         if (
             active is None
             or closed is None
-            or self._failed is not None
+            or self._failed is not None  # what reads well may not be on disk
             or segment.number in self._headless | self._stale
             or segment.number in self.short
             or (active.ring, active.number) != (self.ring, segment.number)
@@ -356,14 +356,14 @@ class Scan:
         segment.live, segment.spans, segment.expires_at_ms = live, live.spans, live.expires_at_ms
         segment.last_epoch, segment.last_time_ms = stored.last_epoch, stored.last_time_ms
         self.segments.append(segment)
-        self._known.add(segment.number)
+        self._unread.add(segment.number)
         self.epoch = max(self.epoch, segment.last_epoch)
         self.last_time_ms = max(self.last_time_ms, segment.last_time_ms)
         for number, span in segment.spans.items():
             self.streams.note_span(number, span)
         for number, row in active.streams.items():
             self.streams.note_row(number, row)
-            self._doubts.note_sure(number)
+            self._doubts.note_offset_known(number)
         self._bundle = _CLOSED_BUNDLE
         self._complete_lsn = active.end_lsn
         self.safe_lsn = max(self.safe_lsn, active.end_lsn)
@@ -390,7 +390,7 @@ class Scan:
             and self._boundary(found.end) == active.end_lsn
         )
 
-    def _begin(self, segment: Segment) -> None:
+    def _add_segment(self, segment: Segment) -> None:
         """Take a segment as a part of the ring, even if its header is damaged."""
         self.segments.append(segment)
         if segment.number in self._headless:
@@ -465,7 +465,7 @@ class Scan:
         for segment, found, data in batches:
             stamp = found.stamp
             key = stamp.stream if stamp.control_kind == DATA else CONTROLS
-            self._doubts.note_sure(key)
+            self._doubts.note_offset_known(key)
             segment.last_epoch = stamp.epoch
             segment.last_time_ms = time_ms = stamp.append_time_ms
             self.last_time_ms = max(self.last_time_ms, time_ms)
@@ -505,6 +505,7 @@ class Scan:
             return True
         if self._closed_here(lsn):
             return False
+        # What index files prove is in _proven_lsn.
         walked = (each for each in self._listed[at:] if each.number not in self._indexed)
         self._later.search(lsn, walked)
         return self._later.prove(lsn, self.epoch)
@@ -541,14 +542,14 @@ class Scan:
         reason: str,
         segment: Segment | None = None,
         *,
-        doubtful: bool,
+        offsets_unknown: bool,
     ) -> None:
-        """Note a damaged range, and go on after it. doubtful: no stamp tells which offsets it had.
+        """Note a damaged range, and go on after it. offsets_unknown: no stamp tells what it had.
 
         Batches of an unfinished bundle before it are kept: what came after was durable.
         """
         self._flush()
-        if doubtful:
+        if offsets_unknown:
             self._doubts.add(from_lsn, to_lsn)
         number = from_lsn // self.segment_bytes
         self.damages.append(Damage(from_lsn, to_lsn, number, reason))
@@ -626,8 +627,8 @@ class Scan:
                 self.streams.note_floor(number, min(first, self.streams.state(number).next))
 
     def _unread_state(self, segment: Segment) -> SegmentState | None:
-        """Return what to read controls from where the index alone was read; None: it was walked."""
-        if segment.number not in self._known:
+        """Return what reads the state batches of a segment; None: a walk has met them already."""
+        if segment.number not in self._unread:
             return None
         data = SegmentBytes(self.storage, self.segment_bytes, []).of(segment)
         return SegmentState(segment, data, self.end_lsn, self.settings.epochs_max)
@@ -683,7 +684,7 @@ class Scan:
         return twin.live
 
     def walk_valid(self, segment: Segment) -> list[Found]:
-        """Return the good batches of one segment, stepping over damaged places."""
+        """Return the good batches of one segment, for a new index of it."""
         data, base = self.bytes_of(segment), segment.base_lsn
         out: list[Found] = []
         position: int | None = SEGMENT_HEADER_BYTES

@@ -251,7 +251,7 @@ class Ring:
             or segment.live is None
             or segment.damaged
             or not segment.base_lsn < end < segment.base_lsn + self._segment_bytes
-            or appender.last_lsn < segment.base_lsn
+            or appender.last_lsn < segment.base_lsn  # where its last batch lies is not known
             or not self._storage.persistent
         ):
             return
@@ -516,7 +516,7 @@ class Ring:
         return _facts_of(state, spans)
 
     def bytes_on_disk(self) -> int:
-        """Size of all segment files, spares included."""
+        """Size of all segment files, with those that are prepared for appends to come."""
         space = self._space
         files = len(space.segments) + len(space.spares) + len(space.strays)
         return files * self._segment_bytes

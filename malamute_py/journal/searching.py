@@ -42,7 +42,7 @@ class Searches:
             assert batch.found is not None
             return batch.base if batch.found.stamp.append_time_ms >= least else -1
 
-        return self._first(stream, "last_time_ms", "last_time", least, first_in)
+        return self._first_late_enough(stream, "last_time_ms", "last_time", least, first_in)
 
     def closest_client_time(self, stream: int, time_ms: int) -> int:
         """Return the offset of the first record (by offset) whose client time is this or later.
@@ -60,9 +60,9 @@ class Searches:
             hits = hits[hits >= first]
             return int(hits[0]) if len(hits) else -1
 
-        return self._first(stream, "client_max_ms", "client_max", time_ms, first_in)
+        return self._first_late_enough(stream, "client_max_ms", "client_max", time_ms, first_in)
 
-    def _first(
+    def _first_late_enough(
         self,
         stream: int,
         of_span: str,

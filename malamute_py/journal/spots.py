@@ -68,7 +68,7 @@ class StreamSpots:
 
     def __init__(self) -> None:
         self._rows: dict[Header, list[bytes]] = {}
-        self.spotted = StreamHeaders(None)
+        self.spotted = StreamHeaders(depth=None)
         """Entries in which all rows of a subject, a field name, a (name, value) have spots."""
 
     def add(self, ordinal: int, found: Found) -> None:

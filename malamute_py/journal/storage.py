@@ -13,6 +13,7 @@ import errno
 import fcntl
 import mmap
 import os
+import re
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,6 +39,8 @@ _NETWORK_FILE_SYSTEMS = frozenset(
         *("lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "smb3", "smbfs", "virtiofs", "vboxsf"),
     ]
 )
+_OCTAL = re.compile(r"\\([0-7]{3})")
+"""How mountinfo writes a space, tab, newline or backslash of a path."""
 
 
 class File(Protocol):
@@ -496,7 +499,9 @@ def file_system_of(path: Path, mountinfo: str | None = None) -> str:
     """
     if mountinfo is None:
         try:
-            mountinfo = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
+            mountinfo = Path("/proc/self/mountinfo").read_text(
+                encoding="utf-8", errors="surrogateescape"
+            )
         except OSError:
             return ""
     # The mount point with the longest name above the path counts; of equal ones the last, which
@@ -510,7 +515,7 @@ def file_system_of(path: Path, mountinfo: str | None = None) -> str:
         fields = left.split()
         if not separator or len(fields) < 5 or not right:
             continue
-        point = fields[4].encode().decode("unicode_escape")
+        point = _OCTAL.sub(lambda found: chr(int(found[1], 8)), fields[4])
         inside = real == point or real.startswith(point.rstrip("/") + "/")
         if inside and len(point) >= best:
             best, kind = len(point), right.split()[0]

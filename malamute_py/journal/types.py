@@ -233,7 +233,7 @@ class ChosenRows(Protocol):
     def of(self, table: Any, codes: Any, /) -> Any:
         """Return them by a header table and each row's subject code, which is a place in it.
 
-        For a batch of which only these two were read. A call with its content returned rows before.
+        For a batch that was searched before: of it only these two are read again, not the content.
         """
 
 

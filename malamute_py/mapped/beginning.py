@@ -12,6 +12,7 @@ and 15.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from malamute_protocol.commands import Start, StartKind
 from malamute_protocol.errors import LocalProtocolError
@@ -25,6 +26,9 @@ from malamute_py.mapped.streams import StreamEntry
 from malamute_py.mapped.tail import RingTail
 from malamute_py.mapped.times import at_append_time, at_client_time
 from malamute_py.mapped.walk import END, begin_of, epoch_end, young_from
+
+_KEPT_BEGIN: Final = 1
+"""First offset of a stream with `keep`: as a key's revision, 0 says that there is no such key."""
 
 
 class Beginning:
@@ -69,7 +73,7 @@ class Beginning:
         kind, *arguments = start
         if kind == StartKind.EARLIEST:
             first = self._earliest()
-            # With keep nothing is lost: what is missing from offset 1 on was replaced.
+            # With keep nothing is lost: what is missing was replaced.
             if first > 0 and not self._entry.settings.keep:
                 self.notices.append(BegunNotice(first))
             return first
@@ -89,12 +93,12 @@ class Beginning:
             time_ms, inclusive = arguments
             found = self._at_time(at_append_time, time_ms, inclusive)
             # What has moved was appended before the oldest record that is where it was written.
-            return 1 if self._has_moved and found <= self._first_in_place else found
+            return _KEPT_BEGIN if self._has_moved and found <= self._first_in_place else found
         if kind == StartKind.CLIENT_TIME:
             time_ms, inclusive = arguments
             found = self._at_time(at_client_time, time_ms, inclusive)
             # Records that moved keep their client times: any of them may be of that time.
-            return 1 if self._has_moved else found
+            return _KEPT_BEGIN if self._has_moved else found
         raise LocalProtocolError(
             "bad_start",
             "a reader of the files knows no cursors, and no last record of each subject: ask the"
@@ -104,7 +108,7 @@ class Beginning:
     def _earliest(self) -> int:
         """Return the offset of the first record that is kept and not past the stream's age."""
         if self._entry.settings.keep:
-            return 1  # a subject's newest record may be the stream's first: nothing is skipped
+            return _KEPT_BEGIN  # a subject's newest record may be the stream's first one
         lsn, first = begin_of(self._segments, self._entry.number, self._floor)
         if self._missing.oldest:
             # Records of missing segments are not passed over in silence: the reading names them.
@@ -125,7 +129,7 @@ class Beginning:
     @property
     def _has_moved(self) -> bool:
         """Whether records of the stream may have moved."""
-        return bool(self._entry.settings.keep) and self._first_in_place > 1
+        return bool(self._entry.settings.keep) and self._first_in_place > _KEPT_BEGIN
 
     def _from_position(self, offset: int, epoch: int = 0, uuid: bytes = b"") -> int:
         """Return the offset to begin with, for a reader that stood at `offset`.
@@ -158,7 +162,8 @@ class Beginning:
     def _at_time(self, find: Callable[..., int | None], time_ms: int, inclusive: bool) -> int:
         """Return the offset that a look-up by time finds; without one the end of the stream."""
         least = time_ms if inclusive else time_ms + 1
-        # Records before the newest max_records are looked at: they are a gap, as to a subscription.
+        # Not self._floor: a record that only max_records leaves out may be found, and is then told
+        # as a gap, as to a subscription.
         floor = trim_floor(self._entry, self._segments)
         found = find(self._segments, self._entry.number, floor, least, self._bound_lsn)
         return self._stop if found is None else found

@@ -48,7 +48,7 @@ class GatheredRows:
         return self._rows.takes(offset, epoch)
 
     def add(self, rows: list[Row], epoch: int, lsn: int) -> None:
-        """Add rows that takes() admits. epoch, lsn: of the batch that they lay in."""
+        """Add rows of one batch, which fit by takes(). epoch, lsn: of that batch."""
         if not len(self._rows):
             self._first_lsn = lsn
         self._last_lsn = lsn

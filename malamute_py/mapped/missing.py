@@ -81,7 +81,7 @@ def _compare(segments: Segments, expected: Expected, end_lsn: int) -> Missing:
         newest_end += 1
     if first_there == first and newest_end == end:
         return NOTHING
-    return Missing(_name(first, first_there), _name(end, newest_end), expected.streams or {})
+    return Missing(_text(first, first_there), _text(end, newest_end), expected.streams or {})
 
 
 def _is_missing(segments: Segments, expected: Expected, number: int) -> bool:
@@ -95,7 +95,7 @@ def _is_missing(segments: Segments, expected: Expected, number: int) -> bool:
     return not (segments.is_there(expected.first - 1) or segments.is_there(number))
 
 
-def _name(first: int, end: int) -> str:
+def _text(first: int, end: int) -> str:
     """Return the sentence about missing segments [first, end); "": there are none."""
     if first == end:
         return ""

@@ -156,7 +156,7 @@ class LogReader:
         if found is not None:
             return found
         until = time.monotonic() + wait_s
-        while (storage := self._begun(name)) is None:
+        while (storage := self._ring_directory(name)) is None:
             if time.monotonic() >= until:
                 raise NoJournal(
                     f"{self._directory.describe()} has no ring {name}: no broker has begun it yet,"
@@ -171,7 +171,7 @@ class LogReader:
         found = self._rings[name] = segments, RingTail(segments, self._directory)
         return found
 
-    def _begun(self, name: str) -> FileStorage | None:
+    def _ring_directory(self, name: str) -> FileStorage | None:
         """Return a ring's directory; None while the broker has written no file of the ring.
 
         Raises JournalCorrupt: the ring's manifest is there, and its directory is not.

@@ -5,8 +5,8 @@ is asked for, the last one is checked against having been overwritten; what is n
 told as a subscription tells it, by GapNotice, or GapError where the reading is strict; nothing is
 lost to a timeout or an error.
 
-Words: the tail is the end of the ring, and how far it is synced. A turn of it is a loss of the
-place: the ring came round, or a broker was started anew. A walk yields steps: Found (a batch),
+Words: the tail is the end of the ring, and how far it is synced. It loses its place when the ring
+comes round, or a broker is started anew. A walk yields steps: Found (a batch),
 Spotted (rows read without their batch), Passed (no wanted record), Lost. The floor is the offset
 below which retention or a trim left no record. Aged is what the stream's max_age_ms excludes.
 Missing are segments that the ring's manifest names and its directory lacks: the oldest, or the
@@ -106,8 +106,8 @@ class Reading:
         self._selection = Selection(entry.number, request.pattern, request.client_time)
         self._selection.purge(entry.purges)
         self._closed = False
-        self._looked = time.monotonic()
-        """Time of the last look at what became of the stream."""
+        self._refreshed = time.monotonic()
+        """Time at which the stream was looked up last in the change log."""
         self._epoch = 0
         """Epoch of the batch that was handed over last, for `position`; 0: none was."""
         self._idle = 0
@@ -124,7 +124,7 @@ class Reading:
         """Few rows of many batches that become one batch; they come after all that waits."""
         self._tables = ArrowTables()
         self._reach_the_end()
-        self._turns = tail.turns
+        self._times_lost = tail.times_lost
         self._floor = trim_floor(entry, segments)
         """Offset below which no record is handed out: retention or a trim has removed it."""
         self._missing = missing(tail.stopped_lsn)
@@ -209,10 +209,10 @@ class Reading:
         if self._missing.oldest:
             # The manifest tells how far retention had come: what it kept is lost with its files.
             kept = max(self._missing.first(self._entry.number), self._floor)
-            self._lose(kept, "retention", _BOUNDS)
-            self._lose(first, "damaged", self._missing.oldest)
+            self._report_gap(kept, "retention", _BOUNDS)
+            self._report_gap(first, "damaged", self._missing.oldest)
         if max(first, self._floor) > self._next:
-            self._lose(max(first, self._floor), "retention", _BOUNDS)
+            self._report_gap(max(first, self._floor), "retention", _BOUNDS)
 
     # --- batches ----------------------------------------------------------------------------
 
@@ -269,7 +269,7 @@ class Reading:
         if isinstance(batch, MappedBatch):
             if waited and not batch.intact():
                 begin = max(stamp.base_offset, self._handed)
-                in_its_place = list(self._losses(begin, following, "retention", _BOUNDS))
+                in_its_place = list(self._in_place_of(begin, following, "retention", _BOUNDS))
                 self._waiting.extendleft(reversed(in_its_place))
                 return None
             self._last = batch
@@ -305,7 +305,7 @@ class Reading:
                 # The stream may go on after `next` only: the reason lasts until a batch is found.
                 self._why = step
                 if step.next > self._next:
-                    self._lose(step.next, step.code, step.reason)
+                    self._report_gap(step.next, step.code, step.reason)
             if self._next >= self._end:
                 break
             if self._waiting:
@@ -315,12 +315,12 @@ class Reading:
         if self._next < self._end and self._walk.lsn < self._until_lsn:
             return bool(self._waiting) or self._renew()
         # The end of the reading; offsets before it that no step accounted for are told as lost.
-        self._lose_newest()
+        self._report_missing_newest()
         if self._next < self._end:
             if self._waiting:
                 return True
-            self._look()  # perhaps nothing came because the stream was removed
-        self._miss(self._end)
+            self._refresh()  # perhaps nothing came because the stream was removed
+        self._report_unfound(self._end)
         self._closed = True
         return True
 
@@ -333,10 +333,10 @@ class Reading:
         stamp = found.stamp
         base, after = stamp.base_offset, min(stamp.next_offset, self._end)
         if base > self._next:
-            self._miss(base)  # no step has accounted for the offsets before the batch
+            self._report_unfound(base)  # no step has accounted for the offsets before the batch
         self._why = None
         if self._entry.settings.max_age_ms and stamp.append_time_ms < self._oldest_ms():
-            self._lose_aged(stamp.lsn)  # it and those after it that are too old, as one gap
+            self._report_aged(stamp.lsn)  # it and those after it that are too old, as one gap
             if self._next >= after:
                 return True
         offsets = max(self._next, self._floor), self._end
@@ -352,7 +352,7 @@ class Reading:
             # Bytes that were overwritten may look like anything.
             if not found.segment.intact():
                 return False
-            self._lose(after, "damaged", str(error))
+            self._report_gap(after, "damaged", str(error))
             return True
         if not found.segment.intact():
             return False
@@ -362,7 +362,7 @@ class Reading:
             except Overwritten:
                 return False
             except (BatchError, IndexError, ValueError) as error:
-                self._lose(after, "damaged", str(error))
+                self._report_gap(after, "damaged", str(error))
                 return True
         self._next = max(self._next, after)
         return True
@@ -388,7 +388,7 @@ class Reading:
     def _take_rows(self, spotted: Spotted) -> None:
         """Take up rare rows that were read without their batch."""
         if spotted.rows[0].append_time_ms < self._oldest_ms():
-            self._lose_aged(spotted.lsn)
+            self._report_aged(spotted.lsn)
         first, end = max(self._next, self._floor), self._end
         rows = [row for row in spotted.rows if first <= row.offset < end]
         if rows:
@@ -456,20 +456,20 @@ class Reading:
         most = self._entry.settings.max_records
         self._floor = max(self._floor, next - most if most else 0)
 
-    def _lose_aged(self, lsn: int) -> None:
+    def _report_aged(self, lsn: int) -> None:
         """Report the next records as one gap as far as they are past the stream's age."""
         young = self._skip_aged(lsn, self._next)
         if young > self._next:
-            self._lose(young, "retention", _AGED)
+            self._report_gap(young, "retention", _AGED)
             self._walk.next = max(self._walk.next, young)
 
     def _renew(self) -> bool:
         """Begin steps over what was written since the last look; False: nothing was."""
         self._tail.advance(thorough=self._idle % _THOROUGH == 0)
-        if self._tail.turns != self._turns:
+        if self._tail.times_lost != self._times_lost:
             # The ring came round, or was opened anew: the place is sought again by its offset.
-            self._turns = self._tail.turns
-            self._look()  # The ring of a stream that was removed is gone, too.
+            self._times_lost = self._tail.times_lost
+            self._refresh()  # The ring of a stream that was removed is gone, too.
             stop = self._next_offset(self._tail.end_lsn)
             if self._next > stop:
                 # A power loss took away what was read.
@@ -479,26 +479,26 @@ class Reading:
             self._go_to(self._next)
         if self._walk.lsn >= self._bound:
             self._idle += 1
-            return self._lose_newest()
+            return self._report_missing_newest()
         self._idle = 0
-        self._look_again(time.monotonic())
+        self._refresh_in_time(time.monotonic())
         self._floor = trim_floor(self._entry, self._segments)
         if self._entry.settings.max_records:
             stream, lsn = self._entry.number, self._walk.lsn
             self._raise_floor(next_from(self._segments, stream, lsn, self._next, self._bound))
         if self._floor > self._next:
-            self._lose(self._floor, "retention", _BOUNDS)
-        self._lose_aged(self._walk.lsn)
+            self._report_gap(self._floor, "retention", _BOUNDS)
+        self._report_aged(self._walk.lsn)
         self._steps = self._walk.run(self._bound)
         return True
 
-    def _look_again(self, now: float) -> None:
-        """Look once in a while at what became of the stream."""
-        if now - self._looked >= _CATALOGUE_S:
-            self._looked = now
-            self._look()
+    def _refresh_in_time(self, now: float) -> None:
+        """Refresh, if the last time is a while ago. now: by the monotonic clock."""
+        if now - self._refreshed >= _CATALOGUE_S:
+            self._refreshed = now
+            self._refresh()
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         """Take up the stream's settings, trims and purges as of now.
 
         Raises StreamRemoved, after which the reading is closed.
@@ -514,24 +514,24 @@ class Reading:
     def _wait(self, deadline: float | None) -> None:
         """Sleep until files are looked at again. Raises Timeout once the deadline is over."""
         now = time.monotonic()
-        self._look_again(now)
+        self._refresh_in_time(now)
         if deadline is not None and now >= deadline:
             raise Timeout(f"no record of '{self._entry.name}' came in time")
         time.sleep(POLL_S if deadline is None else min(POLL_S, deadline - now))
 
-    def _miss(self, to_offset: int) -> None:
+    def _report_unfound(self, to_offset: int) -> None:
         """Report the offsets up to `to_offset` as lost: the walk found no batch of them."""
         why = self._why or Lost("damaged", "the batches are not in the ring")
-        self._lose(to_offset, why.code, why.reason)
+        self._report_gap(to_offset, why.code, why.reason)
 
-    def _lose(self, to_offset: int, code: str, reason: str) -> None:
+    def _report_gap(self, to_offset: int, code: str, reason: str) -> None:
         """Report the offsets up to `to_offset` as a gap, for this reason."""
         to_offset = min(to_offset, self._end)
-        for item in self._losses(self._next, to_offset, code, reason):
+        for item in self._in_place_of(self._next, to_offset, code, reason):
             self._queue(item)
         self._next = max(self._next, to_offset)
 
-    def _losses(
+    def _in_place_of(
         self, begin: int, to_offset: int, code: str, reason: str
     ) -> Iterator[GapNotice | MovedRecords]:
         """Yield what the caller gets in place of the offsets [begin, to_offset).
@@ -556,13 +556,13 @@ class Reading:
         self._tail.advance()
         return self._bound
 
-    def _lose_newest(self) -> bool:
+    def _report_missing_newest(self) -> bool:
         """Report missing segments in which the log went on, once; False: there are none."""
         newest, self._missing = self._missing.newest, NOTHING
         if not newest:
             return False
         if self._missing_to:
-            self._lose(self._missing_to, "damaged", newest)
+            self._report_gap(self._missing_to, "damaged", newest)
         elif self._next < self._end or self._end != self._request.end:
             # The reading is not complete without them: it was not asked to end before them.
             reason = f"{newest}; the log went on there, and nothing tells with which records"
@@ -591,7 +591,7 @@ class Reading:
         return batch
 
     def records(self) -> Iterator[Record]:
-        """Yield the records of copied batches, to the end. Raises as next_batch()."""
+        """Yield all records to the end, each out of a copy of its batch. Raises as next_batch()."""
         while (batch := self.next_batch()) is not None:
             yield from batch.records()
 

@@ -93,7 +93,7 @@ class SegmentMap:
         """True while no batch of this life of the file has been overwritten."""
         if self._headless:
             # A header that can be read now was written since.
-            return self._refused(0, mmap.PAGESIZE)
+            return self._fails_to_load(0, mmap.PAGESIZE)
         # As bytes: views are compared item by item.
         return bytes(self.view[:_HEADER_BYTES]) == self.header
 
@@ -128,7 +128,7 @@ class SegmentMap:
         if end > self.size or (self._present[first] and self._present[last]):
             return self.unreadable(begin, end)  # which has the answer without another call
         page = begin - begin % mmap.PAGESIZE
-        if self._refused(page, max(end - page, 1)):
+        if self._fails_to_load(page, max(end - page, 1)):
             return f"the disk cannot read a page of bytes {begin} to {end}"
         return ""
 
@@ -156,13 +156,13 @@ class SegmentMap:
         begin = piece * _PIECE_BYTES
         size = min(_PIECE_BYTES, self.size - begin)
         self._present[piece] = 1
-        if self._refused(begin, size):
+        if self._fails_to_load(begin, size):
             # Some page of the piece: each is tried alone.
             for at in range(begin, begin + size, mmap.PAGESIZE):
-                if self._refused(at, mmap.PAGESIZE):
+                if self._fails_to_load(at, mmap.PAGESIZE):
                     self._unreadable.add(at // mmap.PAGESIZE)
 
-    def _refused(self, begin: int, size: int) -> bool:
+    def _fails_to_load(self, begin: int, size: int) -> bool:
         """Have the kernel bring in bytes from the beginning of a page on; True: it cannot read one.
 
         Another error says nothing of the pages: they come in when they are touched.
@@ -175,7 +175,7 @@ class SegmentMap:
 
     def readable(self) -> memoryview:
         """Return all of the file, to be searched for batches: unreadable pages are zeros."""
-        self.unreadable(0, self.size)
+        self.unreadable(0, self.size)  # brings in all pages, and notes those that it cannot
         if not self._unreadable:
             return self.view
         data = bytearray(self.size)

@@ -55,15 +55,15 @@ class Catalogue:
         """Number of the next change to apply: the tables have those before it."""
         self._lsn = 0
         """Position in the ring up to which changes were applied."""
-        self._turns = -1
-        """Turns of the tail when the tables were loaded; -1: they were not."""
+        self._times_lost = -1
+        """Times that the tail had lost its place when the tables were loaded; -1: they were not."""
 
     def refresh(self) -> None:
         """Take in what changed since the last call. Raises OSError."""
         self._tail.advance()
-        if self._tail.turns != self._turns:
+        if self._tail.times_lost != self._times_lost:
             # The ring came round, or a broker was started anew: what was followed is gone.
-            self._turns = self._tail.turns
+            self._times_lost = self._tail.times_lost
             self._load()
         while self._lsn < self._tail.end_lsn:
             try:

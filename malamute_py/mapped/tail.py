@@ -42,7 +42,7 @@ class RingTail:
         """Position before which all bundles are whole."""
         self.synced_lsn = 0
         """Position before which everything is known to be durable; more may be."""
-        self.turns = 0
+        self.times_lost = 0
         """Times that the walk lost its place: the ring came round, or a broker opened it anew."""
         self._segments = segments
         self._directory = directory
@@ -70,14 +70,18 @@ class RingTail:
 
         thorough: where nothing follows, find out why, which takes a dozen system calls.
         """
-        before = self.end_lsn, self.synced_lsn, self.turns
+        before = self._where()
         self._walk()
         if thorough:
-            while (self.end_lsn, self.synced_lsn, self.turns) == before and self._look_around():
+            while self._where() == before and self._look_around():
                 self._walk()
-        changed = (self.end_lsn, self.synced_lsn, self.turns) != before
+        changed = self._where() != before
         self._quiet_looks = 0 if changed else self._quiet_looks + thorough
         return changed
+
+    def _where(self) -> tuple[int, int, int]:
+        """Return what differs after a look that found anything new."""
+        return self.end_lsn, self.synced_lsn, self.times_lost
 
     def _begin(self) -> None:
         """Stand at the beginning of a segment from which on the log is to be walked.
@@ -123,7 +127,7 @@ class RingTail:
                 lsn = segment.base_lsn + at
                 bundle = stamp.bundle_lsn
                 if stamp.control_kind == DATA:
-                    # Copies of records that have moved have offsets from before.
+                    # A copy of a record that has moved keeps its offset: not all are higher.
                     before = nexts.get(stamp.stream, self.nexts.get(stamp.stream, 0))
                     nexts[stamp.stream] = max(before, stamp.next_offset)
                 if stamp.flags & LAST_OF_BUNDLE:
@@ -175,7 +179,7 @@ class RingTail:
         if segment is None:
             # Either the next segment is not begun yet, or the ring came round and overwrote it.
             later = [n for n in self._segments.numbers() if n > number]
-            if any(self._begun(n) for n in later):
+            if any(self._has_batch(n) for n in later):
                 self._begin_anew()
                 return True
             return False
@@ -196,10 +200,10 @@ class RingTail:
 
     def _begin_anew(self) -> None:
         """Begin anew at the newest segment: the ring came round, or another broker opened it."""
-        self.turns += 1
+        self.times_lost += 1
         self._begin()
 
-    def _begun(self, number: int) -> bool:
+    def _has_batch(self, number: int) -> bool:
         """Whether a segment has its first batch."""
         segment = self._segments.map(number)
         return segment is not None and isinstance(segment.stamp(SEGMENT_HEADER_BYTES), Stamp)

@@ -126,7 +126,7 @@ class Walk:
             self.lsn = number * size + at
             segment = self._segments.map(number)
             if segment is None:
-                yield from self._skip(number, bound_lsn)
+                yield from self._skip_to_oldest(number, bound_lsn)
                 continue
             index = self._segments.index(number)
             if index is None:
@@ -139,7 +139,7 @@ class Walk:
 
         Raises OSError.
         """
-        yield from self._skip(number, bound_lsn)
+        yield from self._skip_to_oldest(number, bound_lsn)
         yield from self.run(bound_lsn)
 
     def _by_index(self, segment: SegmentMap, index: StoredIndex) -> Iterator[Step]:
@@ -168,7 +168,7 @@ class Walk:
                 yield from self._spotted(segment, rare, spots_done, spots_end)
                 spots_done = spots_end
                 if not segment.intact():
-                    yield from self._skip(segment.number, END)
+                    yield from self._skip_to_oldest(segment.number, END)
                     return
             if not take:
                 self.next = max(self.next, after)
@@ -180,7 +180,7 @@ class Walk:
                 self.next = max(self.next, after)
                 yield Passed(self.next)
                 continue
-            reason = f"{_name(segment, at)}: the batches that the index names are not there"
+            reason = f"{_place_text(segment, at)}: the batches that the index names are not there"
             for step in self._within(segment, at, at + size):
                 if isinstance(step, Lost):
                     reason = step.reason
@@ -188,7 +188,7 @@ class Walk:
             if after > self.next:
                 # The entry promised records up to `after`, and they were not found.
                 if not segment.intact():
-                    yield from self._skip(segment.number, END)
+                    yield from self._skip_to_oldest(segment.number, END)
                     return
                 self.next = after
                 yield Lost("damaged", reason, after)
@@ -223,7 +223,7 @@ class Walk:
             rows, self.next = [], offset + 1
             yield Passed(offset)
             fault = fault or "a record's checksum does not fit"
-            yield Lost("damaged", f"{_name(segment, at)}: {fault}", offset + 1)
+            yield Lost("damaged", f"{_place_text(segment, at)}: {fault}", offset + 1)
         if rows and segment.intact():
             yield Spotted(rows, epoch, lsn)
             self.next = max(self.next, rows[-1].offset + 1)
@@ -247,7 +247,7 @@ class Walk:
         stop = min(bound_lsn - segment.base_lsn, self._segments.segment_bytes)
         yield from self._within(segment, at, stop)
         if not segment.intact():
-            yield from self._skip(segment.number, bound_lsn)
+            yield from self._skip_to_oldest(segment.number, bound_lsn)
         else:
             self.lsn = segment.base_lsn + stop
 
@@ -273,7 +273,7 @@ class Walk:
                     yield Found(segment, at, stamp)
                     self.next = max(self.next, after)
                 elif segment.intact():
-                    yield Lost("damaged", f"{_name(segment, at)}: {fault}", after)
+                    yield Lost("damaged", f"{_place_text(segment, at)}: {fault}", after)
                 else:
                     return
                 at = end
@@ -281,7 +281,7 @@ class Walk:
             if not segment.intact():
                 return
             reason = stamp if isinstance(stamp, str) else "a batch that does not follow"
-            yield Lost("damaged", f"{_name(segment, at)}: {reason}")
+            yield Lost("damaged", f"{_place_text(segment, at)}: {reason}")
             at = min(resume(segment, at, stop, epoch) - segment.base_lsn, stop)
 
     def _fault(self, segment: SegmentMap, at: int, stamp: Stamp) -> str:
@@ -290,7 +290,7 @@ class Walk:
         fault = segment.unreadable(at, end)
         return fault or content_fault(segment.view, at + stamp.stamp_bytes, end, stamp)
 
-    def _skip(self, number: int, bound_lsn: int) -> Iterator[Step]:
+    def _skip_to_oldest(self, number: int, bound_lsn: int) -> Iterator[Step]:
         """Go on at the oldest segment that is there, after the segment `number` that is gone.
 
         What lay between is Lost: by retention if the ring has taken all before it, else by damage.
@@ -312,7 +312,7 @@ class Walk:
         yield Lost(code, reason, 0 if row is None else row.next)
 
 
-def _name(segment: SegmentMap, at: int) -> str:
+def _place_text(segment: SegmentMap, at: int) -> str:
     """Return a place in words, for the reason of a loss."""
     return f"segment {segment.number} at byte {at}"
 

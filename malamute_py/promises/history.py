@@ -122,94 +122,102 @@ def check(events: Iterable[Event], *, retention: bool = True) -> Verdict:
     kinds: dict[str, _Kind] = defaultdict(_Kind)
     for event in events:
         name, _, place = event.kind.partition("/")  # as step/left; most kinds have one place
-        of = kinds[name]
+        facts = kinds[name]
         # In the order of the file: a SEEN after a DONE is an element that came again.
         if event.what == ASKED:
-            of.asked.add(event.id)
+            facts.asked.add(event.id)
         elif event.what == CONFIRMED:
-            of.confirmed[event.id] = event.number
+            facts.confirmed[event.id] = event.number
         elif event.what == SEEN:
-            if (event.id, event.number) in of.done:
+            if (event.id, event.number) in facts.done:
                 faults.append(f"{name} {event.id} came again after it was confirmed to be done")
-            of.seen[event.id].add(event.number)
+            facts.seen[event.id].add(event.number)
         elif event.what == DONE:
-            of.done.add((event.id, event.number))
+            facts.done.add((event.id, event.number))
         elif event.what == LOOKED:
-            of.looked.add(place)
+            facts.looked.add(place)
         elif event.what == FOUND:
-            of.places[place].append((event.id, event.number))
+            facts.places[place].append((event.id, event.number))
         elif event.what == FIRST and retention:
-            of.first = event.number
+            facts.first = event.number
         elif event.what == FIRST and event.number:
             faults.append(
                 f"{name}s before {event.number} were removed, though nothing was to be removed"
             )
-    for name, of in kinds.items():
+    for name, facts in kinds.items():
         if name == "request":
-            _check_requests(of, faults)
+            _check_requests(facts, faults)
         elif name == "mail":
-            _check_mail(of, faults)
+            _check_mail(facts, faults)
         elif name in ("record", "step", "group"):
-            _check_places(name, of, faults)
+            _check_places(name, facts, faults)
     counts = {}
-    for name, of in sorted(kinds.items()):
-        counts[f"{name}_asked"] = len(of.asked)
-        counts[f"{name}_confirmed"] = len(of.confirmed)
+    for name, facts in sorted(kinds.items()):
+        counts[f"{name}_asked"] = len(facts.asked)
+        counts[f"{name}_confirmed"] = len(facts.confirmed)
     return Verdict(faults, counts)
 
 
-def _check_places(name: str, of: _Kind, faults: list[str]) -> None:
+def _check_places(name: str, facts: _Kind, faults: list[str]) -> None:
     """Check that each place holds each confirmed element once, and all places in one order.
 
-    name: the kind: record, step or group. of: its events. faults: gets what is broken.
+    name: the kind: record, step or group. facts: what its events tell. faults: gets what is broken.
     """
     orders = {}
     """Place -> ids that it holds, in its order."""
     # The places that must be there, also those without a finding, and all others.
-    places = {place: of.places[place] for place in (*PLACES.get(name, ()), *of.places)}
-    unread = sorted(places.keys() - of.looked)
+    places = {place: facts.places[place] for place in (*PLACES.get(name, ()), *facts.places)}
+    unread = sorted(places.keys() - facts.looked)
     faults += [f"{name}s were not looked for {_where(place)}" for place in unread]
     for place, found in places.items():
         ids = [id for id, _ in found]
         orders[place] = ids
         counted = Counter(ids)
         where = _where(place)
-        _say(faults, f"{name}s {where} more than once", [id for id, n in counted.items() if n > 1])
-        _say(faults, f"{name}s {where} that were never asked for", set(counted) - of.asked)
+        _add_fault(
+            faults, f"{name}s {where} more than once", [id for id, n in counted.items() if n > 1]
+        )
+        _add_fault(faults, f"{name}s {where} that were never asked for", set(counted) - facts.asked)
         # Retention may have taken an element before the log's first offset.
         lost = [
             id
-            for id, number in of.confirmed.items()
-            if id not in counted and not 0 <= number < of.first
+            for id, number in facts.confirmed.items()
+            if id not in counted and not 0 <= number < facts.first
         ]
-        _say(faults, f"{name}s confirmed and not {where}", lost)
+        _add_fault(faults, f"{name}s confirmed and not {where}", lost)
         if name == "record":
             numbers = dict(found)
             renumbered = [
                 id
-                for id, number in of.confirmed.items()
+                for id, number in facts.confirmed.items()
                 if number >= 0 and numbers.get(id, number) != number
             ]
-            _say(faults, f"{name}s {where} at another offset than was confirmed", renumbered)
-            _say(faults, f"{name}s {where} after a later one of their producer", _out_of_order(ids))
+            _add_fault(faults, f"{name}s {where} at another offset than was confirmed", renumbered)
+            _add_fault(
+                faults, f"{name}s {where} after a later one of their producer", _out_of_order(ids)
+            )
             numbered = {number: id for id, number in found}
             # What a durable reader saw must be in the log, at the same offset: another element is
             # there, or the log ends before it.
             other = [
                 id
-                for id, seen in of.seen.items()
-                if any(numbered.get(number, id) != id or number >= len(found) + of.first
+                for id, seen in facts.seen.items()
+                if any(numbered.get(number, id) != id or number >= len(found) + facts.first
                        for number in seen)
             ]  # fmt: skip
-            _say(faults, f"{name}s that a durable reader saw where the log has others", other)
+            _add_fault(faults, f"{name}s that a durable reader saw where the log has others", other)
     # A step is in all of its places or in none, and steps are in one order everywhere.
     first_place = next(iter(orders.values()), [])
     for place, ids in orders.items():
         if name == "step" and ids != first_place:
             apart = set(ids) ^ set(first_place)
-            _say(faults, f"steps of which only a part is in {place}", apart or {"(their order)"})
+            _add_fault(
+                faults, f"steps of which only a part is in {place}", apart or {"(their order)"}
+            )
     if name == "group":
-        _say(faults, "records that no member of the group was given", of.asked - set(of.seen))
+        _add_fault(
+            faults, "records that no member of the group was given", facts.asked - set(facts.seen)
+        )
 
 
 def _where(place: str) -> str:
@@ -229,29 +237,33 @@ def _out_of_order(ids: list[str]) -> list[str]:
     return found
 
 
-def _check_mail(of: _Kind, faults: list[str]) -> None:
+def _check_mail(facts: _Kind, faults: list[str]) -> None:
     """Add what was wrong with the mail: lost, taken twice, never sent, numbered otherwise."""
-    _say(faults, "messages confirmed and never delivered", set(of.confirmed) - set(of.seen))
-    _say(faults, "messages taken twice", [id for id, seen in of.seen.items() if len(seen) > 1])
-    _say(faults, "messages that were never sent", set(of.seen) - of.asked)
+    _add_fault(
+        faults, "messages confirmed and never delivered", set(facts.confirmed) - set(facts.seen)
+    )
+    _add_fault(
+        faults, "messages taken twice", [id for id, seen in facts.seen.items() if len(seen) > 1]
+    )
+    _add_fault(faults, "messages that were never sent", set(facts.seen) - facts.asked)
     # Seen under just the number that was confirmed; what was never seen is a fault of its own.
     renumbered = [
-        id for id, number in of.confirmed.items() if of.seen.get(id, {number}) != {number}
+        id for id, number in facts.confirmed.items() if facts.seen.get(id, {number}) != {number}
     ]
-    _say(faults, "messages with another number than was confirmed", renumbered)
+    _add_fault(faults, "messages with another number than was confirmed", renumbered)
 
 
-def _check_requests(of: _Kind, faults: list[str]) -> None:
+def _check_requests(facts: _Kind, faults: list[str]) -> None:
     """Check that each confirmed request is answered by one message."""
-    if "answers" not in of.looked:
+    if "answers" not in facts.looked:
         faults.append("requests were not looked for in answers")
-    answers = Counter(id for id, _ in of.places["answers"])
-    _say(faults, "requests confirmed and never answered", set(of.confirmed) - set(answers))
-    _say(faults, "requests answered twice", [id for id, n in answers.items() if n > 1])
-    _say(faults, "answers to what was never asked", set(answers) - of.asked)
+    answers = Counter(id for id, _ in facts.places["answers"])
+    _add_fault(faults, "requests confirmed and never answered", set(facts.confirmed) - set(answers))
+    _add_fault(faults, "requests answered twice", [id for id, n in answers.items() if n > 1])
+    _add_fault(faults, "answers to what was never asked", set(answers) - facts.asked)
 
 
-def _say(faults: list[str], what: str, ids: Iterable[str]) -> None:
+def _add_fault(faults: list[str], what: str, ids: Iterable[str]) -> None:
     """Add a fault about these elements, some of which it names; none: there is no fault."""
     named = sorted(ids)
     if named:

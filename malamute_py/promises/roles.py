@@ -104,7 +104,7 @@ class Roles:
             self._share(await client()),
             self._read_once(await client(), self._audit, self._audited),
         )
-        self._reading = [asyncio.create_task(self._kept(each)) for each in readers]
+        self._reading = [asyncio.create_task(self._watched(each)) for each in readers]
         # The kind of its elements, the letter that their ids begin with, and the call.
         writers = (
             self._keep_going(await client(), "record", "a", self._publish),
@@ -141,7 +141,7 @@ class Roles:
             ("step/left", self._left),
             ("step/right", self._right),
         ):
-            await self._find(reader, kind, stream)
+            await self._note_found(reader, kind, stream)
         loop = asyncio.get_running_loop()
         until = loop.time() + patience_s
         # An Event would not do: several readers give what is waited for.
@@ -194,7 +194,7 @@ class Roles:
         }
         return counts[CONFIRMED, kind] - reached[kind]
 
-    def _aside(self, work: Coroutine[Any, Any, None]) -> None:
+    def _beside_reading(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a call beside the reader's next read; finish() cancels those that have not ended."""
         task = asyncio.create_task(work)
         self._beside.add(task)
@@ -294,7 +294,7 @@ class Roles:
 
     # --- readers ------------------------------------------------------------------------------
 
-    async def _kept(self, reader: Awaitable[None]) -> None:
+    async def _watched(self, reader: Awaitable[None]) -> None:
         """Run a reader, which must outlive every disturbance: its end is a fault."""
         try:
             await reader
@@ -322,14 +322,14 @@ class Roles:
                 id = bytes(mail.body).decode()
                 self._book.note(SEEN, "mail", id, mail.number)
                 self._mails.add(id)
-                self._aside(self._done("mail", [(id, mail.number)], mail.ack))
+                self._beside_reading(self._done("mail", [(id, mail.number)], mail.ack))
 
     async def _done(
         self, kind: str, what: list[tuple[str, int]], ack: Callable[[], Awaitable[object]]
     ) -> None:
         """Acknowledge, and write down what the broker confirmed; the others come again.
 
-        what: (id, number) of the elements. ack: the call that acknowledges them.
+        what: (id, number) of the elements to write down; -1: none. ack: the call that does it.
         """
         try:
             confirmed = await ack()
@@ -346,7 +346,7 @@ class Roles:
             async for request in worker:
                 id = bytes(request.body).decode()
                 self._book.note(SEEN, "work", id)
-                self._aside(self._done("work", [(id, -1)], partial(self._reply, request)))
+                self._beside_reading(self._done("work", [(id, -1)], partial(self._reply, request)))
 
     async def _reply(self, request: Request) -> object:
         """Answer a request with its own body; returns the broker's confirm, or None: too late."""
@@ -360,7 +360,7 @@ class Roles:
                 if mail.number not in known:
                     known.add(mail.number)
                     into.append((bytes(mail.body).decode(), mail.number))
-                self._aside(self._done("", [], mail.ack))
+                self._beside_reading(self._done("", [], mail.ack))
 
     async def _share(self, client: Client) -> None:
         """Read as a member of a group, and write down what was seen and acknowledged."""
@@ -374,7 +374,7 @@ class Roles:
                 # The next look at the group would acknowledge it without a trace.
                 await self._done("group", done, partial(group.ack, batch))
 
-    async def _find(self, client: Client, kind: str, stream: str) -> None:
+    async def _note_found(self, client: Client, kind: str, stream: str) -> None:
         """Write down what a stream holds, and where it begins if its retention took records.
 
         kind: of its elements, and after the slash the place.

@@ -152,7 +152,7 @@ class Run:
         while done < self._most and time.monotonic() < self._until:
             # Every kind of call makes progress before the next disturbance.
             before = roles.progress()
-            stuck = await self._moved(roles, before)
+            stuck = await self._progressed(roles, before)
             if stuck:
                 return stuck
             await asyncio.sleep(self._chance.expovariate(1 / self._pause_s))
@@ -160,13 +160,13 @@ class Run:
                 continue
             kind = self._chance.choice(kinds)
             book.note(NOTE, "disturbance", kind)
-            await self._one(kind, proxy, daemon, command)
+            await self._disturb_once(kind, proxy, daemon, command)
             done += 1
             self._counts[kind] = self._counts.get(kind, 0) + 1
             self._told(done, kind)
-        return await self._moved(roles, roles.progress())
+        return await self._progressed(roles, roles.progress())
 
-    async def _moved(self, roles: Roles, before: dict[str, int]) -> str:
+    async def _progressed(self, roles: Roles, before: dict[str, int]) -> str:
         """Wait until something of every kind was confirmed since `before`, counts by kind.
 
         Returns "", or after the run's patience a sentence with the kinds that were late.
@@ -180,7 +180,7 @@ class Run:
             await asyncio.sleep(0.01)
         return f"no {', '.join(still)} was confirmed for {self._patience_s:.0f} s"
 
-    async def _one(
+    async def _disturb_once(
         self, kind: str, proxy: Proxy | None, daemon: Daemon | None, command: str
     ) -> None:
         """Do one disturbance, to its end: a killed broker is started again, a frozen one thawed."""

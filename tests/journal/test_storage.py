@@ -23,6 +23,7 @@ MOUNTS = """\
 40 22 0:40 / /mnt/share rw - nfs4 server:/x rw
 41 22 0:41 / /mnt/my\\040disk rw - xfs /dev/sdb rw
 42 40 0:42 / /mnt/share/local rw - ext4 /dev/sdc rw
+43 22 0:43 / /mnt/büro rw - nfs4 server:/y rw
 """
 
 
@@ -154,6 +155,7 @@ def test_what_a_quota_refuses_is_not_left_behind(
         ("/mnt/share/local/data", "ext4"),
         ("/mnt/sharedata", "ext4"),
         ("/mnt/my disk/data", "xfs"),
+        ("/mnt/büro/data", "nfs4"),
     ],
 )
 def test_the_file_system_of_a_path_is_that_of_its_nearest_mount(path: str, kind: str) -> None:
