@@ -161,18 +161,17 @@ class Starts:
             return
 
         def answered(value: Any) -> None:
-            """Begin at the offset that the index found for the time; None: at the tail."""
+            """Begin at the offset that the index found for the time; None: at the tail of before."""
             if isinstance(value, IndexFailure):
                 found(BrokerRefused(value.code, value.reason))
                 return
-            tail = stream.visible_next if durable else stream.next
-            # A record that came while the journal looked begins no earlier than the tail at that
-            # time.
-            next = tail if value is None else min(int(value), tail)
+            # Of records that came while the journal looked, it may not have seen one of the time.
+            now = stream.visible_next if durable else stream.next
+            next = min(tail if value is None else int(value), now)
             if _has_moved(stream) and (kind == StartKind.CLIENT_TIME or next <= stream.first):
                 # The index has no times of records that have moved, which lie before `first`: all
                 # of them may be meant.
-                next = min(stream.begin, tail)
+                next = min(stream.begin, now)
             found(Begin(next))
 
         self._shard.ask(

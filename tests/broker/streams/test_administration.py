@@ -291,6 +291,23 @@ def test_what_the_index_cannot_answer_is_refused(command: wire.Command) -> None:
     assert peer.last(wire.Refused).code == "damaged"
 
 
+@pytest.mark.parametrize("start", [[4, 2_000_000, True], [3, 1_000_001, True]])
+def test_no_record_that_came_while_the_index_was_asked_for_a_time_is_passed_over(
+    start: list[Any],
+) -> None:
+    shell = Shell(ask=False)
+    shell.hello(1)
+    shell.publish(1, "s", [b"x"] * 2)
+    shell.stream("s").last_time_ms = 1_000_001  # so that the index is asked for either time
+    peer = shell.send(1, wire.FindOffset(7, "s", start))
+    (query,) = shell.queries
+    shell.now_ms += 1
+    shell.publish(1, "s", [b"of the time"], client_time_ms=2_000_000)
+    shell.broker.answered(IndexAnswer(query.token, None))
+    shell.run()
+    assert peer.last(wire.Result).value["offset"] == 2
+
+
 def test_unanswered_questions_of_one_link_and_of_all_are_bounded() -> None:
     shell = Shell(ask=False, link_queries_max=5, queries_max=8)
     for link in (1, 2):
