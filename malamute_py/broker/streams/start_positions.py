@@ -161,7 +161,7 @@ class Starts:
             return
 
         def answered(value: Any) -> None:
-            """Begin at the offset that the index found for the time; None: at the tail of before."""
+            """Begin at the offset that the index found for the time; None: at the former tail."""
             if isinstance(value, IndexFailure):
                 found(BrokerRefused(value.code, value.reason))
                 return
