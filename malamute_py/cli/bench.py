@@ -265,6 +265,7 @@ def mail(
     as_json: output.Json = False,
 ) -> int:
     """Send messages to a mailbox while a reader takes them out."""
+    # A mailbox in memory has no level but its own, unless one is asked for.
     load = Load(
         count, _bytes(size), tasks, level=_level(level, memory), memory=memory, noun="message"
     )

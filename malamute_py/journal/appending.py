@@ -360,8 +360,9 @@ class Appender:
     ) -> None:
         """Add one data batch to the segment's index, by which readers find it.
 
-        place: (position, size, base offset, next offset). keys: the content's header table, if the
-        caller has it; else it is read here.
+        For batches of streams that are searched by header, which the hidden ones are not
+        (_index_sparse). place: (position, size, base offset, next offset). keys: the content's
+        header table; None or NO_KEYS: the caller has not read it, so it is read here.
         """
         live = segment.live
         assert live is not None
@@ -387,8 +388,9 @@ class Appender:
     def append_raw(self, lsn: int, data: Buffer) -> int:
         """Write batches as another ring stamped them; returns the new end. See Ring.append_raw.
 
-        data: batches of one segment, which begin at `lsn`: they are written at the same position
-        here.
+        For a replica, which no broker has today. A write that fails seals the ring, unless the disk
+        is full. data: batches of one segment, which begin at `lsn`: they are written at the same
+        position here.
         """
         size = self._segment_bytes
         number, position = divmod(lsn, size)

@@ -510,7 +510,8 @@ def read_epoch(storage: Storage, identity: Identity, *, given: bool = False) -> 
 
     given: whether the operator names a higher epoch, which does without the file: each ring
     compares that with its batches. Raises JournalCorrupt: the file is missing or damaged. A lost
-    epoch is not guessed: one too low would make positions of two lives look alike.
+    epoch is not guessed here, since one too low would make positions of two lives look alike;
+    find_epoch() asks the manifests of the rings for one that is high enough.
     """
     data = read_file(storage, EPOCH_FILE)
     if data is None:

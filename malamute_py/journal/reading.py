@@ -201,7 +201,10 @@ class Reader:
         left: int,
         out: Out,
     ) -> tuple[int, int]:
-        """Read the chosen ones of some entries without a hole between them, as _read_segment()."""
+        """Read the chosen ones of some entries without a hole between them, as _read_segment().
+
+        A hole may lie before the first of them.
+        """
         # First the entries that the bound has room for are listed, then they are read.
         rows = entries.rows
         wanted: list[Wanted] = []
@@ -218,7 +221,7 @@ class Reader:
         ):
             if base > stop:
                 # Damage that a start has found leaves a hole, and so does an index that is rebuilt
-                # while its segment is retired.
+                # while its segment is retired. No batch has rows from before and after a gap.
                 out.gathering.flush()
                 self._name_gap(stream, stop, min(base, end), f"amid {segment.name}", out.gaps)
             stop = after

@@ -134,7 +134,7 @@ class Reading:
         """Offset up to which records are known to have been in missing segments at the end."""
         if self._missing.newest and self._missing.next(entry.number) > stop:
             self._missing_to = stop = self._missing.next(entry.number)
-        self._raise_floor(stop)
+        self._raise_floor(stop)  # max_records counts back from the last record
         self._until_lsn = self._bound if request.until else END
         """Position in the ring at which the reading ends; END: it follows what is written."""
         self._end = min(END if request.end is None else request.end, stop if request.until else END)

@@ -375,7 +375,7 @@ class Loop:
         for connection in doubted:
             self._peers.ask(connection.links)
         for connection in ended:
-            if connection.error is not None:
+            if connection.error is not None:  # our own, met while the guard judged it
                 link = min(connection.links, default=0)
                 self._core.failed(link, "guarding", connection.error, now_ms)
         soon = self._guard.suspects

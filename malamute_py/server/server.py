@@ -567,7 +567,9 @@ class Server:
     def _room_for(self, config: Config, endpoints: list[Endpoint]) -> Room:
         """Return how many connections may be open so that descriptors are left for our own files.
 
-        The log has a warning where that is less than the configuration allows.
+        Where there are listeners over ipc half of all are left, too: local peers may come faster
+        than the guard can cut them. The log has a warning where that is less than the configuration
+        allows.
         """
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)  # the limit of open files in force
         own = lowest_free() + _FILES_LATER + _FILES_LISTENER * len(endpoints)

@@ -55,7 +55,8 @@ class Changes:
         """follow: reads the log. change_next: offset of the first change wanted; -1: of the first.
 
         accept_lost: go on when changes are gone. relevant: is called with the bounds, [from, to)
-        in the log, of each batch that concerns the queues: of changes, or of bodies.
+        in the log, of each batch that concerns the queues: of changes, or of bodies. A start gives
+        it, to hold the parts of the log that the tables lack.
         """
         self.next = change_next
         """Offset after the last record that was given out."""

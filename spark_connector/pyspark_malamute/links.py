@@ -262,7 +262,8 @@ def explained(options: LinkOptions, doing: str) -> Iterator[None]:
 def _hopeless(code: str, options: LinkOptions) -> str:
     """Return the error text for a link that will never come about, with the option to correct.
 
-    code: of _HOPELESS, as the client told the end of its attempts.
+    That is known after _HOPELESS_ATTEMPTS that fail so: one may be of a broker that dies. code: of
+    _HOPELESS, as the client told the end of its attempts.
     """
     where = _addresses(options)
     if code == "unknown_host":

@@ -230,7 +230,10 @@ class _Incoming(Effect):
     """Offer -> (rows that it gets, bytes of credit that were taken for them)."""
 
     def taken(self, part: Part) -> None:
-        """Reserve room in the service, and in the sender's quota."""
+        """Reserve room in the service until the log answers; weigh on the sender's quota.
+
+        What weighs does so until the requests end, and counts for the bound of all services, too.
+        """
         service, change = self.service, self.change
         service.reserved_rows += change.count
         service.reserved_size += change.size

@@ -196,7 +196,8 @@ class Lease:
     ) -> None:
         """rows: of the batch. in_flight: of the holder. at_ms: when it got them.
 
-        hand_out: number of the hand-out since the broker began; 0: one before that.
+        hand_out: number of the hand-out since the broker began; 0: one before that. Who has read
+        the body of the rows knows by it whether they are still in that hand-out.
         """
         self.hand_out = hand_out
         self.batch = batch
@@ -268,7 +269,8 @@ class InFlight:
     def rows_by_batch(self) -> list[tuple[int, int, int]]:
         """Everything in flight, ascending: (base of a batch, rows in flight, how many it has).
 
-        For AbsentHolders, when the link is lost.
+        For AbsentHolders, when the link is lost: the requests wait for any worker then, and this
+        one may end them by an answer until another has them.
         """
         found: list[tuple[int, int, int]] = []
         for base in self.bases:

@@ -144,7 +144,10 @@ def _take_selected(keys: Keys, start: int, end: int, command: PlanRead, cutter: 
 
 
 def _runs(keys: Keys, start: int, end: int, most: int) -> Iterator[list[int]]:
-    """Yield the offsets in [start, end) of records that have moved, ascending, `most` at a time."""
+    """Yield the offsets in [start, end) of records that have moved, ascending, in pieces.
+
+    most: of one piece: splits and caps of a plan, which take whole pieces, are exact enough then.
+    """
     for run in keys.moved_runs(start):
         stop = len(run) if run[-1] < end else bisect_left(run, end)
         for first in range(0, stop, most):

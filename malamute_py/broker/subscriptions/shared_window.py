@@ -294,7 +294,11 @@ class SharedWindow:
         self._too_broad = np.zeros(len(self._takers), np.bool_)
 
     def _add(self, stamp: Stamp, content: Content) -> bool:
-        """Match a batch's headers and add the batch; False: it is left, with too many picks."""
+        """Match a batch's headers and add the batch; False: it has too many picks.
+
+        It is then left to the next window, or, if this window would begin with it, its broadest
+        selectors are left to turns of their own.
+        """
         headers, _ = content.headers()
         matched, match, by_number = (
             self._audience.matched,

@@ -170,7 +170,9 @@ class Subscriptions:
     def _start(self, sub: Subscription, begin: Begin) -> None:
         """Send SUBSCRIBED to a subscription whose first position is known, and have it served.
 
-        begin: that position; where it is not the one asked for, REWOUND follows.
+        begin: that position; where it is not the one asked for, REWOUND follows. A start at the
+        last record of each subject has single offsets, too (`wanted`), which alone are delivered
+        before `wanted_to`.
         """
         stream = sub.stream
         sub.position = sub.covered = begin.next

@@ -8,7 +8,9 @@ Words: the session is the protocol without a socket; it turns calls into message
 into events. The engine has the session and the socket. A step is one piece of the engine's work:
 send, receive, hand out events. The window bounds the bytes that are queued or unconfirmed: it has
 room, or callers wait for it. To gather is to let several callers' messages leave together. To rest
-is to wait for the event loop to call again: for the socket, the timer or a caller.
+is to wait for the event loop to call again: for the socket, the timer or a caller. A call is
+stamped with the time at which its wait ends; fresh calls are those that are not stamped yet: they
+are stamped together, every _STAMP_MS, as a look at the clock for each would cost more.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class AckForm(NamedTuple):
 
 
 class AckOwner(Protocol):
-    """An inbox or an offer, as far as its acknowledgements go."""
+    """An inbox, an offer or a membership, as far as its acknowledgements go."""
 
     active: bool
     ended: bool
@@ -52,7 +52,9 @@ class AckOwner(Protocol):
     def question(self) -> AckForm | None:
         """Form of a question: the broker confirms it of numbers that are held, and does no more.
 
-        None: this owner says a refused acknowledgement again in halves at once.
+        A membership has one: the broker may deliver refused numbers to it anew, and halves of the
+        acknowledgement would be taken for those deliveries. None: an inbox or an offer says a
+        refused acknowledgement again in halves at once.
         """
 
     def ack_command(self, form: AckForm, ranges: list[Range], tracker: int) -> Command:

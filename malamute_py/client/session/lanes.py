@@ -474,7 +474,13 @@ class Lanes(ABC, Generic[Kind]):
         return True
 
     def _leave(self, batch: Kind, out: CommandSink) -> None:
-        """Send one batch; it counts in the window until it is answered."""
+        """Send one batch; it counts in the window until it is answered.
+
+        One that nothing answers counts until the broker has read it, as the PONG to a PING says
+        (window.passes). The next of a lane waits for the answer to one that goes `one_by_one`:
+        mail, which would come out of order if this one were refused, and replies that others
+        follow.
+        """
         level = batch.level
         if level == NONE:
             self.window.passes(batch.bytes)

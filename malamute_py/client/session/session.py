@@ -289,12 +289,12 @@ class Session:
         self._suspects.link_down()
         self._transport = Disconnect()
         self._commands = []
-        self.trackers.clear()
+        self.trackers.clear()  # answers name what was sent on their own link alone
         self.window.link_down()
         for outgoing in self.outgoing:
             outgoing.link_down()
         self.receivers.link_down()
-        self.pending.link_down(reason)
+        self.pending.link_down(reason)  # fails those that must not be sent twice
         self._events.append(Unlinked(code, reason, self.attempts.retry_at_ms, was_linked))
 
     def close(self) -> None:

@@ -547,7 +547,8 @@ class Step:
         """Return the place for a row of a form: the newest part, if it has that form, or a new one.
 
         base: the place without a packing. A row in an older part would leave before rows that were
-        added earlier.
+        added earlier. A step with several parts of one base is `mixed`: it shares no batch with
+        others, whose rows would join an older part.
         """
         newest, place = self.turns.get(base, (base, base))
         if newest != form:
