@@ -52,6 +52,27 @@ def ack(shell: Shell, link: int, *ranges: tuple[int, int], tracker: int = 9, **f
     return None
 
 
+def nack(shell: Shell, link: int, *ranges: tuple[int, int], **fields: Any) -> Any:
+    """Give records back."""
+    return ack(shell, link, *ranges, again_ms=fields.pop("again_ms", 0), **fields)
+
+
+def bounded(shell: Shell, link: int, kind: str = "shared", most: int = 2, **more: Any) -> Any:
+    """Let a link join a group whose records have so many attempts."""
+    settings = {"attempts_max": most, **more.pop("settings", {})}
+    return join(shell, link, kind, settings=settings, **more)
+
+
+def attempts(shell: Shell, link: int) -> list[tuple[int, int]]:
+    """Return (offset, attempts) of each record that a member was delivered."""
+    return [
+        (int(body), command.attempts)
+        for command, bodies in shell.peers[link].told
+        if isinstance(command, wire.Deliver)
+        for body in bodies
+    ]
+
+
 def got(shell: Shell, link: int) -> list[int]:
     return offsets(shell.peers[link], M)
 

@@ -11,17 +11,25 @@ from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
 from malamute_protocol.stamp import rows_from_bitmap
 from malamute_py.broker.mail import puts
-from tests.broker.group_world import MUCH, M, ack, events, got, info, join, lose, publish, world
+from tests.broker.group_world import (
+    MUCH,
+    M,
+    ack,
+    attempts,
+    bounded,
+    events,
+    got,
+    info,
+    join,
+    lose,
+    nack,
+    publish,
+    world,
+)  # fmt: skip
 from tests.broker.shell import Letter, Shell
 
 INBOX = 7
 READERS = itertools.count(100)
-
-
-def bounded(shell: Shell, link: int, kind: str = "shared", most: int = 2, **more: Any) -> Any:
-    """Let a link join a group whose records have so many attempts."""
-    settings = {"attempts_max": most, **more.pop("settings", {})}
-    return join(shell, link, kind, settings=settings, **more)
 
 
 def letters(shell: Shell, mailbox: str = "s.g.dead") -> list[Letter]:
@@ -32,20 +40,6 @@ def letters(shell: Shell, mailbox: str = "s.g.dead") -> list[Letter]:
     found = list(peer.mail.get(INBOX, []))
     shell.send(link, wire.Bye())
     return found
-
-
-def attempts(shell: Shell, link: int) -> list[tuple[int, int]]:
-    """Return (offset, attempts) of each record that a member was delivered."""
-    return [
-        (int(body), command.attempts)
-        for command, bodies in shell.peers[link].told
-        if isinstance(command, wire.Deliver)
-        for body in bodies
-    ]
-
-
-def nack(shell: Shell, link: int, *ranges: tuple[int, int], **fields: Any) -> Any:
-    return ack(shell, link, *ranges, again_ms=fields.pop("again_ms", 0), **fields)
 
 
 @pytest.mark.parametrize("kind", ["shared", "exclusive", "keyed"])
