@@ -298,6 +298,16 @@ class Quotas:
         self.total[resource] += amount
         self._add(self.of(owner), resource, amount)
 
+    def check_receiver(self, owner: str, resource: str, pattern_bytes: int) -> None:
+        """Raise BrokerRefused unless an owner may have one more receiver with such a pattern."""
+        self.check(owner, resource)
+        self.check(owner, "pattern_bytes", pattern_bytes)
+
+    def add_receiver(self, owner: str, resource: str, pattern_bytes: int, sign: int = 1) -> None:
+        """Count a receiver and its pattern for an owner. sign: 1; -1: no longer."""
+        self.add(owner, resource, sign)
+        self.add(owner, "pattern_bytes", sign * pattern_bytes)
+
     def _add(self, usage: Usage, resource: str, amount: int) -> None:
         """Count an amount for an owner and its namespace. amount: below 0 to give it back."""
         usage.held[resource] += amount

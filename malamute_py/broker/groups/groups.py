@@ -246,7 +246,7 @@ class Groups:
         link.receivers[member.number] = member
         self._members[member] = None
         member.pattern_bytes = len(msgspec.msgpack.encode(command.pattern))
-        self._count_for_quotas(member, 1)
+        self._shard.quotas.add_receiver(link.quota_owner, "subscriptions", member.pattern_bytes)
 
         def use(stream: Stream) -> None:
             """Go on once the stream exists, which may just have been created."""
@@ -281,8 +281,7 @@ class Groups:
         if size > settings.pattern_bytes_max:
             most = settings.pattern_bytes_max
             raise BrokerRefused("too_large", f"a pattern of {size} bytes, at most {most}")
-        self._shard.quotas.check(link.quota_owner, "subscriptions")
-        self._shard.quotas.check(link.quota_owner, "pattern_bytes", size)
+        self._shard.quotas.check_receiver(link.quota_owner, "subscriptions", size)
         compile_pattern(command.pattern)
         if command.settings:
             self._administration.settings_of(link, command.settings, over=None)
@@ -293,19 +292,15 @@ class Groups:
             self._links.refuse(member.link, JOIN_GROUP, member.number, code, reason, retry_ms)
             self._forget(member)
 
-    def _count_for_quotas(self, member: Member, sign: int) -> None:
-        """Count a membership for the quotas of its user. sign: 1 when it begins, -1 at its end."""
-        quotas, owner = self._shard.quotas, member.link.quota_owner
-        quotas.add(owner, "subscriptions", sign)
-        quotas.add(owner, "pattern_bytes", sign * member.pattern_bytes)
-
     def _forget(self, member: Member) -> Group | None:
         """End a member for its link and its quotas; returns its group, None if it is in none yet.
 
         The group itself still has it.
         """
         member.leave()
-        self._count_for_quotas(member, -1)
+        self._shard.quotas.add_receiver(
+            member.link.quota_owner, "subscriptions", member.pattern_bytes, sign=-1
+        )
         return self._members.pop(member)
 
     def _find_group(self, member: Member, command: JoinGroup, stream: Stream) -> None:

@@ -103,8 +103,7 @@ class Offers:
             reason = f"patterns of at most {settings.all_patterns_bytes_max} bytes in all"
             raise self._shard.quotas.limit_told_to(link.owner, "patterns of offers", reason)
         quotas = self._shard.quotas
-        quotas.check(link.quota_owner, "offers")
-        quotas.check(link.quota_owner, "pattern_bytes", size)
+        quotas.check_receiver(link.quota_owner, "offers", size)
         service = self._registry.use(command.service, link.owner, command.settings or None)
         offer = Offer(self, link, command, service)
         try:
@@ -117,8 +116,7 @@ class Offers:
         offer.lease_ms = self._lease_ms(service, command.lease_ms)
         self.pattern_bytes += size
         self.count += 1
-        quotas.add(link.quota_owner, "offers")
-        quotas.add(link.quota_owner, "pattern_bytes", size)
+        quotas.add_receiver(link.quota_owner, "offers", size)
         link.receivers[offer.number] = offer
         return offer
 
@@ -185,8 +183,8 @@ class Offers:
         offer.in_flight.leave()
         self.count -= 1
         self.pattern_bytes -= offer.pattern_bytes
-        self._shard.quotas.add(offer.link.quota_owner, "offers", -1)
-        self._shard.quotas.add(offer.link.quota_owner, "pattern_bytes", -offer.pattern_bytes)
+        owner = offer.link.quota_owner
+        self._shard.quotas.add_receiver(owner, "offers", offer.pattern_bytes, sign=-1)
         self._registry.forget_unused(offer.service)
 
     def _leave_orphans(self, offer: Offer, why: str) -> int:

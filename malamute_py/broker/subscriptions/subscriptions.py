@@ -102,8 +102,7 @@ class Subscriptions:
             )
             return refused.code, refused.reason
         try:
-            self._shard.quotas.check(link.quota_owner, "subscriptions")
-            self._shard.quotas.check(link.quota_owner, "pattern_bytes", size)
+            self._shard.quotas.check_receiver(link.quota_owner, "subscriptions", size)
         except BrokerRefused as error:
             return error.code, error.reason
         return None
@@ -115,14 +114,8 @@ class Subscriptions:
         self.pattern_bytes += sub.pattern_bytes
         link.receivers[sub.number] = sub
         self.count += 1
-        self._count_quotas(sub, sign=1)
+        self._shard.quotas.add_receiver(link.quota_owner, "subscriptions", sub.pattern_bytes)
         return sub
-
-    def _count_quotas(self, sub: Subscription, sign: int) -> None:
-        """Count a subscription for the quotas of its link's owner. sign: 1; -1: no longer."""
-        quotas, owner = self._shard.quotas, sub.link.quota_owner
-        quotas.add(owner, "subscriptions", sign)
-        quotas.add(owner, "pattern_bytes", sign * sub.pattern_bytes)
 
     def begin(self, sub: Subscription, command: Subscribe, stream: Stream) -> None:
         """Enter a subscription into its stream's audience, and find where it begins.
@@ -256,7 +249,9 @@ class Subscriptions:
         sub.leave()
         self.count -= 1
         self.pattern_bytes -= sub.pattern_bytes
-        self._count_quotas(sub, sign=-1)
+        self._shard.quotas.add_receiver(
+            sub.link.quota_owner, "subscriptions", sub.pattern_bytes, sign=-1
+        )
         stream = getattr(sub, "stream", None)  # None: it was refused before its stream was known.
         if stream is not None:
             self._lagging.forget(sub)
