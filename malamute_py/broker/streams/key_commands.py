@@ -27,7 +27,7 @@ from malamute_py.broker.links.link import Link
 from malamute_py.broker.links.links import Links
 from malamute_py.broker.log.answers import Answers
 from malamute_py.broker.log.newest import Keys
-from malamute_py.broker.log.stream import StampedBatch, Stream
+from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.ready import IndexFailure
 from malamute_py.broker.streams.catalogue import Catalogue
 from malamute_py.broker.streams.conditions import check_ready
@@ -120,7 +120,7 @@ class KeyCommands:
         """Answer with a key's newest value: from memory if it is there, else from the journal.
 
         tries: how often the key may be looked up: its record may move while the journal reads it.
-        Each `then` answers once the record is durable, and is called with why it never will be.
+        The answer is given once the record is durable.
         """
         try:
             stream, keys = self._stream(link, command, "read", "replay")
@@ -133,42 +133,35 @@ class KeyCommands:
             self._answers.result(link, command, {"revision": 0})
             return
         offset, deletion = found
-        then = partial(self._answer_deleted, link, command, offset)
-        if not deletion:
-            then = partial(self._answer_from_journal, link, command, stream, offset, tries)
-            hot = stream.hot
-            if hot and hot[0].base <= offset:
-                batch = hot[stream.hot_place(offset)]
-                then = partial(self._answer_from_memory, link, command, offset, batch)
+        hot = stream.hot
+        if deletion:
+            value = {"revision": 0, "deleted": offset}
+            answer = partial(self._answers.result, link, command, value)
+        elif hot and hot[0].base <= offset:
+            batch = hot[stream.hot_place(offset)]
+            # The value is taken out of its batch later: many that wait would fill memory.
+            value_now = partial(
+                value_of, batch.content, offset - batch.base, append_time_of(batch.stamp)
+            )
+            answer = partial(self._tell_value, link, command, offset, value_now)
+        else:
+            answer = partial(self._answer_from_journal, link, command, stream, offset, tries)
         if offset < stream.visible_next:
-            then(None)
+            answer()
         else:
             # The record's own end in the ring is not remembered: the ring's end covers it.
-            self._publishing.when_visible(stream.ring, stream.ring.end_lsn, then)
+            settled = partial(self._settled, link, command, answer)
+            self._publishing.when_visible(stream.ring, stream.ring.end_lsn, settled)
 
-    def _answer_deleted(
-        self, link: Link, command: GetKey, offset: int, failure: tuple[str, str] | None
-    ) -> None:
-        """Answer a GET_KEY of a deleted key once the deletion is durable; failure: it is not."""
-        if failure is not None:
-            self._answers.refuse(link, command, *failure)
-        else:
-            value = {"revision": 0, "deleted": offset}
-            self._answers.result(link, command, value)
-
-    def _answer_from_memory(
-        self, link: Link, command: GetKey, offset: int, batch: StampedBatch,
+    def _settled(
+        self, link: Link, command: GetKey, answer: Callable[[], None],
         failure: tuple[str, str] | None,
     ) -> None:  # fmt: skip
-        """Answer a GET_KEY with a record of the hot window, or with the failure to make it durable.
-
-        The value is taken out of its batch now: many that wait for the disk would fill memory.
-        """
-        if failure is not None:
-            self._answers.refuse(link, command, *failure)
+        """Answer a GET_KEY as its record is durable; failure: code and reason why it never is."""
+        if failure is None:
+            answer()
         else:
-            row, time_ms = offset - batch.base, append_time_of(batch.stamp)
-            self._tell_value(link, command, offset, partial(value_of, batch.content, row, time_ms))
+            self._answers.refuse(link, command, *failure)
 
     def _tell_value(
         self, link: Link, command: GetKey, offset: int, value_now: Callable[[], dict[str, Any]]
@@ -197,18 +190,12 @@ class KeyCommands:
             self._links.ask_if_little_room(link)
 
     def _answer_from_journal(
-        self, link: Link, command: GetKey, stream: Stream, offset: int, tries: int,
-        failure: tuple[str, str] | None,
-    ) -> None:  # fmt: skip
+        self, link: Link, command: GetKey, stream: Stream, offset: int, tries: int
+    ) -> None:
         """Ask the journal for a record that is not in memory, or for its copy, and answer with it.
 
-        failure: why the record does not become durable. tries: how often the key may be looked
-        up anew.
+        tries: how often the key may be looked up anew.
         """
-        if failure is not None:
-            self._answers.refuse(link, command, *failure)
-            return
-
         keys = stream.keys
         assert keys is not None
         copy = keys.copy_of(command.subject)
