@@ -27,6 +27,7 @@ from malamute_py.broker.links.links import Links
 from malamute_py.broker.log.answers import Answers
 from malamute_py.broker.log.bodies import Bodies
 from malamute_py.broker.log.confirms import Confirms
+from malamute_py.broker.log.pages import Pages
 from malamute_py.broker.log.ring import RingState, Settlement
 from malamute_py.broker.log.steps import Steps
 from malamute_py.broker.mail.mail import Mail
@@ -140,17 +141,18 @@ class Broker:
         # Mailboxes, services, cursors, groups and transactions.
         self._bodies = Bodies(shard)
         self._answers = answers = Answers(shard, self._links, self._when_visible)
-        self._mail = Mail(shard, self._links, self._steps, self._bodies, answers)
+        self._pages = pages = Pages(shard, self._links, answers)
+        self._mail = Mail(shard, self._links, self._steps, self._bodies, answers, pages)
         self._services = Services(
-            shard, self._links, self._steps, self._bodies, self._mail.puts, answers
+            shard, self._links, self._steps, self._bodies, self._mail.puts, answers, pages
         )  # fmt: skip
         groups: Named[Group, Any] = Named(shard.quotas, "groups")
         self._cursors = Cursors(
-            shard, self._links, self._catalogue, self._steps, starts, answers, groups.has
+            shard, self._links, self._catalogue, self._steps, starts, answers, pages, groups.has
         )
         self._groups = Groups(
             shard, self._links, self._catalogue, self._steps, starts, self._delivery,
-            self._matching, answers, self._mail.puts, groups, self._cursors.has,
+            self._matching, answers, pages, self._mail.puts, groups, self._cursors.has,
         )  # fmt: skip
         self._subscriptions = Subscriptions(
             shard, self._links, self._catalogue, self._delivery, self._lagging, starts
@@ -163,7 +165,7 @@ class Broker:
         )
         self._stream_admin = StreamAdmin(
             shard, self._links, self._catalogue, self._publishing, self._producers, starts,
-            self._steps, answers, self._retention,
+            self._steps, answers, pages, self._retention,
         )  # fmt: skip
         awaiting = Awaiting(self._links, answers)
         self._transactions = Transactions(
@@ -207,9 +209,8 @@ class Broker:
         )  # fmt: skip
         self._queues: Final = (
             self._matching.queue, self._matching.remains.parts, self._delivery.fallen,
-            *self._on_demand.turns.queues,
-            *self._groups.reader.turns.queues, *self._services.queues, *self._mail.queues,
-            self._stream_admin.listings,
+            pages.queue, *self._on_demand.turns.queues, *self._groups.reader.turns.queues,
+            *self._services.queues, *self._mail.queues,
         )  # fmt: skip
         """All queues of runnable work: while they are empty no part is asked."""
         for part in (
@@ -625,7 +626,7 @@ class Broker:
             self._services.hand_out()
         if self._mail.runnable:
             self._mail.deliver()
-        self._stream_admin.work()
+        self._pages.work()
         if self._matching.queue or self._matching.remains.parts:
             # Matching comes last: readers whose batch is matched are served in the next turn.
             self._matching.work()
@@ -660,7 +661,7 @@ class Broker:
             self._delivery.fallen
             or self._on_demand.turns.runnable or mail.runnable or services.runnable
             or groups.reader.turns.runnable or self._matching.queue
-            or self._matching.remains.parts or self._stream_admin.listings
+            or self._matching.remains.parts or self._pages.queue
         ):  # fmt: skip
             return self._shard.now_ms
         wake = self._links.wake_at_ms
@@ -668,11 +669,8 @@ class Broker:
             due = self._retention.due_ms
             wake = due if wake is None else min(wake, due)
         for due_ms in (
-            mail.due_ms,
-            services.due_ms,
-            groups.timers.due_ms,
-            self._cursors.pins.due_ms,
-        ):
+            mail.due_ms, services.due_ms, groups.timers.due_ms, self._cursors.pins.due_ms
+        ):  # fmt: skip
             if due_ms is not None and (wake is None or due_ms < wake):
                 wake = due_ms
         return wake

@@ -10,7 +10,7 @@ cannot handle is quarantined: readers skip it, and are told of a gap.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -19,6 +19,7 @@ from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.limits import BrokerSettings
 from malamute_py.broker.quotas import Quotas
 from malamute_py.broker.ready import Event, IndexFailure, IndexQuery
+from malamute_py.broker.structures.fair_queue import FairQueue
 from malamute_py.broker.structures.histogram import Histogram
 from malamute_py.changelog.tables import Queues
 
@@ -116,8 +117,8 @@ class Shard:
         was appended; to the millisecond."""
         self.events: list[Event] = []
         self.quotas = Quotas(self)
-        self.asking: dict[Asker | None, deque[IndexQuery]] = {}
-        """Questions that the shell has not been given, by link, in the order of their turns."""
+        self.asking: Final[FairQueue[Asker | None, IndexQuery]] = FairQueue()
+        """Questions that the shell has not been given, by link."""
         self._under_way: set[int] = set()
         """Tokens of questions that the shell has."""
         self._waiting: dict[int, tuple[Answered, Asker | None]] = {}
@@ -243,9 +244,7 @@ class Shard:
             self.quotas.add(asker.quota_owner, "questions")
         token = self.token()
         self._waiting[token] = then, asker
-        self.asking.setdefault(asker, deque()).append(
-            IndexQuery(ring, stream, token, kind, arguments, wanted)
-        )
+        self.asking.add(asker, IndexQuery(ring, stream, token, kind, arguments, wanted))
 
     def take_queries(self) -> list[IndexQuery]:
         """Return the questions that the shell is to ask the index now: one of each link, in turn.
@@ -253,13 +252,8 @@ class Shard:
         The shell has QUESTIONS_AT_ONCE of them at most; the others wait in `asking`.
         """
         taken: list[IndexQuery] = []
-        asking = self.asking
-        while asking and len(self._under_way) < QUESTIONS_AT_ONCE:
-            asker = next(iter(asking))
-            queue = asking.pop(asker)
-            query = queue.popleft()
-            if queue:
-                asking[asker] = queue
+        while self.asking and len(self._under_way) < QUESTIONS_AT_ONCE:
+            query = self.asking.take()
             self._under_way.add(query.token)
             taken.append(query)
         return taken

@@ -160,7 +160,7 @@ class ReadFailed(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
-class IndexQuery(msgspec.Struct, frozen=True, gc=False):
+class IndexQuery(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A question to the journal's index.
 
     kind, its arguments, and the value of the answer:

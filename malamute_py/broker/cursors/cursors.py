@@ -30,6 +30,7 @@ from malamute_py.broker.cursors.pins import Cursor, Pins
 from malamute_py.broker.links.link import Link
 from malamute_py.broker.links.links import Links
 from malamute_py.broker.log.answers import Answer, Answers
+from malamute_py.broker.log.pages import Pages
 from malamute_py.broker.log.steps import Effect, Part, Steps, Then, changing
 from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.streams.catalogue import Catalogue
@@ -54,6 +55,7 @@ class Cursors:
         steps: Steps,
         starts: Starts,
         answers: Answers,
+        pages: Pages,
         is_group: Callable[[Place], bool],
     ) -> None:
         """is_group: whether a name is a group's, or that of one on its way into the log."""
@@ -64,6 +66,7 @@ class Cursors:
         self._steps = steps
         self._starts = starts
         self._answers = answers
+        self._pages = pages
         self._cursors: Named[Cursor, list[int]] = Named(shard.quotas, "cursors")
         """Cursors, and in `coming` the positions on their way into the log, in order: each in a
         list of its own, which tells a move from another one to the same position."""
@@ -413,7 +416,7 @@ class Cursors:
         A name that ends with `*`, or none, asks for a page; no stream means all of them. Raises
         BrokerRefused.
         """
-        name, settings = command.cursor, self._shard.settings
+        name = command.cursor
         told_by = self._catalogue.action_for_facts(link.owner, command.stream)
         stream = None
         if command.stream:
@@ -424,12 +427,8 @@ class Cursors:
                 raise BrokerRefused("unknown_cursor", f"there is no cursor '{name}'")
             self._answers.result(link, command, self._facts(cursor))
             return
-        page, more = self._cursors.page(
-            self._catalogue, partial(self._catalogue.may_have_facts, link.owner), command.stream,
-            name.removesuffix("*"), command.after, max(1, min(command.limit, settings.page_max)),
-        )  # fmt: skip
-        entries = [self._facts(cursor) for _, cursor in page]
-        self._answers.result(link, command, {"entries": entries, "more": more})
+        prefix = name.removesuffix("*")
+        self._cursors.page(self._pages, self._catalogue, link, command, prefix, self._facts)
 
     def _facts_at(self, place: Place) -> dict[str, Any]:
         """Return a cursor's facts for an answer; {}: it is gone by now."""

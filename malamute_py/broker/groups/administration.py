@@ -1,8 +1,7 @@
 """Administration of groups: GROUP_INFO, EDIT_GROUP and REMOVE_GROUP.
 
 Owns the facts that clients are given about groups, their settings, and the removal of a group by
-name. The rule: an answer about many groups is a page, bounded in groups and members. Source:
-SPEC.md, section 4.7.
+name. Source: SPEC.md, section 4.7.
 """
 
 from __future__ import annotations
@@ -20,15 +19,13 @@ from malamute_py.broker.groups.group import Group
 from malamute_py.broker.groups.member import Member
 from malamute_py.broker.links.link import Link
 from malamute_py.broker.log.answers import Answer, Answers
+from malamute_py.broker.log.pages import Pages
 from malamute_py.broker.log.steps import Steps, Then
 from malamute_py.broker.mail.mailboxes import Mailboxes
 from malamute_py.broker.streams.catalogue import Catalogue
 from malamute_py.broker.streams.named import Named, Place
 from malamute_py.changelog.records import GroupEdited, GroupRemoved
 from malamute_py.changelog.settings import GroupSettings, queue_settings
-
-MEMBERS_OF_A_PAGE: Final = 5_000
-"""Members in one page of GROUP_INFO, unless a single group has more."""
 
 _UNKNOWN: Final[dict[str, Any]] = {
     "link": 0, "subscription": 0, "held": 0, "since_ms": 0, "oldest_ms": 0, "credit_records": 0,
@@ -46,6 +43,7 @@ class GroupAdministration:
         catalogue: Catalogue,
         steps: Steps,
         answers: Answers,
+        pages: Pages,
         groups: Named[Group, Any],
         mailboxes: Mailboxes,
         wake: Callable[[Group], None],
@@ -55,6 +53,7 @@ class GroupAdministration:
         self._catalogue = catalogue
         self._steps = steps
         self._answers = answers
+        self._pages = pages
         self._groups = groups
         self._mailboxes = mailboxes
         self._wake = wake
@@ -167,7 +166,7 @@ class GroupAdministration:
         A page is of one stream or, without its name, of all; the name of the group may be a prefix
         with `*`. `after` of the command: where the page before has ended.
         """
-        name, settings = command.group, self._shard.settings
+        name = command.group
         # The permission by which the link may be told: any that lets it use the stream.
         told_by = self._catalogue.action_for_facts(link.owner, command.stream)
         if command.stream and name and not name.endswith("*"):
@@ -176,19 +175,8 @@ class GroupAdministration:
             return
         if command.stream:
             self._catalogue.find(link.owner, command.stream, told_by, "read")
-        page, more = self._groups.page(
-            self._catalogue, partial(self._catalogue.may_have_facts, link.owner), command.stream,
-            name.removesuffix("*"), command.after, max(1, min(command.limit, settings.page_max)),
-        )  # fmt: skip
-        left = MEMBERS_OF_A_PAGE
-        entries: list[dict[str, Any]] = []
-        for _, group in page:
-            left -= len(group.members)
-            if left < 0 and entries:  # The next page begins with this group.
-                more = True
-                break
-            entries.append(self.facts(group))
-        self._answers.result(link, command, {"entries": entries, "more": more})
+        prefix = name.removesuffix("*")
+        self._groups.page(self._pages, self._catalogue, link, command, prefix, self.facts)
 
     def facts(self, group: Group) -> dict[str, Any]:
         """Return facts about a group, as GROUP_INFO tells them; records are counted by their state.

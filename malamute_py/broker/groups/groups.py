@@ -47,6 +47,7 @@ from malamute_py.broker.groups.returns import NO_ATTEMPT, Returns
 from malamute_py.broker.links.link import Link
 from malamute_py.broker.links.links import ERRED, Links
 from malamute_py.broker.log.answers import Answers
+from malamute_py.broker.log.pages import Pages
 from malamute_py.broker.log.steps import Part, Steps, Then
 from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.mail.puts import Puts
@@ -86,6 +87,7 @@ class Groups:
         delivery: Delivery,
         matching: Matching,
         answers: Answers,
+        pages: Pages,
         puts: Puts,
         groups: Named[Group, Any],
         is_cursor: Callable[[Place], bool],
@@ -118,8 +120,9 @@ class Groups:
             shard, self.reader, progress, returns, self._leases, self._members
         )
         self._administration = GroupAdministration(
-            shard, catalogue, steps, answers, self._groups, puts.mailboxes, self.reader.wake
-        )
+            shard, catalogue, steps, answers, pages, self._groups, puts.mailboxes,
+            self.reader.wake,
+        )  # fmt: skip
         self._requeueing = Requeueing(
             shard, steps, answers, puts, self.reader, self.timers, self._administration
         )

@@ -148,7 +148,7 @@ class GroupReader:
         more = self._shard.share()  # Whether groups have time left in this turn of the broker.
         while budget > 0 and turns.runnable:
             if turns.starved and turns.may_read:
-                group = turns.next_starved()
+                group = turns.starved.take()
             else:
                 group = turns.queue.popleft()
                 group.queued = False
@@ -398,7 +398,7 @@ class GroupReader:
         """
         stream = group.stream
         if not self.turns.may_read:
-            self.turns.starve(group, link=None)
+            self.turns.starved.add(None, group)
             return
         token = self.turns.begin(group)
         group.reading, group.reading_from = token, offset
@@ -545,7 +545,7 @@ class GroupReader:
             self._close_replaced(group, offset, to)
             self.wake(group)
         elif not self.turns.may_read:
-            self.turns.starve(group, link=None)
+            self.turns.starved.add(None, group)
         else:
             token = self.turns.begin(group)
             group.reading, group.reading_from = token, offset

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -32,10 +32,12 @@ from malamute_py.broker.context import Shard
 from malamute_py.broker.links.link import Link
 from malamute_py.broker.links.links import Links
 from malamute_py.broker.log.answers import Answer, Answers
+from malamute_py.broker.log.pages import Pages
 from malamute_py.broker.log.steps import Steps, Then
 from malamute_py.broker.mail.mailbox import STANDING, Mailbox, temporary_name
 from malamute_py.broker.mail.messages import Leaving, Messages, RowsOfPut, done_of
-from malamute_py.broker.mail.peeking import ENTRY_BYTES, RESULT_BYTES, Peeking
+from malamute_py.broker.mail.peeking import Peeking
+from malamute_py.broker.structures.fair_queue import FairQueue
 from malamute_py.changelog.records import MailboxRemoved, MailDone
 from malamute_py.changelog.settings import MailboxSettings, queue_settings
 
@@ -45,8 +47,6 @@ PIECE_ROWS: Final = 8 << 20
 """Rows of these puts, about: the log names each row by a bit, and a step has 8 MiB."""
 TOLD_TO: Final = ("receive", "purge", "manage_queues")
 """Actions of which each gives the facts of a mailbox."""
-PIECE_NAMES: Final = 2_000
-"""Mailboxes that one turn looks at for a page: a caller that may see few has all looked at."""
 
 
 class Emptying(msgspec.Struct, eq=False):
@@ -70,24 +70,6 @@ class Emptying(msgspec.Struct, eq=False):
         return "removed" if self.answer is None else "purged"
 
 
-class MailboxPage:
-    """A page of mailboxes that is being put together."""
-
-    __slots__ = ("after", "command", "first", "link", "more", "page", "prefix", "size")
-
-    def __init__(self, link: Link, command: MailboxInfo) -> None:
-        self.link = link
-        self.command = command
-        self.prefix = prefix = command.mailbox[:-1]
-        self.after = max(command.after, prefix)
-        """The last name that was looked at."""
-        self.first = prefix > command.after
-        """Whether the prefix itself is still to be looked at."""
-        self.page: list[dict[str, Any]] = []
-        self.size = 0
-        self.more = False
-
-
 class MailboxAdmin:
     """Handlers of the commands about mailboxes that a RESULT answers."""
 
@@ -98,6 +80,7 @@ class MailboxAdmin:
         steps: Steps,
         messages: Messages,
         answers: Answers,
+        pages: Pages,
     ) -> None:
         self._shard = shard
         self._links = links
@@ -106,13 +89,13 @@ class MailboxAdmin:
         self._mailboxes = messages.mailboxes
         self._bodies = messages.bodies
         self._answers = answers
+        self._pages = pages
         self._jobs: Final[deque[Emptying]] = deque()
-        self._listings: Final[deque[MailboxPage]] = deque()
-        self._peeks: Final[dict[Link, deque[Peeking]]] = {}
-        """Link -> its PEEK_MAILs that wait, in the order of the links' turns."""
+        self._peeks: Final[FairQueue[Link, Peeking]] = FairQueue()
+        """PEEK_MAILs that wait, by link."""
         self._peeking = False
         """Whether a PEEK_MAIL is under way."""
-        self.queues: Final = (self._jobs, self._listings, self._peeks)
+        self.queues: Final = (self._jobs, self._peeks)
         """Queues that are all empty while the administration has nothing to do."""
 
     def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
@@ -159,52 +142,30 @@ class MailboxAdmin:
     def info(self, link: Link, command: MailboxInfo) -> None:
         """Answer with the facts about one mailbox, or (`PREFIX*`) with a page of mailboxes.
 
-        A page may take several turns: `work` puts it together. Raises BrokerRefused.
+        Raises BrokerRefused.
         """
         if not command.mailbox.endswith("*"):
             mailbox = self._mailbox(link, command, self._action_for_facts(link, command.mailbox))
             self._answers.result(link, command, self.facts(mailbox))
             return
-        self._links.count_query(link)
-        self._listings.append(MailboxPage(link, command))
+        prefix = command.mailbox[:-1]
+        self._pages.begin(
+            link, command, "entries", command.after,
+            partial(self._mailboxes.names_after, prefix), partial(self._listed, link, prefix),
+        )  # fmt: skip
 
-    def _list(self, listing: MailboxPage) -> bool:
-        """Look at some of the names that a page may hold; True: the page was sent or is not wanted.
+    def _listed(self, link: Link, prefix: str, name: str) -> dict[str, Any] | None:
+        """Return what a page tells a link of a mailbox; None: nothing.
 
-        Called each turn until then: one turn looks at PIECE_NAMES mailboxes at most.
+        Temporary mailboxes are told of where the prefix asks for them by `~`.
         """
-        link, command, prefix = listing.link, listing.command, listing.prefix
-        limit = max(1, min(command.limit, self._shard.settings.page_max))
-        page = listing.page
-        names = self._mailboxes.names.after(listing.after)
-        looked = 0
-        # after() leaves the name itself out: at first the prefix may be one.
-        for name in chain((prefix,) if listing.first else (), names):
-            if not link.open:
-                break
-            if looked == PIECE_NAMES:
-                return False
-            if not name.startswith(prefix):
-                break
-            looked += 1
-            listing.after, listing.first = name, False
-            mailbox = self._mailboxes.get(name)
-            if mailbox is None or not self._listed(link, mailbox, prefix):
-                continue
-            if len(page) >= limit or listing.size > RESULT_BYTES:
-                listing.more = True
-                break
-            page.append(self.facts(mailbox))
-            listing.size += ENTRY_BYTES + len(name) + len(mailbox.settings.description)
-        link.queries -= 1
-        self._answers.result(link, command, {"entries": page, "more": listing.more})
-        return True
-
-    def _listed(self, link: Link, mailbox: Mailbox, prefix: str) -> bool:
-        """Whether a page has a mailbox; temporary ones where the prefix asks for them by `~`."""
-        if mailbox.state != STANDING or (mailbox.temporary and not prefix.startswith("~")):
-            return False
-        return any(self._allowed(link, each, mailbox.name) for each in TOLD_TO)
+        mailbox = self._mailboxes.get(name)
+        if mailbox is None or mailbox.state != STANDING:
+            return None
+        if mailbox.temporary and not prefix.startswith("~"):
+            return None
+        told = any(self._allowed(link, each, name) for each in TOLD_TO)
+        return self.facts(mailbox) if told else None
 
     def facts(self, mailbox: Mailbox) -> dict[str, Any]:
         """Return the facts about a mailbox that a RESULT has."""
@@ -376,21 +337,15 @@ class MailboxAdmin:
         """Whether `work` has something to do."""
         return (
             bool(self._jobs)
-            or bool(self._listings)
             or bool(self._mailboxes.ended)
             or (bool(self._peeks) and not self._peeking)
         )
 
     def work(self) -> None:
-        """Do a piece of a page, begin a PEEK_MAIL, and empty a mailbox by a piece.
+        """Begin a PEEK_MAIL, and empty a mailbox by a piece.
 
         Called once a turn of the broker, so that long commands share it with all else.
         """
-        listings = self._listings
-        if listings:
-            listing = listings.popleft()
-            if not self._list(listing):
-                listings.append(listing)
         if self._peeks and not self._peeking:
             self._peek_once()
         jobs, ended = self._jobs, self._mailboxes.ended
@@ -460,7 +415,7 @@ class MailboxAdmin:
             self._shard, self._links, self._bodies, self._answers, link, command, mailbox,
             self._peeked,
         )  # fmt: skip
-        self._peeks.setdefault(link, deque()).append(peeking)
+        self._peeks.add(link, peeking)
 
     def _peeked(self) -> None:
         """Note that the PEEK_MAIL that was under way is over."""
@@ -472,17 +427,13 @@ class MailboxAdmin:
         A PEEK_MAIL reads up to peek_bytes_max and takes bodies apart: all of them at once would
         stop the loop and hold so many bytes each.
         """
-        link = next(iter(self._peeks))
-        waiting = self._peeks.pop(link)
-        peeking = waiting.popleft()
-        if waiting:
-            self._peeks[link] = waiting
+        peeking = self._peeks.take()
         self._peeking = True
         try:
             peeking.begin()
         except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
             self._peeking = False
-            self._links.fail(link, "PEEK_MAIL", error)
+            self._links.fail(peeking.link, "PEEK_MAIL", error)
 
 
 def _check_repeats_name(command: PurgeMail | RemoveMailbox) -> None:

@@ -15,6 +15,7 @@ from malamute_py.broker.links.link import Link
 from malamute_py.broker.links.links import Links
 from malamute_py.broker.log.answers import Answers
 from malamute_py.broker.log.bodies import Bodies
+from malamute_py.broker.log.pages import Pages
 from malamute_py.broker.log.steps import Part, Steps
 from malamute_py.broker.mail.administration import MailboxAdmin
 from malamute_py.broker.mail.inboxes import Inboxes
@@ -33,12 +34,13 @@ class Mail:
         steps: Steps,
         bodies: Bodies,
         answers: Answers,
+        pages: Pages,
     ) -> None:
         self.mailboxes = Mailboxes(shard, links, steps)
         self.messages = Messages(shard, steps, self.mailboxes, bodies)
         self.puts = Puts(shard, steps, self.messages)
         self.inboxes = Inboxes(shard, links, steps, self.messages)
-        self.admin = MailboxAdmin(shard, links, steps, self.messages, answers)
+        self.admin = MailboxAdmin(shard, links, steps, self.messages, answers, pages)
         self._schedules: Final = (
             self.messages.delays, self.messages.expiries, self.mailboxes.endings
         )  # fmt: skip

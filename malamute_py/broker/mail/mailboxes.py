@@ -12,7 +12,9 @@ happens together in the log: one command alone, or those of an ATOMIC.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from functools import partial
+from itertools import chain, takewhile
 from typing import Any, Final
 
 from malamute_protocol.address import name_fault
@@ -82,6 +84,13 @@ class Mailboxes:
     def get(self, name: str) -> Mailbox | None:
         """Return the mailbox of a name, also while it is being created."""
         return self.by_name.get(name)
+
+    def names_after(self, prefix: str, after: str) -> Iterable[str]:
+        """Yield names in order that begin with `prefix` and come after `after`, for listings."""
+        # Ordered.after() leaves the name itself out: the prefix may be one.
+        first = [prefix] if prefix > after else []
+        names = chain(first, self.names.after(max(prefix, after)))
+        return takewhile(lambda name: name.startswith(prefix), names)
 
     def letters_in(self, mailbox: str, default: str) -> dict[str, Any]:
         """Return facts about the dead letters of a service or group, by its mailbox for them.

@@ -13,13 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
-from malamute_protocol.commands import (
-    PeekMail,
-)
+from malamute_protocol.commands import PeekMail
 from malamute_protocol.content_layout import ARROW
 from malamute_protocol.errors import BatchError, MalamuteError
 from malamute_py.broker.context import Shard
@@ -27,16 +25,12 @@ from malamute_py.broker.links.link import Link
 from malamute_py.broker.links.links import Links
 from malamute_py.broker.log.answers import Answers
 from malamute_py.broker.log.bodies import Bodies, Body
+from malamute_py.broker.log.pages import PAGE_BYTES
 from malamute_py.broker.mail.inboxes import why_of
 from malamute_py.broker.mail.mailbox import Mailbox
 from malamute_py.broker.structures.bitmaps import places_of
 from malamute_py.changelog.records import mask_of
 from malamute_py.changelog.tables import MessageRow
-
-RESULT_BYTES: Final = 512 << 10
-"""Bytes that a page has at most: a command frame has a bound."""
-ENTRY_BYTES: Final = 200
-"""Bytes, about, that an entry of a page has besides its texts and body."""
 
 
 class Peeking:
@@ -52,7 +46,7 @@ class Peeking:
         self._answers = answers
         self._done = done
         self._bytes_max = shard.settings.peek_bytes_max
-        self._link = link
+        self.link = link
         self._command = command
         self._mailbox = mailbox
         self._limit = max(1, min(command.limit, shard.settings.page_max))
@@ -67,7 +61,7 @@ class Peeking:
 
     def begin(self) -> None:
         """Choose the messages, and ask for their bodies; called when the PEEK_MAIL has its turn."""
-        if not self._link.open:
+        if not self.link.open:
             self._arrived()  # A link that has ended is not answered; the next PEEK_MAIL may begin.
             return
         mailbox, after = self._mailbox, self._command.after
@@ -91,7 +85,7 @@ class Peeking:
         for row in self._rows:
             self._waiting += 1
             taken = self._links.contained(
-                self._link, "PEEK_MAIL", partial(self._body_came, row.base)
+                self.link, "PEEK_MAIL", partial(self._body_came, row.base)
             )
             self._bodies.want(row.base, row.size, taken)
         self._arrived()
@@ -107,7 +101,7 @@ class Peeking:
         if self._waiting:
             return
         self._done()  # before anything that may raise
-        link = self._link
+        link = self.link
         link.queries -= 1
         if not link.open:
             return
@@ -128,7 +122,7 @@ class Peeking:
     def _page(self) -> list[dict[str, Any]]:
         """Return the messages that the answer shows, once the bodies have come.
 
-        The page ends at the caller's limit or at RESULT_BYTES, but has one message at least,
+        The page ends at the caller's limit or at PAGE_BYTES, but has one message at least,
         however large, so that the caller gets on; `_more` then tells it that others follow.
         """
         messages: list[dict[str, Any]] = []
@@ -137,9 +131,8 @@ class Peeking:
             for place in places_of(self._rows_to_show(row)):
                 if len(messages) < self._limit:
                     entry = self._entry(row, place)
-                    size += ENTRY_BYTES + len(entry["subject"]) + len(entry.get("body", b""))
-                    size += sum(len(name) + len(value) for name, value in entry["fields"].items())
-                    if not messages or size <= RESULT_BYTES:
+                    size += len(msgspec.msgpack.encode(entry))
+                    if not messages or size <= PAGE_BYTES:
                         messages.append(entry)
                         continue
                 self._more = True
@@ -212,7 +205,7 @@ class Peeking:
             entry["bytes"] = content.head.body_raw_bytes
             return
         bodies = content.bodies()
-        shown = min(self._command.body_bytes, RESULT_BYTES)
+        shown = min(self._command.body_bytes, PAGE_BYTES)
         first, end = int(bodies.offsets[place]), int(bodies.offsets[place + 1])
         parts = bodies.parts
         if parts is not None:  # Each body is a list of pieces, and `first` and `end` number these.

@@ -7,8 +7,6 @@ Source: SPEC.md, section 4.5; docs/design.md (Queues and the checkpoint; Safety)
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
@@ -28,9 +26,9 @@ from malamute_protocol.commands import (
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.link import Link
-from malamute_py.broker.links.links import Links
 from malamute_py.broker.log.answers import Answer, Answers
 from malamute_py.broker.log.bodies import Bodies, Body
+from malamute_py.broker.log.pages import Pages
 from malamute_py.broker.log.steps import Counting, Steps, Then
 from malamute_py.broker.mail.puts import LetterSearch, Puts
 from malamute_py.broker.services.ends import Ends
@@ -46,6 +44,7 @@ from malamute_py.broker.services.service import (
     Service,
 )
 from malamute_py.broker.structures.bitmaps import ones
+from malamute_py.broker.structures.sorted_values import names_after
 from malamute_py.changelog.records import RequestRevived, ServiceRemoved, ServiceSet, mask_of
 from malamute_py.changelog.settings import ServiceSettings, queue_settings
 from malamute_py.changelog.tables import ServiceRow
@@ -54,8 +53,6 @@ PORTION: Final = 256
 """Batches that a removal ends in one turn."""
 NUMBERS_MAX: Final = 1_000
 """Numbers that one REQUEUE names at most."""
-PIECE_NAMES: Final = 2_000
-"""Services that one turn looks at for a page of SERVICE_INFO."""
 TOLD_TO: Final = ("request", "work", "manage_queues")
 """Permissions of which each gives the facts of a service."""
 
@@ -66,7 +63,6 @@ class ServiceAdmin:
     def __init__(
         self,
         shard: Shard,
-        links: Links,
         steps: Steps,
         bodies: Bodies,
         puts: Puts,
@@ -74,9 +70,9 @@ class ServiceAdmin:
         ends: Ends,
         returns: Returns,
         answers: Answers,
+        pages: Pages,
     ) -> None:
         self._shard = shard
-        self._links = links
         self._steps = steps
         self._bodies = bodies
         self._mailboxes = puts.mailboxes
@@ -85,8 +81,7 @@ class ServiceAdmin:
         self._ends = ends
         self._returns = returns
         self._answers = answers
-        self.listings: Final[deque[partial[None]]] = deque()
-        """Pages of services that go on in a later turn (work())."""
+        self._pages = pages
 
     def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
         """Methods that handle commands, by their class."""
@@ -163,57 +158,22 @@ class ServiceAdmin:
     # --- SERVICE_INFO ---------------------------------------------------------------------------
 
     def _info(self, link: Link, command: ServiceInfo) -> None:
-        """Answer with the facts of one service, or, for `PREFIX*`, with a page of short facts.
-
-        A page may take several turns. `after` of the command: the last name of the page before.
-        """
+        """Answer with the facts of one service, or, for `PREFIX*`, with a page of short facts."""
         name = command.service
         if not name.endswith("*"):
             service = self._service(link, name, *TOLD_TO)
             self._answers.result(link, command, self._facts(service, whole=True))
             return
-        self._links.count_query(link)
-        self._list(link, command, command.after, page=[])
+        self._pages.begin(
+            link, command, "entries", command.after,
+            partial(names_after, self._registry.names, name[:-1]), partial(self._listed, link),
+        )  # fmt: skip
 
-    def _list(
-        self, link: Link, command: ServiceInfo, after: str, page: list[dict[str, Any]]
-    ) -> None:
-        """Look at PIECE_NAMES names for a page of services, and answer if the page is whole.
-
-        Else a later turn goes on (work()): of many services, the caller may see few. after: the
-        name after which to go on. page: what earlier turns have found.
-        """
-        prefix = command.service[:-1]
-        registry = self._registry
-        names = registry.names
-        # `names` is sorted: those with the prefix are beside each other.
-        at = max(bisect_left(names, prefix), bisect_right(names, after))
-        limit = max(1, min(command.limit, self._shard.settings.page_max))
-        more = False
-        for looked, one in enumerate(islice(names, at, None)):
-            if not one.startswith(prefix):
-                break
-            if len(page) == limit or not link.open:
-                more = True
-                break
-            if looked == PIECE_NAMES:
-                self.listings.append(partial(self._list, link, command, after, page))
-                return
-            after = one
-            if any(self._permitted(link, action, one) for action in TOLD_TO):
-                page.append(self._facts(registry.by_name[one], whole=False))
-        link.queries -= 1
-        self._answers.result(link, command, {"entries": page, "more": more})
-
-    def work(self) -> None:
-        """Go on with a page of services, if there is one to go on with; called in each turn.
-
-        An error in it ends the link that asked, and not the broker.
-        """
-        if self.listings:
-            listing = self.listings.popleft()
-            link, *_ = listing.args  # Those of _list().
-            self._links.contained(link, "SERVICE_INFO", listing)()
+    def _listed(self, link: Link, name: str) -> dict[str, Any] | None:
+        """Return what a page tells a link of a service; None: nothing."""
+        if not any(self._permitted(link, action, name) for action in TOLD_TO):
+            return None
+        return self._facts(self._registry.by_name[name], whole=False)
 
     def _facts(self, service: Service, *, whole: bool) -> dict[str, Any]:
         """Return a service's facts for an answer, as SPEC.md has their names.

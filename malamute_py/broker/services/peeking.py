@@ -11,19 +11,18 @@ from bisect import bisect_right
 from itertools import islice
 from typing import Any, Final
 
+import msgspec
+
 from malamute_protocol.commands import PeekRequests
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.link import Link
 from malamute_py.broker.log.answers import Answers
+from malamute_py.broker.log.pages import PAGE_BYTES
 from malamute_py.broker.services.registry import Registry
 from malamute_py.broker.services.service import RequestBatch, Service
 from malamute_py.broker.structures.bitmaps import ones, places_of
 
-PAGE_BYTES: Final = 512 << 10
-"""Bytes that a page has at most: a command frame has a bound."""
-ENTRY_BYTES: Final = 200
-"""Bytes, about, that an entry of a page has besides its texts."""
 FEW: Final = 10_000
 """Batches up to which a queue is put in order for each page."""
 ORDER_MS: Final = 1_000
@@ -71,8 +70,7 @@ class Peeking:
                 rows &= ~ones(min(after + 1 - base, batch.row.put.count))
             for row in places_of(rows) if rows else ():
                 entry = _entry(batch, row)
-                size += ENTRY_BYTES + sum(len(entry[name]) for name in ("subject", "holder"))
-                size += len(entry["sender"])
+                size += len(msgspec.msgpack.encode(entry))
                 if len(entries) == limit or (entries and size > PAGE_BYTES):
                     return entries, True
                 entries.append(entry)

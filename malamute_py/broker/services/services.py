@@ -15,6 +15,7 @@ from malamute_py.broker.links.link import Link
 from malamute_py.broker.links.links import Links
 from malamute_py.broker.log.answers import Answers
 from malamute_py.broker.log.bodies import Bodies
+from malamute_py.broker.log.pages import Pages
 from malamute_py.broker.log.steps import Steps
 from malamute_py.broker.mail.puts import Puts
 from malamute_py.broker.services.administration import ServiceAdmin
@@ -43,6 +44,7 @@ class Services:
         bodies: Bodies,
         puts: Puts,
         answers: Answers,
+        pages: Pages,
     ) -> None:
         self._shard = shard
         self._registry = registry = Registry(shard, steps, puts.mailboxes)
@@ -58,11 +60,11 @@ class Services:
         replies = Replies(shard, puts, registry, ends, returns, claims)
         self._deadlines = deadlines = Deadlines(shard, steps, registry, ends, returns)
         self._admin = ServiceAdmin(
-            shard, links, steps, bodies, puts, registry, ends, returns, answers
+            shard, steps, bodies, puts, registry, ends, returns, answers, pages
         )
         self._peeking = Peeking(shard, registry, answers)
         recovery = Recovery(shard, registry, ends, returns, deadlines)
-        self.queues: Final = (*registry.queues, self._admin.listings)
+        self.queues: Final = registry.queues
         """While all of these are empty, services have nothing to do at once."""
         # What the broker asks of the parts, under the names by which it calls them.
         self.prepare_request = requests.prepare
@@ -90,7 +92,7 @@ class Services:
     def runnable(self) -> bool:
         """Whether `hand_out` has something to do; a hand-out that the log refused has a pause."""
         registry = self._registry
-        return bool(registry.next_turn or self._admin.listings) or (
+        return bool(registry.next_turn) or (
             bool(registry.runnable) and self._shard.now_ms >= registry.paused_to_ms
         )
 
@@ -99,7 +101,6 @@ class Services:
         next_turn = self._registry.next_turn
         for _ in range(len(next_turn)):
             next_turn.popleft()()
-        self._admin.work()
         self._hand_outs.hand_out()
 
     @property

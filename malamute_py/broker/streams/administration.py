@@ -12,7 +12,6 @@ the broker. `link.queries` counts a link's questions that are not answered, whic
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final
@@ -37,6 +36,7 @@ from malamute_py.broker.context import Shard
 from malamute_py.broker.links.link import Link
 from malamute_py.broker.links.links import Links
 from malamute_py.broker.log.answers import Answer, Answers
+from malamute_py.broker.log.pages import Pages
 from malamute_py.broker.log.steps import Steps, Then
 from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.ready import IndexFailure
@@ -52,9 +52,6 @@ from malamute_py.matcher import compile_pattern
 
 EPOCHS_TOLD: Final = 64
 """Epochs of a stream that STREAM_INFO tells, the newest."""
-PIECE_NAMES: Final = 2_000
-"""Streams that one turn looks at for a page. For a caller that may see few of them the broker looks
-at all."""
 _PLAIN_STARTS: Final = (
     StartKind.EARLIEST, StartKind.LATEST, StartKind.OFFSET, StartKind.TIME,
 )  # fmt: skip
@@ -74,6 +71,7 @@ class StreamAdmin:
         starts: Starts,
         steps: Steps,
         answers: Answers,
+        pages: Pages,
         retention: Retention,
     ) -> None:
         self._shard = shard
@@ -84,11 +82,10 @@ class StreamAdmin:
         self._starts = starts
         self._steps = steps
         self._answers = answers
+        self._pages = pages
         self._retention = retention
         self._opening = 0
         """New producers on their way into the log: they count among those that there may be."""
-        self.listings: Final[deque[partial[None]]] = deque()
-        """Pages of streams that are being put together, each to be gone on with in its turn."""
 
     def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
         """Return the handler of each command, for the broker's table of commands."""
@@ -208,44 +205,19 @@ class StreamAdmin:
         }
 
     def list_streams(self, link: Link, command: ListStreams) -> None:
-        """Answer a LIST_STREAMS with one page of names and short facts, in a later turn perhaps."""
-        self._links.count_query(link)
-        self._list(link, command, command.after, page=[])
+        """Answer a LIST_STREAMS with one page of names and short facts."""
+        self._pages.begin(
+            link, command, "streams", command.after,
+            partial(self._catalogue.names_after, command.prefix),
+            partial(self._listed, link.owner),
+        )  # fmt: skip
 
-    def _list(
-        self, link: Link, command: ListStreams, after: str, page: list[dict[str, Any]]
-    ) -> None:
-        """Look at PIECE_NAMES names for a page of LIST_STREAMS, and answer if the page is whole.
-
-        Else a later turn goes on (work()): of many streams, the caller may see few. after: the name
-        after which to go on. page: what earlier turns have found.
-        """
-        catalogue = self._catalogue
-        limit = max(1, min(command.limit, self._shard.settings.page_max))
-        more = False
-        for looked, name in enumerate(catalogue.names_after(after, command.prefix)):
-            if len(page) == limit or not link.open:
-                more = True
-                break
-            if looked == PIECE_NAMES:
-                self.listings.append(partial(self._list, link, command, after, page))
-                return
-            after = name
-            stream = catalogue.get(name)
-            if stream is not None and catalogue.may_have_facts(link.owner, name):
-                page.append(_short(stream, self._shard.now_ms))
-        link.queries -= 1
-        self._answers.result(link, command, {"streams": page, "more": more})
-
-    def work(self) -> None:
-        """Go on with a page of streams, if there is one to go on with; called in each turn.
-
-        An error in it ends the link that asked, and not the broker.
-        """
-        if self.listings:
-            listing = self.listings.popleft()
-            link, *_ = listing.args
-            self._links.contained(link, "LIST_STREAMS", listing)()
+    def _listed(self, owner: str, name: str) -> dict[str, Any] | None:
+        """Return what a list tells an owner of a stream; None: nothing."""
+        stream = self._catalogue.get(name)
+        if stream is None or not self._catalogue.may_have_facts(owner, name):
+            return None
+        return _short(stream, self._shard.now_ms)
 
     # --- positions --------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ wait for it, within a bound. Source: docs/design.md (Journal; Queues and the che
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -28,6 +28,7 @@ from malamute_py.broker.ready import MAIN, RingFacts, StreamFacts
 from malamute_py.broker.streams.conditions import Conditions
 from malamute_py.broker.streams.publishing import Publishing
 from malamute_py.broker.streams.validation import CANNOT, Validation
+from malamute_py.broker.structures.sorted_values import names_after
 from malamute_py.changelog.applying import apply
 from malamute_py.changelog.copies import MOVED_STREAM
 from malamute_py.changelog.declared import declared, evolved, is_version
@@ -160,16 +161,11 @@ class Catalogue:
         stream = None if number is None else self.by_number(number)
         return stream if stream is not None and stream.row.settings.ring_bytes else None
 
-    def names_after(self, after: str, prefix: str) -> Iterable[str]:
+    def names_after(self, prefix: str, after: str) -> Iterable[str]:
         """Yield names in order that begin with `prefix` and come after `after`, for listings."""
         if self._sorted is None:
             self._sorted = sorted(self._names)
-        names = self._sorted
-        # Names with the prefix lie together; an `after` before all of them says nothing.
-        place = bisect_right(names, after) if after >= prefix else bisect_left(names, prefix)
-        while place < len(names) and names[place].startswith(prefix):
-            yield names[place]
-            place += 1
+        return names_after(self._sorted, prefix, after)
 
     def absent(self, owner: str, name: str, needed: str = "") -> str:
         """Return the reason for a refusal since there is no such stream, and a hint for the caller.

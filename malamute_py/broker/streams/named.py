@@ -2,20 +2,22 @@
 
 Owns finding and listing them, and which of them are on their way into the log; what they are is for
 cursors.py and groups.py. A place is the number of the stream and the name. The rule: a listing is a
-page in the order of (stream, name), and costs by the page, apart from sorting one stream's names
-after they have changed; streams of which the identity may not be told are left out. Source:
-SPEC.md, section 4.7.
+page in the order of (stream, name), which sorts one stream's names after they have changed; streams
+of which the identity may not be told are left out. Source: SPEC.md, section 4.7.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from typing import Generic, TypeVar
+from functools import partial
+from itertools import chain
+from typing import Any, Generic, TypeVar
 
-from malamute_py.broker.log.stream import Stream
+from malamute_py.broker.links.link import Link
+from malamute_py.broker.log.pages import Pages
 from malamute_py.broker.quotas import Quotas
 from malamute_py.broker.streams.catalogue import Catalogue
+from malamute_py.broker.structures.sorted_values import names_after
 
 _T = TypeVar("_T")
 _Coming = TypeVar("_Coming")
@@ -129,54 +131,49 @@ class Named(Generic[_T, _Coming]):
         return things
 
     def page(
-        self,
-        catalogue: Catalogue,
-        may_list: Callable[[str], bool],
-        stream: str,
-        prefix: str,
-        after: str,
-        limit: int,
-    ) -> tuple[list[tuple[Stream, _T]], bool]:
-        """Return a page of the objects whose names begin with `prefix`, and whether there are more.
+        self, pages: Pages, catalogue: Catalogue, link: Link, command: Any, prefix: str,
+        facts: Callable[[_T], dict[str, Any]],
+    ) -> None:  # fmt: skip
+        """Answer CURSOR_INFO or GROUP_INFO with a page of the objects that begin with a prefix.
 
-        Called for the listings of CURSOR_INFO and GROUP_INFO; each object comes with its stream.
-        may_list: whether the asker may be told of the stream of a name. stream: its name; empty:
-        all of these. after: where the page before ended, "stream/name", or a name alone in
-        `stream`; empty: from the first on.
+        `stream` of the command: its name; empty: all of which the link may be told. `after`: where
+        the page before ended, "stream/name", or a name alone in `stream`. facts: entry of an
+        object. Raises BrokerRefused.
         """
-        after_stream, slash, after_name = after.rpartition("/")
-        if not slash:
-            after_stream = stream
-        page: list[tuple[Stream, _T]] = []
-        names: Iterable[str] = [stream] if stream else self._streams(catalogue, after_stream)
-        for name in names:
-            one = catalogue.get(name)
-            if one is None or not self.of(one.number) or not may_list(name):
-                continue
-            follow = after_name if name == after_stream else ""
-            for thing in self._after(one.number, prefix, follow):
-                if len(page) == limit:
-                    return page, True
-                page.append((one, thing))
-        return page, False
+        after_stream, slash, after_name = command.after.rpartition("/")
 
-    @staticmethod
-    def _streams(catalogue: Catalogue, first: str) -> Iterator[str]:
-        """Yield the names of streams in order from `first` on, that one included if not empty."""
-        if first:
-            yield first
-        yield from catalogue.names_after(first, "")
+        def facts_of(name: tuple[str, str]) -> dict[str, Any] | None:
+            """Return the entry of (stream, name); None: there is no such object."""
+            stream = catalogue.get(name[0])
+            thing = None if stream is None else self.get((stream.number, name[1]))
+            return None if thing is None else facts(thing)
 
-    def _after(self, stream: int, prefix: str, after: str) -> Iterator[_T]:
-        """Yield things of a stream whose names begin with a prefix and come after a name."""
-        things = self._of[stream]
-        names = self._sorted.get(stream)
-        if names is None:
-            names = self._sorted[stream] = sorted(things)
-        # Names with the prefix lie together; an `after` before all of them says nothing.
-        place = bisect_right(names, after) if after >= prefix and after else (
-            bisect_left(names, prefix)
+        pages.begin(
+            link, command, "entries", (after_stream if slash else command.stream, after_name),
+            partial(self._after, catalogue, link.owner, command.stream, prefix), facts_of,
         )  # fmt: skip
-        while place < len(names) and names[place].startswith(prefix):
-            yield things[names[place]]
-            place += 1
+
+    def _after(
+        self, catalogue: Catalogue, owner: str, stream: str, prefix: str, after: tuple[str, str]
+    ) -> Iterator[tuple[str, str]]:
+        """Yield (stream, name) in order, after such a pair, of which an owner may be told.
+
+        stream: its name; empty: all. Each stream comes with an empty name first, so that a page
+        counts those that have no objects, or may not be told, as looked at.
+        """
+        after_stream, after_name = after
+        begun = (after_stream,) if after_stream else ()
+        streams = (stream,) if stream else chain(begun, catalogue.names_after("", after_stream))
+        for each in streams:
+            if each != after_stream:
+                yield each, ""
+            found = catalogue.get(each)
+            things = None if found is None else self._of.get(found.number)
+            if found is None or things is None or not catalogue.may_have_facts(owner, each):
+                continue
+            names = self._sorted.get(found.number)
+            if names is None:
+                names = self._sorted[found.number] = sorted(things)
+            follow = after_name if each == after_stream else ""
+            for name in names_after(names, prefix, follow):
+                yield each, name

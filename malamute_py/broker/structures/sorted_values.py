@@ -9,7 +9,7 @@ the messages of mailboxes, and the keys of streams.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 CHUNK: Final = 512
@@ -149,6 +149,19 @@ class Ordered(Generic[T]):
                 return chunk[at - 1]
         # All of that chunk is above the value: the last one of the chunk before it is next.
         return self._tops[place - 1] if place else None
+
+
+def names_after(names: Sequence[str], prefix: str, after: str) -> Iterator[str]:
+    """Yield the names of a sorted list that begin with a prefix and come after a name, ascending.
+
+    after: empty: from the first on. The list must not change meanwhile.
+    """
+    # Names with the prefix lie together; an `after` before all of them says nothing.
+    begin = after and after >= prefix
+    place = bisect_right(names, after) if begin else bisect_left(names, prefix)
+    while place < len(names) and names[place].startswith(prefix):
+        yield names[place]
+        place += 1
 
 
 Pair = tuple[int, int]

@@ -130,7 +130,7 @@ class Cohorts:
             self._lagging.alone_at_head(members)
         elif not self._lagging.turns.may_read:
             # As many reads are under way as may be: their turn comes when one has ended.
-            self._lagging.turns.starve(Cohort(stream, cohort.durable, members), link=None)
+            self._lagging.turns.starved.add(None, Cohort(stream, cohort.durable, members))
             for sub in members:
                 sub.queued = True
         else:

@@ -92,7 +92,7 @@ class Lagging:
 
     def forget(self, sub: Subscription) -> None:
         """Forget a subscription that has ended; the queue drops it when its turn comes."""
-        self.turns.forget(sub, sub.link)
+        self.turns.starved.discard(sub.link, sub)
         self.leave_history(sub)
 
     def alone_at_head(self, members: list[Subscription]) -> None:

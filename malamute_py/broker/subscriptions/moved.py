@@ -56,7 +56,7 @@ class Moved:
         elif not self._lagging.turns.may_read:
             # As many reads are under way as may be: its turn comes when one has ended.
             sub.queued = True
-            self._lagging.turns.starve(sub, sub.link)
+            self._lagging.turns.starved.add(sub.link, sub)
         else:
             token = sub.reading = self._lagging.turns.begin(sub)
             places: dict[int, list[int]] = {}

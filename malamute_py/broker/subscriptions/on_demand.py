@@ -44,7 +44,7 @@ class OnDemand:
         while budget > 0 and turns.runnable:
             # Those that wait for a read come first, while a read may begin.
             starved = turns.starved and turns.may_read
-            sub = turns.next_starved() if starved else turns.queue.popleft()
+            sub = turns.starved.take() if starved else turns.queue.popleft()
             if isinstance(sub, Surveyed):
                 budget -= self._cohorts.turn_surveyed(sub)
             elif isinstance(sub, Cohort):

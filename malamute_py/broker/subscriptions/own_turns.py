@@ -86,7 +86,7 @@ class OwnTurns:
         if not self._lagging.turns.may_read:
             # As many reads are under way as may be: its turn comes when one has ended.
             sub.queued = True
-            self._lagging.turns.starve(sub, sub.link)
+            self._lagging.turns.starved.add(sub.link, sub)
             return 0
         self._read(sub)
         return 0

@@ -13,6 +13,7 @@ from typing import Final, Generic, TypeVar
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.link import Link
 from malamute_py.broker.ready import ReadRange
+from malamute_py.broker.structures.fair_queue import FairQueue
 
 IDLE_READS_MAX: Final = 3
 """Consecutive reads that bring a reader nowhere after which it is ended."""
@@ -33,9 +34,9 @@ class Turns(Generic[Q, R]):
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self.queue: Final[deque[Q]] = deque()
-        self.starved: Final[dict[Link | None, dict[R, None]]] = {}
-        """Readers whose turn came while too many reads were under way, by link. The links have
-        their turns in the order of the dict; None stands for readers of several links."""
+        self.starved: Final[FairQueue[Link | None, R]] = FairQueue()
+        """Readers whose turn came while too many reads were under way, by link; None stands for
+        readers of several links."""
         self.queues: Final = (self.queue, self.starved)
         """While all of them are empty, no reader can be served at once."""
         self._under_way: dict[int, R] = {}
@@ -57,28 +58,6 @@ class Turns(Generic[Q, R]):
     def reads_under_way(self) -> int:
         """How many reads of history the shell has not answered."""
         return len(self._under_way)
-
-    def starve(self, reader: R, link: Link | None) -> None:
-        """Let a reader wait for a read, after the others of its link."""
-        self.starved.setdefault(link, {})[reader] = None
-
-    def next_starved(self) -> R:
-        """Take the first reader of the link whose turn it is; the link has its next turn last."""
-        link = next(iter(self.starved))
-        mine = self.starved.pop(link)
-        reader = next(iter(mine))
-        del mine[reader]
-        if mine:
-            self.starved[link] = mine
-        return reader
-
-    def forget(self, reader: R, link: Link | None) -> None:
-        """Let a reader, which has ended, wait for a read no longer."""
-        mine = self.starved.get(link)
-        if mine is not None:
-            mine.pop(reader, None)
-            if not mine:
-                del self.starved[link]
 
     def begin(self, reader: R) -> int:
         """Count a read as under way for a reader; returns the token that the answer will bear."""

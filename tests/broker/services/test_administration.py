@@ -262,30 +262,6 @@ def test_services_are_listed_in_pages_by_name() -> None:
     assert len(world.ask(1, wire.ServiceInfo(7, "*"))["entries"]) == 4
 
 
-def test_a_page_of_services_is_found_in_bounded_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user who may ask few of 10,000 services had the broker look at all in one turn."""
-    monkeypatch.setattr(administration, "PIECE_NAMES", 3)
-    world = World(
-        permit=lambda identity, action, name: (
-            identity == "ann" or action not in administration.TOLD_TO or name.endswith("7")
-        ),
-        link_queries_max=2,
-    )
-    world.client(1)
-    world.worker(2, "ann")
-    for number in range(30):
-        world.shell.send(2, wire.EditService(number, f"s{number:02}", {}), identity="ann")
-    before = len(world.shell.readies)
-    page = world.ask(1, wire.ServiceInfo(101, "s*", "", 2))
-    assert ([entry["name"] for entry in page["entries"]], page["more"]) == (["s07", "s17"], True)
-    assert len(world.shell.readies) - before > 5
-    page = world.ask(1, wire.ServiceInfo(102, "s*", "s17", 2))
-    assert ([entry["name"] for entry in page["entries"]], page["more"]) == (["s27"], False)
-    peer = world.shell.send(1, *(wire.ServiceInfo(request, "*") for request in (103, 104, 105)))
-    assert [refused.code for refused in peer.of(wire.Refused)] == ["wait"]
-    assert {result.request for result in peer.of(wire.Result)} >= {103, 104}
-
-
 def test_settings_are_changed_one_by_one_and_survive_a_restart() -> None:
     world = pair()
     world.request(1, b"a")

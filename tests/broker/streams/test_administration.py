@@ -9,8 +9,6 @@ import pytest
 
 from malamute_protocol import commands as wire
 from malamute_py.broker import IndexAnswer, IndexFailure
-from malamute_py.broker.streams import administration
-from malamute_py.broker.streams.catalogue import TOLD_TO
 from tests.broker.shell import Shell, bodies, offsets
 
 
@@ -177,37 +175,6 @@ def test_streams_are_listed_in_pages_in_the_order_of_their_names() -> None:
     assert not page["more"]
     page = asked(shell, wire.ListStreams(4, prefix="a.", after="a.2"))
     assert [one["name"] for one in page["streams"]] == ["a.3", "a.4"]
-
-
-def test_a_page_of_streams_is_found_in_bounded_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user who may read few of 100,000 streams had the broker look at all in one turn."""
-    monkeypatch.setattr(administration, "PIECE_NAMES", 3)
-    shell = Shell(
-        permit=lambda identity, action, name: (
-            action not in TOLD_TO or name.endswith("7") or name == "s"
-        )
-    )
-    shell.hello(1)
-    for number in range(30):
-        asked(shell, wire.CreateStream(1, f"s{number:02}"))
-    before = len(shell.readies)
-    page = asked(shell, wire.ListStreams(2, "s", limit=2))
-    assert ([entry["name"] for entry in page["streams"]], page["more"]) == (["s07", "s17"], True)
-    assert len(shell.readies) - before > 5
-    page = asked(shell, wire.ListStreams(3, "s", "s17", limit=2))
-    assert ([entry["name"] for entry in page["streams"]], page["more"]) == (["s27"], False)
-
-
-def test_a_link_has_a_bound_of_pages_of_streams_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(administration, "PIECE_NAMES", 3)
-    shell = Shell(link_queries_max=2)
-    shell.hello(1)
-    for number in range(30):
-        asked(shell, wire.CreateStream(1, f"s{number:02}"))
-    peer = shell.send(1, *(wire.ListStreams(request) for request in (11, 12, 13)))
-    assert [refused.code for refused in peer.of(wire.Refused)] == ["wait"]
-    assert {result.request for result in peer.of(wire.Result)} >= {11, 12}
-    assert len(asked(shell, wire.ListStreams(14))["streams"]) == 30
 
 
 # --- positions ----------------------------------------------------------------------------

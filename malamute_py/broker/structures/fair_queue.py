@@ -1,0 +1,47 @@
+"""A fair queue: items by whom they are for, each of whom has a turn.
+
+Owns the order in which items leave. The rule: one who has 1,000 items holds up nobody who has a
+single one. For questions to the journal, reads of history, looks into mailboxes, and pages.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+class FairQueue(Generic[K, T]):
+    """Distinct items that wait, by owner."""
+
+    __slots__ = ("_waiting",)
+
+    def __init__(self) -> None:
+        self._waiting: dict[K, dict[T, None]] = {}
+        """Owner -> its items, none of them empty; the owners have their turns in this order."""
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, owner: K, item: T) -> None:
+        """Let an item wait, after the others of its owner."""
+        self._waiting.setdefault(owner, {})[item] = None
+
+    def take(self) -> T:
+        """Remove and return the first item of the owner whose turn it is; there must be one."""
+        owner = next(iter(self._waiting))
+        mine = self._waiting.pop(owner)
+        item = next(iter(mine))
+        del mine[item]
+        if mine:  # The owner has its next turn after all others.
+            self._waiting[owner] = mine
+        return item
+
+    def discard(self, owner: K, item: T) -> None:
+        """Let an item wait no longer; nothing happens when it does not."""
+        mine = self._waiting.get(owner)
+        if mine is not None:
+            mine.pop(item, None)
+            if not mine:
+                del self._waiting[owner]
