@@ -1,4 +1,4 @@
-"""A fair queue: items by whom they are for, each of whom has a turn.
+"""A fair queue: items that wait, by their owners, each of whom has a turn.
 
 Owns the order in which items leave. The rule: one who has 1,000 items holds up nobody who has a
 single one. For questions to the journal, reads of history, looks into mailboxes, and pages.

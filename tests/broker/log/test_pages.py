@@ -18,7 +18,7 @@ ALL, FEW = 1, 2
 
 
 class Kind(NamedTuple):
-    """What a test makes of one kind of thing, and how it asks for a page."""
+    """How a test makes one kind of thing, and asks for a page of them."""
 
     make: Callable[[int, str, dict[str, Any]], list[wire.Command]]
     page: Callable[..., wire.Command]
