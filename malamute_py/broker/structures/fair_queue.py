@@ -1,7 +1,7 @@
-"""A fair queue: items that wait, by their owners, each of whom has a turn.
+"""Fair queue: items that wait, by owner, and the owners have their turns.
 
-Owns the order in which items leave. The rule: one who has 1,000 items holds up nobody who has a
-single one. For questions to the journal, reads of history, looks into mailboxes, and pages.
+Owns the order in which items leave. The rule: an owner with 1,000 items does not hold up one with a
+single item. For questions to the journal, reads of history, looks into mailboxes, and pages.
 """
 
 from __future__ import annotations
