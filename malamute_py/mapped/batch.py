@@ -22,7 +22,7 @@ from malamute_protocol.errors import BatchError
 from malamute_protocol.extract import extract, extractable
 from malamute_protocol.gather import Row, gatherable, rows_of
 from malamute_protocol.stamp import Stamp
-from malamute_py.journal.check import Found, check
+from malamute_py.journal.check import FoundBatch, check
 from malamute_py.journal.gathering import TAKEN_MAX
 from malamute_py.journal.known import KNOWN
 from malamute_py.mapped.errors import Overwritten
@@ -100,7 +100,7 @@ class MappedBatch(Batch):
             data = memoryview(bytes(self.segment.view[begin : begin + stamp.size]))
             # Checked after it was made: the ring may have come round while bytes were copied.
             found = check(data, stamp.lsn, 0)
-            if not isinstance(found, Found) or not found.content_good or found.stamp != stamp:
+            if not isinstance(found, FoundBatch) or not found.content_good or found.stamp != stamp:
                 self.told = True
                 raise Overwritten(stamp.base_offset, stamp.next_offset)
             self._copy = Batch(stamp, Content(data[stamp.stamp_bytes :]), self.rows)
