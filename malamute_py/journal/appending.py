@@ -25,7 +25,7 @@ from malamute_protocol.stamp import (
     STAMP_BYTES,
     pack_stamps,
 )
-from malamute_py.journal.check import Found, check, content_facts, header_table
+from malamute_py.journal.check import FoundBatch, check, content_facts, header_table
 from malamute_py.journal.errors import BatchTooLarge, DiskFull, JournalFailed
 from malamute_py.journal.index import Place
 from malamute_py.journal.layout import SnapshotFacts, control_content, pack_file
@@ -425,9 +425,9 @@ class Appender:
         self._set_end(last.lsn + last.size)
         return self.end
 
-    def _check_raw(self, data: memoryview, lsn: int, room: int) -> list[Found]:
+    def _check_raw(self, data: memoryview, lsn: int, room: int) -> list[FoundBatch]:
         """Return the batches in raw data of another ring. Raises ValueError unless all is good."""
-        founds: list[Found] = []
+        founds: list[FoundBatch] = []
         at, epoch = 0, self.last_epoch
         while at < len(data):
             # The stamp of a padding names the rest of the segment, which is not sent.
@@ -448,7 +448,7 @@ class Appender:
             raise ValueError("raw data without a batch")
         return founds
 
-    def _take_raw(self, segment: Segment, found: Found, data: memoryview) -> None:
+    def _take_raw(self, segment: Segment, found: FoundBatch, data: memoryview) -> None:
         """Make one batch of raw data part of the ring, as append() does with its own batches."""
         stamp = found.stamp
         segment.last_epoch = stamp.epoch

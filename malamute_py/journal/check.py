@@ -49,7 +49,7 @@ assert Head._fields[:6] == (
 )  # fmt: skip
 
 
-class Found(NamedTuple):
+class FoundBatch(NamedTuple):
     """A batch at a position of a segment's bytes."""
 
     stamp: Stamp
@@ -67,7 +67,7 @@ class Found(NamedTuple):
 
 def check(
     data: memoryview, base_lsn: int, position: int, *, room: int | None = None
-) -> Found | str:
+) -> FoundBatch | str:
     """Return the batch at a position of one segment's bytes, or why there is none.
 
     For recoveries and readers. Only checked in itself: whether it goes on with the log is its
@@ -91,9 +91,9 @@ def check(
     if stamp.synced_lsn > stamp.lsn:
         return "a batch that was synced before it was written"
     if stamp.control_kind == PADDING:
-        return Found(stamp, position, True)  # its bytes mean nothing and have no checksum
+        return FoundBatch(stamp, position, True)  # its bytes mean nothing and have no checksum
     wrong = content_fault(data, position + stamp.stamp_bytes, position + stamp.size, stamp)
-    return Found(stamp, position, not wrong, wrong)
+    return FoundBatch(stamp, position, not wrong, wrong)
 
 
 def stamp_or_fault(data: Any, position: int, lsn: int) -> Stamp | str:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from malamute_protocol.stamp import DATA, STAMP_BYTES, Stamp, stamp_here
-from malamute_py.journal.check import Found, candidates, check, content_fault
+from malamute_py.journal.check import FoundBatch, candidates, check, content_fault
 from malamute_py.journal.types import UNINDEXED_FROM, Run
 
 _READ_BYTES = 4 << 20
@@ -37,7 +37,7 @@ class Batch(NamedTuple):
     size: int
     base: int
     next: int
-    found: Found | None
+    found: FoundBatch | None
     reason: str = ""
 
 
@@ -111,10 +111,10 @@ def batches_in(view: memoryview, base_lsn: int, part: Part, stream: int) -> Iter
         expected = base  # offset at which the next batch should begin
         while at < stop:
             found = check(view, base_lsn, at)
-            if isinstance(found, Found) and _is_foreign(found.stamp, stream):
+            if isinstance(found, FoundBatch) and _is_foreign(found.stamp, stream):
                 at += found.stamp.size
                 continue
-            if isinstance(found, Found) and found.stamp.stream == stream:
+            if isinstance(found, FoundBatch) and found.stamp.stream == stream:
                 # The stamp is good: it names the offsets, even where the content is damaged.
                 stamp = found.stamp
                 good = found if found.content_good and stamp.control_kind == DATA else None
@@ -142,7 +142,7 @@ def _resume(
     for place in candidates(view[:stop], base_lsn, at):
         found = check(view, base_lsn, place)
         if (
-            isinstance(found, Found)
+            isinstance(found, FoundBatch)
             and found.stamp.stream == stream
             and not _is_foreign(found.stamp, stream)
         ):

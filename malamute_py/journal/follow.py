@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Final, TypeAlias
 
 from malamute_protocol.stamp import PADDING, STAMP_BYTES, Stamp, stamp_here
-from malamute_py.journal.check import Found, candidates, check, content_fault, stamp_or_fault
+from malamute_py.journal.check import FoundBatch, candidates, check, content_fault, stamp_or_fault
 from malamute_py.journal.errors import FollowLost, JournalCorrupt
 from malamute_py.journal.layout import RING_FILE, RingMeta, segment_name, segment_number
 from malamute_py.journal.marks import read_meta
@@ -217,7 +217,7 @@ class Follower:
         data = memoryview(read_around(self._storage, file, part.at, part.stop - part.at))
         for place in candidates(data, part.base + part.at, 0):
             found = check(data, part.base + part.at, place)
-            if isinstance(found, Found) and found.stamp.epoch >= part.epoch:
+            if isinstance(found, FoundBatch) and found.stamp.epoch >= part.epoch:
                 return part.at + place
         return part.stop
 

@@ -19,7 +19,7 @@ from malamute_protocol.stamp import (
     stamp_here,
 )
 from malamute_py.journal.check import (
-    Found,
+    FoundBatch,
     candidates,
     content_fault,
     producer_head,
@@ -47,7 +47,7 @@ class FoundState:
         self.last_time_ms = 0
         """Append time of the last batch before the newest snapshot."""
 
-    def note(self, found: Found, content: memoryview) -> None:
+    def note(self, found: FoundBatch, content: memoryview) -> None:
         """Take from a batch what the caller's state is rebuilt from; called in the log's order."""
         stamp = found.stamp
         if stamp.control_kind == SNAPSHOT:
@@ -162,7 +162,7 @@ class SegmentState(FoundState):
             if stamp.control_kind == DATA:
                 self.begun.setdefault((stamp.stream, stamp.epoch), (stamp.lsn, stamp.base_offset))
             if self._is_state(stamp, data, begin, min(end, stop)):
-                self.note(Found(stamp, position, True), data[begin:end])
+                self.note(FoundBatch(stamp, position, True), data[begin:end])
             position = end
 
     @staticmethod

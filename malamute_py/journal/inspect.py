@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from malamute_protocol.stamp import CONTROL_KINDS, PADDING, STAMP_BYTES, Stamp
-from malamute_py.journal.check import Found, candidates, check
+from malamute_py.journal.check import FoundBatch, candidates, check
 from malamute_py.journal.directory import (
     EPOCH_FILE,
     FAILED,
@@ -427,7 +427,7 @@ def _dump_segment(place: Storage, meta: RingMeta, number: int) -> Iterator[Dumpe
     position = SEGMENT_HEADER_BYTES
     while len(data) - position >= STAMP_BYTES:
         found = check(data, base, position)
-        if isinstance(found, Found):
+        if isinstance(found, FoundBatch):
             stamp = found.stamp
             known = stamp.control_kind < len(CONTROL_KINDS)
             kind = CONTROL_KINDS[stamp.control_kind] if known else "unknown"

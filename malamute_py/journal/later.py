@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from operator import attrgetter
 from typing import NamedTuple
 
-from malamute_py.journal.check import Found, candidates, check
+from malamute_py.journal.check import FoundBatch, candidates, check
 from malamute_py.journal.segment import Segment
 from malamute_py.journal.segment_bytes import SegmentBytes
 from malamute_py.journal.types import SEGMENT_HEADER_BYTES
@@ -55,7 +55,7 @@ class LaterBatches:
                 if position < after:
                     continue  # a producer's bytes that look like a batch prove nothing
                 found = check(data, segment.base_lsn, position)
-                if isinstance(found, Found) and found.content_good:
+                if isinstance(found, FoundBatch) and found.content_good:
                     stamp = found.stamp
                     after = position + stamp.size
                     self.found.append(Later(stamp.lsn, stamp.synced_lsn, stamp.epoch))

@@ -22,7 +22,7 @@ from malamute_protocol.stamp import (
     STAMP_BYTES,
 )
 from malamute_py.journal.check import (
-    Found,
+    FoundBatch,
     candidates,
     check,
     content_facts,
@@ -132,7 +132,7 @@ class Scan:
             self._active = read_mark(storage, ACTIVE_FILE, Active)
         self._bundle = _ANY_BUNDLE
         """LSN of the bundle that the next batch must go on with, _ANY_BUNDLE or _CLOSED_BUNDLE."""
-        self._pending: list[tuple[Segment, Found, memoryview]] = []
+        self._pending: list[tuple[Segment, FoundBatch, memoryview]] = []
         """Good batches of a bundle whose last batch was not met yet."""
         self._complete_lsn = 0
         """Position after the last bundle that is whole, or after damage: there the ring may end."""
@@ -279,7 +279,7 @@ class Scan:
             found = check(data, base, position)
             fault = self._fault(found)
             if not fault:
-                assert isinstance(found, Found)
+                assert isinstance(found, FoundBatch)
                 if not begun:
                     begun = True
                     self._add_segment(segment)
@@ -304,14 +304,14 @@ class Scan:
                 self._damage(lsn, stop, cut or fault, segment, offsets_unknown=True)
                 return stop == base + size
             self._damage(lsn, base + resume, fault, segment, offsets_unknown=isinstance(found, str))
-            if isinstance(found, Found):
+            if isinstance(found, FoundBatch):
                 self.streams.note_lost(found.stamp)
                 self._doubts.note_offset_known(found.stamp.stream)
             position = resume
         self._close_segment(base + size)
         return True
 
-    def _is_cut(self, segment: Segment, found: Found | str, lsn: int, at: int) -> str:
+    def _is_cut(self, segment: Segment, found: FoundBatch | str, lsn: int, at: int) -> str:
         """Say that a segment's file was cut off where the log went on; "": it was not.
 
         found, lsn: what check() says of the position that the walk has come to. Where there was
@@ -399,7 +399,7 @@ class Scan:
             reason = "the segment's header is damaged; its batches were checked and are served"
             self.damages.append(Damage(begin, begin + SEGMENT_HEADER_BYTES, number, reason))
 
-    def _fault(self, found: Found | str) -> str:
+    def _fault(self, found: FoundBatch | str) -> str:
         """Return why a batch does not go on where the log stands; "": it does.
 
         found: the batch, or what is wrong with it in itself.
@@ -422,7 +422,7 @@ class Scan:
             return "another bundle amid a bundle"
         return ""
 
-    def _take(self, segment: Segment, found: Found, data: memoryview) -> None:
+    def _take(self, segment: Segment, found: FoundBatch, data: memoryview) -> None:
         """Take a good batch, which belongs to the ring once the last batch of its bundle is there.
 
         It waits in `_pending` until then.
@@ -455,7 +455,7 @@ class Scan:
         self._keep(self._pending)
         self._pending.clear()
 
-    def _keep(self, batches: Iterable[tuple[Segment, Found, memoryview]]) -> None:
+    def _keep(self, batches: Iterable[tuple[Segment, FoundBatch, memoryview]]) -> None:
         """Make batches part of the ring: in their segment's index, the stream table, and the state.
 
         Each comes with its segment and the bytes of that. Called when their bundle is whole.
@@ -523,15 +523,15 @@ class Scan:
             return True
         return any(s.number in self._indexed and s.base_lsn >= lsn for s in self._listed)
 
-    def _resume(self, found: Found | str, data: memoryview, base: int, position: int) -> int | None:
+    def _resume(self, found: FoundBatch | str, data: memoryview, base: int, at: int) -> int | None:
         """Return where in the segment reading goes on after damage; None: nowhere."""
-        if isinstance(found, Found):
+        if isinstance(found, FoundBatch):
             stamp = found.stamp
             if stamp.epoch >= self.epoch and not found.content_good:
-                return position + stamp.size  # the stamp is good, and tells the batch's size
-        for place in candidates(data, base, position):
+                return at + stamp.size  # the stamp is good, and tells the batch's size
+        for place in candidates(data, base, at):
             later = check(data, base, place)
-            if isinstance(later, Found) and later.stamp.epoch >= self.epoch:
+            if isinstance(later, FoundBatch) and later.stamp.epoch >= self.epoch:
                 return place
         return None
 
@@ -559,7 +559,7 @@ class Scan:
         self.last_lsn = -1
         self._complete_lsn = self._boundary(to_lsn)
 
-    def _note_tail(self, found: Found | str, lsn: int, fault: str, at: int) -> None:
+    def _note_tail(self, found: FoundBatch | str, lsn: int, fault: str, at: int) -> None:
         """Note the range that is dropped at the end of the log, if something was begun there.
 
         found, fault: the batch at which the log ends, and why it does not belong to the ring.
@@ -574,12 +574,12 @@ class Scan:
         elif to_lsn or self._is_torn(found, lsn, at):
             self.dropped.append(Dropped(self._complete_lsn, max(lsn, to_lsn), f"torn: {fault}"))
 
-    def _is_torn(self, found: Found | str, lsn: int, at: int) -> bool:
+    def _is_torn(self, found: FoundBatch | str, lsn: int, at: int) -> bool:
         """Whether a write was cut off here: a stamp of this place is there, but no good batch.
 
         A stamp of an earlier use of the file says another position, or an older epoch.
         """
-        if isinstance(found, Found):
+        if isinstance(found, FoundBatch):
             return found.stamp.epoch >= self.epoch
         segment = self._listed[at]
         return is_begun(self.bytes_of(segment), segment.base_lsn, lsn - segment.base_lsn)
@@ -683,14 +683,14 @@ class Scan:
         self._keep((twin, found, data) for found in self.walk_valid(twin))
         return twin.live
 
-    def walk_valid(self, segment: Segment) -> list[Found]:
+    def walk_valid(self, segment: Segment) -> list[FoundBatch]:
         """Return the good batches of one segment, for a new index of it."""
         data, base = self.bytes_of(segment), segment.base_lsn
-        out: list[Found] = []
+        out: list[FoundBatch] = []
         position: int | None = SEGMENT_HEADER_BYTES
         while position is not None and self.segment_bytes - position >= STAMP_BYTES:
             found = check(data, base, position)
-            if isinstance(found, Found):
+            if isinstance(found, FoundBatch):
                 if found.content_good:
                     out.append(found)
                 position += found.stamp.size

@@ -52,7 +52,7 @@ Matches: TypeAlias = Callable[[tuple[str, ...], tuple[tuple[str, str], ...]], bo
 """Whether one header (keys; fields by name) is wanted."""
 
 
-class Found(NamedTuple):
+class BatchSpots(NamedTuple):
     """The rare rows of one batch."""
 
     rows: list[tuple[Header, bytes]]
@@ -71,7 +71,7 @@ class StreamSpots:
         self.spotted = StreamHeaders(depth=None)
         """Entries in which all rows of a subject, a field name, a (name, value) have spots."""
 
-    def add(self, ordinal: int, found: Found) -> None:
+    def add(self, ordinal: int, found: BatchSpots) -> None:
         """Note the rare rows of an index entry that is a single batch; called as it is appended.
 
         ordinal: the entry's number.
@@ -183,7 +183,7 @@ class Unspotted:
 
 def find_spots(
     content: Buffer, position: int, size: int, base: int, time_ms: int, epoch: int
-) -> Found | None:
+) -> BatchSpots | None:
     """Return the rare rows of a batch whose checksum was found good; None: it has none.
 
     Called as a batch is indexed. position: of the batch in its segment, stamp included; size: of
@@ -218,7 +218,7 @@ def find_spots(
     for _, spots in rows:
         spots["append_time"] = time_ms
         spots["epoch"] = epoch
-    return Found([(header, spots.tobytes()) for header, spots in rows], others)
+    return BatchSpots([(header, spots.tobytes()) for header, spots in rows], others)
 
 
 def _spots_of(content: Content, rows: Any, position: int, end: int, base: int) -> Spots:

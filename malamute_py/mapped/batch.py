@@ -22,7 +22,7 @@ from malamute_protocol.errors import BatchError
 from malamute_protocol.extract import extract, extractable
 from malamute_protocol.gather import Row, gatherable, rows_of
 from malamute_protocol.stamp import Stamp
-from malamute_py.journal.check import Found, check
+from malamute_py.journal.check import FoundBatch, check
 from malamute_py.journal.gathering import TAKEN_MAX
 from malamute_py.journal.known import KNOWN
 from malamute_py.mapped.errors import Overwritten
@@ -66,6 +66,22 @@ class MappedBatch(Batch):
         """Return whether a copy was made: for records(), bodies(), or Arrow of some rows."""
         return self._copy is not None
 
+    @property
+    def gives_views(self) -> bool:
+        """Return whether to_arrow() gives views: not of some rows, of a typed stream, or a copy."""
+        head = self.content.head
+        return self.rows is None and self._copy is None and head.body_kind != ARROW
+
+    def over(self, data: Array) -> MappedBatch:
+        """Return the batch with a content that is a view of an array.
+
+        data: the bytes of its segment. Who makes the array can tell when no view is left of it.
+        """
+        stamp = self.stamp
+        begin = stamp.lsn - self.segment.base_lsn + stamp.stamp_bytes
+        content = Content(data.data[begin : begin + len(self.content.view)])
+        return MappedBatch(stamp, content, self.rows, self.segment)
+
     def intact(self) -> bool:
         """True when everything that was taken from the views until now was right."""
         return self.segment.intact()
@@ -84,7 +100,7 @@ class MappedBatch(Batch):
             data = memoryview(bytes(self.segment.view[begin : begin + stamp.size]))
             # Checked after it was made: the ring may have come round while bytes were copied.
             found = check(data, stamp.lsn, 0)
-            if not isinstance(found, Found) or not found.content_good or found.stamp != stamp:
+            if not isinstance(found, FoundBatch) or not found.content_good or found.stamp != stamp:
                 self.told = True
                 raise Overwritten(stamp.base_offset, stamp.next_offset)
             self._copy = Batch(stamp, Content(data[stamp.stamp_bytes :]), self.rows)
@@ -140,8 +156,7 @@ class MappedBatch(Batch):
         Where rows are missing, and of a typed stream, all of it is a copy. decode, header, schema:
         as of Batch.to_arrow(). Raises Overwritten, and what that raises.
         """
-        typed = self.content.head.body_kind == ARROW
-        if self.rows is not None or self._copy is not None or typed:
+        if not self.gives_views:
             return self.copy().to_arrow(decode=decode, header=header, schema=schema)
         from malamute_protocol.arrow import to_arrow
 

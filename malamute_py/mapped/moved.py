@@ -26,13 +26,13 @@ from malamute_protocol.stamp import STAMP_BYTES, Stamp
 from malamute_py.changelog.copies import MOVED_STREAM, unpack_copy
 from malamute_py.mapped.segments import Segments
 from malamute_py.mapped.selection import Selection
-from malamute_py.mapped.walk import END, Found, Walk, begin_of
+from malamute_py.mapped.walk import END, LocatedBatch, Walk, begin_of
 
 
 class _Copy(NamedTuple):
     """A copy: one row of a batch of the hidden stream."""
 
-    found: Found
+    found: LocatedBatch
     row: int
 
     def read(self) -> tuple[Stamp, Content, list[int]] | None:
@@ -93,7 +93,7 @@ class MovedRecords:
         newest: dict[int, _Copy] = {}
         lsn, first = begin_of(self._segments, MOVED_STREAM, 0)
         for step in Walk(self._segments, MOVED_STREAM, lsn, first).run(self._bound()):
-            if not isinstance(step, Found):
+            if not isinstance(step, LocatedBatch):
                 continue
             for row in range(step.stamp.count):
                 copy = _Copy(step, row)

@@ -6,7 +6,7 @@ told as a subscription tells it, by GapNotice, or GapError where the reading is 
 lost to a timeout or an error.
 
 Words: the tail is the end of the ring, and how far it is synced. It loses its place when the ring
-comes round, or a broker is started anew. A walk yields steps: Found (a batch),
+comes round, or a broker is started anew. A walk yields steps: LocatedBatch (a batch),
 Spotted (rows read without their batch), Passed (no wanted record), Lost. The floor is the offset
 below which retention or a trim left no record. Aged is what the stream's max_age_ms excludes.
 Missing are segments that the ring's manifest names and its directory lacks: the oldest, or the
@@ -52,7 +52,7 @@ from malamute_py.mapped.tables import ArrowTables
 from malamute_py.mapped.tail import RingTail
 from malamute_py.mapped.walk import (
     END,
-    Found,
+    LocatedBatch,
     Lost,
     Passed,
     Spotted,
@@ -292,7 +292,7 @@ class Reading:
         Returns False when the log has nothing more for now: the caller sleeps and asks again.
         """
         for step in self._steps:
-            if isinstance(step, Found):
+            if isinstance(step, LocatedBatch):
                 if not self._take(step):
                     self._steps = self._walk.overtaken(step.segment.number, self._bound)
                     return True
@@ -324,7 +324,7 @@ class Reading:
         self._closed = True
         return True
 
-    def _take(self, found: Found) -> bool:
+    def _take(self, found: LocatedBatch) -> bool:
         """Take up the wanted rows of a batch; False: it was overwritten meanwhile.
 
         The position stays before such a batch: the walk is to go on where the ring is, and the loss

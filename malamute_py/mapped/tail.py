@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Final
 
 from malamute_protocol.stamp import DATA, LAST_OF_BUNDLE, PADDING, STAMP_BYTES, Stamp
-from malamute_py.journal.check import Found, candidates, check, content_fault, is_begun
+from malamute_py.journal.check import FoundBatch, candidates, check, content_fault, is_begun
 from malamute_py.journal.directory import EPOCH_FILE, Epoch
 from malamute_py.journal.marks import read_mark
 from malamute_py.journal.storage import FileStorage
@@ -222,7 +222,7 @@ class RingTail:
         data = segment.readable()
         for later in candidates(data, segment.base_lsn, at):
             found = check(data, segment.base_lsn, later)
-            if isinstance(found, Found) and found.content_good:
+            if isinstance(found, FoundBatch) and found.content_good:
                 self.synced_lsn = max(self.synced_lsn, found.stamp.synced_lsn)
                 if self.synced_lsn > self.stopped_lsn:
                     return True
@@ -252,6 +252,6 @@ def resume(segment: SegmentMap, at: int, stop: int, epoch: int) -> int:
     data = segment.readable()[:stop]
     for later in candidates(data, segment.base_lsn, at):
         found = check(data, segment.base_lsn, later)
-        if isinstance(found, Found) and found.stamp.epoch >= epoch:
+        if isinstance(found, FoundBatch) and found.stamp.epoch >= epoch:
             return segment.base_lsn + later
     return segment.base_lsn + stop

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from malamute_protocol.errors import BatchError
 from malamute_py.mapped.segments import Segments
-from malamute_py.mapped.walk import Choose, Found, Walk, begin_of
+from malamute_py.mapped.walk import Choose, LocatedBatch, Walk, begin_of
 
 
 def at_append_time(
@@ -59,7 +59,7 @@ def at_client_time(
 
 def _walk(
     segments: Segments, stream: int, floor: int, bound: int, choose: Choose, *, contents: bool
-) -> Iterator[Found]:
+) -> Iterator[LocatedBatch]:
     """Yield the batches of a stream that may hold the time, from the first record to look at on.
 
     choose: picks them by the times in a segment's index; without an index all are yielded.
@@ -67,5 +67,5 @@ def _walk(
     """
     lsn, first = begin_of(segments, stream, floor)
     for step in Walk(segments, stream, lsn, first, choose=choose, contents=contents).run(bound):
-        if isinstance(step, Found):
+        if isinstance(step, LocatedBatch):
             yield step

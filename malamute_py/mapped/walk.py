@@ -37,7 +37,7 @@ END: Final = 1 << 63
 """Beyond every offset and position."""
 
 
-class Found(NamedTuple):
+class LocatedBatch(NamedTuple):
     """A batch of the stream, where it lies."""
 
     segment: SegmentMap
@@ -74,7 +74,7 @@ class Lost(NamedTuple):
     """Offset at which, or after which, the stream goes on; 0: not known."""
 
 
-Step: TypeAlias = Found | Spotted | Passed | Lost
+Step: TypeAlias = LocatedBatch | Spotted | Passed | Lost
 Choose: TypeAlias = Callable[[StoredIndex, Entries], Sequence[bool]]
 """Choice of the index entries that may hold a wanted record."""
 Spots: TypeAlias = Callable[[StoredIndex, Entries, int], WantedSpots | None]
@@ -270,7 +270,7 @@ class Walk:
                     continue
                 fault = self._fault(segment, at, stamp) if self._contents else ""
                 if not fault:
-                    yield Found(segment, at, stamp)
+                    yield LocatedBatch(segment, at, stamp)
                     self.next = max(self.next, after)
                 elif segment.intact():
                     yield Lost("damaged", f"{_place_text(segment, at)}: {fault}", after)
@@ -399,7 +399,7 @@ def young_from(
         choose=lambda index, entries: (entries.rows["last_time"] >= oldest_ms).tolist(),
     )  # fmt: skip
     for step in walk.run(bound_lsn):
-        if isinstance(step, Found):
+        if isinstance(step, LocatedBatch):
             if step.stamp.append_time_ms >= oldest_ms:
                 break
             offset = max(offset, step.stamp.next_offset)

@@ -35,7 +35,7 @@ PATIENCE_S = 90.0
 """Time for which every kind of call may make no progress after a disturbance."""
 
 
-class Found(NamedTuple):
+class RunFindings(NamedTuple):
     """The findings of a run."""
 
     faults: list[str]
@@ -82,7 +82,7 @@ class Run:
         self._after_kill = after_kill
         self._counts: dict[str, int] = {}
 
-    async def at(self, endpoint: str, kill_command: str = "") -> Found:
+    async def at(self, endpoint: str, kill_command: str = "") -> RunFindings:
         """Disturb a broker that runs already. kill_command: has it killed and started again."""
         # These are the proxy's, which stands before a broker on TCP only.
         kinds = ["cut", "stall", "delay"] if endpoint.startswith("tcp://") else []
@@ -92,7 +92,7 @@ class Run:
 
     async def embedded(
         self, directory: Path, program: Sequence[str] = JUMPING, kinds: Sequence[str] = ()
-    ) -> Found:
+    ) -> RunFindings:
         """Disturb a broker of its own, which is killed, frozen, and whose clock jumps.
 
         kinds: of disturbances, instead of all of them.
@@ -107,7 +107,7 @@ class Run:
 
     async def _run(
         self, endpoint: str, kinds: list[str], daemon: Daemon | None, command: str
-    ) -> Found:
+    ) -> RunFindings:
         """Start the roles (the clients), disturb them, and check what they wrote down.
 
         kinds: of disturbances; one that is there several times is chosen as often. daemon: a broker
@@ -128,7 +128,7 @@ class Run:
                 stuck = await self._disturb(book, roles, kinds, proxy, daemon, command)
                 ends = await roles.finish(self._patience_s)
             except DaemonFailed as error:
-                return Found(
+                return RunFindings(
                     [f"the broker does not start again: {error}"], {}, self._counts,
                     round(time.monotonic() - began, 1), self._seed,
                 )  # fmt: skip
@@ -139,7 +139,7 @@ class Run:
         # A broker of the run's own has room for all records: none may be missing.
         verdict = check(read_events(self._journal), retention=daemon is None)
         faults = verdict.faults + ends + ([stuck] if stuck else [])
-        return Found(
+        return RunFindings(
             faults, verdict.counts, self._counts, round(time.monotonic() - began, 1), self._seed
         )
 

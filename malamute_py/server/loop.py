@@ -21,6 +21,7 @@ import zmq
 from malamute_protocol.commands import Bye
 from malamute_protocol.framing import encode_message
 from malamute_protocol.limits import Limits
+from malamute_py.broker.links.messages import COMMAND_BYTES_MAX, halves
 from malamute_py.broker.ready import (
     MAIN,
     Appended,
@@ -465,7 +466,7 @@ class Loop:
         """
         core, rings = self._core, self._rings
         # Tells whether a peer waits for a ring's sync; at the broker's end one waits for each.
-        hurries = _always if self._finishing else core.hurries
+        hurries = (lambda ring: True) if self._finishing else core.hurries
         for step in range(_STEPS_MAX):
             if step == 1 and core.has_work:
                 # The disk works meanwhile. Without other work it has to wait: its thread would ask
@@ -570,6 +571,10 @@ class Loop:
             return  # its link ended meanwhile
         try:
             frames = encode_message(send.commands, send.frames)
+            if len(frames[0]) > COMMAND_BYTES_MAX and (parts := halves(send)):
+                for part in parts:
+                    self._send(part, now_ms)
+                return
         except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
             # A number that no wire carries, for example: the message to this link is gone.
             self._core.failed(peer.number, "sending", error, now_ms)
@@ -692,8 +697,3 @@ class Loop:
         if self._results.fd in ready:
             self._take_results(now_ms)
         self.settle(now_ms)
-
-
-def _always(ring: str) -> bool:
-    """Return True: at the end everything appended is waited for."""
-    return True

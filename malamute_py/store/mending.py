@@ -30,7 +30,7 @@ from malamute_protocol.stamp import (
 )
 from malamute_py.changelog.snapshots import decode_snapshot
 from malamute_py.journal import FileStorage, JournalError, Recovery, Ring, RingSettings
-from malamute_py.journal.check import Found, check
+from malamute_py.journal.check import FoundBatch, check
 from malamute_py.journal.directory import (
     EPOCH_FILE,
     IDENTITY_FILE,
@@ -324,7 +324,7 @@ class _RingRepair:
             self._join(found)
             lsn += found.stamp.size
 
-    def _join(self, found: Found) -> None:
+    def _join(self, found: FoundBatch) -> None:
         """Join a copied batch to what is before it, across a hole if there is one.
 
         A bundle whose beginning is lost begins with the padding. Offsets and changes that went with

@@ -105,16 +105,19 @@ def extract(stamp: Stamp, content: Content, rows: Any) -> tuple[bytes, bytes]:
     return restamped.pack(), derived
 
 
-def copy_rows(content: Content, rows: Any) -> bytes:
+def copy_rows(content: Content, rows: Any, *, expiries: bool = False) -> bytes:
     """Return a content that stands by itself with the rows that the boolean mask `rows` selects.
 
-    It has no producer and no expiry, as a copy in a dead-letter mailbox. Raises LocalProtocolError:
-    no row is selected, or the content is not extractable.
+    It has no producer, and without `expiries` no expiry, as a copy in a dead-letter mailbox. Raises
+    LocalProtocolError: no row is selected, or the content is not extractable.
     """
     if not extractable(content):
         raise LocalProtocolError("unsupported", "the rows of this batch stay together")
     options: Options = {"limits": UNBOUNDED}  # The rows were checked as part of `content`.
-    return _content_of(content, _row_numbers(np.asarray(rows, dtype=np.bool_)), options)
+    chosen = _row_numbers(np.asarray(rows, dtype=np.bool_))
+    if expiries and content.expiries is not None:
+        options["expires_at_ms"] = content.expiries[chosen]
+    return _content_of(content, chosen, options)
 
 
 def _row_numbers(mask: Array) -> Array:

@@ -14,6 +14,7 @@ from malamute_py.broker.cursors.pins import LOOKS_MAX as PINS_MAX
 from malamute_py.broker.cursors.pins import MARK_MS, Cursor
 from malamute_py.broker.groups.member import Member
 from malamute_py.broker.links.links import BEAT_SLOTS
+from malamute_py.broker.log.newest import Keys
 from malamute_py.broker.log.stream import NEVER
 from malamute_py.broker.streams.producers import Producers
 from malamute_py.broker.streams.retention import LOOKS_MAX
@@ -51,6 +52,26 @@ def test_a_snapshot_packs_anew_only_the_producers_that_wrote_since_the_last_one(
     contents = struct.pack("<QIQI", 0, 7, 1, 7)
     now = Sequence64(7, 0, 2, 2, [(0, 7, 1_007, 1), (1, 900, 2_000, 1)], contents)
     assert bytes(changed[0]) == msgspec.msgpack.encode(now)
+
+
+def test_a_key_that_is_put_does_not_ask_all_streams_how_many_keys_they_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shell = Shell()
+    shell.hello(1)
+    for number in range(20):
+        settings = {"keep": "last-per-subject", "ring_bytes": 1 << 20}
+        shell.send(1, wire.CreateStream(1, f"s{number}", settings))
+    asked = []
+
+    def getting(keys: Keys, name: str) -> object:
+        asked.append(keys)
+        return object.__getattribute__(keys, name)
+
+    monkeypatch.setattr(Keys, "__getattribute__", getting)
+    shell.publish(1, "s7", [b"x"], subject="a")
+    monkeypatch.undo()
+    assert {id(keys) for keys in asked} == {id(shell.stream("s7").keys)}
 
 
 def test_the_snapshot_of_a_ring_asks_for_its_own_streams_only() -> None:

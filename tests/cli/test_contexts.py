@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import stat
 import time
@@ -55,6 +56,32 @@ def test_the_file_is_for_its_owner_and_holds_no_password(m: Run) -> None:
     m("context", "add", "one", "--user", "ann", "--password-env", "SECRET").ok()
     assert stat.S_IMODE(contexts.file().stat().st_mode) == 0o600
     assert '"password"' not in contexts.file().read_text()
+
+
+def test_a_power_loss_leaves_the_old_file_or_the_new_one(
+    m: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new file's bytes are on the disk, whole, before it gets the name of the old one."""
+    m("context", "add", "one", "--endpoint", "tcp://one:9797").ok()
+    old = contexts.file().read_bytes()
+    synced: dict[str, bytes] = {}
+    replaced: list[tuple[bytes | None, bytes]] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def noting_sync(fd: int) -> None:
+        fsync(fd)
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        synced[path] = Path(path).read_bytes()
+
+    def noting_replace(path: Path, target: Path) -> Path:
+        replaced.append((synced.get(str(path)), target.read_bytes()))
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", noting_sync)
+    monkeypatch.setattr(Path, "replace", noting_replace)
+    m("context", "add", "two", "--endpoint", "tcp://two:9797").ok()
+    assert replaced == [(contexts.file().read_bytes(), old)]
+    assert list(contexts.file().parent.iterdir()) == [contexts.file()]
 
 
 @pytest.mark.parametrize(

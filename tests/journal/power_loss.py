@@ -33,7 +33,7 @@ from malamute_py.journal import (
     Ring,
     RingSettings,
 )
-from malamute_py.journal.check import Found
+from malamute_py.journal.check import FoundBatch
 from malamute_py.journal.storage import File
 from tests.journal.power import Disk, PowerLost
 from tests.journal.rings import S, batch, read_all, records
@@ -290,7 +290,7 @@ def _syncs_no_segment() -> contextlib.AbstractContextManager[object]:
 
 
 def _takes_torn_batches() -> contextlib.AbstractContextManager[object]:
-    return patch.object(Found, "content_good", property(lambda self: True))
+    return patch.object(FoundBatch, "content_good", property(lambda self: True))
 
 
 PLANTS: Final = {

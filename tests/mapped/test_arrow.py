@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -12,8 +13,9 @@ import pytest
 from malamute_protocol.batch import encode_lists
 from malamute_protocol.content import Content
 from malamute_py.journal import Append
-from malamute_py.mapped import LogReader, MappedBatch
-from tests.mapped.logs import Log, batches, body_at
+from malamute_py.mapped import LogReader, MappedBatch, Overwritten
+from malamute_py.mapped.segments import MAPS_MAX
+from tests.mapped.logs import LAP, Log, batches, body_at, lap
 
 
 def trades_of(log: Log) -> int:
@@ -78,7 +80,6 @@ def test_bytes_that_change_amid_the_making_of_columns_are_told(
     log: Log, reader: LogReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A content that is being overwritten gives no columns."""
-    from malamute_py.mapped import Overwritten
     from malamute_py.mapped.segments import SegmentMap
 
     trades_of(log)
@@ -103,6 +104,57 @@ def test_an_empty_reading_has_the_columns_of_any(log: Log, reader: LogReader) ->
     assert (table.num_rows, table.schema.names[0]) == (0, "offset")
     arrow = reader.read("empty", until="tail").arrow_reader()
     assert arrow.read_all().equals(table)
+
+
+def mappings(log: Log) -> int:
+    """Number of mappings that this process has of files of the log."""
+    return Path("/proc/self/maps").read_text().count(f" {log.path}/")
+
+
+def test_a_reader_that_follows_lets_go_of_segments_whose_views_went(
+    log: Log, reader: LogReader
+) -> None:
+    trades = log.create("trades")
+    log.fill(trades, 1)
+    reading = reader.read("trades")
+    arrow = reading.arrow_reader()
+    read = arrow.read_next_batch().num_rows
+    while log.next(trades) < 4 * LAP:
+        log.fill(trades, 20)
+        log.tidy()
+        for _ in range(20):
+            read += arrow.read_next_batch().num_rows
+    assert read == log.next(trades)
+    assert mappings(log) <= MAPS_MAX + 1
+    # Each view was right until it went, although the ring has come round since.
+    reading.check()
+
+
+def test_views_that_were_overwritten_before_they_went_are_told(log: Log, reader: LogReader) -> None:
+    trades = log.create("trades")
+    log.fill(trades, 2)
+    reading = reader.read("trades")
+    arrow = reading.arrow_reader()
+    first, second = arrow.read_next_batch(), arrow.read_next_batch()
+    del first
+    reading.check()
+    for _ in range(3):
+        lap(log, trades)
+    del second
+    with pytest.raises(Overwritten):
+        reading.check()
+
+
+def test_a_view_keeps_its_segment_after_the_reading_was_closed(log: Log, reader: LogReader) -> None:
+    trades = log.create("trades")
+    log.fill(trades, 1)
+    with reader.read("trades") as reading:
+        body = reading.arrow_reader().read_next_batch()["body"]
+    reader.close()
+    assert mappings(log) == 1
+    assert body.to_pylist() == [body_at(0)]
+    del body
+    assert mappings(log) == 0
 
 
 def by_duckdb(arrow: pa.RecordBatchReader | pa.Table) -> list[Any]:

@@ -24,7 +24,7 @@ from malamute_py.mapped import LogReader, MappedBatch, Overwritten
 from malamute_py.mapped import batch as batch_module
 from malamute_py.mapped.segments import MAPS_MAX, SegmentMap
 from malamute_py.mapped.selection import Selection
-from malamute_py.mapped.walk import Found, Lost, Step, Walk
+from malamute_py.mapped.walk import LocatedBatch, Lost, Step, Walk
 from tests.journal.rings import S
 from tests.mapped.logs import (
     LAP,
@@ -75,7 +75,7 @@ def test_the_reason_of_a_loss_lasts_until_a_batch_is_found(
 
     def torn(walk: Walk, bound: int) -> Iterator[Step]:
         """Lose the first five batches, of which an index knew two, and the ninth for no reason."""
-        found = [step for step in run(walk, bound) if isinstance(step, Found)]
+        found = [step for step in run(walk, bound) if isinstance(step, LocatedBatch)]
         yield Lost("retention", "the ring came round", 2)
         yield from found[5:8] + found[9:]
 

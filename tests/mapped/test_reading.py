@@ -19,7 +19,7 @@ from malamute_py.changelog.tables import Queues
 from malamute_py.journal import Append, open_reader
 from malamute_py.journal.layout import control_content
 from malamute_py.mapped import LogReader, StreamRemoved, UnknownStream
-from malamute_py.mapped.walk import Found
+from malamute_py.mapped.walk import LocatedBatch
 from tests.journal.rings import S, batch
 from tests.mapped.logs import SMALL, Log, Noted, body_at, filled, records
 
@@ -30,14 +30,14 @@ def test_a_batch_that_cannot_be_read_has_no_client_time(
     trades = log.create("trades")
     for number in range(5):
         log.put(trades, body_at(number), time_ms=1000, client_time_ms=5000)
-    content = Found.content
+    content = LocatedBatch.content
 
-    def of_damaged(found: Found) -> object:
+    def of_damaged(found: LocatedBatch) -> object:
         if found.stamp.base_offset == 0:
             raise BatchError("bad_batch", "damaged")
         return content(found)
 
-    monkeypatch.setattr(Found, "content", of_damaged)
+    monkeypatch.setattr(LocatedBatch, "content", of_damaged)
     start = malamute.AtClientTime(0)
     assert records(reader.read("trades", start=start, until="tail"))[0][0] == 1
 

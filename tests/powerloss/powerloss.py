@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 
 import psutil
 
-from malamute_py.promises.run import Found, Run
+from malamute_py.promises.run import Run, RunFindings
 
 SECTOR: Final = 512
 SOURCE: Final = Path(__file__).with_name("shim.c")
@@ -215,7 +215,7 @@ class Image:
 
 async def run(
     directory: Path, seed: int, losses: int, program: tuple[str, ...] = (), patience_s: float = 90.0
-) -> tuple[Found, Image]:
+) -> tuple[RunFindings, Image]:
     """Lose the power so many times under one broker and its clients; returns the verdict.
 
     program: the module and arguments before `broker`, for planted bugs.

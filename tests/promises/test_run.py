@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from malamute_py.promises.history import read_events
-from malamute_py.promises.run import JUMPING, Found, Run
+from malamute_py.promises.run import JUMPING, Run, RunFindings
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 SEEDS = (7, 8, 9, 10)
@@ -23,7 +23,7 @@ async def run(
     disturbances: int = 6,
     patience_s: float = 60.0,
     seed: int = 7,
-) -> Found:
+) -> RunFindings:
     logging.getLogger("malamute").setLevel(logging.CRITICAL)
     one = Run(
         journal=directory / "journal", seed=seed, disturbances=disturbances, patience_s=patience_s

@@ -17,11 +17,18 @@ import msgspec
 import pytest
 import zmq
 
-from malamute_protocol.commands import AnyCommand, Atomic, Bye, Command, Ping, Publish
-from malamute_protocol.framing import encode_message
-from malamute_py.broker.ready import (
-    AppendBundle,
+from malamute_protocol.commands import (
+    AnyCommand,
+    Atomic,
+    Bye,
+    Command,
+    Deliver,
+    Ping,
+    Publish,
+    Result,
 )
+from malamute_protocol.framing import decode_message, encode_message
+from malamute_py.broker.ready import AppendBundle, Send
 from malamute_py.config import Config, LimitsSection, LinksSection
 from malamute_py.server import inbound as inbound_module
 from malamute_py.server.errors import ServerFailed
@@ -262,6 +269,24 @@ class Noting:
     def close(self) -> None:
         with self.running:
             pass
+
+
+def test_answers_of_one_turn_are_messages_that_a_client_takes() -> None:
+    """Two pages of a listing, asked for at once, were a message for which the client hung up."""
+    noting = Noting()
+    results = [Result(number, {"page": b"x" * 400_000}) for number in range(5)]
+    delivery = Deliver(1, 0, 1, 2)
+    with dealer(noting.running.endpoint) as peer:
+        peer.send_multipart(encode_message([Ping(1)]))
+        noting.turns_until(lambda: noting.calls)
+        noting.running.loop._send(Send(1, [*results, delivery], [b"stamp", b"content"]), 0)
+        answers: list[Command] = []
+        while len(answers) < 6:
+            for command, frames in decode_message(peer.recv_multipart()):
+                answers.append(command)
+                assert frames == ((b"stamp", b"content") if command == delivery else ())
+    assert answers == [*results, delivery]
+    noting.close()
 
 
 @pytest.mark.slow

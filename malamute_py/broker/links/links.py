@@ -39,6 +39,7 @@ from malamute_protocol.link import TRANSITIONS, Moves, Side, State
 from malamute_protocol.version import VERSIONS, Feature, negotiate
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.link import Link, Owner, Receiver
+from malamute_py.broker.links.messages import message_bounds, split
 from malamute_py.broker.links.replicas import Replicas
 from malamute_py.broker.quotas import NAMELESS
 from malamute_py.broker.ready import Send
@@ -513,7 +514,7 @@ class Links:
         if not self.dirty and not self._closes:
             return sends, []
         now_ms = self._shard.now_ms
-        limits = self._shard.settings.limits
+        commands_max, frames_max = message_bounds(self._shard.settings.limits)
         if len(self.dirty) > 1:
             # Messages with frames go before those that only confirm: each message costs the
             # transport some 50 us, for which the others wait.
@@ -528,15 +529,10 @@ class Links:
             link.out, link.frames = [], []
             link.results = 0
             link.said_ms = now_ms
-            if len(out) <= limits.message_commands_max and len(frames) < limits.message_frames_max:
+            if len(out) <= commands_max and len(frames) <= frames_max:
                 sends.append(Send(link.number, out, frames))
             else:
-                sends.extend(
-                    split(
-                        link.number, out, frames,
-                        limits.message_commands_max, limits.message_frames_max - 1,
-                    )
-                )  # fmt: skip
+                sends.extend(split(link.number, out, frames, commands_max, frames_max))
         self.dirty.clear()
         closes, self._closes = self._closes, {}
         return sends, list(closes)
@@ -665,28 +661,6 @@ class Links:
     def answer_ping(self, link: Link, ping: Ping) -> None:
         """Send PONG with the token of a PING."""
         self.say(link, Pong(ping.token))
-
-
-def split(
-    number: int, commands: list[Command], frames: list[Any], commands_max: int, frames_max: int
-) -> list[Send]:
-    """Cut an outbox into messages within both limits; a command stays with its frames.
-
-    number: of the link. A command that has more frames than the limit makes a message alone.
-    """
-    sends: list[Send] = []
-    # The message at hand begins with command `first` and frame `first_frame`; `frame` is the first
-    # one of the command that is looked at.
-    first = frame = first_frame = 0
-    for place, command in enumerate(commands):
-        owned = command.content_frames
-        full = place - first >= commands_max or frame + owned - first_frame > frames_max
-        if full and place > first:
-            sends.append(Send(number, commands[first:place], frames[first_frame:frame]))
-            first, first_frame = place, frame
-        frame += owned
-    sends.append(Send(number, commands[first:], frames[first_frame:]))
-    return sends
 
 
 def _carries_nothing(link: Link) -> bool:

@@ -244,13 +244,24 @@ class Place(NamedTuple):
     """Offset of the copy in the hidden stream of copies."""
 
 
+class KeysMemory:
+    """Bytes of memory that the keys of several streams take."""
+
+    __slots__ = ("coming", "now")
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.coming = 0
+        """Bytes of keys that are on their way into the log."""
+
+
 class Keys:
     """The newest record of each subject of one stream."""
 
     __slots__ = (
-        "_at", "_coming", "_moved", "_moved_offsets", "_newest", "_taken", "bytes", "coming_bytes",
-        "coming_keys", "coming_memory", "copies_first", "copies_next", "deleted", "memory", "names",
-        "ready", "room", "taken_bytes", "taken_next",
+        "_all", "_at", "_coming", "_moved", "_moved_offsets", "_newest", "_taken", "bytes",
+        "coming_bytes", "coming_keys", "coming_memory", "copies_first", "copies_next", "deleted",
+        "memory", "names", "ready", "room", "taken_bytes", "taken_next",
     )  # fmt: skip
 
     def __init__(self, next: int, *, ready: bool) -> None:
@@ -278,6 +289,8 @@ class Keys:
         """Bytes that copies of all newest records would take, about."""
         self.memory = 0
         """Bytes of memory that the index takes, about."""
+        self._all = KeysMemory()
+        """The memory of the keys of all streams that this one was counted among."""
         self.room = Room()
         self.taken_next = next
         """Offset after everything that was taken."""
@@ -415,6 +428,7 @@ class Keys:
                 before = 0
                 self.coming_keys += 1
                 self.coming_memory += KEY_OVERHEAD + len(subject)
+                self._all.coming += KEY_OVERHEAD + len(subject)
             self.coming_bytes += own - before
             coming[subject] = (0 if deletion else base + row, own)  # Revision 0: no such key.
 
@@ -437,6 +451,7 @@ class Keys:
     def _forget_coming(self) -> None:
         """Forget what is on its way into the log: it is in the index, or was refused."""
         self._coming.clear()
+        self._all.coming -= self.coming_memory
         self.coming_keys = self.coming_memory = self.coming_bytes = 0
 
     def bytes_with(self, rows: list[NewestRow]) -> int:
@@ -448,6 +463,19 @@ class Keys:
     def weigh(self, rows: list[NewestRow]) -> int:
         """Return the bytes of memory that keys would take if all of them were new."""
         return sum(KEY_OVERHEAD + len(row.subject) for row in rows)
+
+    def count_among(self, others: KeysMemory) -> None:
+        """Count the memory of these keys among that of others, and no longer where it was."""
+        self._all.now -= self.memory
+        self._all.coming -= self.coming_memory
+        self._all = others
+        others.now += self.memory
+        others.coming += self.coming_memory
+
+    def _weighs(self, more: int) -> None:
+        """Count memory that the index takes more, or less."""
+        self.memory += more
+        self._all.now += more
 
     def enter(self, subject: str, offset: int, size: int, deleted_ms: int | None) -> None:
         """Note the newest record of a subject. deleted_ms: append time of a deletion marker."""
@@ -486,7 +514,7 @@ class Keys:
             self._newest[subject] |= _DELETION_BIT
         self.deleted.update(deleted)
         self.names.add_many(subjects)
-        self.memory += KEY_OVERHEAD * len(subjects) + sum(map(len, subjects))
+        self._weighs(KEY_OVERHEAD * len(subjects) + sum(map(len, subjects)))
         self.bytes += int(units.sum()) << _UNIT_SHIFT
 
     def _without_copied(self, found: NewestColumns) -> NewestColumns:
@@ -533,7 +561,7 @@ class Keys:
         markers = zip(subjects, deleted, strict=True)
         self.deleted.update((subject, time) for subject, time in markers if time is not None)
         self.names.add_many(subjects)
-        self.memory += KEY_OVERHEAD * len(subjects) + sum(map(len, subjects))
+        self._weighs(KEY_OVERHEAD * len(subjects) + sum(map(len, subjects)))
         self.bytes += int(units.sum()) << _UNIT_SHIFT
 
     def _is_newer(self, subject: str, offset: int) -> bool:
@@ -565,7 +593,7 @@ class Keys:
         value: as `_pack` makes it.
         """
         self.names.add(subject)
-        self.memory += KEY_OVERHEAD + len(subject)
+        self._weighs(KEY_OVERHEAD + len(subject))
         self.bytes += _size_in(value)
         if deleted_ms is not None:
             self.deleted[subject] = deleted_ms
@@ -581,7 +609,7 @@ class Keys:
             self._moved_offsets.discard(value >> _OFFSET_SHIFT)
             del self._at[value >> _OFFSET_SHIFT]
         self.bytes -= _size_in(value)
-        self.memory -= KEY_OVERHEAD + len(subject)
+        self._weighs(-KEY_OVERHEAD - len(subject))
         self.deleted.pop(subject, None)
 
     def forget(self, subject: str) -> None:

@@ -298,6 +298,15 @@ class Puts:
 
     # --- room -----------------------------------------------------------------------------------
 
+    def check_room(self, name: str, count: int, size: int) -> None:
+        """Raise BrokerRefused where a mailbox has no room for messages that come as several puts.
+
+        name: of the mailbox; one that is not there yet has room. count, size: of all the puts.
+        """
+        mailbox = self.mailboxes.by_name.get(name)
+        if mailbox is not None and not mailbox.removing:
+            self._check_room(mailbox, count, size)
+
     def _check_room(self, mailbox: Mailbox, count: int, size: int) -> None:
         """Raise BrokerRefused `limit` for a put that never fits, `wait` where there is no room now.
 

@@ -7,16 +7,23 @@ their batches with the rows, `runs` name them to the requester. Source: SPEC.md,
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
 from functools import partial
+from operator import attrgetter
 from typing import Any, Final
 
+import numpy as np
+
+from malamute_protocol.columns import Array
 from malamute_protocol.commands import AckWork, Reply, WorkState
 from malamute_protocol.content import Content
 from malamute_protocol.errors import BatchError, BrokerRefused
+from malamute_protocol.extract import copy_rows, extractable
 from malamute_protocol.limits import TIME_MAX
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.link import Link
-from malamute_py.broker.log.steps import Counting, Effect, Part, Then
+from malamute_py.broker.log.steps import Counting, Effect, Part, Then, content_size
 from malamute_py.broker.mail.puts import Puts
 from malamute_py.broker.services.claims import Claims
 from malamute_py.broker.services.ends import Ends
@@ -28,6 +35,8 @@ from malamute_py.changelog.records import RELEASED, RequestPut, Run, WorkReceive
 
 REASON_MAX: Final = 1_000
 """Characters of a worker's reason that are kept."""
+OWNERS_MAX: Final = 64
+"""Owners of requests that one REPLY answers, at most: its rows are divided among them."""
 
 
 class Replies:
@@ -76,17 +85,51 @@ class Replies:
         if command.last and twice:
             raise BrokerRefused("bad_batch", "two last replies to one request")
         first_batch, _ = items[0]
-        asked = first_batch.row.put
-        reply_to = asked.reply_to
+        reply_to = first_batch.row.put.reply_to
         if any(batch.row.put.reply_to != reply_to for batch, _ in items):
             raise BrokerRefused("bad_batch", "the requests have more than one reply_to")
-        mail = self._mail(link, asked, content, frame, runs, command.last)
+        mails = self._mails(link, command, content, frame, items, runs)
         count = content.head.count
         if not command.last:
-            return self._further_part(service, items, mail, count, together)
-        mails = () if mail is None else (mail,)
+            return self._further_part(service, items, mails, count, together)
         done = self._counting(count, "replies_in", "requests_completed")
         return self._ends.end(service, items, "completed", done, mails=mails)
+
+    def _mails(
+        self, link: Link, command: Reply, content: Content, frame: Any, items: list[BatchRows],
+        runs: list[Run],
+    ) -> list[Part]:  # fmt: skip
+        """Return parts that put replies into their mailbox, one for each owner of requests.
+
+        A part counts on the quota of one requester. None: the mailbox has gone, which is reported.
+        items, runs: the requests. Raises BrokerRefused, as for a full mailbox.
+        """
+        first_batch, _ = items[0]
+        asked = first_batch.row.put
+        owner_of = self._shard.quotas.owner_of
+        owners = (
+            1 if len(items) == 1 else len({owner_of(batch.row.put.sender) for batch, _ in items})
+        )
+        if owners == 1:
+            mail = self._mail(link, asked, content, frame, runs, command.last)
+            return [] if mail is None else [mail]
+        if owners > OWNERS_MAX or not extractable(content):
+            raise BrokerRefused(
+                "bad_batch",
+                f"replies to {owners} requesters in one batch: it must be divided, into "
+                f"{OWNERS_MAX} at most, and without a codec",
+            )
+        try:
+            self._puts.check_room(asked.reply_to, content.head.count, content_size(content))
+        except BrokerRefused as error:
+            raise self._shown(error, asked, link) from None
+        parts: list[Part] = []
+        for rows, some, about in _by_owner(command.requests, items, owner_of):
+            copy = copy_rows(content, rows, expiries=True)
+            mail = self._mail(link, some, Content(copy), copy, about, command.last)
+            if mail is not None:
+                parts.append(mail)
+        return parts
 
     def _mail(
         self, link: Link, asked: RequestPut, content: Content, frame: Any, runs: list[Run],
@@ -106,32 +149,40 @@ class Replies:
             )  # fmt: skip
         except BrokerRefused as error:
             if error.code != "unknown_mailbox":
-                # A worker of another namespace is not told the facts of the requester's mailbox.
-                quotas = self._shard.quotas
-                owner, reason = quotas.owner_of(asked.sender), "the requester's mailbox is full"
-                raise quotas.shown(error, owner, link.owner, reason) from None
+                raise self._shown(error, asked, link) from None
             self._ends.report_undeliverable(asked.reply_to, content.head.count)
             return None
+
+    def _shown(self, error: BrokerRefused, asked: RequestPut, link: Link) -> BrokerRefused:
+        """Return a refusal by the requester's mailbox or quota as the worker may see it.
+
+        A worker of another namespace is not told the facts of the requester's mailbox.
+        """
+        quotas = self._shard.quotas
+        owner, reason = quotas.owner_of(asked.sender), "the requester's mailbox is full"
+        return quotas.shown(error, owner, link.owner, reason)
 
     def _further_part(
         self,
         service: Service,
         items: list[BatchRows],
-        mail: Part | None,
+        mails: list[Part],
         count: int,
         together: bool,
     ) -> Part:
         """Return a part with replies that others follow; it renews the leases of their requests.
 
-        mail: the part that puts the replies; None: their mailbox has gone, and the worker goes on.
+        mails: the parts that put the replies; none: their mailbox has gone, and the worker goes on.
         together: as prepare_reply() has it.
         """
-        if mail is None:
-            mail = Part(level=service.level, memory=not together)
-        elif mail.memory and together:
-            mail = self._puts.deferred(mail)
-        mail.effects += [self._counting(count, "replies_in"), Then(partial(self._renew, items))]
-        return mail
+        if together:
+            mails = [self._puts.deferred(mail) if mail.memory else mail for mail in mails]
+        if mails:
+            part, *part.also = mails
+        else:
+            part = Part(level=service.level, memory=not together)
+        part.effects += [self._counting(count, "replies_in"), Then(partial(self._renew, items))]
+        return part
 
     def _too_late(self, offer: Offer, numbers: list[int]) -> None:
         """Count replies to requests that the worker does not hold; report the first in a row."""
@@ -213,3 +264,32 @@ class Replies:
     def _counting(self, count: int, *names: str) -> Effect:
         """Return an effect that adds `count` to counters when its part is in the log."""
         return Counting(self._shard.counters, count, names)
+
+
+def _by_owner(
+    numbers: list[int], items: list[BatchRows], owner_of: Callable[[str], str]
+) -> Iterator[tuple[Array, RequestPut, list[Run]]]:
+    """Yield (rows as a mask, one put, runs) for each owner of requests that a REPLY answers.
+
+    numbers: of the requests, one a row. items: the requests by batch. put: one that the owner's
+    requests came by. runs: as Claims.numbers() has them.
+    """
+    batches = sorted((batch for batch, _ in items), key=attrgetter("base"))
+    bases = [batch.base for batch in batches]
+    found: dict[str, tuple[Array, RequestPut, list[Run]]] = {}
+    for place, number in enumerate(numbers):
+        batch = batches[bisect_right(bases, number) - 1]
+        put = batch.row.put
+        owner = owner_of(put.sender)
+        if owner not in found:
+            found[owner] = np.zeros(len(numbers), np.bool_), put, []
+        rows, _, runs = found[owner]
+        rows[place] = True
+        row = number - batch.base
+        key, begin, length = runs[-1] if runs else (None, 0, 0)
+        # `is`: of the same batch, as in Claims.numbers().
+        if key is put.key and begin + length == row:
+            runs[-1] = put.key, begin, length + 1
+        else:
+            runs.append((put.key, row, 1))
+    yield from found.values()

@@ -613,7 +613,7 @@ class Catalogue:
                 del self._sorted[bisect_left(self._sorted, stream.name)]
         self.bounded.discard(stream)
         self._validation.watch(stream)
-        self._conditions.streams.pop(stream.number, None)
+        self._conditions.leave(stream)
         self._shard.event("stream_removed", stream=stream.name, number=stream.number)
         ring = stream.ring
         if not stream.settings.ring_bytes:

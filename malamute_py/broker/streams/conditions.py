@@ -11,12 +11,13 @@ Source: SPEC.md, section 8.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from malamute_protocol.content import Content
 from malamute_protocol.errors import BrokerRefused, RevisionConflict
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.broker.context import Shard
-from malamute_py.broker.log.newest import KEY_OVERHEAD, Keys, NewestRow, newest_rows
+from malamute_py.broker.log.newest import KEY_OVERHEAD, Keys, KeysMemory, NewestRow, newest_rows
 from malamute_py.broker.log.stream import Stream
 from malamute_py.changelog.settings import StreamSettings
 
@@ -45,28 +46,24 @@ class Conditions:
         """look: Compaction.look, which finds room in a stream's ring, if it is time."""
         self._shard = shard
         self._look = look
-        self.streams: dict[int, Stream] = {}
-        """Streams with keys, by number."""
+        self.memory: Final = KeysMemory()
+        """The memory that the keys of all streams take: a sum over them for each batch is slow."""
 
     def enter(self, stream: Stream) -> None:
         """Note a stream with keys that begins to exist or that a start found."""
-        self.streams[stream.row.number] = stream
+        assert stream.keys is not None
+        stream.keys.count_among(self.memory)
         self.look_if_ready(stream)
+
+    def leave(self, stream: Stream) -> None:
+        """Forget a stream that was removed."""
+        if stream.keys is not None:
+            stream.keys.count_among(KeysMemory())
 
     def look_if_ready(self, stream: Stream) -> None:
         """Have compaction look how full the ring of a stream is, where all its keys are known."""
         if stream.keys is not None and stream.keys.ready:
             self._look(stream)
-
-    def memory(self) -> tuple[int, int]:
-        """Bytes of memory that all keys take, and that keys on their way into the log will take."""
-        now = coming = 0
-        for stream in self.streams.values():
-            keys = stream.keys
-            if keys is not None:
-                now += keys.memory
-                coming += keys.coming_memory
-        return now, coming
 
     def admit(
         self, stream: Stream, content: Content, size: int, revision: int, *, staged: bool = False
@@ -154,7 +151,7 @@ class Conditions:
         """
         settings = self._shard.settings
         # `most` is an upper bound, as if all keys were new: names take at most the batch's bytes.
-        most = sum(self.memory()) + KEY_OVERHEAD * len(rows) + size
+        most = self.memory.now + self.memory.coming + KEY_OVERHEAD * len(rows) + size
         count = len(keys) + keys.coming_keys + len(rows)
         if count <= settings.keys_max and most <= settings.all_keys_bytes_max:
             return
@@ -162,8 +159,7 @@ class Conditions:
         new = [row for row in rows if row.subject not in keys]
         if not new:
             return
-        memory, coming = self.memory()
-        count, memory = len(keys) + len(new), memory + keys.weigh(new)
+        count, memory = len(keys) + len(new), self.memory.now + keys.weigh(new)
         if count > settings.keys_max:
             raise BrokerRefused(
                 "limit", f"stream '{stream.name}' has {len(keys)} keys: streams.keys_max"
@@ -171,7 +167,7 @@ class Conditions:
         if memory > settings.all_keys_bytes_max:
             raise BrokerRefused("limit", "the keys of all streams: streams.all_keys_bytes_max")
         # Batches on their way into the log may still be refused, so that their keys never come.
-        count, memory = count + keys.coming_keys, memory + coming
+        count, memory = count + keys.coming_keys, memory + self.memory.coming
         if count > settings.keys_max or memory > settings.all_keys_bytes_max:
             raise BrokerRefused("wait", _COMING)
 

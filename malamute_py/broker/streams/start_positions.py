@@ -38,7 +38,7 @@ class Begin(NamedTuple):
     wanted_to: int = 0
 
 
-Found: TypeAlias = Callable[[Begin | BrokerRefused], None]
+OnBegin: TypeAlias = Callable[[Begin | BrokerRefused], None]
 
 
 def may_match(pattern: Any, index: Any) -> Any:
@@ -60,7 +60,7 @@ class Starts:
         self._lost = lost
 
     def resolve(
-        self, stream: Stream, start: Sequence[Any], durable: bool, pattern: Any, found: Found,
+        self, stream: Stream, start: Sequence[Any], durable: bool, pattern: Any, found: OnBegin,
         *, end: int, asker: Asker, wanted: Callable[[], bool],
     ) -> None:  # fmt: skip
         """Call `found`, now or later, with the offset at which a reader begins, or with a refusal.
@@ -117,7 +117,7 @@ class Starts:
             self._by_time(stream, kind, durable, time_ms, inclusive, found, asker, wanted)
 
     def _earliest(
-        self, stream: Stream, durable: bool, tail: int, found: Found, asker: Asker,
+        self, stream: Stream, durable: bool, tail: int, found: OnBegin, asker: Asker,
         wanted: Callable[[], bool],
     ) -> None:  # fmt: skip
         """Find the first record that the stream keeps, for a start `earliest`.
@@ -144,7 +144,7 @@ class Starts:
 
     def _by_time(
         self, stream: Stream, kind: int, durable: bool, time_ms: int, inclusive: bool,
-        found: Found, asker: Asker, wanted: Callable[[], bool],
+        found: OnBegin, asker: Asker, wanted: Callable[[], bool],
     ) -> None:  # fmt: skip
         """Find where records of a time begin: at the tail, else by the journal's index.
 
@@ -181,7 +181,7 @@ class Starts:
         )  # fmt: skip
 
     def _last_per_subject(
-        self, stream: Stream, tail: int, end: int, pattern: Any, found: Found, asker: Asker,
+        self, stream: Stream, tail: int, end: int, pattern: Any, found: OnBegin, asker: Asker,
         wanted: Callable[[], bool],
     ) -> None:  # fmt: skip
         """Find the newest record of each subject that a pattern selects, by the journal.

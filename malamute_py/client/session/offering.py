@@ -115,6 +115,12 @@ class RequestBase(HandedOut, RowParts):
         return self.offering.asked.service
 
     @property
+    def sender(self) -> str:
+        """Identity that sent it, or another name of its sender; replies count on its quota."""
+        sender: str = self._of.command.sender
+        return sender
+
+    @property
     def reply_to(self) -> str:
         """Mailbox that replies go to."""
         reply_to: str = self._of.command.reply_to

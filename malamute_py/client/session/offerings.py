@@ -114,7 +114,7 @@ class Offerings(Acknowledging):
             offering.too_late(request, _NOT_HELD, row if last else None, last)
             self._told_late(row)
             return True
-        place = offering.number, request.reply_to
+        place = offering.number, request.reply_to, request.sender
         lane = self._lanes.get(place)
         if lane is None or outbox.fatal is not None:
             lane = outbox.lane(self._lanes, place)
@@ -234,7 +234,7 @@ class Offerings(Acknowledging):
         The request is in hand again, so that it can be failed.
         """
         offering = request.offering
-        lane = self._lanes.get((offering.number, request.reply_to))
+        lane = self._lanes.get((offering.number, request.reply_to, request.sender))
         if lane is None or offering.in_hand.get(request.number) is not request:
             return
         for batch in lane.queue:

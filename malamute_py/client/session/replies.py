@@ -29,7 +29,7 @@ _AT_ONCE_MS: Final = 1
 
 
 class OutgoingReplies(KeyedBatch):
-    """Replies to requests of one offer with one reply_to."""
+    """Replies to requests of one offer with one sender and one reply_to."""
 
     __slots__ = ("as_step", "awaited", "last", "offering")
 

@@ -113,6 +113,10 @@ class HandedOutRequest(HandedOut, Protocol):
     """One request in a worker's hand."""
 
     @property
+    def sender(self) -> str:
+        """Return who sent it."""
+
+    @property
     def reply_to(self) -> str:
         """Return the mailbox of its replies."""
 
@@ -389,7 +393,7 @@ class Step:
         if last:
             self._lend(request.opened, [request.number])
         parts = len(self.parts)
-        self._add((REPLY, request.opened, last, request.reply_to), row)
+        self._add((REPLY, request.opened, last, request.reply_to, request.sender), row)
         if not last and len(self.parts) > parts:
             # A new part, at the end. What ends a request, in whatever part, comes after the replies
             # that others follow: all parts but those replies move behind it.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from malamute_protocol import commands as wire
 from malamute_protocol.commands import WorkState
 from malamute_protocol.encode import encode
+from malamute_py.broker.limits import Quota
 from malamute_py.broker.links import links
-from tests.broker.service_world import INBOX, MANY, World, pair
+from tests.broker.service_world import INBOX, MANY, World, letters, pair
 
 STORED = int(wire.Level.STORED)
 
@@ -166,6 +169,81 @@ def test_one_reply_cannot_go_to_two_mailboxes() -> None:
     world.reply(2, [0])
     world.reply(2, [1])
     assert (world.replies(1), world.replies(3)) == ([b"re: 0"], [b"re: 1"])
+
+
+def of_two(**settings: Any) -> World:
+    """A worker (link 2) that holds requests of `req` (0, 2) and `bob` (1), for one mailbox."""
+    world = World(**settings)
+    world.client(1, "req")
+    world.worker(2, "ann")
+    world.client(3, "bob")
+    world.offer(2)
+    for link, key in ((1, b"k"), (3, b"l"), (1, b"m")):
+        world.request(link, b"a", reply_to="shared", key=key)
+    return world
+
+
+def mail_bytes(world: World) -> tuple[int, int]:
+    """Bytes in mailboxes, on disk or in memory, that count on `req` and on `bob`."""
+    held = [world.shell.broker._shard.quotas.of(name).held for name in ("req", "bob")]
+    req, bob = (each["mail_bytes"] + each["mail_memory_bytes"] for each in held)
+    return req, bob
+
+
+@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize("memory", [False, True])
+def test_each_requester_has_its_own_replies_on_its_quota(memory: bool, last: bool) -> None:
+    world = of_two()
+    world.shell.send(1, wire.EditMailbox(5, "shared", {"memory": memory}))
+    world.confirmed(2, world.reply(2, [0, 1, 2], last=last, bodies=[b"x", b"y" * 5_000, b"z"]))
+    few, many = mail_bytes(world)
+    assert 0 < few < 1_000 < 5_000 < many < 6_000
+    got = letters(world, 1, "shared")
+    assert [letter.body for letter in got] == [b"x", b"z", b"y" * 5_000]
+    assert [letter.mail.about for letter in got] == [
+        [(b"k", 0, 1), (b"m", 0, 1)], [(b"k", 0, 1), (b"m", 0, 1)], [(b"l", 0, 1)],
+    ]  # fmt: skip
+    assert {letter.mail.last for letter in got} == {last}
+    assert world.info(1)["held"] == (0 if last else 3)
+    numbers = [letter.number for letter in got]
+    world.shell.send(1, wire.AckMail(50, [(min(numbers), max(numbers) + 1)], 99))
+    assert mail_bytes(world) == (0, 0)
+
+
+def test_a_reply_beyond_the_quota_of_one_of_its_requesters_does_nothing() -> None:
+    world = of_two(quota=lambda name: Quota(mail_bytes=2_000) if name == "bob" else Quota())
+    large = [b"x", b"y" * 5_000, b"z"]
+    assert world.refused(2, world.reply(2, [0, 1, 2], bodies=large)).code == "limit"
+    assert mail_bytes(world) == (0, 0)
+    assert world.info(1)["held"] == 3
+    world.confirmed(2, world.reply(2, [1, 0, 2], bodies=large))
+    assert mail_bytes(world) > (5_000, 0)
+
+
+def test_replies_to_several_requesters_are_within_the_bounds_of_their_mailbox() -> None:
+    world = of_two()
+    world.shell.send(1, wire.EditMailbox(5, "shared", {"max_messages": 2}))
+    assert world.refused(2, world.reply(2, [0, 1, 2])).code == "limit"
+    world.confirmed(2, world.reply(2, [0, 1]))
+    assert world.refused(2, world.reply(2, [2])).code == "wait"
+
+
+def test_replies_to_several_requesters_keep_their_expiries() -> None:
+    world = of_two()
+    soon = world.shell.now_ms + 1_000
+    frame = encode([b"x", b"y", b"z"], subject="reply", expires_at_ms=[soon, 0, 0])
+    world.shell.send(2, wire.Reply(1, [0, 1, 2], 77), frames=[frame])
+    world.shell.wait(2_000)
+    assert [letter.body for letter in letters(world, 1, "shared")] == [b"z", b"y"]
+
+
+def test_replies_that_cannot_be_divided_go_to_one_requester() -> None:
+    world = of_two()
+    frame = encode([b"x" * 500, b"y" * 500], subject="reply", codec="zstd")
+    refused = world.shell.send(2, wire.Reply(1, [0, 1], 77), frames=[frame]).last(wire.Refused)
+    assert (refused.reference, refused.code) == (77, "bad_batch")
+    world.shell.send(2, wire.Reply(1, [0, 2], 78), frames=[frame])
+    assert world.confirmed(2, 78).tracker == 78
 
 
 def test_a_reply_of_another_count_is_refused() -> None:

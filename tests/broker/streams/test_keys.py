@@ -272,6 +272,40 @@ def test_keys_take_no_more_memory_than_they_may() -> None:
     assert world.put("c").code == "limit"
 
 
+def memory_of_all(world: World) -> tuple[int, int]:
+    """The memory of all keys as it is summed up, which is that of the streams together."""
+    streams = [stream.keys for stream in world.broker._catalogue if stream.keys is not None]
+    memory = world.broker._catalogue._conditions.memory
+    assert memory.now == sum(keys.memory for keys in streams)
+    assert memory.coming == sum(keys.coming_memory for keys in streams)
+    return memory.now, memory.coming
+
+
+def test_the_memory_of_all_keys_is_summed_up_as_they_come_and_go() -> None:
+    world = World(deleted_keys_ms=0, keys_max=3)
+    world.send(1, wire.CreateStream(8, "t", KEEP))
+    for key in ("a", "b"):
+        world.publish(1, "t", [b"v"], subject=key)
+        world.put(key)
+    four, _ = memory_of_all(world)
+    ring = world.stream("s").ring.name
+    world.refuse[ring] = "disk_full", "no room"
+    assert world.put("c").code == "disk_full"
+    assert memory_of_all(world) == (four, 0)
+    del world.refuse[ring]
+    world.put("a", deletion=True)
+    world.wait(10)
+    world.put("c")
+    world.put("d")  # for which the deleted one is forgotten
+    assert memory_of_all(world) == (five := four + four // 4, 0)
+    world.restart()
+    world.run()
+    world.hello(1)
+    assert memory_of_all(world) == (six := five + four // 4, 0), "the log has the deleted one"
+    world.send(1, wire.RemoveStream(9, "t"))
+    assert memory_of_all(world) == (six - four // 2, 0)
+
+
 @pytest.mark.parametrize(
     ("settings", "taken"), [({"keys_max": 3}, 3), ({"all_keys_bytes_max": 1_200}, 4)]
 )

@@ -38,9 +38,11 @@ def working(script: Script, count: int = 2, **asked: Any) -> Any:
     return offering
 
 
-def work(script: Script, offering: Any, count: int, base: int = 0, attempts: int = 1) -> None:
+def work(
+    script: Script, offering: Any, count: int, base: int = 0, attempts: int = 1, sender: str = "ann"
+) -> None:
     frames = stamped(encode([b"%d" % n for n in range(count)], subject="a"), base)
-    command = c.Work(offering.number, "ann", "ann", 0, attempts, 300, 2, None, b"k" * 16)
+    command = c.Work(offering.number, sender, "ann", 0, attempts, 300, 2, None, b"k" * 16)
     script.say(command, frames=frames)
 
 
@@ -70,6 +72,16 @@ def test_answers_of_one_turn_leave_as_one_reply_with_their_credit() -> None:
     assert of(sent, c.Credit)[0].credit_records == 6
     confirm(script, answer)
     assert not offering.in_hand
+
+
+def test_answers_to_two_senders_with_one_mailbox_leave_apart() -> None:
+    script = opened()
+    offering = working(script, 2)
+    work(script, offering, 1, base=2, sender="bob")
+    work(script, offering, 1, base=3)
+    for job in take_all(offering):
+        assert reply(script, job, b"re:" + job.body)
+    assert [answer.requests for answer in of(script.step(), c.Reply)] == [[0, 1, 3], [2]]
 
 
 def test_leases_are_renewed_by_the_session() -> None:

@@ -62,7 +62,7 @@ class Bag:
 class Item:
     """A message or a request in hand."""
 
-    reply_to = "desk"
+    sender, reply_to = "ann", "desk"
 
     def __init__(self, opened: Bag, number: int) -> None:
         self.opened = opened
