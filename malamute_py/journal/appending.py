@@ -25,11 +25,10 @@ from malamute_protocol.stamp import (
     STAMP_BYTES,
     pack_stamps,
 )
-from malamute_py.journal.check import FoundBatch, check, content_facts, header_table
+from malamute_py.journal.check import content_facts, header_table
 from malamute_py.journal.errors import BatchTooLarge, DiskFull, JournalFailed
 from malamute_py.journal.index import Place
 from malamute_py.journal.layout import SnapshotFacts, control_content, pack_file
-from malamute_py.journal.marks import parse_snapshot
 from malamute_py.journal.recovery import Scan
 from malamute_py.journal.segment import Segment
 from malamute_py.journal.space import Space
@@ -90,8 +89,6 @@ class Appender:
         self._epoch = epoch
         self._fail = fail
         self._segment_bytes = scan.segment_bytes
-        self._raw_snapshots: list[int] = []
-        """As-of positions of raw snapshots whose bundle is not whole yet."""
 
     def append(
         self, batches: Sequence[AppendLike], synced: int, snapshot_source: SnapshotSource
@@ -107,8 +104,6 @@ class Appender:
         bundle: Sequence[AppendLike] = batches
         # The first bundle of an epoch begins with a batch that says so.
         if self.last_epoch != self._epoch:
-            if self.last_epoch > self._epoch:
-                raise ValueError(f"this ring follows epoch {self.last_epoch}: open it anew to lead")
             bundle = [_EPOCH_START, *batches]
         rows, new_segments = self._lay_out(bundle, begin, snapshot_source)
         if new_segments:
@@ -290,7 +285,7 @@ class Appender:
 
         begin: position of the bundle. new_segments: how many spares it has begun.
         """
-        space, epoch = self._space, self._epoch
+        space = self._space
         segment = space.segments[-1] if space.segments else None
         begun = space.begin(new_segments) if new_segments else []
         time_ms = self.last_time_ms
@@ -310,7 +305,7 @@ class Appender:
                 else:
                     assert segment is not None
                     spot = (lsn - base_lsn, size, base, base + count)
-                    self._index(segment, stream, spot, time_ms, epoch, content, keys)
+                    self._index(segment, stream, spot, time_ms, content, keys)
             elif kind == SNAPSHOT:
                 # The first batch of each new segment.
                 if segment is not None:
@@ -320,9 +315,12 @@ class Appender:
         assert segment is not None
         self._close_part(segment, sparse, time_ms)
         self.last_time_ms = time_ms
-        self.last_epoch = epoch
+        self.last_epoch = self._epoch
         self.last_lsn = rows[-1][_LSN]
-        self._set_end(self.last_lsn + rows[-1][_SIZE])
+        end = self.last_lsn + rows[-1][_SIZE]
+        # The segment's end, where no stamp fits behind the last batch.
+        rest = -end % self._segment_bytes
+        self.end = end + rest if rest < STAMP_BYTES else end
         if new_segments:
             space.note_snapshot(self.end, begin)
 
@@ -334,10 +332,10 @@ class Appender:
         segment.last_epoch = self._epoch
         segment.last_time_ms = max(segment.last_time_ms, time_ms)
         for stream, places in sparse.items():
-            self._index_sparse(segment, stream, places, self._epoch)
+            self._index_sparse(segment, stream, places)
         sparse.clear()
 
-    def _index_sparse(self, segment: Segment, stream: int, places: list[Place], epoch: int) -> None:
+    def _index_sparse(self, segment: Segment, stream: int, places: list[Place]) -> None:
         """Add data batches of a stream without header index to the segment's index.
 
         places: of batches whose offsets follow on; (position, size, base, after, time) of each.
@@ -346,7 +344,7 @@ class Appender:
         total = segment.live.add_sparse(stream, places)
         _, _, base, _, _ = places[0]
         _, _, _, after, _ = places[-1]
-        self._streams.note_batch(stream, base, after, epoch, total)
+        self._streams.note_batch(stream, base, after, self._epoch, total)
 
     def _index(
         self,
@@ -354,7 +352,6 @@ class Appender:
         stream: int,
         place: tuple[int, int, int, int],
         time_ms: int,
-        epoch: int,
         content: Buffer,
         keys: Any,
     ) -> None:
@@ -379,111 +376,9 @@ class Appender:
             content_facts(content),
             keys,
             content,
-            epoch,
+            self._epoch,
         )
-        self._streams.note_batch(stream, base, after, epoch, size)
-
-    # --- raw, for replicas --------------------------------------------------------------
-
-    def append_raw(self, lsn: int, data: Buffer) -> int:
-        """Write batches as another ring stamped them; returns the new end. See Ring.append_raw.
-
-        For a replica, which no broker has today. A write that fails seals the ring, unless the disk
-        is full. data: batches of one segment, which begin at `lsn`: they are written at the same
-        position here.
-        """
-        size = self._segment_bytes
-        number, position = divmod(lsn, size)
-        new_segments = 0
-        if self.end % size == 0:
-            # The last segment is full: the data begins the next one, after its header.
-            new_segments = 1
-            begins = self.end + SEGMENT_HEADER_BYTES
-        else:
-            begins = self.end
-        if lsn != begins:
-            raise ValueError(f"raw data for position {lsn}, the ring goes on at {begins}")
-        founds = self._check_raw(memoryview(data), lsn, size - position)
-        if new_segments:
-            self._secure(new_segments)
-        segments = self._space.segments
-        target = self._space.spares[0] if new_segments else segments[-1]
-        assert target.number == number
-        assert target.file is not None
-        try:
-            self._storage.write(target.file, position, [data])
-        except OSError as error:
-            raise self._explained(error) from error
-        if new_segments:
-            self._space.begin(new_segments)
-        for found in founds:
-            self._take_raw(target, found, memoryview(data))
-        last = founds[-1].stamp
-        self.last_epoch = last.epoch
-        self.last_time_ms = max(self.last_time_ms, last.append_time_ms)
-        self.last_lsn = last.lsn
-        self._set_end(last.lsn + last.size)
-        return self.end
-
-    def _check_raw(self, data: memoryview, lsn: int, room: int) -> list[FoundBatch]:
-        """Return the batches in raw data of another ring. Raises ValueError unless all is good."""
-        founds: list[FoundBatch] = []
-        at, epoch = 0, self.last_epoch
-        while at < len(data):
-            # The stamp of a padding names the rest of the segment, which is not sent.
-            found = check(data, lsn, at, room=room - at)
-            if isinstance(found, str) or not found.content_good:
-                reason = found if isinstance(found, str) else found.reason
-                raise ValueError(f"raw data for position {lsn + at}: {reason}")
-            if found.stamp.epoch < epoch:
-                raise ValueError(f"raw data of epoch {found.stamp.epoch} after epoch {epoch}")
-            epoch = found.stamp.epoch
-            founds.append(found)
-            if found.stamp.control_kind == PADDING:
-                if at + found.stamp.stamp_bytes != len(data):
-                    raise ValueError(f"raw data goes on after the padding at {lsn + at}")
-                break
-            at += found.stamp.size
-        if not founds:
-            raise ValueError("raw data without a batch")
-        return founds
-
-    def _take_raw(self, segment: Segment, found: FoundBatch, data: memoryview) -> None:
-        """Make one batch of raw data part of the ring, as append() does with its own batches."""
-        stamp = found.stamp
-        segment.last_epoch = stamp.epoch
-        segment.last_time_ms = stamp.append_time_ms
-        content = data[found.position + stamp.stamp_bytes : found.position + stamp.size]
-        if stamp.control_kind == SNAPSHOT:
-            snapshot = parse_snapshot(stamp.lsn, content)
-            if snapshot is not None:
-                # The state of a segment: its rows tell of streams whose batches are all gone.
-                self._raw_snapshots.append(snapshot.facts.as_of_lsn)
-                for stream, row in snapshot.facts.streams.items():
-                    self._streams.note_row(stream, row)
-        elif stamp.control_kind == DATA:
-            place = (
-                stamp.lsn - segment.base_lsn,
-                stamp.size,
-                stamp.base_offset,
-                stamp.next_offset,
-            )
-            time_ms = stamp.append_time_ms
-            if stamp.stream >= UNINDEXED_FROM:
-                self._index_sparse(segment, stamp.stream, [(*place, time_ms)], stamp.epoch)
-            else:
-                self._index(segment, stamp.stream, place, time_ms, stamp.epoch, content, None)
-        if stamp.flags & LAST_OF_BUNDLE:
-            # A snapshot counts once its bundle is whole: half a bundle is dropped at the next
-            # opening, with the snapshot in it.
-            for as_of_lsn in self._raw_snapshots:
-                self._space.note_snapshot(stamp.lsn + stamp.size, as_of_lsn)
-            self._raw_snapshots.clear()
-
-    def _set_end(self, end: int) -> None:
-        """Set the ring's end to its last batch's, or the segment's where no stamp fits behind."""
-        rest = -end % self._segment_bytes
-        self.end = end + rest if rest < STAMP_BYTES else end
+        self._streams.note_batch(stream, base, after, self._epoch, size)
 
     def _explained(self, error: OSError) -> Exception:
         """Return what to raise for a failed write; any but that of a full disk seals the ring.

@@ -65,14 +65,12 @@ class FoundBatch(NamedTuple):
         return self.stamp.lsn + self.stamp.size
 
 
-def check(
-    data: memoryview, base_lsn: int, position: int, *, room: int | None = None
-) -> FoundBatch | str:
+def check(data: memoryview, base_lsn: int, position: int) -> FoundBatch | str:
     """Return the batch at a position of one segment's bytes, or why there is none.
 
     For recoveries and readers. Only checked in itself: whether it goes on with the log is its
     caller's to decide. data: the whole segment, or a part of it. base_lsn: the LSN of its first
-    byte. room: what a padding may fill when the data ends before its segment.
+    byte.
     """
     stamp = stamp_here(data, position, base_lsn + position)
     if stamp is None:
@@ -81,10 +79,7 @@ def check(
         if isinstance(found, str):
             return found
         stamp = found
-    left = len(data) - position
-    if stamp.control_kind == PADDING and room is not None:
-        left = room
-    if stamp.size > left:
+    if stamp.size > len(data) - position:
         return f"a batch of {stamp.size} bytes that would leave its segment"
     if stamp.bundle_lsn > stamp.lsn:
         return "a batch before the beginning of its bundle"

@@ -29,7 +29,12 @@ from malamute_py.journal.directory import (
     ring_names,
     unknown_entries,
 )
-from malamute_py.journal.errors import JournalCorrupt, JournalError, JournalLocked
+from malamute_py.journal.errors import (
+    JournalCorrupt,
+    JournalError,
+    JournalLocked,
+    StorageRefused,
+)
 from malamute_py.journal.index import ENTRY_DTYPE, StoredIndex, read_index
 from malamute_py.journal.layout import (
     FAILED_FILE,
@@ -181,8 +186,8 @@ def in_use(storage: Storage) -> bool:
     """Whether a broker has the directory: it holds the lock then, which is tried and let go."""
     try:
         storage.lock(LOCK_FILE).release()
-    except FileNotFoundError:
-        return False
+    except (FileNotFoundError, StorageRefused):
+        return False  # Where nothing can be locked, no broker starts.
     except JournalLocked:
         return True
     return False

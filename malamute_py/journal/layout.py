@@ -27,15 +27,12 @@ CLOSED_FILE: Final = "closed"
 ACTIVE_FILE: Final = "active"
 FAILED_FILE: Final = "failed"
 TRIMS_FILE: Final = "trims"
-TRUNCATING_FILE: Final = "truncating"
 LOCK_FILE: Final = "lock"
 MANIFEST_FILE: Final = "manifest"
 """Name of the manifest where a ring is alone in its directory, without a data directory."""
 PREPARING_FILE: Final = "preparing.tmp"
 REWRITE_FILE: Final = "rewrite.tmp"
-_SMALL_FILES: Final = (
-    CLOSED_FILE, ACTIVE_FILE, FAILED_FILE, TRIMS_FILE, TRUNCATING_FILE, MANIFEST_FILE,
-)  # fmt: skip
+_SMALL_FILES: Final = (CLOSED_FILE, ACTIVE_FILE, FAILED_FILE, TRIMS_FILE, MANIFEST_FILE)
 TEMPORARIES: Final = frozenset(
     [PREPARING_FILE, REWRITE_FILE, "index.tmp"]
     + [f"{name}.tmp" for name in (RING_FILE, *_SMALL_FILES)]
@@ -142,13 +139,6 @@ class Failed(msgspec.Struct, array_like=True):
     end_lsn: int
     epoch: int
     reason: str
-
-
-class Truncating(msgspec.Struct, array_like=True):
-    """The file `truncating`: a cut of everything from `lsn` on has begun and must be finished."""
-
-    ring: bytes
-    lsn: int
 
 
 class Trims(msgspec.Struct, array_like=True):

@@ -21,7 +21,6 @@ from malamute_py.journal.layout import (
     RING_FILE,
     TEMPORARIES,
     TRIMS_FILE,
-    TRUNCATING_FILE,
     index_name,
     index_number,
     read_segment_header,
@@ -32,10 +31,7 @@ from malamute_py.journal.storage import Storage, read_file
 from malamute_py.journal.types import SEGMENT_HEADER_BYTES, Unknown
 
 _OWN_FILES: Final = frozenset(
-    [
-        *(RING_FILE, CLOSED_FILE, ACTIVE_FILE, FAILED_FILE, TRIMS_FILE, TRUNCATING_FILE),
-        *(LOCK_FILE, MANIFEST_FILE),
-    ]
+    [RING_FILE, CLOSED_FILE, ACTIVE_FILE, FAILED_FILE, TRIMS_FILE, LOCK_FILE, MANIFEST_FILE]
 )
 
 

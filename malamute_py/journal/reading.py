@@ -19,14 +19,10 @@ import google_crc32c
 import numpy as np
 
 from malamute_protocol.gather import BYTES_A_ROW, Row, weight_of
-from malamute_protocol.stamp import PADDING, STAMP_BYTES
-from malamute_py.journal.check import check
 from malamute_py.journal.choosing import WantedSpots, choose, wanted_spots
 from malamute_py.journal.chunks import Part, Runs, batches_in, group_entries, pick_in
-from malamute_py.journal.errors import JournalCorrupt
 from malamute_py.journal.gathering import RareRows, WantedRows
 from malamute_py.journal.index import NEVER, Entries
-from malamute_py.journal.layout import segment_name
 from malamute_py.journal.searching import Searches
 from malamute_py.journal.segment import Segment
 from malamute_py.journal.segment_files import SegmentFiles
@@ -34,7 +30,6 @@ from malamute_py.journal.spots import Matches
 from malamute_py.journal.streams import StreamTable
 from malamute_py.journal.taking import Out, Wanted, parts
 from malamute_py.journal.types import (
-    SEGMENT_HEADER_BYTES,
     Candidates,
     ChosenRows,
     Gap,
@@ -462,56 +457,6 @@ class Reader:
             if segment.retired:
                 return  # it may have been overwritten under the read
             yield from pick_in(data, segment.base_lsn + part.position, part, stream, offsets)
-
-    # --- raw --------------------------------------------------------------------------
-
-    def read_raw(self, lsn: int, end_lsn: int, bytes_max: int) -> tuple[int, Any, int]:
-        """Return (position, whole batches as they are stored, position after them).
-
-        For a replica, which no broker has today; its ring takes them by append_raw(). See
-        Ring.read_raw.
-        """
-        size = self._files.settings.segment_bytes
-        if lsn >= end_lsn:
-            return lsn, b"", lsn
-        if lsn % size == 0:
-            lsn += SEGMENT_HEADER_BYTES  # batches begin after the header
-        number, position = divmod(lsn, size)
-        segment = next((s for s in self._files.segments() if s.number == number), None)
-        if segment is None:
-            raise JournalCorrupt(segment_name(number), "the segment is not in the ring", position)
-        left = min(end_lsn, segment.base_lsn + size) - lsn
-        data = b""
-        # Once more with all that is left: a single batch may be larger than bytes_max.
-        for want in (min(max(bytes_max, STAMP_BYTES), left), left):
-            data = self._files.storage.read(self._files.file(segment), position, want)
-            stop, padding = self._whole_batches(data, lsn, size - position)
-            if segment.retired:
-                raise JournalCorrupt(segment.name, "the segment was retired", position)
-            if stop:
-                # Padding is its stamp alone, but takes up the rest of the segment.
-                after = segment.base_lsn + size if padding else lsn + stop
-                return lsn, memoryview(data)[:stop], after
-        # Not even one batch is good: the first one tells why.
-        found = check(memoryview(data), lsn, 0, room=size - position)
-        reason = found if isinstance(found, str) else found.reason
-        raise JournalCorrupt(segment.name, reason, position)
-
-    @staticmethod
-    def _whole_batches(data: bytes, lsn: int, room: int) -> tuple[int, bool]:
-        """Return the bytes of the good batches at the begin of data, and whether padding ends them.
-
-        lsn: position of the data. room: bytes up to the end of the segment.
-        """
-        view, at = memoryview(data), 0
-        while at < len(data):
-            found = check(view, lsn, at, room=room - at)
-            if isinstance(found, str) or not found.content_good:
-                break
-            if found.stamp.control_kind == PADDING:
-                return at + found.stamp.stamp_bytes, True
-            at += found.stamp.size
-        return at, False
 
 
 def _costs_up_to(rare: WantedSpots, first: int, last: int) -> Any:

@@ -9,18 +9,7 @@ section 7.
 from __future__ import annotations
 
 from malamute_protocol.stamp import STAMP_BYTES
-from malamute_py.journal.layout import (
-    ACTIVE_FILE,
-    CLOSED_FILE,
-    REWRITE_FILE,
-    TRUNCATING_FILE,
-    RingMeta,
-    SegmentHeader,
-    index_name,
-    read_segment_header,
-    segment_number,
-)
-from malamute_py.journal.manifest import Manifest
+from malamute_py.journal.layout import REWRITE_FILE, SegmentHeader
 from malamute_py.journal.recovery import Scan
 from malamute_py.journal.segment import Segment
 from malamute_py.journal.storage import Storage, read_around
@@ -102,46 +91,6 @@ def rewrite(storage: Storage, segment: Segment, scan: Scan, epoch: int) -> None:
     storage.rename(REWRITE_FILE, segment.name)
     storage.sync_directory()
     segment.file = storage.open(segment.name)
-
-
-def finish_truncation(
-    storage: Storage, meta: RingMeta, lsn: int, manifest: Manifest, epoch: int
-) -> None:
-    """Cut off a ring from a position on, as the file `truncating` asks, then remove that file.
-
-    Interrupted anywhere, it is done again by the next opening. The manifest is made to have no more
-    than what is left before the file goes. Everything from the position on becomes zeros: a batch
-    left there could prove by its synced_lsn that what was cut off had been durable.
-    """
-    size = meta.segment_bytes
-    storage.remove(CLOSED_FILE)
-    storage.remove(ACTIVE_FILE)
-    for name in sorted(storage.names(), reverse=True):
-        number = segment_number(name)
-        if number is None or (number + 1) * size <= lsn:
-            continue  # no segment, or one before the cut
-        storage.remove(index_name(number))
-        if number * size >= lsn:
-            storage.remove(name)
-            continue
-        # The cut lies in this segment.
-        file = storage.open(name)
-        header = read_segment_header(storage.read(file, 0, SEGMENT_HEADER_BYTES))
-        if header is not None and header.synced_lsn > lsn:
-            # A segment written anew after a failed sync says how far it was durable then.
-            storage.write(file, 0, [header._replace(synced_lsn=lsn).pack()])
-        for position in range(lsn - number * size, size, _STEP_BYTES):
-            part = min(_STEP_BYTES, size - position)
-            storage.write(file, position, [bytes(part)])
-        storage.sync(file)
-    storage.sync_directory()
-    known = manifest.expected
-    if known is not None:
-        # The last segment that has bytes before the cut.
-        last = min(known.last, -(-lsn // size) - 1)
-        manifest.write(meta.uuid, size, epoch, known.first, last, min(known.end_lsn, lsn), None)
-    storage.remove(TRUNCATING_FILE)
-    storage.sync_directory()
 
 
 def _reaching_beyond(segments: list[Segment], lsn: int, segment_bytes: int) -> list[Segment]:

@@ -2,10 +2,10 @@
 
 Owns appending, syncing and the order of everything else. The rule: a bundle is written whole or not
 at all, an offset is never given twice, and after a failed sync nothing more is taken. The threads:
-`append`, `append_raw`, `begin_with` and the trims belong to the loop thread, `sync` to the sync
-thread, the reads to the reader thread, `prepare_step` and `limit` to the housekeeping thread,
-`hold` to any one of them; facts (`end_lsn`, `synced_lsn`, `streams`, `events`) may be asked from
-any. Source: FORMAT.md; docs/design.md, Journal.
+`append`, `begin_with` and the trims belong to the loop thread, `sync` to the sync thread, the reads
+to the reader thread, `prepare_step` and `limit` to the housekeeping thread, `hold` to any one of
+them; facts (`end_lsn`, `synced_lsn`, `streams`, `events`) may be asked from any. Source: FORMAT.md;
+docs/design.md, Journal.
 """
 
 from __future__ import annotations
@@ -31,12 +31,10 @@ from malamute_py.journal.layout import (
     FAILED_FILE,
     MANIFEST_FILE,
     RING_FILE,
-    TRUNCATING_FILE,
     Active,
     Closed,
     Failed,
     RingMeta,
-    Truncating,
     pack_file,
     segment_name,
 )
@@ -46,7 +44,7 @@ from malamute_py.journal.marks import find_meta, read_mark
 from malamute_py.journal.planning import Planner
 from malamute_py.journal.reading import Reader
 from malamute_py.journal.recovery import Scan
-from malamute_py.journal.repair import finish_truncation, repair
+from malamute_py.journal.repair import repair
 from malamute_py.journal.searching import Searches
 from malamute_py.journal.segment import Segment
 from malamute_py.journal.segment_files import SegmentFiles
@@ -56,7 +54,6 @@ from malamute_py.journal.streams import StreamState, StreamTable
 from malamute_py.journal.types import (
     Appended,
     AppendLike,
-    Buffer,
     Recovery,
     RingEvent,
     RingSettings,
@@ -108,7 +105,7 @@ class Ring:
         self._set_up(scan)
 
     def _set_up(self, scan: Scan) -> None:
-        """Make all parts of the ring from what a scan found; at an opening and after a cut."""
+        """Make all parts of the ring from what a scan found."""
         self._streams: StreamTable = scan.streams
         self._synced = scan.end_lsn
         self._space = Space(
@@ -177,8 +174,6 @@ class Ring:
                 replace_file(storage, RING_FILE, pack_file(meta))
         marks = storage if marks is None else marks
         scan, rewritten = _load(storage, meta, settings, epoch, marks, failed_name, manifest)
-        if epoch <= scan.epoch:
-            raise ValueError(f"epoch {epoch} must be above {scan.epoch}, the ring's last one")
         ring = cls(storage, meta, settings, epoch, scan, manifest, mappings)
         ring._marks, ring._failed_name = marks, failed_name
         if snapshot is not None:
@@ -313,45 +308,6 @@ class Ring:
         if self._failure is not None:
             raise self._failure
         return self._appender.append(batches, self._synced, self._snapshot)
-
-    def append_raw(self, lsn: int, data: Buffer) -> int:
-        """Write batches as another ring stamped them; returns the new end.
-
-        For replicas, which no broker has today: `data` is what read_raw() gave there for this
-        position. Nothing is stamped, and no epoch start or snapshot of our own is written.
-        Raises ValueError: it does not go on from our end, or is not whole and undamaged;
-        and what append() raises.
-        """
-        if self._failure is not None:
-            raise self._failure
-        return self._appender.append_raw(lsn, data)
-
-    def truncate(self, lsn: int) -> Recovery:
-        """Cut off everything from a position on, durably; all threads must hold still.
-
-        For replicas, as append_raw(). lsn: the start of a bundle. Raises ValueError outside the
-        ring, and what open() raises: the cut is then finished by the next open().
-        """
-        if self._failure is not None:
-            raise self._failure
-        if not self.start_lsn <= lsn <= self.end_lsn:
-            raise ValueError(
-                f"position {lsn} is not in the ring, which holds {self.start_lsn} to {self.end_lsn}"
-            )
-        mark = Truncating(self.uuid, lsn)
-        replace_file(self._storage, TRUNCATING_FILE, pack_file(mark))
-        held = self._space.held_lsn
-        scan, rewritten = _load(
-            self._storage, self._meta, self.settings, self.epoch, self._marks, self._failed_name,
-            self._manifest,
-        )  # fmt: skip
-        self._set_up(scan)
-        if held is not None:
-            # A hold beyond the cut is lowered: what is appended in place of the rest is held, too.
-            self._space.held_lsn = min(held, self.end_lsn)
-        self._mark(clean=False)
-        self._space.write_manifest()
-        return _recovery(scan, rewritten, ())
 
     # --- syncing (sync thread) ------------------------------------------------------------
 
@@ -530,15 +486,6 @@ class Ring:
 
     # --- reading (reader thread) ----------------------------------------------------------
 
-    def read_raw(self, lsn: int, end_lsn: int, bytes_max: int) -> tuple[int, Buffer, int]:
-        """Return (position, batches as they are, position after them) for append_raw() elsewhere.
-
-        lsn: where a batch begins, or the end of a segment. Within one segment; of a
-        padding only the stamp; at least one batch unless there is none before end_lsn.
-        Raises JournalCorrupt: no batch begins there any more.
-        """
-        return self._reader.read_raw(lsn, min(end_lsn, self.end_lsn), bytes_max)
-
     def follow(
         self, from_lsn: int, to_lsn: int, wanted: Wanted | None = None
     ) -> Iterator[tuple[Stamp, memoryview]]:
@@ -611,7 +558,7 @@ class Ring:
 
     def _rebuild_index(self, segment: Segment) -> LiveIndex:
         """Index a finished segment, whose index file is missing or bad, by reading it."""
-        scan = Scan(self._storage, RingMeta(self.uuid, self._segment_bytes), self._space.settings)
+        scan = Scan(self._storage, self._meta, self.settings)
         return scan.index_one(segment, self._files.file(segment))
 
 
@@ -637,20 +584,17 @@ def _load(
     failed_name: str,
     manifest: Manifest,
 ) -> tuple[Scan, tuple[str, ...]]:
-    """Read a ring back and repair it, at an opening or for a cut.
+    """Read a ring back and repair it, for an opening.
 
     marks, failed_name: where a failed sync was written down. Returns the scan, and the names of
-    files written anew.
+    files written anew. Raises ValueError: the epoch is not above the ring's last one; nothing was
+    repaired.
     """
-    # A cut that was begun is finished first, as what it cuts off must not be read back.
-    truncating = read_mark(storage, TRUNCATING_FILE, Truncating)
-    if truncating is not None and truncating.ring == meta.uuid:
-        finish_truncation(storage, meta, truncating.lsn, manifest, epoch)
     failed = read_mark(marks, failed_name, Failed)
     scan = Scan(storage, meta, settings, failed=failed, expected=manifest.expected).run()
-    if epoch < scan.epoch:
+    if epoch <= scan.epoch:
         raise ValueError(
-            f"epoch {epoch} is below {scan.epoch}, the last one in {storage.describe()}"
+            f"epoch {epoch} must be above {scan.epoch}, the last one in {storage.describe()}"
         )
     after_failed_sync = failed is not None and failed.ring == meta.uuid
     rewritten = repair(scan, epoch, after_failed_sync=after_failed_sync)

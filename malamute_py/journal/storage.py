@@ -39,6 +39,8 @@ _NETWORK_FILE_SYSTEMS = frozenset(
         *("lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "smb3", "smbfs", "virtiofs", "vboxsf"),
     ]
 )
+_HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
+"""Errors of flock which say that another one has the lock."""
 _OCTAL = re.compile(r"\\([0-7]{3})")
 """How mountinfo writes a space, tab, newline or backslash of a path."""
 
@@ -432,7 +434,11 @@ class FileStorage:
             (self._directory / name).unlink(missing_ok=True)
 
     def lock(self, name: str) -> Lock:
-        """Take the lock file, and write this process's id into it. Raises JournalLocked."""
+        """Take the lock file, and write this process's id into it.
+
+        Raises JournalLocked: another one has it; StorageRefused: it cannot be locked here, so that
+        nothing would keep a second broker out; OSError.
+        """
         create = 0 if self._read_only else os.O_CREAT
         fd = open_regular(self._directory / name, self._flags | create)
         try:
@@ -440,9 +446,17 @@ class FileStorage:
             # opener in the same process, and closing some other descriptor cannot drop it.
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
-            os.close(fd)
-            raise self._locked(f"process {holder}") from error
+            try:
+                if error.errno not in _HELD:
+                    raise StorageRefused(
+                        f"the file {self._directory / name} cannot be locked"
+                        f" ({error.strerror}), and nothing else keeps a second broker out: choose a"
+                        " directory on a local disk"
+                    ) from error
+                holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+                raise self._locked(f"process {holder}") from error
+            finally:
+                os.close(fd)
         # The directory as well: the file may be removed under the broker that holds it.
         directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -483,12 +497,18 @@ class FileStorage:
         return str(self._directory)
 
     def exposure(self) -> str:
-        """Return the accounts besides the owner that may change the directory; "": none."""
+        """Return the accounts besides the owner that may change the directory; "": none.
+
+        The start warns of them, and goes on: a volume of Kubernetes may be its group's (fsGroup).
+        """
         facts = self._directory.stat()
+        mode = f"(mode {facts.st_mode & 0o7777:o})"
         if facts.st_mode & stat.S_IWOTH:
-            return f"every user of this machine may change it (mode {facts.st_mode & 0o7777:o})"
+            return f"every user of this machine may change it {mode}"
         if facts.st_uid != os.geteuid():
             return f"it belongs to user {facts.st_uid}, and the broker runs as {os.geteuid()}"
+        if facts.st_mode & stat.S_IWGRP:
+            return f"every user of group {facts.st_gid} may change it {mode}"
         return ""
 
 

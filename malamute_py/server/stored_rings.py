@@ -8,6 +8,7 @@ Source: docs/design.md, Journal.
 from __future__ import annotations
 
 import errno
+import os
 from typing import Any, Final
 
 from malamute_py.broker.ready import MAIN, RingFacts
@@ -87,7 +88,9 @@ class StoredRings:
         if exposed:
             self._log.warning(
                 "directory_exposed", directory=where, reason=exposed,
-                do=f"let it belong to the broker's user alone: chmod -R go-rwx {where}",
+                do=f"let it belong to the broker's user alone: chown -R {os.geteuid()} {where} &&"
+                f" chmod -R go-rwx {where}. Nothing, if only this broker is in the group that may"
+                " change it",
             )  # fmt: skip
         unmapped = self._journal.unmapped
         way = {"way": "pread", "reason": unmapped} if unmapped else {"way": "mapped"}

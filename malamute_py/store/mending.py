@@ -130,8 +130,8 @@ class Mended(msgspec.Struct, kw_only=True):
 def mend(directory: Path, target: Path, *, progress: Progress = lambda done, what: None) -> Mended:
     """Make a sound data directory of a damaged one, whose broker has stopped.
 
-    For `malamute journal repair`. Raises CannotMend, JournalLocked, StoreLocked, StoreError,
-    OSError: nothing was made.
+    For `malamute journal repair`. Raises CannotMend, JournalLocked, StorageRefused, StoreLocked,
+    StoreError, OSError: nothing was made.
     """
     source = FileStorage(directory, read_only=True)
     with contextlib.ExitStack() as held:

@@ -145,7 +145,7 @@ def segment(data: bytes) -> None:
     view = memoryview(data)
     position = 0
     for _ in range(64):
-        found = check(view, 0, position, room=1 << 16)
+        found = check(view, 0, position)
         if isinstance(found, str) or not found.stamp.size:
             break
         position += found.stamp.size

@@ -227,20 +227,6 @@ def test_a_refusing_ring_says_what_keeps_it_full(place: Place) -> None:
     fill(ring, 1)
 
 
-def test_a_cut_below_the_hold_lowers_it_to_the_new_end(place: Place) -> None:
-    ring, _ = place.open(FOUR)
-    fill(ring, 2)
-    cut = ring.end_lsn
-    fill(ring, 2)
-    ring.sync()
-    ring.hold(ring.end_lsn)
-    ring.truncate(cut)
-    assert (ring.held_lsn, ring.held_bytes) == (cut, 0)
-    ring.truncate(ring.start_lsn)
-    fill(ring, 1)
-    assert ring.held_lsn == ring.start_lsn
-
-
 @pytest.mark.moderate
 def test_a_reuse_that_failed_before_the_hold_was_set_is_finished_after_it(place: Place) -> None:
     storage = Faulty(place.storage)

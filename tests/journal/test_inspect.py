@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import struct
 from pathlib import Path
 
@@ -138,6 +141,18 @@ def test_verify_names_unknown_files_and_a_broker_in_the_way(tmp_path: Path) -> N
     assert kinds[0] == "locked"
     assert "unknown" in kinds
     journal.close()
+
+
+def test_where_nothing_can_be_locked_no_broker_has_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    make(tmp_path)
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert not stat(tmp_path).in_use
+    assert "locked" not in [kind for kind, _ in findings(tmp_path)]
 
 
 def test_dump_gives_every_batch_in_a_range_and_names_what_is_damaged(tmp_path: Path) -> None:

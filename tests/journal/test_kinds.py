@@ -158,3 +158,9 @@ def test_a_directory_that_others_may_change_says_so(tmp_path: Path) -> None:
     assert FileStorage(tmp_path).exposure() == ""
     tmp_path.chmod(0o777)
     assert "every user of this machine may change it (mode 777)" in FileStorage(tmp_path).exposure()
+    tmp_path.chmod(0o2770)
+    group = tmp_path.stat().st_gid
+    told = f"every user of group {group} may change it (mode 2770)"
+    assert FileStorage(tmp_path).exposure() == told
+    tmp_path.chmod(0o755)
+    assert FileStorage(tmp_path).exposure() == ""

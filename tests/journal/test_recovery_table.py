@@ -15,11 +15,8 @@ from malamute_py.journal.layout import (
     ACTIVE_FILE,
     CLOSED_FILE,
     PREPARING_FILE,
-    TRUNCATING_FILE,
     SegmentHeader,
-    Truncating,
     index_name,
-    pack_file,
     segment_name,
 )
 from malamute_py.journal.storage import File, replace_file
@@ -569,20 +566,6 @@ def test_e3_a_tail_that_cannot_be_read_after_a_failed_sync_is_dropped_by_name(
     assert everything(ring, 1) == [(0, b"a")]
     assert len(recovery.dropped) == 1
     assert recovery.dropped[0].from_lsn == lost.lsn
-
-
-def test_e4_a_truncation_that_was_begun_is_finished(place: Place) -> None:
-    ring, _ = place.open()
-    put(ring, 1, b"a")
-    cut = ring.end_lsn
-    fill(ring, 1, 2)
-    ring.sync()
-    replace_file(place.storage, TRUNCATING_FILE, pack_file(Truncating(ring.uuid, cut)))
-    ring, recovery = place.open()
-    assert recovery.end_lsn == cut
-    assert not recovery.damages
-    assert everything(ring, 1) == [(0, b"a")]
-    assert TRUNCATING_FILE not in place.storage.names()
 
 
 def test_e5_a_damaged_snapshot_is_replaced_by_an_older_one_and_what_followed(

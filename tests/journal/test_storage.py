@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from pathlib import Path
 
@@ -103,6 +104,39 @@ def test_a_lock_whose_file_was_removed_is_held_all_the_same(tmp_path: Path) -> N
         FileStorage(tmp_path).lock("lock")
     lock.release()
     FileStorage(tmp_path).lock("lock").release()
+
+
+@pytest.mark.parametrize(
+    ("number", "held"),
+    [
+        (errno.EWOULDBLOCK, True),
+        (errno.EACCES, True),
+        (errno.ENOLCK, False),
+        (errno.EOPNOTSUPP, False),
+        (errno.ENOSYS, False),
+        (errno.EIO, False),
+    ],
+)
+def test_a_file_that_cannot_be_locked_is_no_lock_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, held: bool
+) -> None:
+    def refuse(fd: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    storage = FileStorage(tmp_path)
+    (tmp_path / "lock").write_text("17\n")
+    before = sorted(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "flock", refuse)
+        if held:
+            with pytest.raises(JournalLocked, match="in use by process 17: stop that broker"):
+                storage.lock("lock")
+        else:
+            why = rf"{tmp_path}/lock cannot be locked \({os.strerror(number)}\).*a local disk"
+            with pytest.raises(StorageRefused, match=why):
+                storage.lock("lock")
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert (tmp_path / "lock").read_text() == "17\n"
 
 
 def test_a_lock_in_memory_is_held_once(storage: Storage) -> None:

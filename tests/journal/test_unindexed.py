@@ -186,20 +186,3 @@ def test_its_segments_never_count_as_expired(place: Place) -> None:
     ring.sync()
     tidy(ring, now_ms=1 << 60)
     assert ring.first_offset(MAIL) == 0
-
-
-def test_a_follower_of_the_ring_indexes_it_no_more_than_its_leader(place: Place) -> None:
-    ring, _ = place.open(SETTINGS)
-    send(ring, 300)
-    from malamute_py.journal import MemoryStorage
-
-    twin, _ = Ring.open(MemoryStorage(), settings=SETTINGS, epoch=1)
-    position = 0
-    while position < ring.end_lsn:
-        at, data, position = ring.read_raw(position, ring.end_lsn, 10_000)
-        twin.append_raw(at, data)
-    assert bodies(twin) == [b"%d" % n for n in range(300)]
-    for ours, theirs in zip(twin._space.segments, ring._space.segments, strict=True):
-        assert ours.live is not None
-        assert theirs.live is not None
-        assert ours.live.table() == theirs.live.table()

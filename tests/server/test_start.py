@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import shutil
 import socket
 import subprocess
@@ -234,6 +237,29 @@ def test_a_damaged_identity_of_which_nothing_tells_refuses_the_start(tmp_path: P
     text = refusal(config(tmp_path))
     assert "journal" in text
     assert (tmp_path / "journal").read_bytes() == b"damaged"
+
+
+def test_a_directory_that_cannot_be_locked_is_not_said_to_be_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    text = refusal(config(tmp_path))
+    assert f"{tmp_path}/lock cannot be locked (No locks available)" in text
+    assert "malamute broker --data DIRECTORY" in text
+    assert "in use" not in text
+
+
+@pytest.mark.moderate
+def test_a_directory_that_its_group_may_change_is_served_with_a_warning(tmp_path: Path) -> None:
+    tmp_path.chmod(0o2770)  # As a volume of Kubernetes with an fsGroup.
+    log = Lines()
+    with Server(config(tmp_path), log=log):
+        (event,) = log.of("directory_exposed")
+    assert event["reason"].startswith("every user of group")
+    assert f"chown -R {os.geteuid()} {tmp_path} && chmod -R go-rwx {tmp_path}." in event["do"]
 
 
 @pytest.mark.moderate

@@ -95,8 +95,6 @@ def _sync_tried_again(stack: contextlib.ExitStack) -> None:
                 return int(original(self))
             except JournalFailed:
                 self._failure = None
-                if hasattr(self, "_appender"):
-                    self._appender.failure = None
                 self._storage.remove(FAILED_FILE)
                 return int(original(self))
 
