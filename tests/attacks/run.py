@@ -325,7 +325,10 @@ def main() -> int:
     parser.add_argument("--only", action="append", default=[], metavar="NAME", choices=ATTACKS)
     parser.add_argument("--list", action="store_true", help="say what there is, and do nothing")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each attack")
-    parser.add_argument("--quiet", type=float, default=5.0, help="seconds before and after each")
+    parser.add_argument(
+        "--quiet", type=float, default=10.0,
+        help="seconds before and after each: a 99th percentile needs a thousand confirms",
+    )  # fmt: skip
     parser.add_argument(
         "--p99-factor", type=float, default=10.0,
         help="a confirm's p99 beyond so many times the quiet one is a failure; 0: only printed",

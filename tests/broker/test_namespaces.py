@@ -358,6 +358,7 @@ OVER_ALL: dict[str, tuple[dict[str, Any], list[wire.Command]]] = {
 """Noun of a bound over all clients -> settings that make it reached, and commands for more."""
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("noun", OVER_ALL)
 def test_a_user_of_a_namespace_is_not_told_what_all_clients_have(noun: str) -> None:
     bounds, commands = OVER_ALL[noun]

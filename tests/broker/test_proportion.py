@@ -141,6 +141,7 @@ def test_a_stream_without_patterns_has_no_index() -> None:
     assert len(Audience().index) == 0
 
 
+@pytest.mark.moderate
 def test_bounds_are_applied_to_some_streams_at_a_time_and_to_all_in_each_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -173,6 +173,7 @@ def test_random_hostile_contents_end_nobody_but_their_sender(seed: int) -> None:
     world.assert_well()
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("seed", seeds(1, SEEDS))
 def test_a_log_full_of_hostile_batches_serves_everything_else(seed: int) -> None:
     """Stored past all checks, as a bug could have let them in."""

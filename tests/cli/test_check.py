@@ -242,6 +242,7 @@ def test_who_may_see_nothing_of_a_kind_is_told_unknown_and_not_ok() -> None:
         assert as_user(broker, "none")("check", "--depth", "none=5").code == OK
 
 
+@pytest.mark.moderate
 def test_no_broker_is_critical_and_a_wrong_threshold_unknown(
     monkeypatch: pytest.MonkeyPatch, m: Run
 ) -> None:

@@ -246,6 +246,7 @@ def test_what_is_far_too_much_is_named(tmp_path: Path, text: str, why: str) -> N
     assert why in outcome.out
 
 
+@pytest.mark.moderate
 def test_files_that_a_configuration_names_are_looked_for_beside_it(tmp_path: Path) -> None:
     folder = tmp_path / "etc"
     folder.mkdir()

@@ -195,6 +195,7 @@ def test_a_link_lost_before_the_question_is_asked_ends_it(monkeypatch: pytest.Mo
             client.list_streams()
 
 
+@pytest.mark.moderate
 def test_passwords_come_from_a_file_or_a_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +230,7 @@ def test_a_hash_of_a_password_is_what_the_broker_takes(m: Run) -> None:
     assert m("user", "hash", stdin="").code == 2
 
 
+@pytest.mark.moderate
 def test_a_broker_that_does_not_answer_a_password_may_pause_its_user(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -141,6 +141,7 @@ def test_cursors_are_listed_edited_and_removed(m: Run, five: str) -> None:
     assert m("cursor", "info", five, "c").code == 1
 
 
+@pytest.mark.moderate
 def test_who_manages_streams_and_may_not_read_moves_resets_and_edits_their_cursors() -> None:
     with broker_of({"ann": {"write": ["*"], "manage_streams": ["*"]}}) as running:
         run = as_user(running, "ann")

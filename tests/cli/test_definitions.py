@@ -176,6 +176,7 @@ def test_a_dry_run_names_what_the_user_may_not_do(grant: dict[str, Any]) -> None
     assert told == did
 
 
+@pytest.mark.moderate
 def test_a_dry_run_says_of_which_streams_nothing_is_foreseen() -> None:
     asked = json.dumps(
         {"streams": {name: {"max_records": 5} for name in ("orders", "seen", "gone")}}

@@ -191,6 +191,7 @@ def test_a_missing_segment_ends_dump_and_verify_with_a_code(tmp_path: Path) -> N
     assert "the segment's file is missing" in dumped.err
 
 
+@pytest.mark.moderate
 def test_records_are_read_beside_a_running_broker(tmp_path: Path) -> None:
     directory = tmp_path / "data"
     with EmbeddedBroker(directory, **SMALL) as broker, broker.connect_sync() as client:  # type: ignore[arg-type]

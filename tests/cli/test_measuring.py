@@ -158,6 +158,7 @@ def test_a_bench_says_what_it_measured_and_leaves_nothing(
     assert not _is_left(broker), told.err
 
 
+@pytest.mark.moderate
 def test_a_bench_whose_link_cannot_be_had_ends_with_3(
     m: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,6 +79,7 @@ def test_commands_about_the_broker_work_for_a_user_of_a_namespace(
         assert run(*words).code == 0, words
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize(
     "words", [("rtt",), ("bench", "pub"), ("bench", "sub"), ("bench", "request"), ("bench", "mail")]
 )

@@ -204,6 +204,7 @@ def test_fields_are_columns_in_a_pipe(m: Run, stream: str) -> None:
     assert m("sub", stream, "--until-tail", "--fields").ok().rows == [["s", "a=1,b=2", "body"]]
 
 
+@pytest.mark.moderate
 def test_nothing_within_the_timeout_is_code_4(m: Run, stream: str) -> None:
     m("stream", "create", stream).ok()
     told = m("sub", stream, "--timeout", "100ms")

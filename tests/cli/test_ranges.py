@@ -134,6 +134,7 @@ def test_another_stream_of_the_name_takes_the_records_anew(
     assert m("stream", "import", stream, str(file), "--json").ok().json["added"] == 1
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize(
     "grant", [{"write": ["*"]}, {"write_subjects": {"*": ["a.*"]}, "create": ["*"]}]
 )

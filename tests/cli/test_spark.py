@@ -5,6 +5,8 @@ from __future__ import annotations
 import zipfile
 from pathlib import Path
 
+import pytest
+
 from tests.cli.running import run_cli
 
 
@@ -25,6 +27,7 @@ def test_without_java_one_line_says_what_is_missing(tmp_path: Path) -> None:
     assert (told.code, "Spark needs Java 17 or later" in told.err) == (1, True)
 
 
+@pytest.mark.moderate
 def test_the_package_says_what_executors_need_beside_it(tmp_path: Path) -> None:
     file = tmp_path / "malamute.zip"
     told = run_cli("spark", "package", str(file)).ok()

@@ -211,6 +211,7 @@ def test_an_edit_may_set_all_settings(m: Run, stream: str) -> None:
     assert found["settings"]["description"] == ""
 
 
+@pytest.mark.moderate
 def test_a_peek_of_history_that_is_denied_says_so_once_in_words() -> None:
     grants = {
         "ann": {"read": ["*"], "deny": {"replay": ["orders"]}},

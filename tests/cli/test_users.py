@@ -347,6 +347,7 @@ def test_a_running_broker_tells_its_users_and_who_may_do_what() -> None:
         failed(run_cli("who-can", "read", "x", *at, "--config", "c.toml"), 2, "no --config")
 
 
+@pytest.mark.moderate
 def test_a_new_user_is_told_the_namespace_and_one_that_nearly_has_one_is_warned_of(
     plain: Run,
 ) -> None:

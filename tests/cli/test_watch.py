@@ -43,6 +43,7 @@ def test_clients_that_came_and_went_are_named() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.moderate
 def test_no_client_is_said_to_come_or_go_where_not_all_can_be_seen() -> None:
     assert words(look(links=tuple(range(1, 1001))), look(links=tuple(range(1000)))) == []
 

@@ -131,6 +131,7 @@ def test_a_failure_is_code_1_and_says_why(m: Run, broker: EmbeddedBroker, servic
     assert told.err.splitlines() == [f"error: {service} gave it up: no such flight"]
 
 
+@pytest.mark.moderate
 def test_no_answer_in_time_is_code_4_and_says_what_is_missing(m: Run, service: str) -> None:
     m("service", "edit", service, "--create").ok()
     told = m("request", service, "x", "--timeout", "100ms")
@@ -308,6 +309,7 @@ def test_a_line_that_the_broker_refuses_fails_its_request_and_the_worker_goes_on
     assert sorted(row[1] for row in rows) == ["done", "failed"]
 
 
+@pytest.mark.moderate
 def test_a_run_that_takes_too_long_is_ended_and_has_failed(m: Run, service: str) -> None:
     queued(m, service, "x")
     args = ("work", service, "-n", "1", "--timeout", "100ms", "--grace", "10ms", "--")
@@ -355,6 +357,7 @@ def test_a_command_that_does_not_read_and_leaves_children_is_no_trap(m: Run, ser
     assert [each["body"] for each in answers(m, service)] == ["done\n"]
 
 
+@pytest.mark.moderate
 def test_a_command_that_closes_its_outputs_gets_the_rest_of_its_input(
     m: Run, service: str, tmp_path: Path
 ) -> None:

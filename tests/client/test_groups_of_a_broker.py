@@ -51,6 +51,7 @@ async def drained(shell: Any, member: Any, seen: list[int], all_seen: list[int],
         assert await shell.call(member.ack, batch)
 
 
+@pytest.mark.moderate
 async def test_members_share_the_records_and_each_comes_once(shell: Any) -> None:
     await filled(shell)
     members = [joined(shell, credit_records=100) for _ in range(3)]
@@ -72,6 +73,7 @@ async def test_members_share_the_records_and_each_comes_once(shell: Any) -> None
         await shell.call(member.close)
 
 
+@pytest.mark.moderate
 async def test_a_key_stays_with_its_member_and_in_order(shell: Any) -> None:
     await filled(shell)
     members = [joined(shell, kind="keyed", credit_records=200) for _ in range(3)]
@@ -300,6 +302,7 @@ async def test_a_member_that_stands_still_over_a_restart_is_not_given_its_record
         await asyncio.to_thread(broker.stop)
 
 
+@pytest.mark.moderate
 async def test_a_program_whose_wait_for_records_is_over_stands_still_until_its_next_call(
     shell: Any,
 ) -> None:
@@ -458,6 +461,7 @@ async def test_a_member_that_has_left_is_no_hindrance_whatever_it_acknowledged_l
         await shell.do(name, "s", "readers", *rest)
 
 
+@pytest.mark.moderate
 async def test_a_member_that_is_passed_over_says_so_when_it_waits(shell: Any) -> None:
     await shell.do("publish_many", "s", [b"0", b"1"])
     told: list[Any] = []

@@ -157,6 +157,7 @@ def test_a_revision_may_be_any_offset(client: SyncClient, revision: int) -> None
         kv.update("colour", b"blue", revision=-1)
 
 
+@pytest.mark.moderate
 def test_a_key_is_updated_after_more_changes_than_a_command_has_numbers(client: SyncClient) -> None:
     kv, body = client.kv("s"), [b""] * 20_000
     while client.stream_info("s").tail <= 1 << 20:

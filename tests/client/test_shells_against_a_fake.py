@@ -184,6 +184,7 @@ async def test_what_was_published_and_not_confirmed_before_the_loss_is_there_onc
     assert broker.next("s") == 2
 
 
+@pytest.mark.moderate
 async def test_close_lets_go_of_everybody_who_waits(shell: Any, broker: FakeBroker) -> None:
     await shell.do("publish", "s", b"first")
     broker.confirming = False
@@ -252,6 +253,7 @@ async def test_a_loop_that_raises_leaves_the_client_usable(shell: Any) -> None:
 # --- connecting ---
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("kind", SHELLS, ids=lambda shell: shell.kind)
 async def test_the_first_connect_waits_for_a_broker_that_comes_later(
     kind: Any, broker: FakeBroker
@@ -266,6 +268,7 @@ async def test_the_first_connect_waits_for_a_broker_that_comes_later(
     await shell.do("close")
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("kind", SHELLS, ids=lambda shell: shell.kind)
 async def test_the_first_connect_fails_at_once_or_in_time_by_choice(
     kind: Any,
@@ -282,6 +285,7 @@ async def test_the_first_connect_fails_at_once_or_in_time_by_choice(
             await kind().connect(endpoint, timeout_ms=100, **FAST)
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("kind", SHELLS, ids=lambda shell: shell.kind)
 async def test_a_broker_that_does_not_answer_a_password_may_pause_its_user(kind: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -120,6 +120,7 @@ async def test_every_way_to_publish_fits_its_batches_to_a_small_ring(
     assert not refused, "the limit is known now"
 
 
+@pytest.mark.moderate
 async def test_a_reader_of_keys_needs_no_batches_of_the_right_size_from_many_clients(
     connect: Connect,
 ) -> None:
@@ -194,6 +195,7 @@ async def test_a_batch_behind_one_that_no_segment_holds_is_taken(connect: Connec
     assert len(await history(small)) == 920
 
 
+@pytest.mark.moderate
 async def test_the_span_of_a_call_ends_once_with_the_last_part_of_its_batch(
     connect: Connect,
 ) -> None:

@@ -322,6 +322,7 @@ def test_rows_that_are_too_large_together_are_halved() -> None:
         encoded(pa.table({"carrier": ["x" * 17_000_000]}))
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("kind", [pa.string_view(), pa.binary_view()], ids=str)
 def test_a_batch_of_views_has_the_bytes_of_its_own_rows_alone(kind: Any) -> None:
     message = schema_message(columns([("note", kind)]))

@@ -186,6 +186,7 @@ def promtool(*words: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.moderate
 @needs_prometheus
 def test_prometheus_takes_the_rules_and_the_configuration() -> None:
     promtool("check", "rules", "alerts.yml")

@@ -110,6 +110,7 @@ def test_the_chart_renders_to_what_kubernetes_knows(tmp_path: Path) -> None:
     assert {message["error"] for message in told["messages"]} <= {"icon is recommended"}
 
 
+@pytest.mark.moderate
 def test_a_pod_stops_in_time_and_may_do_little_else_than_serve() -> None:
     objects = rendered(image={"repository": "registry.example/malamute", "tag": "1"})
     pod = objects["StatefulSet"]["spec"]["template"]["spec"]

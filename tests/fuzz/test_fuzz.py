@@ -29,6 +29,7 @@ def test_what_was_found_once_is_survived(path: Path) -> None:
     replay(read_steps(path))
 
 
+@pytest.mark.moderate
 def test_a_few_hostile_messages_end_nothing() -> None:
     assert run(1, 1_500) >= 1_500
 
@@ -39,6 +40,7 @@ def test_hostile_messages_end_nothing(seed: int) -> None:
     assert run(seed, 5_000) >= 5_000
 
 
+@pytest.mark.moderate
 def test_a_seed_makes_the_same_messages_again_and_a_file_keeps_them(tmp_path: Path) -> None:
     first: list[Step] = []
     second: list[Step] = []

@@ -35,6 +35,7 @@ def test_every_document_that_is_cited_is_in_the_repository() -> None:
     assert not missing
 
 
+@pytest.mark.moderate
 def test_every_section_of_the_design_that_is_cited_is_there() -> None:
     sections = set(re.findall(r"^## (.+)$", texts()[DESIGN], re.MULTILINE))
     cited = {

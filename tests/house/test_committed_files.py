@@ -53,6 +53,7 @@ def test_no_committed_file_names_a_registry_host() -> None:
     assert [hit for path in files() for hit in hits(REGISTRY, path)] == []
 
 
+@pytest.mark.moderate
 def test_no_committed_file_names_a_path_of_one_machine() -> None:
     assert [hit for path in files() for hit in hits(MACHINE, path)] == []
 

@@ -84,6 +84,7 @@ def test_a_form_that_was_not_asked_for_is_told(
     assert bool(another_than_asked(running)) == wrong
 
 
+@pytest.mark.moderate
 def test_a_driver_ends_in_failure_in_another_form_than_the_one_asked_for() -> None:
     other = "plain" if COMPILED else "compiled"
     command = [sys.executable, "-m", "perf.peers.malamute.python_driver", "role=publish", "url=x"]

@@ -30,6 +30,7 @@ def test_text_that_roff_would_read_as_a_request_is_text() -> None:
     assert _escaped("a\\b - c") == r"a\eb \- c"
 
 
+@pytest.mark.moderate
 def test_the_command_prints_it() -> None:
     assert run_cli("--man").ok().out == man_page()
 

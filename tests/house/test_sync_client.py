@@ -10,6 +10,7 @@ import pytest
 from tools.sync_client import COMMAND, FILES, TARGETS, Text, blocking, generate, marked
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("name", FILES)
 def test_a_generated_file_is_what_its_source_makes(name: str) -> None:
     assert (TARGETS / name).read_text() == generate(name), f"run `{COMMAND}`"

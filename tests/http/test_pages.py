@@ -102,6 +102,7 @@ def test_metrics_and_reasons_are_for_who_brings_the_token(
         assert http.get("/livez", host="metrics.example").status == 200
 
 
+@pytest.mark.moderate
 def test_without_a_broker_the_pages_say_so() -> None:
     with RunningHttp("tcp://127.0.0.1:1") as http:
         assert http.get("/metrics").text.splitlines()[-1] == "malamute_up 0.0"

@@ -26,6 +26,7 @@ def run_all(seeds: range) -> list[Followed]:
     return worlds
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("count", [5, *slow([20])])
 def test_the_seeds_fill_the_ring_and_lap_it(count: int) -> None:
     worlds = run_all(range(count))

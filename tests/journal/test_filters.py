@@ -235,6 +235,7 @@ def test_a_table_of_headers_known_from_before_the_bound_was_passed_is_noted_anew
     assert 100 not in headers.subject("absent")
 
 
+@pytest.mark.moderate
 def test_tables_that_nobody_sends_again_are_not_held() -> None:
     table = HeaderTable(16)
     for size in (5_000, 4_000):
@@ -289,6 +290,7 @@ def put_all(ring: Ring, batches: list[Any]) -> None:
         )  # fmt: skip
 
 
+@pytest.mark.moderate
 @given(BATCHES, st.sampled_from([0, 700, 5000]), st.sampled_from([1, 4, 12]), PATTERNS)
 def test_a_pattern_finds_every_record_that_matches(
     batches: list[Any], interval: int, bound: int, pattern: Any
@@ -511,6 +513,7 @@ def test_subjects_are_taken_apart_a_few_times_however_many_parts_they_have(
     assert sum(map(len, table.streams.values())) <= 16_384
 
 
+@pytest.mark.moderate
 def test_a_sample_that_misleads_costs_the_leading_parts_and_no_more() -> None:
     """A large table is judged by a sample; where the other names differ, no part is kept."""
     names = ["same.place" if at % 64 == 0 else f"n{at}.x" for at in range(65_536)]
@@ -536,6 +539,7 @@ def in_steps(subjects: list[Any], maps: list[dict[str, str]]) -> header.HeaderTa
     return TableReading(msgspec.msgpack.encode(subjects), fields, UNCHECKED).table()
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("keys", [1, 16])
 @pytest.mark.parametrize("differ", ["first", "last"])
 def test_noting_a_table_that_was_read_in_steps_takes_no_subject_apart(

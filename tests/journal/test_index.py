@@ -138,6 +138,7 @@ def test_reading_in_pieces_is_reading_at_once(
         assert got == whole[low : min(high, len(whole))]
 
 
+@pytest.mark.moderate
 @given(BATCHES, BOUNDS)
 def test_an_index_from_its_file_answers_as_the_one_in_memory(
     batches: list[Any], bounds: tuple[int, int]

@@ -215,6 +215,7 @@ def test_a_log_in_memory_is_the_same() -> None:
         assert len(list(log.records())) == 1000
 
 
+@pytest.mark.moderate
 def test_a_lost_epoch_can_be_given_but_not_below_what_a_ring_has_seen(tmp_path: Path) -> None:
     with Log.open(tmp_path) as log:
         log.append(b"a")

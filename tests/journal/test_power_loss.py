@@ -45,6 +45,7 @@ def test_the_model_catches_a_sync_that_does_nothing(monkeypatch: pytest.MonkeyPa
         run_all(range(20))
 
 
+@pytest.mark.moderate
 def test_a_run_makes_the_images_that_were_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--images", "60"]) == 0
     images, _, rest = capsys.readouterr().out.splitlines()[-1].partition(" ")

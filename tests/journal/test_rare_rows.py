@@ -417,6 +417,7 @@ def test_a_read_that_takes_rows_looks_through_more_than_its_bound_but_not_throug
     assert len(reads) > 3
 
 
+@pytest.mark.moderate
 def test_one_read_gathers_no_more_rows_than_a_derived_batch_has(place: Place) -> None:
     ring, _ = place.open(RingSettings(segment_bytes=16 * S, ring_bytes=128 * S))
     batches = ROWS_MAX // 30 + 10

@@ -549,6 +549,7 @@ def test_a_plan_cuts_the_range_into_parts_of_about_equal_bytes(place: Place) -> 
     assert 15_000 < ring.plan(1, 0, 80, bytes_max=15_000).bytes < 20_000
 
 
+@pytest.mark.moderate
 def test_a_thousand_streams_share_a_ring(place: Place) -> None:
     ring, _ = place.open(RingSettings(segment_bytes=4 * S, ring_bytes=32 * S))
     for round_ in range(3):

@@ -130,6 +130,7 @@ def selects(pattern: str, subject: str) -> bool:
     )
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("seed", seeds(1, 3))
 def test_a_few_random_logs_are_read_right(tmp_path: Path, seed: int) -> None:
     run(tmp_path / "data", seed)
@@ -141,6 +142,7 @@ def test_random_logs_are_read_right(tmp_path: Path, seed: int) -> None:
     run(tmp_path / "data", seed)
 
 
+@pytest.mark.moderate
 def test_a_reader_that_trusts_its_mapping_is_found_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

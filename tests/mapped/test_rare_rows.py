@@ -229,6 +229,7 @@ def outcome(reader: LogReader, pattern: str, *, copy: bool, **request: Any) -> l
     return [seen(record) for batch in batches(reading) for record in batch]
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("seed", seeds(1, 3))
 def test_rows_come_as_whole_batches_would_bring_them(
     log: Log, reader: LogReader, seed: int

@@ -313,6 +313,7 @@ def test_records_that_went_with_their_stream_are_no_gap(
     assert first.base_offset == 0
 
 
+@pytest.mark.moderate
 def test_the_files_of_a_ring_that_went_with_its_stream_are_released(
     log: Log, reader: LogReader
 ) -> None:

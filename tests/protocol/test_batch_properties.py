@@ -137,6 +137,7 @@ def test_extracting_is_selecting_rows_and_may_be_repeated(
     assert seen(again) == [row for row, keep in zip(seen(derived), narrower, strict=True) if keep]
 
 
+@pytest.mark.moderate
 @settings(max_examples=examples(30))
 @given(rows(), st.data())
 def test_a_change_of_any_byte_is_caught(
@@ -153,6 +154,7 @@ def test_a_change_of_any_byte_is_caught(
             list(iter_batches([bytes(damaged)]))
 
 
+@pytest.mark.moderate
 @settings(max_examples=examples(30))
 @given(rows())
 def test_a_batch_cut_at_any_length_is_refused(

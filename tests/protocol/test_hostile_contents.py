@@ -327,6 +327,7 @@ def test_an_arrow_body_that_decompresses_to_more_than_a_batch_is_refused_before_
     assert raised.value.code == "too_large"
 
 
+@pytest.mark.moderate
 def test_arrow_bodies_with_any_byte_changed_are_read_or_refused_by_name() -> None:
     pa = pytest.importorskip("pyarrow")
     from malamute_protocol.arrow import to_arrow

@@ -72,6 +72,7 @@ def large(maps: int, fields: int) -> bytes:
     return encode([b""] * maps, fields=table)
 
 
+@pytest.mark.moderate
 def test_no_step_reads_more_than_a_bound_of_entries() -> None:
     content = Content(large(1_000, 64))
     assert has_large_table(content.buffer)
@@ -102,6 +103,7 @@ def test_a_small_table_is_read_at_once() -> None:
     assert content.reading(DEFAULT_LIMITS) is None
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("in_steps", [False, True])
 def test_keys_and_fields_of_all_headers_together_have_a_limit(in_steps: bool) -> None:
     frame = large(1_000, 64)

@@ -93,6 +93,7 @@ def test_a_look_that_takes_long_is_seldom() -> None:
         assert passes(collector) == seen
 
 
+@pytest.mark.moderate
 def test_what_was_there_at_the_beginning_is_never_looked_at_again() -> None:
     kept = Knot()
     collector = Collector(Clock())

@@ -418,6 +418,7 @@ def test_a_malformed_message_behind_others_costs_the_link_after_them() -> None:
     noting.close()
 
 
+@pytest.mark.moderate
 def test_a_connection_that_says_nothing_is_cut() -> None:
     config = Config(listen=["tcp://127.0.0.1:0"], links=LinksSection(hello_ms=10_000))
     with RunningLoop(config) as running, dealer(running.endpoint) as other:
@@ -480,6 +481,7 @@ def test_an_error_in_a_look_at_one_connection_costs_that_connection_only(
         assert "error of its own" in running.log.of("connection_cut")[0]["reason"]
 
 
+@pytest.mark.moderate
 def test_silent_connections_make_room_only_when_they_had_time_to_speak() -> None:
     links = LinksSection(greetings_max=3, address_greetings_max=3, greeting_ms=1_000)
     with RunningLoop(Config(listen=LOCAL.listen, links=links)) as running, ExitStack() as stack:

@@ -461,6 +461,7 @@ def test_a_user_who_loses_something_by_the_own_reload_gets_the_answer_before_the
         assert root.get(Bye)[0].code == code
 
 
+@pytest.mark.moderate
 def test_the_users_that_are_told_are_those_in_force(tmp_path: Path) -> None:
     with (
         world(tmp_path) as made,

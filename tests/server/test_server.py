@@ -141,6 +141,7 @@ def test_clients_are_told_when_the_broker_stops_and_what_was_sent_is_confirmed()
         assert bye.code == "draining"
 
 
+@pytest.mark.moderate
 def test_history_beyond_the_hot_window_is_read_from_the_journal(tmp_path: Path) -> None:
     body = os.urandom(10_000)
     with serving(config(tmp_path, memory__hot_bytes=100_000)) as (server, at, _):
@@ -152,6 +153,7 @@ def test_history_beyond_the_hot_window_is_read_from_the_journal(tmp_path: Path) 
         assert server.metrics()["core"]["reads"] > 0
 
 
+@pytest.mark.moderate
 def test_the_index_answers_times_last_per_subject_and_plans(tmp_path: Path) -> None:
     with serving(config(tmp_path)) as (_, at, _log), connect_sync(at) as client:
         times = []

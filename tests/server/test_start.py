@@ -438,6 +438,7 @@ def test_a_directory_beside_the_rings_with_another_file_is_no_removed_ring(tmp_p
     assert (tmp_path / "rings" / "whole" / "ring").read_text() == "mine"
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("name", ["malamute-zap", "malamute-hash-1", "malamute-reader", "watchdog"])
 def test_a_start_without_room_for_a_thread_ends_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, name: str
@@ -476,6 +477,7 @@ def test_a_start_tells_of_a_pattern_that_fits_no_name() -> None:
     assert "'a b' fits no name" in told["reason"]
 
 
+@pytest.mark.moderate
 def test_a_start_tells_of_a_user_who_is_nearly_in_a_namespace() -> None:
     users = {"acmee.eve": hash_password("x"), "acme.ann": hash_password("y")}
     tenants = Config(

@@ -55,6 +55,7 @@ def turns_of_a_burst(running: RunningLoop, step_ns: int) -> list[int]:
     return [count for count in running.core.turns if count]
 
 
+@pytest.mark.moderate
 def test_a_turn_takes_up_messages_for_half_of_its_time_and_one_always() -> None:
     with RunningLoop(PACED) as running:
         # 50 us, and 10 each time that the meter is asked: once a message.
@@ -66,6 +67,7 @@ def test_a_turn_takes_up_messages_for_half_of_its_time_and_one_always() -> None:
         assert set(turns_of_a_burst(running, 1_000_000)) == {1}
 
 
+@pytest.mark.moderate
 def test_turns_that_take_long_take_up_less_and_more_again_when_they_do_not() -> None:
     with RunningLoop(PACED) as running:
         settle, cost = running.loop.settle, 200_000
@@ -135,6 +137,7 @@ def test_the_disk_begins_before_the_work_of_a_turn_and_without_work_at_its_end(
         assert done[: 2 + has_work] == ["sync", "work", "sync"][1 - has_work :]
 
 
+@pytest.mark.moderate
 def test_others_have_their_turns_while_a_large_header_table_is_read_in_steps() -> None:
     frame = with_large_table()
     with (

@@ -93,6 +93,7 @@ def test_nothing_is_read_where_everything_is_there(
     assert count_alike(endpoint, stream=stream, **more) == (records, records, "")
 
 
+@pytest.mark.moderate
 def test_rows_without_a_column_come_in_pieces_however_many_they_are(
     endpoint: str, client: SyncClient, stream: str
 ) -> None:
@@ -131,6 +132,7 @@ def test_times_bound_a_count(endpoint: str, client: SyncClient, stream: str) -> 
     assert count_alike(endpoint, stream=stream, endingTimestamp=at) == (300, 300, "")
 
 
+@pytest.mark.moderate
 def test_only_what_lies_before_a_purge_is_read(
     endpoint: str, client: SyncClient, stream: str
 ) -> None:
@@ -185,6 +187,7 @@ def test_records_that_are_too_old_are_not_counted(
     assert count_alike(endpoint, stream=stream, startingOffsets="300") == (200, 200, "")
 
 
+@pytest.mark.moderate
 def test_a_stream_that_keeps_the_newest_of_each_subject_is_read(
     endpoint: str, client: SyncClient, stream: str
 ) -> None:

@@ -235,6 +235,7 @@ def test_damage_amid_a_range_is_told_as_the_broker_tells_it(
         KEPT.close()
 
 
+@pytest.mark.moderate
 def test_a_stream_that_keeps_the_newest_of_each_subject_is_read_over_the_wire(
     machine: Machine, stream: str, caplog: pytest.LogCaptureFixture
 ) -> None:

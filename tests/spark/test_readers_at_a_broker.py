@@ -195,6 +195,7 @@ def test_a_trim_between_the_plan_and_the_read_or_two_triggers_is_no_loss(
     assert "offsets 500 to 699 were removed by a trim" in caplog.text
 
 
+@pytest.mark.moderate
 def test_keys_whose_records_have_moved_are_read_once_each_and_none_is_missed(
     endpoint: str, client: SyncClient, stream: str
 ) -> None:

@@ -334,6 +334,7 @@ def test_a_link_without_identity_is_refused(
         write_partition(options(endpoint, stream), batch, 0, iter([rows(0, 1)]))
 
 
+@pytest.mark.moderate
 def test_rows_of_more_streams_than_a_step_has_parts_are_published(
     client: SyncClient, endpoint: str, stream: str, batch: BatchName
 ) -> None:

@@ -16,6 +16,7 @@ from pyspark_malamute.schema import spark_schema
 LEAST = {"endpoint": "tcp://127.0.0.1:9797", "stream": "flights"}
 
 
+@pytest.mark.moderate
 def test_importing_the_package_imports_pyspark_and_nothing_of_ours_besides() -> None:
     """An import that fails in the package would hide every Python data source of a session."""
     program = (

@@ -100,6 +100,7 @@ def opened(directory: Path) -> tuple[Journal, Ring]:
     return journal, ring
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("seed", seeds(4, 120))
 def test_whatever_is_damaged_the_copy_is_sound_and_what_it_lacks_is_told(
     tmp_path: Path, seed: int
@@ -198,6 +199,7 @@ def test_a_directory_whose_tables_are_being_written_is_not_copied(
     assert tree(tmp_path / "data") == before
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
 def test_tables_in_a_part_of_the_disk_that_cannot_be_read_are_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int

@@ -46,6 +46,7 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
+@pytest.mark.moderate
 def test_what_is_written_during_an_advance_is_synced_meanwhile(
     tmp_path: Path, synced: list[str]
 ) -> None:

@@ -24,6 +24,7 @@ def places(bits: int, base: int = 0) -> list[int]:
     return [base + place for place, digit in enumerate(digits) if digit == "1"]
 
 
+@pytest.mark.moderate
 def test_runs_are_the_same_one_by_one_and_by_array() -> None:
     dice = random.Random(2)
     for _ in range(2_000):
@@ -58,6 +59,7 @@ def test_ranges_over_several_pages_are_picked_by_pages(count: int) -> None:
     assert holdings.pick("a", ranges, True) == picked
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("seed", seeds(2, 5))
 def test_what_is_done_is_merged_like_a_set_of_offsets(seed: int) -> None:
     dice = random.Random(seed)
@@ -132,6 +134,7 @@ class Model:
         return min(self.where, default=self.read)
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("seed", seeds(3, 8))
 def test_holdings_agree_with_a_dictionary(seed: int) -> None:
     dice = random.Random(seed)

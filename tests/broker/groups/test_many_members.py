@@ -173,6 +173,7 @@ def keyed(members: int, subjects: int = 3_000) -> Shell:
     return shell
 
 
+@pytest.mark.moderate
 def test_a_first_key_is_hashed_once_however_many_members_it_is_divided_among(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -191,6 +192,7 @@ def test_a_first_key_is_hashed_once_however_many_members_it_is_divided_among(
     assert hashed <= 12_000
 
 
+@pytest.mark.moderate
 def test_a_turn_of_a_keyed_group_makes_a_bounded_number_of_deliveries() -> None:
     shell = keyed(400)
     shell.readies.clear()

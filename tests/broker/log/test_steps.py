@@ -277,6 +277,7 @@ def test_a_step_that_is_too_large_is_refused_alone_and_leaves_its_numbers_to_the
     assert [entry["name"] for entry in post.ask(1, wire.MailboxInfo, "*")["entries"]] == names
 
 
+@pytest.mark.moderate
 def test_a_step_of_four_thousand_parts_is_one_bundle() -> None:
     post = Stepping(limits=Limits(step_parts_max=4_000))
     parts: list[wire.Command] = [wire.Send(f"box{place % 50}", 0) for place in range(4_000)]

@@ -449,6 +449,7 @@ def test_many_held_messages_come_back_in_steps_and_in_order() -> None:
     assert post.numbers(3) == list(range(9_000))
 
 
+@pytest.mark.moderate
 def test_other_mailboxes_do_not_wait_while_many_messages_come_back() -> None:
     post = Post()
     frames = [encode([b"x"], subject="s")] * 2_000

@@ -233,6 +233,7 @@ def test_queues_of_subjects_do_not_gather_once_they_are_empty() -> None:
     assert all(isinstance(queue, SubjectQueue) for queue in world.service().by_subject.values())
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("late", [False, True])
 def test_subjects_are_compared_with_expressions_a_few_at_a_time(
     monkeypatch: pytest.MonkeyPatch, late: bool

@@ -129,6 +129,7 @@ class Run:
             assert offset in (-1, found[stream].index(body))
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("seed", seeds(8, SEEDS))
 def test_what_is_confirmed_is_in_the_log_once_in_any_order_of_fencing(seed: int) -> None:
     run = Run(seed)

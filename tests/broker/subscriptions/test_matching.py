@@ -64,6 +64,7 @@ def attacked(shell: Sliced, names: Sequence[str]) -> None:
     shell.broker.receive(2, "", [wire.Publish("s", 7)], [batch(names)], shell.now_ms)
 
 
+@pytest.mark.moderate
 def test_a_ping_is_answered_between_two_slices_and_the_confirm_waits_for_none() -> None:
     shell = Sliced()
     names = subjects(100)
@@ -157,6 +158,7 @@ def test_a_cover_never_says_more_than_was_given() -> None:
     assert offsets(shell, 1, 2) == expected(SLOW[2], names, 1)
 
 
+@pytest.mark.moderate
 def test_a_stream_that_falls_too_far_behind_is_read_on_demand_and_loses_nothing() -> None:
     shell = Sliced(matching_bytes_max=100_000)
     names = subjects(30)
@@ -358,6 +360,7 @@ def subscribe_to_six(shell: Shell) -> None:
         )
 
 
+@pytest.mark.moderate
 def test_large_tables_from_history_are_read_in_steps_for_each_reader(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -386,6 +389,7 @@ def test_large_tables_from_history_are_read_in_steps_for_each_reader(
         assert offsets(shell, 1, number) == [number]
 
 
+@pytest.mark.moderate
 def test_a_table_is_not_read_again_where_its_batch_left_memory_while_it_was_matched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -519,6 +523,7 @@ def test_classes_in_steps_are_those_of_one_go() -> None:
     assert {tuple(numbers): sorted(places) for numbers, places in job.classes} == whole
 
 
+@pytest.mark.moderate
 def test_a_large_header_table_is_read_in_steps_of_many_turns() -> None:
     """10,000 field maps of 64 fields held the loop for 1.7 to 3.5 s before."""
     shell = Sliced(share=20)

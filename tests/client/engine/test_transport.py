@@ -72,6 +72,7 @@ def test_what_came_before_a_send_is_noticed_though_its_signal_was_taken_up_by_it
             assert message == [b"%d" % number]
 
 
+@pytest.mark.moderate
 def test_a_peer_that_is_silent_is_not_taken_for_one_of_another_credential() -> None:
     with zmq.Context() as context, socket.create_server(("127.0.0.1", 0)) as frozen:
         endpoint = f"tcp://127.0.0.1:{frozen.getsockname()[1]}"

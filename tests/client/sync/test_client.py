@@ -41,6 +41,7 @@ def test_threads_share_one_client(broker: FakeBroker) -> None:
             assert mine == [b"%d-%d" % (name, n) for n in range(50)], "order per producer"
 
 
+@pytest.mark.moderate
 def test_a_table_that_was_not_filled_in_time_loses_no_record(broker: FakeBroker) -> None:
     with connect_sync(broker.endpoint, **FAST) as client:
         client.publish_many("s", [b"1", b"2", b"3"])

@@ -72,6 +72,7 @@ def test_a_client_without_tracing_imports_nothing_and_makes_no_call_more() -> No
     assert "add" in without
 
 
+@pytest.mark.moderate
 def test_tracing_without_its_extra_says_how_to_install_it() -> None:
     ended = run_without(["opentelemetry"], "import malamute_py; malamute_py.Tracing()")
     assert (

@@ -65,6 +65,7 @@ def test_no_query_breaks_a_page(root: Browser, page: str, query: dict[str, str])
     assert "<script>alert" not in answer.text
 
 
+@pytest.mark.moderate
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     action=st.sampled_from(sorted(set(ACTIONS) - {"kick"})),
@@ -124,6 +125,7 @@ def test_a_form_of_no_stated_length_is_not_read(root: Browser) -> None:
     assert answer.startswith(b"HTTP/1.1 413")
 
 
+@pytest.mark.moderate
 def test_a_form_that_comes_too_slowly_ends_with_its_connection(broker: EmbeddedBroker) -> None:
     with at(broker, request_ms=200) as http:
         browser = Browser(http.address)

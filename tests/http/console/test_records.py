@@ -49,6 +49,7 @@ class Client:
         return Reading(start, end)
 
 
+@pytest.mark.moderate
 async def test_a_look_that_ends_early_shows_the_newest_that_it_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

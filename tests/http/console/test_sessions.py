@@ -148,6 +148,7 @@ def test_a_login_that_the_broker_has_no_room_for_is_told_why(
         assert "The broker did not take the link: at most 1 links" in page.words
 
 
+@pytest.mark.moderate
 def test_where_a_name_is_asked_for_an_open_broker_takes_nobody_in(
     open_broker: EmbeddedBroker,
 ) -> None:
@@ -157,6 +158,7 @@ def test_where_a_name_is_asked_for_an_open_broker_takes_nobody_in(
         assert "A name is needed." in page.words
 
 
+@pytest.mark.moderate
 def test_no_console_is_served_where_it_is_off(open_broker: EmbeddedBroker) -> None:
     with at(open_broker, console="off") as http:
         assert Browser(http.address).ask("/").status == 404

@@ -101,6 +101,7 @@ def curve_client() -> tuple[bytes, bytes]:
     return zmq.curve_keypair()
 
 
+@pytest.mark.moderate
 def test_plain_lets_a_user_in_under_its_name() -> None:
     settings = Authentication(mechanism="plain", users={"alice": hash_password("secret")})
     with (
@@ -194,6 +195,7 @@ def test_a_context_with_a_handler_of_its_own_is_refused() -> None:
         other.close(0)
 
 
+@pytest.mark.moderate
 def test_a_right_password_is_remembered_for_an_hour_and_a_wrong_one_is_not() -> None:
     table = PlainTable({"alice": hash_password("secret")})
     assert table.fits("alice", b"secret")
@@ -434,6 +436,7 @@ def test_a_flood_of_names_that_no_user_has_is_not_hashed(monkeypatch: pytest.Mon
         assert asking.code("alice", b"secret") == b"200"
 
 
+@pytest.mark.moderate
 def test_an_error_in_one_attempt_denies_that_attempt_only(monkeypatch: pytest.MonkeyPatch) -> None:
     def planted(*_: Any) -> Any:
         raise IndexError("planted")

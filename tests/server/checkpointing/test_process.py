@@ -19,6 +19,7 @@ def refused(thread: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
 
+@pytest.mark.moderate
 def test_a_system_without_room_for_the_thread_costs_one_advance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -275,6 +275,7 @@ def test_files_of_a_removed_ring_that_cannot_be_removed_yet_are_removed_later(
     assert not any(isinstance(each, Died) for each in results)
 
 
+@pytest.mark.moderate
 def test_a_removed_ring_in_memory_takes_none_once_it_is_removed(bench: Bench) -> None:
     """Its last read, which the next reader might have wanted, kept the whole ring."""
     rings = bench.rings
