@@ -201,7 +201,11 @@ class MailboxAdmin:
         return True
 
     def _listed(self, link: Link, mailbox: Mailbox, prefix: str) -> bool:
-        """Whether a page has a mailbox; temporary ones where the prefix asks for them by `~`."""
+        """Whether a page has a mailbox: one that the log has, and of which the link may be told.
+
+        One that is being emptied or removed still is. A temporary one, which stands without the
+        log, is on it where the prefix asks for such by `~`.
+        """
         if mailbox.state != STANDING or (mailbox.temporary and not prefix.startswith("~")):
             return False
         return any(self._allowed(link, each, mailbox.name) for each in TOLD_TO)
@@ -233,7 +237,10 @@ class MailboxAdmin:
     def edit(self, link: Link, command: EditMailbox) -> None:
         """Create a mailbox or change its settings, for an EDIT_MAILBOX; answered when durable.
 
-        Raises BrokerRefused: by permissions, bounds or settings that a mailbox cannot have.
+        Raises BrokerRefused: the link lacks the permission manage_queues or, for a mailbox that
+        there is not, create_mailbox, too (check_creation); a mailbox cannot have the settings; or
+        there are as many mailboxes as there may be (`use`, whose draft is forgotten unless a step
+        needs it).
         """
         name = command.mailbox
         settings = self._shard.settings
