@@ -461,7 +461,7 @@ class Broker:
         return state is None or state.awaited > state.visible
 
     def ring_failed(self, ring: str, code: str, reason: str) -> None:
-        """Take the news that a ring takes nothing more."""
+        """Take the journal's news that a ring takes nothing more: what waits for it is refused."""
         state = self._catalogue.rings.get(ring)
         if state is not None:
             self._shard.event("ring_failed", "error", ring=ring, code=code, reason=reason)

@@ -138,11 +138,13 @@ class Shard:
         if now_ms > self.now_ms:
             self.now_ms = now_ms
 
-    def resumed(self, until_ms: int, pause_ms: int) -> int:
-        """Return the time at which a pause from before the start ends: at most its length after it.
+    def trusted_end(self, until_ms: int, pause_ms: int) -> int:
+        """Return the end of a pause or timeout that began before the start, for its recovery.
 
-        The clock may have been ahead when the pause was noted. A request that waits five seconds
-        for its next attempt would wait until the clock comes to that time, perhaps for a day.
+        It is the end that was noted, so that time counts in which the broker was down, unless that
+        lies further ahead than the start and the whole length: the clock was ahead then, and a
+        request that waits five seconds for its next attempt would wait until the clock comes to
+        that time, perhaps for a day. So it is cut to the start and the length.
         """
         latest_ms = self.began_ms + pause_ms
         if pause_ms and self.began_ms and until_ms > latest_ms + SKEW_MS:

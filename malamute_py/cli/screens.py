@@ -429,7 +429,7 @@ def _flowed(parts: Sequence[Text], width: int, gap: str = _GAP) -> list[Text]:
 
 
 def _head(now: Sample, before: Sample | None, gone: str, width: int) -> list[Text]:
-    """Return the lines about the broker as a whole."""
+    """Return the lines about the broker as a whole. gone: as of above()."""
     broker = now.look.broker
     words = [str(broker.get("software", "the broker"))]
     if "uptime_ms" in broker:
@@ -454,13 +454,13 @@ def _head(now: Sample, before: Sample | None, gone: str, width: int) -> list[Tex
     else:
         lines.append(_text("rates come with the second look"))
     spans = [f"{name} p99 within {within_s * 1000:g} ms" for name, within_s in _spans(now, before)]
-    lines += _flowed([_text(word) for word in [*spans, *_fullest(now, width)]], width)
+    lines += _flowed([_text(word) for word in [*spans, *_fullest_rings(now, width)]], width)
     if gone:
         lines += _folded(f"no newer look: {gone}", width, "bold red")
     return lines
 
 
-def _fullest(now: Sample, width: int) -> Iterator[str]:
+def _fullest_rings(now: Sample, width: int) -> Iterator[str]:
     """Yield one text about the rings, the fullest first, as many as one line has room for.
 
     Nothing without rings.

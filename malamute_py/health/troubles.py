@@ -65,9 +65,10 @@ class Trouble(NamedTuple):
 
 
 def of_all(everything: Everything, links: Iterable[LinkFacts] = ()) -> list[Trouble]:
-    """Return what is slow or stuck, the worst first, for the console's first page.
+    """Return what is slow or stuck, the worst first.
 
-    links: of clients; none: they are not looked at.
+    For the console's first page, `malamute watch` and `malamute top`. links: of clients; none: they
+    are not looked at.
     """
     now_ms = float(everything.facts.broker.get("now_ms", 0))
     found = [

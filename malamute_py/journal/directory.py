@@ -359,7 +359,10 @@ def _is_rest(ring: Storage) -> bool:
 
 
 def is_directory_name(directory: str) -> bool:
-    """True for what directory_name() makes of some ring's name: one part of a path, never `..`."""
+    """True for what directory_name() makes of some ring's name: one part of a path.
+
+    It is never `..`, since a dot at the beginning is quoted as %2E.
+    """
     try:
         return directory_name(unquote(directory)) == directory
     except (ValueError, UnicodeDecodeError):

@@ -417,7 +417,8 @@ def _dump_found(
 def _dump_segment(place: Storage, meta: RingMeta, number: int) -> Iterator[Dumped]:
     """Yield each batch of a segment as it lies there, and damaged parts by their positions.
 
-    Batches left from the file's last use are none: they say other positions.
+    For dumps, and for the time of a stream's oldest batch (_first_time_ms). Batches left from the
+    file's last use are none: they say other positions.
     """
     size, base = meta.segment_bytes, number * meta.segment_bytes
     try:

@@ -94,7 +94,11 @@ def rewrite(storage: Storage, segment: Segment, scan: Scan, epoch: int) -> None:
 
 
 def _reaching_beyond(segments: list[Segment], lsn: int, segment_bytes: int) -> list[Segment]:
-    """Return the segments that end after a position."""
+    """Return the segments that end after a position, for repair().
+
+    lsn: the scan's safe_lsn, before which all is durable. Batches in these segments may not be:
+    they are written over themselves and synced, or copied to new files.
+    """
     return [segment for segment in segments if segment.base_lsn + segment_bytes > lsn]
 
 

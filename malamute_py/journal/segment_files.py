@@ -169,7 +169,9 @@ class SegmentFiles:
     def batches(self, segment: Segment, stream: int, row: Any) -> list[tuple[Batch, memoryview]]:
         """Read and check the batches of one index entry; each comes with the bytes of all.
 
-        row: the entry. Returns none if the segment was retired.
+        Callers take a batch's content out of these bytes, in which `batch.at` counts (content_of).
+        One that failed its check is in the list, without `found`: each caller decides what that
+        means. row: the entry. Returns none if the segment was retired.
         """
         position, size = int(row["position"]), int(row["bytes"])
         entry = (position, size, int(row["base"]), int(row["next"]))

@@ -145,8 +145,9 @@ def replace_file(storage: Storage, name: str, data: bytes) -> None:
 def read_around(storage: Storage, file: File, position: int, size: int) -> bytes:
     """Return a part of a file, with zeros for pages that cannot be read.
 
-    One unreadable page must not take its neighbours' batches with it; zeros fail the
-    check of the batch that lay there.
+    For ordinary reads, for recovery, and for the checkpoint's reading of the log. One unreadable
+    page must not take its neighbours' batches with it; zeros fail the check of the batch that lay
+    there.
     """
     with contextlib.suppress(OSError):
         return storage.read(file, position, size)

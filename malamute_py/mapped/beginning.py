@@ -66,7 +66,7 @@ class Beginning:
         self._oldest_ms = oldest_ms
 
     def offset(self, start: Start) -> int:
-        """Return the offset to begin with.
+        """Return the offset to begin with; the reader's notices of it are in `notices` then.
 
         Raises LocalProtocolError `bad_start`: the start is of a kind that files do not tell.
         """
@@ -92,7 +92,8 @@ class Beginning:
         if kind == StartKind.TIME:
             time_ms, inclusive = arguments
             found = self._at_time(at_append_time, time_ms, inclusive)
-            # What has moved was appended before the oldest record that is where it was written.
+            # Only records in place are searched. If the oldest of them is late enough, records that
+            # have moved, which were all appended before it, may be so, too: it begins with them.
             return _KEPT_BEGIN if self._has_moved and found <= self._first_in_place else found
         if kind == StartKind.CLIENT_TIME:
             time_ms, inclusive = arguments

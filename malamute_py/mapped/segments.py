@@ -174,7 +174,11 @@ class SegmentMap:
         return False
 
     def readable(self) -> memoryview:
-        """Return all of the file, to be searched for batches: unreadable pages are zeros."""
+        """Return all of the file, to be searched for batches: unreadable pages are zeros.
+
+        RingTail asks for it to find a later batch that proves a place to be synced; resume(), to
+        find the next good batch after damage.
+        """
         self.unreadable(0, self.size)  # brings in all pages, and notes those that it cannot
         if not self._unreadable:
             return self.view

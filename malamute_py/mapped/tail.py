@@ -244,7 +244,9 @@ def place(lsn: int, segment_bytes: int) -> tuple[int, int]:
 def resume(segment: SegmentMap, at: int, stop: int, epoch: int) -> int:
     """Return the LSN of the next good batch after damage in a segment; else that of `stop`.
 
-    at, stop: positions of the damage and of the end of the search. epoch: least one of that batch.
+    For the walk, which goes on there, and for a reading that passes over damage. at, stop:
+    positions of the damage and of the end of the search. epoch: least one of that batch:
+    a ghost, which a crash left at the right place, has an earlier one (FORMAT.md, P5).
     """
     stamp = segment.stamp(at)
     if isinstance(stamp, Stamp) and stamp.epoch >= epoch and at + stamp.size <= stop:

@@ -342,7 +342,7 @@ def _lengths(column: Any) -> Array:
 
 
 def _content(options: SinkOptions, rows: Any) -> bytes:
-    """Return rows of Spark as an encoded content: subject, fields, times, properties, body.
+    """Return rows of a chunk, all for one stream, as an encoded content of their columns.
 
     Raises LocalProtocolError: they are no batch.
     """
@@ -366,7 +366,7 @@ def _content(options: SinkOptions, rows: Any) -> bytes:
             made["client_time_ms"] = times
     if "properties" in names:
         kept, codes = _maps(rows.column("properties"))
-        # A dictionary saves where each map is, on average, that of two rows or more.
+        # Maps are encoded once each, with a code for each row, where they come twice on average.
         if kept and 2 * len(kept) <= len(codes):
             packed = msgspec.msgpack.encode(kept)
             made["property_section"] = (

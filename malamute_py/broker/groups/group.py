@@ -63,7 +63,7 @@ class Group:
     """One group at run time: its members, its reader's position, and its open offsets."""
 
     __slots__ = (
-        "_deliveries_before", "_joins", "_slots_of", "_watch", "absent_holder", "by_place",
+        "_deliveries_before_batch", "_joins", "_slots_of", "_watch", "absent_holder", "by_place",
         "deliveries", "delivery_work", "done_earlier", "durable", "flush_at_ms", "flushing", "free",
         "gone", "holder", "holdings", "idle_reads", "kind", "lease_due_ms", "logging", "lost",
         "may_bury", "members", "moved_ms", "name", "place_logged", "queued", "reading",
@@ -116,7 +116,7 @@ class Group:
         """Members of a keyed group by their numbers in the arrays of `slots`."""
         self._slots_of: tuple[int, SlotsOfRows] = (NOBODY, np.empty(0, np.uint16))
         """(base, slot of each row) of the batch that is handed out."""
-        self.deliveries = self._deliveries_before = 0
+        self.deliveries = self._deliveries_before_batch = 0
         """Number of all deliveries, and of those before the batch that is handed out."""
         self.delivery_work = 0
         """Work of a keyed group's deliveries, of which each member has one in each batch: 1 for
@@ -417,7 +417,7 @@ class Group:
 
         The caller hands the rows out before it asks for the next member.
         """
-        self._deliveries_before = self.deliveries
+        self._deliveries_before_batch = self.deliveries
         if self.slots is not None:
             yield from self._by_slot(batch, bits)
             return
@@ -486,7 +486,7 @@ class Group:
         return found
 
     def hand(self, batch: StampedBatch, member: Member, bits: int, now_ms: int) -> int:
-        """Note that a member is given waiting rows, which the caller sends; returns how many."""
+        """Note what divided() gave a member, which the caller sends; returns how many rows."""
         self.holdings.hand(batch.base, bits, member, now_ms)
         if member.lease_ms:
             due_ms = member.lease_end(now_ms)
@@ -495,7 +495,9 @@ class Group:
             if not self.lease_due_ms or due_ms < self.lease_due_ms:
                 self._watch(self)  # This lease ends before the time of the next planned look.
         count = bits.bit_count()
-        member.handed(count, now_ms, self._deliveries_before)
+        # The broker's time for all deliveries of the batch, also those before this one, is to be
+        # left out of the member's pace (Member.acknowledged).
+        member.handed(count, now_ms, self._deliveries_before_batch)
         self.deliveries += 1
         member.served = self.deliveries
         if self.slots is not None:

@@ -105,7 +105,8 @@ class Link:
         self.frames: list[Any] = []
         """Content frames of the commands in the outbox, in their order."""
         self.later: list[Command] = []
-        """Commands without frames that leave with the next command, or when LATER_MS are over."""
+        """Commands that no peer waits for, as confirms of patient senders: they leave with the next
+        message, or when LATER_MS are over (Links.say_later)."""
         self.blocked = False
         """Whether the shell holds messages back for the peer, whose socket takes no more."""
         self.room = 0

@@ -463,7 +463,7 @@ class Links:
                 self._later[link] = self._shard.now_ms + LATER_MS
 
     def _say_due(self) -> None:
-        """Move the `later` commands whose time is over to the outboxes."""
+        """Move commands that say_later() put off LATER_MS ago or earlier to their outboxes."""
         later, now_ms = self._later, self._shard.now_ms
         while later:
             link = next(iter(later))
@@ -474,8 +474,8 @@ class Links:
             self._move_later(link)
 
     def _move_later(self, link: Link) -> None:
-        """Move the `later` commands of a link to the front of its outbox: a BYE is the last."""
-        link.out[:0] = link.later
+        """Move what say_later() put off before the outbox: it is due, or a message leaves."""
+        link.out[:0] = link.later  # a BYE in the outbox stays the last
         link.later = []
         self._later.pop(link, None)
 

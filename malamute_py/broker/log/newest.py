@@ -297,8 +297,10 @@ class Keys:
         self.taken_bytes = 0
         """Bytes of the batches that were taken and are not in the journal yet."""
         self._taken: deque[Taken] = deque()
+        """Batches that were taken and are not in the journal yet, the oldest first."""
         self._coming: dict[str, tuple[int, int]] = {}
-        """Subject -> (revision, size of its newest record) once all is appended that was taken."""
+        """Subject -> (revision, size of its newest record) once all is appended that was taken:
+        what conditions see in the index's place. Its entries stay until `_taken` is empty."""
         self.coming_keys = self.coming_memory = 0
         """Subjects on their way into the log that the index does not have, and the memory that they
         will take there."""
@@ -442,20 +444,29 @@ class Keys:
             self._forget_coming()
 
     def dropped(self, next: int) -> None:
-        """Forget all that is on its way, since the journal refused a batch. next: the stream's."""
+        """Forget all that was taken, since the journal refused a batch: nothing of it is appended.
+
+        Conditions see the index alone again. next: the stream's next offset, which is given anew.
+        """
         self._taken.clear()
         self._forget_coming()
         self.taken_next = next
         self.taken_bytes = 0
 
     def _forget_coming(self) -> None:
-        """Forget what is on its way into the log: it is in the index, or was refused."""
+        """Clear the overlay of conditions and its three counts, as nothing taken is left.
+
+        All of it is in the index now, or was refused.
+        """
         self._coming.clear()
         self._all.coming -= self.coming_memory
         self.coming_keys = self.coming_memory = self.coming_bytes = 0
 
     def bytes_with(self, rows: list[NewestRow]) -> int:
-        """Return the bytes that newest records would take with these."""
+        """Return the bytes that newest records would take with these, as copies, about.
+
+        For the bound of a stream with keys: they take at most half of its ring.
+        """
         replaced = (self._value(row.subject) for row in rows)
         more = sum(row.size for row in rows)
         return self.bytes + more - sum(_size_in(value) for value in replaced if value is not None)

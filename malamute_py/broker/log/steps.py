@@ -191,7 +191,7 @@ def changing(
 
 
 def content_size(content: Content) -> int:
-    """Return the bytes of a batch with a content."""
+    """Return the bytes of a batch in the log, stamp and content: what room, quota, rate count."""
     return STAMP_BYTES + content.head.content_bytes
 
 
@@ -672,7 +672,7 @@ class Steps:
             self._drop(step, answer.code, answer.reason, answer.retry_ms)
 
     def ring_failed(self, code: str, reason: str) -> None:
-        """Refuse the queued steps: ring main refuses every append from now on."""
+        """Refuse the queued steps: ring main has failed, and refuses every append from now on."""
         queue, self._queue = [step for step, _ in self._urgent] + self._queue, []
         self._urgent = []
         for step in queue:

@@ -178,7 +178,8 @@ class Stream:
         self.purges = Purges(row.purges) if row.purges else NO_PURGES
         """Records that were purged by subject, by marks that are durable."""
         self.pinned = NEVER
-        """Offset from which on retention leaves all records: a cursor pins it."""
+        """Offset from which on retention leaves all records, whatever their age and number: the
+        least position of a cursor that pins (holds back) them; NEVER: none does."""
         self.ledger = Ledger(kept, self.next, facts.bytes if facts else 0)
         self.ledger.trimmed(self.first)
         self.keys = Keys(self.next, ready=self.first == self.next) if row.settings.keep else None
@@ -278,7 +279,13 @@ class Stream:
         return hot[place].base if place < len(hot) else hot[-1].next
 
     def is_past(self, batch: StampedBatch, now_ms: int) -> bool:
-        """Whether a batch begins with records that are gone or beyond the stream's bounds."""
+        """Whether a batch begins with records that are gone or beyond the stream's bounds.
+
+        Live delivery asks, of a batch that became durable late or waited for its matching: if so,
+        its subscriptions fall back to delivery on demand, which leaves such records out and tells
+        of the gap. The batch may have left the hot window, where alone first_at() looks for ages:
+        so its own age is compared, too.
+        """
         old = _append_time(batch) < self.oldest_ms(now_ms) and batch.base < self.pinned
         return old or batch.base < self.first_at(now_ms)
 

@@ -157,7 +157,8 @@ class MailboxAdmin:
     def _listed(self, link: Link, prefix: str, name: str) -> dict[str, Any] | None:
         """Return what a page tells a link of a mailbox; None: nothing.
 
-        Temporary mailboxes are told of where the prefix asks for them by `~`.
+        A page has mailboxes that the log has, also such as are being emptied or removed. Temporary
+        ones, which stand without the log, are told of where the prefix asks for them by `~`.
         """
         mailbox = self._mailboxes.get(name)
         if mailbox is None or mailbox.state != STANDING:
@@ -194,7 +195,10 @@ class MailboxAdmin:
     def edit(self, link: Link, command: EditMailbox) -> None:
         """Create a mailbox or change its settings, for an EDIT_MAILBOX; answered when durable.
 
-        Raises BrokerRefused: by permissions, bounds or settings that a mailbox cannot have.
+        Raises BrokerRefused: the link lacks the permission manage_queues or, for a mailbox that
+        there is not, create_mailbox, too (check_creation); a mailbox cannot have the settings; or
+        there are as many mailboxes as there may be (`use`, whose draft is forgotten unless a step
+        needs it).
         """
         name = command.mailbox
         settings = self._shard.settings

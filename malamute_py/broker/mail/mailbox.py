@@ -30,7 +30,9 @@ from malamute_py.changelog.settings import MailboxSettings
 from malamute_py.changelog.tables import MessageRow
 
 DRAFT, CREATING, STANDING = range(3)
-"""A mailbox: no step has created it; a bundle that was handed over creates it; the log has it."""
+"""How far the creation of a mailbox is: no step has created it; a bundle that was handed to the
+journal creates it; the log has it. A temporary mailbox, which is in no log, stands at once. That a
+mailbox is being removed is another thing (`removing`)."""
 
 
 class PutProgress(msgspec.Struct, eq=False, gc=False):
@@ -222,7 +224,7 @@ class Mailbox:
         self.settings = settings
         self.memory = settings.memory
         self.resource = "mail_memory_bytes" if settings.memory else "mail_bytes"
-        """Quota of the sender that bytes in the mailbox count towards."""
+        """Name of the sender's quota that bytes in the mailbox count towards."""
         self.level = int(Level[settings.level.upper()])
 
     def bounds(self, limits: BrokerSettings) -> tuple[int, int]:

@@ -169,7 +169,11 @@ class Mailboxes:
         return self.draft(name, by, self._default)
 
     def check_creation(self, name: str, by: str) -> None:
-        """Raise BrokerRefused where the first use of a name would create what its user may not."""
+        """Raise BrokerRefused where the use of a name would create a mailbox, and `by` may not.
+
+        Called before `use` for what names a mailbox itself (a put, a reader, an EDIT_MAILBOX): the
+        permission is create_mailbox.
+        """
         if (
             name not in self.by_name
             and not name.startswith("~")
@@ -297,8 +301,12 @@ class Mailboxes:
         return True
 
     def link_ended(self, link: Link) -> None:
-        """End the temporary mailbox of a link after BYE; keep that of a lost link for a while."""
-        if not link.session:
+        """End the temporary mailbox of a link after BYE; keep that of a lost link for a while.
+
+        It is kept for the session, which may come back on another link: whether it has shows only
+        when the time is over (end_kept).
+        """
+        if not link.session:  # no HELLO was accepted on the link
             return
         mailbox = self.by_name.get(temporary_name(link))
         if mailbox is None or mailbox.temporary is None:
@@ -306,7 +314,8 @@ class Mailboxes:
         if link.happened == "bye":
             self._end(mailbox)
         else:
-            self.endings.set((mailbox.number, 0), self._shard.now_ms + link.expiry_ms)
+            at_ms = self._shard.now_ms + link.expiry_ms
+            self.endings.set((mailbox.number, 0), at_ms)  # 0: see `endings`
 
     def _end(self, mailbox: Mailbox) -> None:
         """End a temporary mailbox: it takes no message, and its messages are removed in pieces."""

@@ -99,7 +99,7 @@ class Messages:
         messages that expire exactly one ttl after their put are those that got the ttl.
         """
         due_ms = row.at_ms + ttl_ms
-        until_ms = self._shard.resumed(due_ms, ttl_ms)
+        until_ms = self._shard.trusted_end(due_ms, ttl_ms)
         if until_ms == due_ms:
             return
         rare = row.rare
@@ -115,7 +115,7 @@ class Messages:
         for at_ms, rows in times_of(row):
             if at_ms:
                 # A recipient asked for a pause; a sender's time has no pause and holds as it is.
-                progress.delay(rows, self._shard.resumed(at_ms, row.pause_ms))
+                progress.delay(rows, self._shard.trusted_end(at_ms, row.pause_ms))
         if progress.times:
             mailbox.delayed += progress.delayed.bit_count()
             self.delays.set((mailbox.number, row.base), min(progress.times))

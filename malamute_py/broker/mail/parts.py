@@ -48,7 +48,10 @@ class Putting(_OfMailbox):
             self._weigh(put.size)
 
     def _weigh(self, size: int) -> None:
-        """Count bytes towards the sender's quota, from the time at which the put is taken."""
+        """Count bytes for the sender (below 0: no more), unless the put is `weighed_later`.
+
+        The quota that they count towards is named by `mailbox.resource`.
+        """
         put = self.put
         self.messages.quotas.weigh(put.asked_by or put.sender, self.mailbox.resource, size)
 

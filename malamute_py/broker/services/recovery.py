@@ -54,12 +54,14 @@ class Recovery:
         put = row.put
         if put.deadline_ms:
             # At most its whole time from now on: the clock may have been ahead when it was put.
-            batch.deadline_ms = self._shard.resumed(put.deadline_ms, put.deadline_ms - put.at_ms)
+            batch.deadline_ms = self._shard.trusted_end(
+                put.deadline_ms, put.deadline_ms - put.at_ms
+            )
         self._registry.add(service, batch)
         waiting = row.waiting
         for at_ms, rows in row.delayed.items():
             rows &= waiting
-            self._returns.delay(batch, rows, self._shard.resumed(at_ms, row.pause_ms))
+            self._returns.delay(batch, rows, self._shard.trusted_end(at_ms, row.pause_ms))
         waiting &= ~batch.delayed
         again = 0  # Rows that were handed out before: they go before the others.
         for times, rows in row.attempts.items():

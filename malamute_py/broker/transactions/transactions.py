@@ -110,7 +110,8 @@ class Transactions:
         """Take up what the tables have, at a start; the appending of committed ones goes on."""
         queues, shard = self._shard.queues, self._shard
         for row in list(queues.transactions.values()):
-            end_ms = shard.resumed(row.at_ms + row.timeout_ms, row.timeout_ms)
+            # Its timeout went on while the broker was down; the clock may have been ahead before.
+            end_ms = shard.trusted_end(row.at_ms + row.timeout_ms, row.timeout_ms)
             self.enter(Transaction(row, end_ms))
         for batch in list(queues.staged.values()):
             transaction = self.by_id.get(batch.id)

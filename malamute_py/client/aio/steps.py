@@ -75,7 +75,8 @@ class AtomicStep(Step):
             stream, table, properties, subject=subject, client_time=client_time, codec=codec
         )
         for content in contents:
-            # Not a subclass's: a traced step has put the span's context into `properties`.
+            # Step's own, not that of TracedStep: it would put the span's context into the content
+            # once more, which `properties` have brought already.
             super().publish_batch(stream, content, typed=True)
 
     # sync: def _lend(self, holder: Any, numbers: list[int]) -> None:

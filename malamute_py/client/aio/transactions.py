@@ -411,7 +411,7 @@ class Transaction:
         )
         for at, content in enumerate(contents):
             try:
-                # Not a subclass's, which would give each batch a span of its own.
+                # Not that of TracedTransaction, which would give each batch a span of its own.
                 await Transaction.publish_batch(self, stream, content, typed=True)
             except BaseException:
                 if at and opened.open:

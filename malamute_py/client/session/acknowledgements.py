@@ -489,7 +489,8 @@ class Acknowledging:
     def told(self, token: Any, outcome: Any) -> None:
         """Tell a caller, by an event, what became of its acknowledgement.
 
-        token: what the caller waits at. outcome: a Confirm, of which the caller gets True; None, or
+        Called by `acks` with the broker's answer, and by the owner of what needs none. token: what
+        the caller waits at. outcome: True or a Confirm, of which the caller gets True; None, or
         a refusal `not_held`: it came too late, and the caller gets False; another error goes on as
         it is.
         """
@@ -511,7 +512,7 @@ class Acknowledging:
 
     @property
     def waits(self) -> bool:
-        """Whether something may leave with the next take()."""
+        """Whether something may leave with the next take(): for Session._others_wait."""
         return self.acks.waits
 
     def link_up(self, welcome: Welcome) -> None:

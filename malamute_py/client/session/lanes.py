@@ -38,7 +38,10 @@ _PARTS_MAX: Final = 1 << 16
 
 
 class OutgoingBatch(ABC):
-    """Rows that leave as one content, from the first of them until all is settled."""
+    """Rows that leave as one content, from the first of them until all is settled.
+
+    The base of the batches of records, of mail, requests and replies (KeyedBatch), and of steps.
+    """
 
     __slots__ = (
         "bytes", "content", "counted", "doubtful", "lane", "level", "one_by_one", "packing", "rows",
@@ -58,11 +61,14 @@ class OutgoingBatch(ABC):
         self.doubtful = False
         """Whether the batch was under way when a link was lost: the broker may have taken it."""
         self.one_by_one = False
-        """Whether nothing may leave for the same place before this is answered."""
+        """Whether nothing may leave for the same place before this is answered: else the broker
+        might refuse this and take what follows. It holds for mail, and for replies that others
+        follow."""
         self.packing: Packing | None = None
-        """Form of the bodies of all rows."""
+        """Form of the bodies of all rows: their codec, and whether they are lists of blobs."""
         self.sealed = False
-        """Whether no row may join: the batch has a key, a content, or a tally of its rows."""
+        """Whether no row may join: the batch has a key, a content, or belongs to one bulk call of
+        mail, which counts the outcomes of its own rows (outbox.Tally)."""
         self.serial = 0
         """Place in the order of the calls, which the batch keeps when it comes back."""
         self.state = QUEUED
@@ -236,7 +242,11 @@ class Lanes(ABC, Generic[Kind]):
 
     @property
     def waits(self) -> bool:
-        """Whether something may leave with the next take()."""
+        """Whether something may leave with the next take().
+
+        Asked of all senders but that of records (Session._others_wait): with something that leaves
+        anyway, records go at once, and do not wait for more records to fill their batch.
+        """
         return bool(self._active)
 
     def _lanes(self) -> Iterator[Lane[Kind]]:
@@ -309,7 +319,10 @@ class Lanes(ABC, Generic[Kind]):
     # --- the link --------------------------------------------------------------------------
 
     def link_up(self, welcome: Welcome) -> None:
-        """Take the limits of a new link, on which what is unconfirmed leaves again, in order."""
+        """Take the limits of a new link, and let lanes leave with the next take().
+
+        What is unconfirmed leaves again, in order: link_down() has put it back.
+        """
         self._linked = True
         self.limits = limits_of(welcome)
         self.batch_bytes = self._settings.batch_target(self.limits)

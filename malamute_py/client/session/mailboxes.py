@@ -309,7 +309,10 @@ class OpenedMailbox(Opened):
         """Wait: an acknowledgement of each by itself, or the link's end, tells whose they are."""
 
     def give_back(self, numbers: list[int]) -> None:
-        """Have the broker hand out messages again that a step has brought back into hand."""
+        """Have the broker hand out messages again that came back from a step whose caller has gone.
+
+        No program knows that they are in hand again: see Step.give_back_untold.
+        """
         mine = ranges_of_numbers(number for number in numbers if number in self.in_hand)
         if mine and not self.ended:
             self.ack(mine, again_ms=0)
@@ -556,7 +559,7 @@ class OpenedMailboxes(Acknowledging):
     # --- what callers do -----------------------------------------------------------------------
 
     def get(self, asked: InboxOptions) -> OpenedMailbox:
-        """The one inbox of a mailbox, opened when it is not. Raises what ended the session."""
+        """The one inbox of a mailbox, opened by `begin` if need be. Raises the session's end."""
         mailbox = "" if asked.mailbox in self.own else asked.mailbox
         inbox = self._mailboxes.get(mailbox)
         if inbox is None:

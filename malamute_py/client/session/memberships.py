@@ -73,7 +73,12 @@ class MembershipOwner(Protocol):
     """Acknowledgements that came too late."""
 
     def told(self, token: Any, outcome: Any) -> None:
-        """Tell a caller what became of its acknowledgement: a Confirm: True; None: False."""
+        """Tell a caller what became of its acknowledgement: True, all was taken; False, some not.
+
+        A membership calls it with True, or with None for False, of what needs no answer of the
+        broker. What the broker answers comes from `acks`: a Confirm is True, a refusal `not_held`
+        False; another error goes on to the caller.
+        """
 
     def give_credit(self, membership: Membership) -> None:
         """Give credit for records that a membership has in hand no longer."""
@@ -330,7 +335,10 @@ class Membership(Standing):
         """Wait: an acknowledgement of each by itself, or the link's end, tells whose they are."""
 
     def give_back(self, numbers: list[int]) -> None:
-        """Have the broker hand out records again that a step has brought back into hand."""
+        """Have the broker hand out records again that came back from a step whose caller has gone.
+
+        No program knows that they are in hand again: see Step.give_back_untold.
+        """
         mine = self.give_up(numbers)
         if mine and not self.ended:
             self._memberships.acks.add(self, AGAIN, ranges_of_numbers(mine))

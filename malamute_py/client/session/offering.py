@@ -441,10 +441,11 @@ class Offering(Opened):
                 self.drop(request)
 
     def give_back(self, numbers: list[int]) -> None:
-        """Have the broker hand out requests again that a step has brought back into hand.
+        """Have the broker hand out requests again that came back from a step whose caller has gone.
 
-        That counts as an attempt, so that a request whose steps all fail has an end. It counts as
-        none while the worker drains: a stop may cancel each of its handlers.
+        No program knows that they are in hand again: see Step.give_back_untold. That counts as an
+        attempt, so that a request whose steps all fail has an end. It counts as none while the
+        worker drains: a stop may cancel each of its handlers.
         """
         state = RELEASED if self.draining else RETURNED
         for number in numbers:

@@ -86,7 +86,11 @@ class Offerings(Acknowledging):
     # --- what callers do -----------------------------------------------------------------------
 
     def offer(self, asked: OfferOptions, kind: type[RequestBase], link: Any = None) -> Offering:
-        """Begin to offer. link: the shell's, for the requests. Raises what ended the session."""
+        """Begin to offer, under a number that the session gives (`begin` of the constructor).
+
+        kind: the shell's type of request. link: the shell's, for the requests. Raises what ended
+        the session.
+        """
         offering = self._begin(lambda number: Offering(number, asked, kind, self, link))
         self._offerings[offering] = None
         return offering

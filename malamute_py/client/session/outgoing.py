@@ -159,7 +159,7 @@ class Outgoing(Protocol):
 
     @property
     def waits(self) -> bool:
-        """Whether something may leave with the next take()."""
+        """Whether something may leave with the next take(): for Session._others_wait."""
 
     def link_up(self, welcome: Welcome) -> None:
         """Take up a new link, on which what is unconfirmed is to be sent again."""

@@ -87,7 +87,7 @@ class PendingCommands:
 
     @property
     def waits(self) -> bool:
-        """Whether some commands have not left on this link."""
+        """Whether some commands have not left on this link: records wait for no company then."""
         return bool(self._unsent)
 
     def take(self, out: CommandSink) -> None:

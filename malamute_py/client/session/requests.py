@@ -325,7 +325,11 @@ class AwaitedReplies:
         self._settle_replies(command, replies, about)
 
     def _failures(self, why: str, about: Any) -> Iterator[MalamuteError]:
-        """Yield an error in place of each reply; about: as of _settle_replies."""
+        """Yield an error in place of each reply: their callers get these from _settle_replies.
+
+        why: of the MAIL, or what was wrong with it. about: (key of a batch of requests, row of the
+        first, how many) for the replies in order.
+        """
         for key, _, count in about:
             batch = self.asked.get(key)
             service = "" if batch is None else batch.lane.place

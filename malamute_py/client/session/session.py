@@ -462,7 +462,10 @@ class Session:
         return events
 
     def _others_wait(self) -> bool:
-        """Whether something besides records waits to leave: then records wait for no company."""
+        """Whether something besides records waits to leave: then records wait for no company.
+
+        The publisher asks, which else holds records back to fill their batch.
+        """
         return (
             any(outgoing.waits for outgoing in self.outgoing if outgoing is not self.publisher)
             or self.pending.waits

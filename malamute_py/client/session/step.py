@@ -94,7 +94,11 @@ class Holder(Protocol):
         """Take note that a step was refused as this client does not hold some of these numbers."""
 
     def give_back(self, numbers: list[int]) -> None:
-        """Have the broker hand out numbers again that were regained and that no caller expects."""
+        """Have the broker hand out numbers again that a step took and that no program knows of.
+
+        Called after regained() when no caller waits for the outcome of the step
+        (Step.give_back_untold).
+        """
 
 
 class HandedOut(Protocol):

@@ -500,9 +500,10 @@ class Steps(Lanes[OutgoingSteps]):
     # --- the link ---------------------------------------------------------------------------
 
     def link_up(self, welcome: Welcome) -> None:
-        """Send unconfirmed steps again, now that the broker has said what a message may hold.
+        """Let steps leave again, within what the broker says that a message may hold.
 
-        Of parts, a message takes as many as fit beside ATOMIC; a step gathers PARTS_MAX at most.
+        Unconfirmed ones are at the heads of their lanes since link_down(). Of parts, a message
+        takes as many as fit beside ATOMIC; a step gathers PARTS_MAX at most.
         """
         super().link_up(welcome)
         self._parts_max = min(PARTS_MAX, self.limits.step_parts_max)

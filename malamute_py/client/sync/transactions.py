@@ -407,7 +407,7 @@ class SyncTransaction:
         )
         for at, content in enumerate(contents):
             try:
-                # Not a subclass's, which would give each batch a span of its own.
+                # Not that of TracedTransaction, which would give each batch a span of its own.
                 SyncTransaction.publish_batch(self, stream, content, typed=True)
             except BaseException:
                 if at and opened.open:
