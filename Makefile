@@ -83,7 +83,7 @@ lint: $(DEV_STAMP) ## lint, types and import contracts
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports
-	$(BIN)/mypy
+	$(BIN)/mypy -n auto
 
 test: test-needs ## all tests: in parallel, then those that must be alone, then Spark's in one process
 	$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "not spark and not alone" $(ARGS)

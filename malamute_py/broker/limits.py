@@ -26,7 +26,11 @@ Subjects = Callable[[str, str], Callable[[str], bool] | None]
 
 
 def permit_all(identity: str, action: str, name: str) -> bool:
-    """Allow every action, except to take another client's name."""
+    """Allow every action, except to take another client's name.
+
+    The default of a core without a shell, in tests and the simulator. A broker gives its core
+    `Permissions` (server/authentication), also where it has no users.
+    """
     if action == "template":  # As `app-{n}`, for replicas of `app`.
         return identity in ("", name.removesuffix("-{n}"))
     return action != "identity" or identity in ("", name)

@@ -403,6 +403,7 @@ async def _reading_history(
         """
         subscription = link.subscribe(name, start="earliest", end=load.count, strict=True)
         got = 0
+        # None: the end that was asked for. A silence or a gap raises, so that none is left out.
         while (batch := await subscription.next_batch(_SILENCE_MS)) is not None:
             count = len(batch.bodies())
             measure.done += count

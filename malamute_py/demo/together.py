@@ -108,14 +108,13 @@ async def _in_hand(client: Client, service: str) -> int:
 
     0: some worker has none after 5 s.
     """
-    held: list[int] = []
     for _ in range(500):
         info = await client.service_info(service)
         held = [worker.held for worker in info.workers]
         if len(held) == WORKERS and min(held) > 0:
-            break
+            return min(held)
         await asyncio.sleep(0.01)
-    return min(held, default=0)
+    return 0
 
 
 async def absent_crew(stage: Stage) -> None:

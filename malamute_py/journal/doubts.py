@@ -37,7 +37,11 @@ class Doubts:
         self._begun.setdefault(stream, doubts)
 
     def parts_before(self, stream: int) -> int:
-        """Return how many parts come before the first batch of a stream; all, if it has none."""
+        """Return how many parts come before the first batch of a stream; all, if it has none.
+
+        Recovery asks: where there are any, what is missing at the stream's beginning may have been
+        in them, and is called damage and not retired.
+        """
         return self._begun.get(stream, len(self._parts))
 
     def bytes_after(self, stream: int, as_of_lsn: int) -> int:

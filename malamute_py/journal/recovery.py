@@ -371,7 +371,7 @@ class Scan:
         return True
 
     def _is_last(self, segment: Segment, active: Active) -> bool:
-        """Whether the ring's last batch is where the file says, good, and ends the ring there."""
+        """Whether the last batch is where the file `active` says, good, and ends the ring there."""
         begin, stop = active.last_lsn - segment.base_lsn, active.end_lsn - segment.base_lsn
         if not SEGMENT_HEADER_BYTES <= begin < stop < self.segment_bytes:
             return False

@@ -2,9 +2,10 @@
 
 Owns appending, syncing and the order of everything else. The rule: a bundle is written whole or not
 at all, an offset is never given twice, and after a failed sync nothing more is taken. The threads:
-`append`, `begin_with` and the trims belong to the loop thread, `sync` to the sync thread, the reads
-to the reader thread, `prepare_step` and `limit` to the housekeeping thread, `hold` to any one of
-them; facts (`end_lsn`, `synced_lsn`, `streams`, `events`) may be asked from any. Source: FORMAT.md;
+`append`, `begin_with` and the trims belong to the loop thread, `sync` to the sync thread (and to
+the loop where a full ring has to be relieved: a lock keeps them apart), the reads to the reader
+thread, `prepare_step` and `limit` to the housekeeping thread, `hold` to any one of them; facts
+(`end_lsn`, `synced_lsn`, `streams`, `events`) may be asked from any. Source: FORMAT.md;
 docs/design.md, Journal.
 """
 

@@ -359,7 +359,7 @@ class Group:
     # --- reading a batch -------------------------------------------------------------------------
 
     def read_to(self, offset: int) -> None:
-        """Move the reader to an offset, and past ranges there that an earlier run had done."""
+        """Move the reader past what was handed out, not selected, lost, or done before a start."""
         while self.done_earlier:
             first, end = self.done_earlier[0]
             if first > offset:

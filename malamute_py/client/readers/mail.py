@@ -121,7 +121,7 @@ class InboxBase(Generic[One]):
 
     @property
     def opened(self) -> Any:
-        """Return the mailbox as the session has it."""
+        """Mailbox as the session has it; a batch hands it to the step that acknowledges it."""
         return self._view.mailbox
 
     @property

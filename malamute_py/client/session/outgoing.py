@@ -147,7 +147,11 @@ class Outgoing(Protocol):
 
     @property
     def queues(self) -> tuple[Collection[Any], ...]:
-        """While all of them are empty, take() has nothing to do; they are always the same ones."""
+        """Collections of which each has something to send, or all are empty.
+
+        The session looks at them in each turn, and calls take() where one has something. A sender
+        makes the tuple once, of collections that it fills and empties and never replaces.
+        """
 
     @property
     def idle(self) -> bool:

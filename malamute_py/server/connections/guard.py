@@ -218,7 +218,7 @@ class Guard:
             self._report("handshake_abandoned", {"address": address})
 
     def _is_short(self) -> bool:
-        """Whether so few descriptors are left that no peer may connect.
+        """Whether so few descriptors are left that the kernel is told to drop new connections.
 
         The kernel gives the lowest free one, which so tells how many are used: a connection that
         was cut has its own until libzmq closes it.

@@ -214,6 +214,7 @@ def test_a_long_turn_that_fills_no_memory_holds_nobody_back(standing: Standing) 
 
 
 def test_a_turn_that_ended_before_it_was_looked_at_holds_nobody_back(standing: Standing) -> None:
+    standing.watchdog.stop()  # Its own thread might look at the turn that lasts.
     standing.watchdog._grown_bytes = -1
     standing.watchdog.look(standing.watchdog.turn - 1)
     assert not standing.watchdog.holds
