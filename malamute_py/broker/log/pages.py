@@ -15,6 +15,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
+from malamute_protocol.errors import BrokerRefused
 from malamute_protocol.framing import NUMBERS, reference_of
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.link import Link
@@ -110,6 +111,11 @@ class Pages:
         """Look at PIECE_NAMES names for a page, and answer if it is whole or has no asker left."""
         link = page.link
         link.queries -= 1
+        try:  # It was within the bound when it asked.
+            self._links.check_results(link)
+        except BrokerRefused as error:
+            self._answers.refuse_with(link, page.command, error)
+            return
         more = False
         for looked, name in enumerate(page.names_after(page.after) if link.open else ()):
             if looked == PIECE_NAMES:

@@ -19,7 +19,7 @@ import msgspec
 
 from malamute_protocol.commands import PeekMail
 from malamute_protocol.content_layout import ARROW
-from malamute_protocol.errors import BatchError, MalamuteError
+from malamute_protocol.errors import BatchError, BrokerRefused, MalamuteError
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.link import Link
 from malamute_py.broker.links.links import Links
@@ -105,6 +105,11 @@ class Peeking:
         link = self.link
         link.queries -= 1
         if not link.open:
+            return
+        try:  # It was within the bound when it asked.
+            self._links.check_results(link)
+        except BrokerRefused as error:
+            self._answers.refuse_with(link, self._command, error)
             return
         # The messages that are there now, of which one fits, however large: the caller gets on.
         self._more |= self._page.add_all(
