@@ -11,7 +11,7 @@ its users see nothing of others.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from heapq import nsmallest
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -34,6 +34,7 @@ from malamute_py.broker.limits import Namespace
 from malamute_py.broker.links.link import Link
 from malamute_py.broker.links.links import Links
 from malamute_py.broker.log.answers import Answers
+from malamute_py.broker.log.pages import Entries
 from malamute_py.broker.log.ring import RingState
 from malamute_py.broker.streams.catalogue import Catalogue
 from malamute_py.broker.streams.producers import Producers
@@ -110,8 +111,10 @@ class Administration:
         told = dict(self._shard.settings.in_force())
         settings = told.get("settings", [])
         following = settings[bisect_right(settings, after, key=itemgetter(0)) :]
-        page = following[: self._shard.settings.page_max]
-        return {**told, "settings": page, "settings_more": len(following) > len(page)}
+        page_max = self._shard.settings.page_max
+        page: Entries[list[Any]] = Entries(page_max, page_max)
+        more = page.add_all(following)
+        return {**told, "settings": page.found, "settings_more": more}
 
     def _ring_facts(self, ring: RingState, owner: str) -> dict[str, Any]:
         """Return the facts about a ring that BROKER_INFO tells.
@@ -143,8 +146,7 @@ class Administration:
         )  # fmt: skip
         # One more than the page has tells whether others follow.
         first = nsmallest(limit + 1, shown, key=attrgetter("number"))
-        page = [_link_facts(other) for other in first[:limit]]
-        self._answers.result(link, command, {"links": page, "more": len(first) > limit})
+        self._list(link, command, "links", map(_link_facts, first))
 
     def kick(self, link: Link, command: Kick) -> None:
         """End another link, for administrators only. Raises BrokerRefused."""
@@ -202,8 +204,7 @@ class Administration:
         if namespace is not None:
             users = [user for user in users if user["namespace"] == namespace.name]
         users = users[bisect_right(users, command.after, key=itemgetter("user")) :]
-        most = max(1, min(command.limit, settings.page_max))
-        self._answers.result(link, command, {"users": users[:most], "more": len(users) > most})
+        self._list(link, command, "users", users)
 
     def list_namespaces(self, link: Link, command: ListNamespaces) -> None:
         """Answer with a page of the namespaces and what each holds.
@@ -222,14 +223,15 @@ class Administration:
             ),
             key=attrgetter("name"),
         )
-        page = shown[: max(1, min(command.limit, settings.page_max))]
-        self._answers.result(
-            link, command,
-            {
-                "namespaces": [self._namespace_facts(namespace) for namespace in page],
-                "more": len(shown) > len(page),
-            },
-        )  # fmt: skip
+        self._list(link, command, "namespaces", map(self._namespace_facts, shown))
+
+    def _list(
+        self, link: Link, command: Any, listed: str, entries: Iterable[dict[str, Any]]
+    ) -> None:
+        """Answer a command with a page of entries; listed: their key in the answer."""
+        page: Entries[dict[str, Any]] = Entries(command.limit, self._shard.settings.page_max)
+        more = page.add_all(entries)
+        self._answers.result(link, command, {listed: page.found, "more": more})
 
     def _namespace_facts(self, namespace: Namespace) -> dict[str, Any]:
         """Facts of a namespace: its users, what it holds, its quotas and defaults."""

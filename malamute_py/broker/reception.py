@@ -211,19 +211,15 @@ class Reception:
         on the link, or as the handler says.
         """
         handler = self.handlers.get(kind)
-        settings = self._shard.settings
         if handler is None:
             self._links.refuse(
                 link, NUMBERS[kind], reference_of(command), "unsupported",
                 f"this broker has no {kind.__name__}",
             )  # fmt: skip
-        elif link.results >= settings.link_results_max and kind in ANSWERED:
-            self._links.refuse(
-                link, NUMBERS[kind], reference_of(command), "wait",
-                "too many results wait to be sent",
-            )  # fmt: skip
         else:
             try:
+                if kind in ANSWERED:
+                    self._links.check_results(link)
                 handler(link, command)
             except BrokerRefused as error:
                 self._answers.refuse_with(link, command, error)

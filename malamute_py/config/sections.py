@@ -160,9 +160,9 @@ class StreamsSection(Section, frozen=True):
     rings_max: Count = _CORE.rings_max
     rings_bytes_max: Bytes = _CORE.rings_bytes_max
     rings_memory_bytes_max: Bytes = _CORE.rings_memory_bytes_max
-    settings_bytes_max: Annotated[int, msgspec.Meta(ge=1, le=4 << 20)] = _CORE.settings_bytes_max
-    """Bound of one stream's settings. A change of the log (8 MiB) has room for them: an edit that
-    is refused there could leave what it set to the next edit of the same turn."""
+    settings_bytes_max: Annotated[int, msgspec.Meta(ge=1, le=256 << 10)] = _CORE.settings_bytes_max
+    """Bound of one stream's settings. An answer (1 MiB) has room for them beside the other facts,
+    and for the three defaults of a namespace."""
     all_settings_bytes_max: Bytes = _CORE.all_settings_bytes_max
     link_subscriptions_max: Count = _CORE.link_subscriptions_max
     """Subscriptions, inboxes, offers and memberships that one link may have, all together."""

@@ -155,7 +155,7 @@ def test_sizes_and_times_of_a_file_may_have_their_unit_wherever_they_stand() -> 
         ({"listen": []}, "listen", "at least one"),
         ({"log": 3}, "log", "[log]"),
         ({"limits": {"keys_max": 0}}, "limits.keys_max", ">= 1"),
-        ({"streams": {"settings_bytes_max": "5MiB"}}, "streams.settings_bytes_max", "<= 4194304"),
+        ({"streams": {"settings_bytes_max": "1MiB"}}, "streams.settings_bytes_max", "<= 262144"),
         ({"journal": {"segment_bytes": 65536}}, "journal.segment_bytes", "two batches"),
         ({"journal": {"ring_bytes": 1 << 20}}, "journal.ring_bytes", "three segments"),
         ({"checkpoint": {"force_percent": 95}}, "checkpoint.force_percent", "pressure_percent"),

@@ -19,7 +19,7 @@ from malamute_py.broker.groups.group import Group
 from malamute_py.broker.groups.member import Member
 from malamute_py.broker.links.link import Link
 from malamute_py.broker.log.answers import Answer, Answers
-from malamute_py.broker.log.pages import Pages
+from malamute_py.broker.log.pages import Entries, Pages
 from malamute_py.broker.log.steps import Steps, Then
 from malamute_py.broker.mail.mailboxes import Mailboxes
 from malamute_py.broker.streams.catalogue import Catalogue
@@ -187,7 +187,10 @@ class GroupAdministration:
         """
         holdings, stream, row = group.holdings, group.stream, group.row
         low = holdings.low
-        members = [self._member_facts(group, member) for member in group.members]
+        count = len(group.members)
+        told: Entries[dict[str, Any]] = Entries(count, count)  # Bounded in bytes alone.
+        told.add_all(self._member_facts(group, member) for member in group.members)
+        members = told.found
         absent = group.absent_holder
         if absent is not None:
             # A holder from before the broker began is known by its identity only.

@@ -389,6 +389,11 @@ class Links:
             raise BrokerRefused("wait", reason)
         link.queries += 1
 
+    def check_results(self, link: Link) -> None:
+        """Raise BrokerRefused `wait` if as many results wait to be sent to a link as may."""
+        if link.results >= self._shard.settings.link_results_max:
+            raise BrokerRefused("wait", "too many results wait to be sent")
+
     def credit(self, link: Link, command: Credit) -> None:
         """Raise the credit of a receiver, which never falls."""
         receiver = link.receivers.get(command.subscription)

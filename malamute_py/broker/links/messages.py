@@ -1,9 +1,10 @@
 """Messages: the commands of an outbox, cut to what a peer takes.
 
 Owns the cuts. The rule: commands leave in their order, each with its frames, and a message has no
-more commands, frames and bytes of commands than a peer takes. A command alone may be over a bound,
-and leaves as it is: none has so many frames (a DELIVER has some hundreds, see portion.py), and each
-listing ends its pages by their entries or their bytes. Source: SPEC.md, sections 3 and 11.
+more commands, frames and bytes of commands than a peer takes. A command alone is not cut, and none
+is over a bound: a DELIVER has some hundreds of frames (portion.py), a larger RESULT is refused
+(answers.py), and a MAIL names a bounded number of requests (telling.py). Source: SPEC.md, sections
+3 and 11.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Answers: RESULT, REFUSED, and RESULT once a change is durable.
 
 Owns how the answer to a command is made. The rules: a handler raises BrokerRefused, and the broker
-answers with it; a refusal names the command and the number that
-its sender gave it; a refusal `wait` always says when to try again; a change is answered when ring
-main is visible up to the end of the change, and at once if the change is in memory only. Source:
-SPEC.md, section 4.
+answers with it; a refusal names the command and the number that its sender gave it; a refusal
+`wait` always says when to try again; a RESULT that no peer would take is refused `too_large`
+instead; a change is answered when ring main is visible up to the end of the change, and at once if
+the change is in memory only. Source: SPEC.md, section 4.
 
 An LSN is a position in ring main, which has all changes; what lies before the position up to which
 a ring is visible is durable.
@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+import msgspec
+
 from malamute_protocol import commands as wire
 from malamute_protocol.commands import Command, Result
 from malamute_protocol.errors import BrokerRefused
@@ -22,6 +24,7 @@ from malamute_protocol.framing import NUMBERS, reference_of
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.link import Link
 from malamute_py.broker.links.links import Links
+from malamute_py.broker.links.messages import COMMAND_BYTES_MAX
 from malamute_py.broker.log.ring import Settlement
 from malamute_py.broker.log.steps import Effect, Part
 
@@ -37,6 +40,9 @@ ADMINISTRATION: Final = frozenset(
 """Commands that change what others use; an event tells each that was done."""
 _OBJECTS: Final = ("stream", "mailbox", "service", "cursor", "group")
 """Fields that name what a command is about."""
+
+RESULT_BYTES_MAX: Final = COMMAND_BYTES_MAX - 64
+"""Bytes of a RESULT's value: the rest of the command has some 20."""
 
 
 class Answers:
@@ -61,8 +67,20 @@ class Answers:
                 command=type(command).__name__, **_objects(command),
             )  # fmt: skip
         if link.open:
-            link.results += 1
-            self._links.say(link, Result(command.request, value))
+            number, reference = NUMBERS[type(command)], reference_of(command)
+            # An error in the encoding ends that link only.
+            doing = type(command).__name__.upper()
+            self._links.contained(link, doing, self._say, number, reference)(link, command, value)
+
+    def _say(self, link: Link, command: Any, value: dict[str, Any]) -> None:
+        """Send a RESULT, or a refusal where no peer would take so large a one."""
+        size = len(msgspec.msgpack.encode(value))
+        if size > RESULT_BYTES_MAX:
+            reason = f"the answer has {size} bytes, and a command {COMMAND_BYTES_MAX} at most"
+            self.refuse(link, command, "too_large", reason)
+            return
+        link.results += 1
+        self._links.say(link, Result(command.request, value))
 
     def refuse(
         self, link: Link, command: Command, code: str, reason: str, retry_ms: int = 0

@@ -1,19 +1,21 @@
-"""Pages: answers that list what a caller may be told of, put together over several turns.
+"""Pages: answers that list what a caller may be told of, within bounds.
 
-Owns the pages of streams, mailboxes, services, cursors and groups; each part says which names there
-are and what it tells of each. The rules: a turn looks at a bounded number of names, since a caller
-may see few of many; links have their turns; a page is bounded in entries and bytes, and is empty
-only where no entry follows; `more` says that the caller may see a further entry, and nothing of
-others. Source: SPEC.md, section 4.7, Pages.
+Owns the bounds of every page (Entries), and the pages of streams, mailboxes, services, cursors and
+groups, which several turns put together; each part says which names there are and what it tells of
+each. The rules: a page is bounded in entries and bytes, and is empty only where no entry follows; a
+turn looks at a bounded number of names, since a caller may see few of many; links have their turns;
+`more` says that the caller may see a further entry, and nothing of others. Source: SPEC.md, section
+4.7, Pages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
+from malamute_protocol.errors import BrokerRefused
 from malamute_protocol.framing import NUMBERS, reference_of
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.link import Link
@@ -28,6 +30,31 @@ PAGE_BYTES: Final = 512 << 10
 
 Name = TypeVar("Name")
 """A name, or a pair of names."""
+Entry = TypeVar("Entry")
+
+
+class Entries(Generic[Entry]):
+    """The entries of a page, within its bounds."""
+
+    __slots__ = ("_left", "_limit", "found")
+
+    def __init__(self, limit: int, page_max: int) -> None:
+        """limit: entries that the caller asks for; page_max: those that a page has at most."""
+        self.found: Final[list[Entry]] = []
+        self._limit = max(1, min(limit, page_max))
+        self._left = PAGE_BYTES
+
+    def add(self, entry: Entry) -> bool:
+        """Add an entry; False: the page is full, and the entry is the first of the next page."""
+        self._left -= len(msgspec.msgpack.encode(entry))
+        if len(self.found) == self._limit or (self.found and self._left < 0):
+            return False
+        self.found.append(entry)
+        return True
+
+    def add_all(self, entries: Iterable[Entry]) -> bool:
+        """Add entries until the page is full; returns `more`: whether one was not added."""
+        return not all(map(self.add, entries))
 
 
 class Page(msgspec.Struct, eq=False):
@@ -41,9 +68,7 @@ class Page(msgspec.Struct, eq=False):
     """The last name that was looked at."""
     names_after: Callable[[Any], Iterable[Any]]
     facts: Callable[[Any], dict[str, Any] | None]
-    entries: list[dict[str, Any]] = []
-    size: int = 0
-    """Bytes of the entries."""
+    entries: Entries[dict[str, Any]]
 
 
 class Pages:
@@ -69,7 +94,8 @@ class Pages:
         Raises BrokerRefused `wait`: the link has too many unanswered questions.
         """
         self._links.count_query(link)
-        self.queue.add(link, Page(link, command, listed, after, names_after, facts))
+        entries: Entries[dict[str, Any]] = Entries(command.limit, self._shard.settings.page_max)
+        self.queue.add(link, Page(link, command, listed, after, names_after, facts, entries))
 
     def work(self) -> None:
         """Go on with one page, if there is any; an error in it ends the link that asked."""
@@ -83,9 +109,13 @@ class Pages:
 
     def _go_on(self, page: Page) -> None:
         """Look at PIECE_NAMES names for a page, and answer if it is whole or has no asker left."""
-        link, command, entries = page.link, page.command, page.entries
+        link = page.link
         link.queries -= 1
-        limit = max(1, min(command.limit, self._shard.settings.page_max))
+        try:  # It was within the bound when it asked.
+            self._links.check_results(link)
+        except BrokerRefused as error:
+            self._answers.refuse_with(link, page.command, error)
+            return
         more = False
         for looked, name in enumerate(page.names_after(page.after) if link.open else ()):
             if looked == PIECE_NAMES:
@@ -94,11 +124,7 @@ class Pages:
                 return
             page.after = name
             entry = page.facts(name)
-            if entry is None:
-                continue
-            page.size += len(msgspec.msgpack.encode(entry))
-            if len(entries) == limit or (entries and page.size > PAGE_BYTES):
+            if entry is not None and not page.entries.add(entry):
                 more = True
                 break
-            entries.append(entry)
-        self._answers.result(link, command, {page.listed: entries, "more": more})
+        self._answers.result(link, page.command, {page.listed: page.entries.found, "more": more})

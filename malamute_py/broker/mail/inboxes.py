@@ -38,10 +38,18 @@ from malamute_py.broker.mail.mailbox import (
     temporary_name,
 )
 from malamute_py.broker.mail.messages import Messages, RowsOfPut, done_of
-from malamute_py.broker.structures.bitmaps import bits_of_rows, lowest, places_of
-from malamute_py.changelog.records import MailAgain, MailDone, Run
+from malamute_py.broker.mail.telling import (
+    ALWAYS_NAMED,
+    about_of,
+    named_rows,
+    origin_of,
+    same_why,
+    why_of,
+)
+from malamute_py.broker.structures.bitmaps import bits_of_rows, lowest
+from malamute_py.changelog.records import MailAgain, MailDone
 from malamute_py.changelog.settings import MailboxSettings, queue_settings
-from malamute_py.changelog.tables import MessageRow, Rare
+from malamute_py.changelog.tables import MessageRow
 
 OPEN_INBOX: Final = 41
 """Number of the command OPEN_INBOX, by which a refusal names it."""
@@ -302,7 +310,7 @@ class Inboxes:
             progress = mailbox.progress_of(row)
         attempts, mask = progress.attempt(free)
         if row.rare is not None and row.rare.why:
-            mask = _same_why(row.rare, mask)
+            mask = same_why(row.rare, mask)
         held = inbox.held
         if len(held) >= self._puts_max and base not in held:  # Each put held takes memory.
             return False
@@ -311,6 +319,9 @@ class Inboxes:
             # One row is allowed whatever the credit: `wants` has seen to that.
             count = max(inbox.left_records, 1)
             mask = lowest(mask, count)
+        if row.rare is not None and count > ALWAYS_NAMED:
+            mask = named_rows(row.rare, mask, row.count)
+            count = mask.bit_count()
         body = self._bodies.get(base)
         size = row.size
         if size > inbox.left_bytes:
@@ -638,61 +649,3 @@ def _rows_between(
     steps[bounds[:, 0]] += 1
     steps[bounds[:, 1]] -= 1
     return bits_of_rows(np.cumsum(steps[:-1], dtype=np.int8) > 0)
-
-
-def _same_why(rare: Rare, mask: int) -> int:
-    """Return the first rows of a mask that have the same reason to lie in the mailbox.
-
-    A MAIL tells one reason for all of its rows. Of several reasons of a row the newest counts.
-    """
-    first = mask & -mask  # The lowest bit: the first row.
-    seen = 0
-    for rows, _ in reversed(rare.why):
-        some = int.from_bytes(rows, "little") & ~seen
-        if some & first:
-            # The rows before the first one with another reason: the bits below that row's.
-            others = mask & ~some
-            return mask & ((others & -others) - 1) if others else mask
-        seen |= some
-    return mask
-
-
-def why_of(rare: Rare, mask: int) -> str:
-    """Return the reason why the first row of a mask lies in the mailbox."""
-    first = mask & -mask  # The lowest bit: the first row.
-    for rows, why in reversed(rare.why):  # The newest reason of a row counts.
-        if int.from_bytes(rows, "little") & first:
-            return why
-    return ""
-
-
-def origin_of(rare: Rare, mask: int) -> tuple[str, str, int, list[int]] | None:
-    """Return which records of a group the rows of a put of dead letters were, as MAIL has it."""
-    origin = rare.origin
-    if origin is None:
-        return None
-    offsets = [origin.offsets[place] for place in places_of(mask)]
-    return origin.stream, origin.group, origin.attempts, offsets
-
-
-def about_of(about: list[Run], mask: int, count: int) -> list[Run]:
-    """Return which requests some rows of a put of replies answer, for their MAIL.
-
-    about: runs of requests (key of their batch, first row in it, how many), which the rows of the
-    put answer one by one, in order. mask: the rows. count: rows of the put.
-    """
-    if not about or mask == (1 << count) - 1:
-        return about
-    runs: list[Run] = []
-    at = 0  # The row of the put that answers the first request of the run at hand.
-    for key, first, length in about:
-        for place in range(length):
-            if mask >> (at + place) & 1:
-                # A request that follows on the last one found makes that run longer.
-                last_key, begin, so_far = runs[-1] if runs else (None, 0, 0)
-                if last_key == key and begin + so_far == first + place:
-                    runs[-1] = key, begin, so_far + 1
-                else:
-                    runs.append((key, first + place, 1))
-        at += length
-    return runs

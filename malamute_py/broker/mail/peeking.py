@@ -19,15 +19,15 @@ import msgspec
 
 from malamute_protocol.commands import PeekMail
 from malamute_protocol.content_layout import ARROW
-from malamute_protocol.errors import BatchError, MalamuteError
+from malamute_protocol.errors import BatchError, BrokerRefused, MalamuteError
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.link import Link
 from malamute_py.broker.links.links import Links
 from malamute_py.broker.log.answers import Answers
 from malamute_py.broker.log.bodies import Bodies, Body
-from malamute_py.broker.log.pages import PAGE_BYTES
-from malamute_py.broker.mail.inboxes import why_of
+from malamute_py.broker.log.pages import PAGE_BYTES, Entries
 from malamute_py.broker.mail.mailbox import Mailbox
+from malamute_py.broker.mail.telling import why_of
 from malamute_py.broker.structures.bitmaps import places_of
 from malamute_py.changelog.records import mask_of
 from malamute_py.changelog.tables import MessageRow
@@ -50,6 +50,7 @@ class Peeking:
         self._command = command
         self._mailbox = mailbox
         self._limit = max(1, min(command.limit, shard.settings.page_max))
+        self._page: Entries[dict[str, Any]] = Entries(self._limit, self._limit)
         self._rows: list[MessageRow] = []
         """The chosen messages."""
         self._found: dict[int, Body | None] = {}
@@ -105,8 +106,18 @@ class Peeking:
         link.queries -= 1
         if not link.open:
             return
-        messages = self._page()
-        self._answers.result(link, self._command, {"messages": messages, "more": self._more})
+        try:  # It was within the bound when it asked.
+            self._links.check_results(link)
+        except BrokerRefused as error:
+            self._answers.refuse_with(link, self._command, error)
+            return
+        # The messages that are there now, of which one fits, however large: the caller gets on.
+        self._more |= self._page.add_all(
+            self._entry(row, place)
+            for row in self._rows for place in places_of(self._rows_to_show(row))
+        )  # fmt: skip
+        value = {"messages": self._page.found, "more": self._more}
+        self._answers.result(link, self._command, value)
 
     def _rows_to_show(self, row: MessageRow) -> int:
         """Return the bitmap of the messages of a put that the caller has not seen on earlier pages.
@@ -118,26 +129,6 @@ class Peeking:
             seen = min(after + 1 - row.base, row.count)
             left = left >> seen << seen  # clears the lowest `seen` bits
         return left
-
-    def _page(self) -> list[dict[str, Any]]:
-        """Return the messages that the answer shows, once the bodies have come.
-
-        The page ends at the caller's limit or at PAGE_BYTES, but has one message at least,
-        however large, so that the caller gets on; `_more` then tells it that others follow.
-        """
-        messages: list[dict[str, Any]] = []
-        size = 0
-        for row in self._rows:
-            for place in places_of(self._rows_to_show(row)):
-                if len(messages) < self._limit:
-                    entry = self._entry(row, place)
-                    size += len(msgspec.msgpack.encode(entry))
-                    if not messages or size <= PAGE_BYTES:
-                        messages.append(entry)
-                        continue
-                self._more = True
-                return messages
-        return messages
 
     def _entry(self, row: MessageRow, place: int) -> dict[str, Any]:
         """Return the facts that an answer shows of one message.

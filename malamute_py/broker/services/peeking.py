@@ -11,14 +11,12 @@ from bisect import bisect_right
 from itertools import islice
 from typing import Any, Final
 
-import msgspec
-
 from malamute_protocol.commands import PeekRequests
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.link import Link
 from malamute_py.broker.log.answers import Answers
-from malamute_py.broker.log.pages import PAGE_BYTES
+from malamute_py.broker.log.pages import Entries
 from malamute_py.broker.services.registry import Registry
 from malamute_py.broker.services.service import RequestBatch, Service
 from malamute_py.broker.structures.bitmaps import ones, places_of
@@ -56,9 +54,8 @@ class Peeking:
 
     def _page(self, service: Service, command: PeekRequests) -> tuple[list[dict[str, Any]], bool]:
         """Return the entries of requests after the number `after`, and whether more follow."""
-        limit = max(1, min(command.limit, self._shard.settings.page_max))
-        after, size = command.after, 0
-        entries: list[dict[str, Any]] = []
+        after = command.after
+        page: Entries[dict[str, Any]] = Entries(command.limit, self._shard.settings.page_max)
         bases = self._bases(service)
         # The batch in which the number `after` lies may have rows after it.
         for base in islice(bases, max(0, bisect_right(bases, after) - 1), None):
@@ -69,12 +66,9 @@ class Peeking:
             if after >= base:  # Only the rows beyond that number.
                 rows &= ~ones(min(after + 1 - base, batch.row.put.count))
             for row in places_of(rows) if rows else ():
-                entry = _entry(batch, row)
-                size += len(msgspec.msgpack.encode(entry))
-                if len(entries) == limit or (entries and size > PAGE_BYTES):
-                    return entries, True
-                entries.append(entry)
-        return entries, False
+                if not page.add(_entry(batch, row)):
+                    return page.found, True
+        return page.found, False
 
     def _bases(self, service: Service) -> list[int]:
         """Bases of the batches of a service, ascending; new ones may be missing for a while."""

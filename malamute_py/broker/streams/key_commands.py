@@ -27,6 +27,7 @@ from malamute_py.broker.links.link import Link
 from malamute_py.broker.links.links import Links
 from malamute_py.broker.log.answers import Answers
 from malamute_py.broker.log.newest import Keys
+from malamute_py.broker.log.pages import Entries
 from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.ready import IndexFailure
 from malamute_py.broker.streams.catalogue import Catalogue
@@ -255,20 +256,18 @@ class KeyCommands:
         if not asks_subjects_only(command.pattern):
             raise BrokerRefused("bad_pattern", "keys are found by their subjects only")
         most = self._shard.settings.page_max
-        limit = min(command.limit, most) if command.limit > 0 else most
         left = LOOKED_AT_SLOWLY if compiled.slow else LOOKED_AT
-        page: list[list[Any]] = []
+        page: Entries[list[Any]] = Entries(command.limit if command.limit > 0 else most, most)
         after, more = command.after, False
         for subject in keys.names.after(command.after):
-            if not left or len(page) == limit:
+            offset, deletion = keys.find(subject) or (0, True)  # A deleted key is none.
+            shown = left and not deletion and compiled.matches((subject,), ())
+            if not left or (shown and not page.add([subject, offset])):
                 more = True
                 break
             left -= 1
             after = subject
-            offset, deletion = keys.find(subject) or (0, True)  # A deleted key is none.
-            if not deletion and compiled.matches((subject,), ()):
-                page.append([subject, offset])
-        self._answers.result(link, command, {"keys": page, "after": after, "more": more})
+        self._answers.result(link, command, {"keys": page.found, "after": after, "more": more})
 
     # --- at a start ---------------------------------------------------------------------
 

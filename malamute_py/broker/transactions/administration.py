@@ -19,6 +19,7 @@ from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.link import Link
 from malamute_py.broker.log.answers import Answer, Answers
+from malamute_py.broker.log.pages import Entries
 from malamute_py.broker.ready import MAIN
 from malamute_py.broker.streams.catalogue import Catalogue
 from malamute_py.broker.transactions.awaiting import Awaiting
@@ -57,24 +58,18 @@ class TransactionAdmin:
         """
         settings = self._shard.settings
         all_of_them = settings.permit(link.owner, "manage_clients", "transactions")
-        limit = max(1, min(command.limit, settings.page_max))
         known = list(self._transactions.by_id.values())
         ids = [transaction.id for transaction in known]
         # A transaction that has ended meanwhile marks no place: the list begins anew.
         begin = ids.index(command.after) + 1 if command.after in ids else 0
-        page = [
-            transaction
+        page: Entries[dict[str, Any]] = Entries(command.limit, settings.page_max)
+        more = page.add_all(
+            self._facts(transaction)
             for transaction in known[begin:]
             if transaction.row.holder == link.holder
             or (all_of_them and settings.shares_namespace(link.owner, transaction.row.by))
-        ]
-        self._answers.result(
-            link, command,
-            {
-                "transactions": [self._facts(transaction) for transaction in page[:limit]],
-                "more": len(page) > limit,
-            },
-        )  # fmt: skip
+        )
+        self._answers.result(link, command, {"transactions": page.found, "more": more})
 
     def _facts(self, transaction: Transaction) -> dict[str, Any]:
         """Return the facts of one transaction that a list shows.

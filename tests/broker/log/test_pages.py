@@ -172,6 +172,19 @@ def test_a_link_has_a_bound_of_pages_that_wait(monkeypatch: pytest.MonkeyPatch) 
     assert world.page(FEW, 504) == (["x07"], False)
 
 
+def test_pages_for_a_peer_that_does_not_read_have_a_bound(world: World) -> None:
+    """Pages that were asked for in one message were kept for it by the thousand."""
+    world.shell.broker.blocked(ALL)
+    world.receive(ALL, *(world.kind.page(request) for request in range(501, 801)))
+    while world.shell.broker.has_work:
+        world.turn()
+    link = world.shell.broker._links.table[ALL]
+    assert link.results == world.shell.broker._shard.settings.link_results_max == 256
+    assert link.queries == 0
+    refused = [command for command in link.out if isinstance(command, wire.Refused)]
+    assert [command.code for command in refused] == ["wait"] * 44
+
+
 def test_a_page_of_a_link_that_has_ended_is_dropped(world: World) -> None:
     link = world.shell.broker._links.table[FEW]
     world.receive(FEW, world.kind.page(501))

@@ -185,3 +185,16 @@ def test_a_client_may_not_peek_into_the_temporary_mailbox_of_another() -> None:
     name = post.ask(1, wire.MailboxInfo, "~*")["entries"][0]["name"]
     assert post.ask(1, wire.PeekMail, name, body_bytes=9).code == "forbidden"
     assert post.ask(8, wire.PeekMail, name, body_bytes=9)["messages"][0]["body"] == b"secret"
+
+
+def test_peeks_for_a_peer_that_does_not_read_have_a_bound() -> None:
+    post = Post(link_results_max=2)
+    post.mail(1, "m", [b"x"])
+    post.broker.blocked(2)
+    peeks = [wire.PeekMail(request, "m", -1, 5) for request in range(501, 506)]
+    post.broker.receive(2, "", peeks, [], post.now_ms)
+    post.run()
+    link = post.broker._links.table[2]
+    answers = [type(command) for command in link.out if not isinstance(command, wire.Ping)]
+    assert answers == [wire.Result] * 2 + [wire.Refused] * 3
+    assert link.queries == 0

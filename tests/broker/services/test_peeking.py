@@ -8,6 +8,7 @@ import pytest
 
 from malamute_protocol import commands as wire
 from malamute_protocol.commands import WorkState
+from malamute_py.broker.log import pages
 from malamute_py.broker.services import peeking
 from tests.broker.service_world import World, pair
 
@@ -73,7 +74,7 @@ def test_pages_follow_on_after_a_number_and_have_a_bound(monkeypatch: pytest.Mon
         if not more:
             break
     assert seen == list(range(12))
-    monkeypatch.setattr(peeking, "PAGE_BYTES", 500)
+    monkeypatch.setattr(pages, "PAGE_BYTES", 500)
     page, more = peek(world, limit=100)
     assert len(page) == 2
     assert more
