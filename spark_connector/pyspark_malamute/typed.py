@@ -52,11 +52,8 @@ def typed_schema(options: SourceOptions) -> StructType:
     Asked of the broker when Spark loads the source. Raises SourceUnavailable: the stream is not
     typed. Raises MalamuteSourceError: a column is not known, or has a type that Spark has not.
     """
-    broker = Broker(options)
-    try:
+    with Broker(options) as broker:
         declared = broker.ask("read the schema", lambda c: c.stream_schema(options.stream))
-    finally:
-        broker.leave()
     known = {field.name: field for field in declared}
     beside = arrow_schema(decode=True)  # What a record has beside its body, in plain columns.
     fields = []
