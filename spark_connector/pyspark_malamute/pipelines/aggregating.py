@@ -201,10 +201,12 @@ def _options_of_source(options: Mapping[str, Any], field: str, column: str) -> d
 def _check_same_settings(folder: Folder, settings: Mapping[str, object]) -> None:
     """Keep the settings of a first run; raise MalamuteSourceError where a later one has others."""
     try:
-        before = msgspec.json.decode(folder.read(_SETTINGS), type=dict[str, object])
+        kept = folder.read(_SETTINGS)
     except FileNotFoundError:
+        # Of two first runs one creates the file, and both go by it.
         folder.create(_SETTINGS, msgspec.json.encode(settings))
-        return
+        kept = folder.read(_SETTINGS)
+    before = msgspec.json.decode(kept, type=dict[str, object])
     changed = next((name for name in settings if settings[name] != before.get(name)), None)
     if changed is not None:
         raise MalamuteSourceError(
