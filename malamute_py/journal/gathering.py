@@ -26,7 +26,7 @@ ROWS_MAX: Final = 4_096
 """Rows that one read gathers: each is a read of its own, of about 2 us."""
 TAKEN_MAX: Final = 32
 """Rows of one batch that are taken out of it, at most: each costs about 3 us."""
-_ROWS_A_TAKEN: Final = 16
+ROWS_A_TAKEN: Final = 16
 """Rows of a batch for each that is taken out of it, at least: others leave with their batch."""
 _LOOKED_AT: Final = 16
 """Bytes of batches that are looked through for each byte of a read's bound: a read that finds
@@ -148,7 +148,7 @@ class WantedRows:
             told = np.full(len(places), NO_TIME) if times is None else times[places]
             places = places[(told >= low) & (told < high) & (told != NO_TIME)]
         count = len(places)
-        return None if count > TAKEN_MAX or count * _ROWS_A_TAKEN > stamp.count else places
+        return None if count > TAKEN_MAX or count * ROWS_A_TAKEN > stamp.count else places
 
 
 def least_cost(size: int, *, known: bool = False) -> int:

@@ -8,7 +8,6 @@ sections 1, 4 and 7.
 from __future__ import annotations
 
 import contextlib
-import errno
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -25,7 +24,7 @@ from malamute_py.journal.layout import (
     unpack_file,
 )
 from malamute_py.journal.manifest import Expected
-from malamute_py.journal.storage import Storage, read_file
+from malamute_py.journal.storage import Storage, read_file, read_sound
 from malamute_py.journal.types import SEGMENT_HEADER_BYTES
 
 _Mark = TypeVar("_Mark", bound=msgspec.Struct)
@@ -58,12 +57,7 @@ def read_mark(storage: Storage, name: str, kind: type[_Mark]) -> _Mark | None:
 
     Raises OSError, but not for a bad sector.
     """
-    try:
-        data = read_file(storage, name)
-    except OSError as error:
-        if error.errno != errno.EIO and not isinstance(error, NotAFile):
-            raise
-        data = None  # a bad sector takes a proof, and not the ring; what is no file has none
+    data = read_sound(storage, name)
     found: _Mark | None = None if data is None else unpack_file(data, kind)
     return found
 

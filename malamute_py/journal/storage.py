@@ -171,6 +171,19 @@ def read_file(storage: Storage, name: str) -> bytes | None:
     return storage.read(file, 0, file.size)
 
 
+def read_sound(storage: Storage, name: str) -> bytes | None:
+    """A small file's content; None when there is none, also for a bad sector or what is no file.
+
+    For files that are proofs or shortcuts, without which a ring is as good. Raises OSError.
+    """
+    try:
+        return read_file(storage, name)
+    except OSError as error:
+        if error.errno != errno.EIO and not isinstance(error, NotAFile):
+            raise
+        return None
+
+
 # --- files -------------------------------------------------------------------------
 
 

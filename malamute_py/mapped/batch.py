@@ -10,7 +10,7 @@ bytes that change give wrong values at worst, and those are told. Source: FORMAT
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,17 +23,13 @@ from malamute_protocol.extract import extract, extractable
 from malamute_protocol.gather import Row, gatherable, rows_of
 from malamute_protocol.stamp import Stamp
 from malamute_py.journal.check import FoundBatch, check
-from malamute_py.journal.gathering import TAKEN_MAX
+from malamute_py.journal.gathering import ROWS_A_TAKEN, TAKEN_MAX
 from malamute_py.journal.known import KNOWN
 from malamute_py.mapped.errors import Overwritten
 from malamute_py.mapped.segments import SegmentMap
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-
-ROWS_A_TAKEN: Final = 16
-"""Rows of a batch for each that is copied out of it, at least; of more, all of it is copied."""
 
 
 def takes_out(content: Content, rows: Array | None) -> bool:

@@ -299,6 +299,8 @@ class Reading:
             elif isinstance(step, Spotted):
                 self._take_rows(step)
             elif isinstance(step, Passed):
+                if step.base > self._next:
+                    self._report_unfound(step.base)
                 self._next = max(self._next, min(step.next, self._end))
                 self._why = None
             else:

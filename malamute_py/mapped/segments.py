@@ -39,7 +39,7 @@ from malamute_py.journal.layout import (
     segment_number,
 )
 from malamute_py.journal.marks import read_mark
-from malamute_py.journal.storage import FileStorage, open_regular, read_file
+from malamute_py.journal.storage import FileStorage, open_regular, read_sound
 from malamute_py.journal.types import SEGMENT_HEADER_BYTES
 
 MAPS_MAX: Final = 8
@@ -315,10 +315,7 @@ class Segments:
 
         Raises OSError: the file cannot be opened.
         """
-        try:
-            data = read_file(self.storage, index_name(number))
-        except (FileNotFoundError, NotAFile):
-            return None
+        data = read_sound(self.storage, index_name(number))
         return None if data is None else INDEXES.of(data, self.uuid, number)
 
     def proven(self) -> int:

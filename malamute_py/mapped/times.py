@@ -1,17 +1,18 @@
 """Look-ups by time: where in a stream the first record of a time, or of a later one, lies.
 
-Owns the walks that look for it, for a reading that begins at a time. The rule: an index says which
-batches may hold it, and a batch that is damaged or overwritten holds none. Source: SPEC.md,
+Owns the walks that look for it, for a reading that begins at a time. The rules: an index says which
+batches may hold it; damage just before the record that is found counts as the record that is
+meant, as at the broker, so that the reading begins no later and names the loss. Source: SPEC.md,
 section 6.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
 from malamute_protocol.errors import BatchError
 from malamute_py.mapped.segments import Segments
-from malamute_py.mapped.walk import Choose, LocatedBatch, Walk, begin_of
+from malamute_py.mapped.walk import Choose, LocatedBatch, Lost, Passed, Walk, begin_of
 
 
 def at_append_time(
@@ -21,14 +22,16 @@ def at_append_time(
 
     floor: offset of the first record to look at. bound: position in the ring to look up to.
     """
-    steps = _walk(
+
+    def first_in(step: LocatedBatch) -> int:
+        """Return the batch's first offset; -1: it was appended too early."""
+        return step.stamp.base_offset if step.stamp.append_time_ms >= least else -1
+
+    return _first_late_enough(
         segments, stream, floor, bound,
-        lambda index, entries: (entries.rows["last_time"] >= least).tolist(), contents=False,
+        lambda index, entries: (entries.rows["last_time"] >= least).tolist(), first_in,
+        contents=False,
     )  # fmt: skip
-    for step in steps:
-        if step.stamp.append_time_ms >= least:
-            return max(step.stamp.base_offset, floor)
-    return None
 
 
 def at_client_time(
@@ -38,34 +41,52 @@ def at_client_time(
 
     floor, bound: as of at_append_time().
     """
-    steps = _walk(
+
+    def first_in(step: LocatedBatch) -> int:
+        """Return the offset of the batch's first such record that is kept; -1: none."""
+        content = step.content()
+        late = content.head.client_time_max_ms >= least
+        times = content.client_times if late else None
+        if times is None:
+            return -1
+        hits = (times >= least).nonzero()[0] + step.stamp.base_offset
+        hits = hits[hits >= floor]
+        return int(hits[0]) if len(hits) else -1
+
+    return _first_late_enough(
         segments, stream, floor, bound,
-        lambda index, entries: (entries.rows["client_max"] >= least).tolist(), contents=True,
+        lambda index, entries: (entries.rows["client_max"] >= least).tolist(), first_in,
+        contents=True,
     )  # fmt: skip
-    for step in steps:
-        try:
-            content = step.content()
-            late = content.head.client_time_max_ms >= least
-            times = content.client_times if late else None
-        except (BatchError, IndexError):
-            continue  # Damaged or overwritten: it has no times.
-        late_rows = [] if times is None else (times >= least).nonzero()[0].tolist()
-        first_kept = floor - step.stamp.base_offset
-        first = next((row for row in late_rows if row >= first_kept), None)
-        if first is not None and step.segment.intact():
-            return step.stamp.base_offset + int(first)
-    return None
 
 
-def _walk(
-    segments: Segments, stream: int, floor: int, bound: int, choose: Choose, *, contents: bool
-) -> Iterator[LocatedBatch]:
-    """Yield the batches of a stream that may hold the time, from the first record to look at on.
+def _first_late_enough(
+    segments: Segments, stream: int, floor: int, bound: int, choose: Choose,
+    first_in: Callable[[LocatedBatch], int], *, contents: bool,
+) -> int | None:  # fmt: skip
+    """Return the first offset that `first_in` finds in a batch; None: there is none.
 
-    choose: picks them by the times in a segment's index; without an index all are yielded.
-    contents: whether contents are looked at, and so are checked.
+    choose: picks batches by the times in a segment's index; without an index all are looked at.
+    first_in: returns the wanted offset of a batch, or -1. contents: whether it looks at contents,
+    which are checked then. Where damage lies just before the batch found, or ends what may hold the
+    time, its first offset is returned: the record wanted may have been there.
     """
-    lsn, first = begin_of(segments, stream, floor)
-    for step in Walk(segments, stream, lsn, first, choose=choose, contents=contents).run(bound):
+    # following: offset after what is known to be too early, or to be gone by retention.
+    lsn, following = begin_of(segments, stream, floor)
+    damaged = False  # whether damage was met from there on
+    walk = Walk(segments, stream, lsn, following, choose=choose, contents=contents)
+    for step in walk.run(bound):
         if isinstance(step, LocatedBatch):
-            yield step
+            try:
+                found = first_in(step)
+            except (BatchError, IndexError):
+                damaged = True  # or overwritten, which a later step tells
+                continue
+            if found >= 0 and step.segment.intact():
+                return following if step.stamp.base_offset > following else max(found, floor)
+            following, damaged = step.stamp.next_offset, False
+        elif isinstance(step, Lost) and step.code == "damaged":
+            damaged = True
+        elif isinstance(step, Lost | Passed):
+            following, damaged = max(following, step.next), False
+    return following if damaged else None

@@ -60,8 +60,10 @@ class Spotted(NamedTuple):
 
 
 class Passed(NamedTuple):
-    """Step of a walk: no wanted record lies before this offset."""
+    """Step of a walk: nothing wanted lies from one offset up to another, of what can be read."""
 
+    base: int
+    """Offset of the first record that was passed: what lies unread before it is lost."""
     next: int
 
 
@@ -160,9 +162,9 @@ class Walk:
         elif self._choose is not None and chosen:
             chosen = list(self._choose(index, entries))
         spots_done = 0
-        for at, size, after, take, spots_end in zip(
-            rows["position"].tolist(), rows["bytes"].tolist(), rows["next"].tolist(), chosen, ends,
-            strict=True,
+        for at, size, base, after, take, spots_end in zip(
+            rows["position"].tolist(), rows["bytes"].tolist(), rows["base"].tolist(),
+            rows["next"].tolist(), chosen, ends, strict=True,
         ):  # fmt: skip
             if rare is not None and spots_end > spots_done:
                 yield from self._spotted(segment, rare, spots_done, spots_end)
@@ -170,15 +172,13 @@ class Walk:
                 if not segment.intact():
                     yield from self._skip_to_oldest(segment.number, END)
                     return
-            if not take:
-                self.next = max(self.next, after)
-                yield Passed(self.next)
-                continue
-            if (spotted := self._of_known(segment, at, size)) is not None:
-                if spotted.rows:
+            spotted = self._of_known(segment, at, size) if take else None
+            if not take or spotted is not None:
+                if spotted is not None and spotted.rows:
+                    yield Passed(base, base)  # what is lost before the rows is told before them
                     yield spotted
                 self.next = max(self.next, after)
-                yield Passed(self.next)
+                yield Passed(base, self.next)
                 continue
             reason = f"{_place_text(segment, at)}: the batches that the index names are not there"
             for step in self._within(segment, at, at + size):
@@ -220,8 +220,8 @@ class Walk:
             # Damage: the good rows before it go first, since steps are in the order of offsets.
             if rows:
                 yield Spotted(rows, epoch, lsn)
+            yield Passed(self.next, offset)
             rows, self.next = [], offset + 1
-            yield Passed(offset)
             fault = fault or "a record's checksum does not fit"
             yield Lost("damaged", f"{_place_text(segment, at)}: {fault}", offset + 1)
         if rows and segment.intact():

@@ -38,16 +38,12 @@ class MalamuteReader(DataSourceReader):
         Raises SourceUnavailable, OptionError, DataLoss.
         """
         options = self._options
-        broker = Broker(options)
-        try:
+        with Broker(options) as broker:
             names = _names(broker, options)
             chosen = options.bounds.streams  # by the query's filters
             names = [name for name in names if chosen is None or name in chosen]
             found = together(lambda name: _ranges(broker, options.of(name)), names)
             return grouped([part for parts in found.values() for part in parts], options)
-        finally:
-            # The process that plans belongs to Spark's pool and may plan the next read.
-            broker.leave()
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Yield the records of one task as Arrow record batches, in an executor."""
@@ -59,11 +55,8 @@ def ends(options: SourceOptions) -> dict[str, int]:
 
     Raises SourceUnavailable, OptionError, DataLoss.
     """
-    broker = Broker(options)
-    try:
+    with Broker(options) as broker:
         return together(lambda name: _end(broker, options.of(name)), _names(broker, options))
-    finally:
-        broker.leave()
 
 
 def _names(broker: Broker, options: SourceOptions) -> list[str]:

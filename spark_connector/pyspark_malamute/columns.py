@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
@@ -76,6 +76,33 @@ def take_in(columns: Columns, batch: Batch) -> Iterator[Any]:
         columns.add(piece)
         if columns.full:
             yield from columns.take()
+
+
+def in_pieces(batch: Batch, row_bytes: int) -> Iterator[Batch]:
+    """Yield a batch in parts whose columns stay within PIECE_BYTES_MAX; as a rule it is one.
+
+    row_bytes: the most that a row takes in the columns beside its body, at least 1.
+    """
+    rows = max(1, PIECE_BYTES_MAX // row_bytes)
+    count = len(batch)
+    if count <= rows:
+        yield batch
+        return
+    for first in range(0, count, rows):
+        yield cut(batch, first, min(first + rows, count))
+
+
+def header_bytes_max(table: HeaderTable, names: Collection[str]) -> int:
+    """Return the most bytes that a row takes in columns of a header, of those with these names.
+
+    Values that rows share in the batch are copied for each row. Never 0.
+    """
+    widest = 1 + table.subject_bytes
+    if "keys" in names:
+        widest += table.keys_most * table.subject_bytes
+    if "fields" in names:
+        widest += table.fields_most * (table.field_name_bytes + table.field_value_bytes)
+    return widest
 
 
 class RowCount:
@@ -288,25 +315,12 @@ class Gather:
         content = aligned(batch.content)
         if content is not batch.content:
             batch = Batch(batch.stamp, content, batch.rows)
-        rows = max(1, PIECE_BYTES_MAX // self._row_bytes_max(content))
-        count = len(batch)
-        if count <= rows:
-            yield batch
-            return
-        for first in range(0, count, rows):
-            yield cut(batch, first, min(first + rows, count))
+        yield from in_pieces(batch, self._row_bytes_max(content))
 
     def _row_bytes_max(self, content: Content) -> int:
-        """Return the most bytes that a row takes in the columns beside its body.
-
-        Values that rows share in the batch are copied for each row.
-        """
+        """Return the most bytes that a row takes in the columns beside its body."""
         table = content.table
-        widest = 1 + table.subject_bytes  # Never 0: pieces() divides by it.
-        if self._keys is not None:
-            widest += table.keys_most * table.subject_bytes
-        if "fields" in self._fields:
-            widest += table.fields_most * (table.field_name_bytes + table.field_value_bytes)
+        widest = header_bytes_max(table, self.schema.names)
         widest += len(self._options.field_columns) * table.field_value_bytes
         if self._properties_kind is not None:
             maps, _ = self._maps(content)

@@ -218,8 +218,14 @@ class Broker:
                 drop(self._options)
             self._leave()
 
-    def leave(self) -> None:
-        """End the questions; the link stays, for what the process does next, until it is idle."""
+    def __enter__(self) -> Broker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the questions; the link stays, for what the process does next, until it is idle.
+
+        Others of the process may be using it, as the links of one credential are one.
+        """
         self._closed = True
         with self._opening:
             self._client = None

@@ -45,7 +45,7 @@ def fail_or_log_gone(
 
     code: why the others are gone. Raises DataLoss.
     """
-    if begin < trimmed_to:
+    if begin < min(end, trimmed_to):
         fail_or_log_trimmed(options, begin, min(end, trimmed_to))
     if max(begin, trimmed_to) < end:
         fail_or_log_lost(options, max(begin, trimmed_to), end, code)

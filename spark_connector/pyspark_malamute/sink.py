@@ -28,7 +28,7 @@ from pyspark_malamute import links
 from pyspark_malamute.errors import BatchChanged, MalamuteSourceError, UnwritableRows
 from pyspark_malamute.sink_commits import REMEDY, BatchName, CommitRecord, read_published
 from pyspark_malamute.sink_options import SinkOptions, columns_fault
-from pyspark_malamute.sink_task import Written, linked, patience_ms, write_partition
+from pyspark_malamute.sink_task import Written, linked, own_link, patience_ms, write_partition
 
 _QUERY_ID: Final = "sql.streaming.queryId"
 _BATCH_ID: Final = "streaming.sql.batchId"
@@ -100,49 +100,45 @@ def commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None])
         if each.rows_committed is not None:
             _check_committed(batch, each.rows_committed, rows)
             return
-    # With an identity of the driver's own, unless a credential has one.
-    own_options = options.named(f"spark-{batch.writer}-driver")
-    try:
-        with links.in_use(own_options), links.explained(own_options, "commit a batch"):
-            client = linked(own_options)
-            published = read_published(client, own_options, batch)
-            if published.commit is not None:
-                _check_committed(batch, published.commit.rows, rows)
-                return
-            # An earlier run of the batch may have published chunks that its rows do not make now.
-            wanted = {(each.partition, chunk) for each in reports for chunk in range(each.chunks)}
-            strangers = sorted(published.chunks.keys() - wanted)
-            if strangers:
-                partition, chunk = strangers[0]
-                raise BatchChanged(
-                    f"malamute sink: batch {batch.number} of '{batch.writer}' was published in "
-                    f"part before, and chunk {chunk} of partition {partition} is "
-                    f"not among what its tasks have now. {REMEDY}"
-                )
-            streams = sorted({stream for each in reports for stream in each.streams})
-            record = CommitRecord(
-                batch.writer,
-                batch.number,
-                rows,
-                {stream: client.stream_info(stream).tail for stream in streams},
+    with (
+        own_link(options, f"spark-{batch.writer}-driver") as own_options,
+        links.explained(own_options, "commit a batch"),
+    ):
+        client = linked(own_options)
+        published = read_published(client, own_options, batch)
+        if published.commit is not None:
+            _check_committed(batch, published.commit.rows, rows)
+            return
+        # An earlier run of the batch may have published chunks that its rows do not make now.
+        wanted = {(each.partition, chunk) for each in reports for chunk in range(each.chunks)}
+        strangers = sorted(published.chunks.keys() - wanted)
+        if strangers:
+            partition, chunk = strangers[0]
+            raise BatchChanged(
+                f"malamute sink: batch {batch.number} of '{batch.writer}' was published in "
+                f"part before, and chunk {chunk} of partition {partition} is "
+                f"not among what its tasks have now. {REMEDY}"
             )
-            # The broker takes a step with this key once, however often it is sent.
-            key = f"{batch.writer}/{batch.number}/commit".encode()
-            step = client.atomic(confirm="synced", key=key)
-            content = encode([msgspec.json.encode(record)], subject=batch.commit)
-            step.publish_batch(own_options.commit_stream, content)
-            try:
-                step.commit(patience_ms(own_options))
-            except BrokerRefused as error:
-                # Another driver has committed the batch meanwhile, and saw other tails.
-                published = read_published(client, own_options, batch)
-                if error.code != "conflict" or published.commit is None:
-                    raise
-                _check_committed(batch, published.commit.rows, rows)
-    finally:
-        if not own_options.has_credential:
-            # An identity that was asked for by name has one link: the next driver's, elsewhere.
-            links.drop(own_options)
+        streams = sorted({stream for each in reports for stream in each.streams})
+        record = CommitRecord(
+            batch.writer,
+            batch.number,
+            rows,
+            {stream: client.stream_info(stream).tail for stream in streams},
+        )
+        # The broker takes a step with this key once, however often it is sent.
+        key = f"{batch.writer}/{batch.number}/commit".encode()
+        step = client.atomic(confirm="synced", key=key)
+        content = encode([msgspec.json.encode(record)], subject=batch.commit)
+        step.publish_batch(own_options.commit_stream, content)
+        try:
+            step.commit(patience_ms(own_options))
+        except BrokerRefused as error:
+            # Another driver has committed the batch meanwhile, and saw other tails.
+            published = read_published(client, own_options, batch)
+            if error.code != "conflict" or published.commit is None:
+                raise
+            _check_committed(batch, published.commit.rows, rows)
 
 
 def check_columns(schema: StructType, options: SinkOptions) -> None:

@@ -9,12 +9,14 @@ Source: ARCHITECTURE.md, The Spark sink.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 import msgspec
 
+from malamute_protocol.batch import Record
 from malamute_protocol.errors import BrokerRefused
-from malamute_protocol.pattern import any_of, prefix, topic
+from malamute_protocol.pattern import Pattern, any_of, prefix, topic
 from malamute_py.client.sync.client import SyncClient
 from pyspark_malamute.errors import BatchChanged
 from pyspark_malamute.sink_options import SinkOptions
@@ -118,6 +120,22 @@ def read_published(
         pattern = any_of(topic(batch.commit), topic(batch.chunks(partition)))
     commit: CommitRecord | None = None
     chunks: dict[tuple[int, int], ChunkRecord] = {}
+    for record in commit_records(client, options, pattern):
+        if record.subject == batch.commit:
+            commit = msgspec.json.decode(record.body, type=CommitRecord)
+        else:
+            found = msgspec.json.decode(record.body, type=ChunkRecord)
+            chunks[found.partition, found.chunk] = found
+    return Published(commit, chunks)
+
+
+def commit_records(
+    client: SyncClient, options: SinkOptions, pattern: str | Pattern
+) -> Iterator[Record]:
+    """Yield the durable records in the stream of commits; none where no sink has written yet.
+
+    Raises what a subscription raises.
+    """
     try:
         with client.subscribe(
             options.commit_stream,
@@ -127,13 +145,7 @@ def read_published(
             visibility="durable",
             timeout_ms=options.request_timeout_ms,
         ) as reading:
-            for record in reading:
-                if record.subject == batch.commit:
-                    commit = msgspec.json.decode(record.body, type=CommitRecord)
-                else:
-                    found = msgspec.json.decode(record.body, type=ChunkRecord)
-                    chunks[found.partition, found.chunk] = found
+            yield from reading
     except BrokerRefused as error:
-        if error.code != "unknown_stream":  # No sink has written yet: nothing is published.
+        if error.code != "unknown_stream":
             raise
-    return Published(commit, chunks)

@@ -35,7 +35,7 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
 CHUNK_BYTES: Final = (64 << 10, 12 << 20)
 """Least and most bytes of a chunk: a step has 16 MiB at most, headers included."""
 SINK_ID_BYTES_MAX: Final = 64
-_LINK_OPTIONS: Final = (
+LINK_OPTIONS: Final = (
     "user", "password", "curveServerKey", "curvePublicKey", "curveSecretKey", "connectTimeoutMs",
     "requestTimeoutMs", "brokerOutageMs",
 )  # fmt: skip
@@ -86,7 +86,7 @@ SINK_OPTIONS: Final[tuple[Option, ...]] = (
            "the stream that has a record of each chunk and of each finished batch; the sink reads "
            "it as well"),
     Option("chunkBytes", _chunk_bytes, "4m", "about how many bytes are published in one step"),
-    *(row for row in OPTIONS if row.name in _LINK_OPTIONS),
+    *(row for row in OPTIONS if row.name in LINK_OPTIONS),
 )  # fmt: skip
 
 _ELSEWHERE: Final[dict[str, str]] = {

@@ -9,6 +9,7 @@ Source: SPEC.md, section 4.8; ARCHITECTURE.md, The Spark sink.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import Counter
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ import msgspec
 from pyspark.sql.datasource import WriterCommitMessage
 
 from malamute_protocol.batch import encode
-from malamute_protocol.errors import BrokerRefused, LocalProtocolError
+from malamute_protocol.errors import BrokerRefused, ConnectionLost, LocalProtocolError, Timeout
 from malamute_protocol.limits import Limits
 from malamute_py.client.position import Confirmation
 from malamute_py.client.session.lanes import limits_of
@@ -59,10 +60,9 @@ def write_partition(
     all_rows_came = end_check(batches)
     report = Written(batch, partition)
     # An identity of this task's own: the broker ends the link of an older attempt that has it.
-    own_options = options.named(f"spark-{batch.writer}-{partition}")
-    task = _Task(own_options, batch, partition)
     try:
-        with links.in_use(own_options):
+        with own_link(options, f"spark-{batch.writer}-{partition}") as own_options:
+            task = _Task(own_options, batch, partition)
             for chunk in chunks(options, batches, task.rows_published, task.limits):
                 if chunk.last and not all_rows_came():
                     raise SourceUnavailable(
@@ -78,10 +78,6 @@ def write_partition(
             task.settle()  # for the last chunk
     except UnwritableRows as error:
         raise UnwritableRows(f"{error}; this is partition {partition}") from error
-    finally:
-        if not options.has_credential:
-            # An identity that was asked for by name has one link: the next attempt's, elsewhere.
-            links.drop(own_options)
     return report
 
 
@@ -195,6 +191,27 @@ class _Task:
         """Read what of this partition is published now. Raises SourceUnavailable."""
         with links.explained(self._options, "read what is published"):
             return read_published(self._client, self._options, self._batch, self._partition)
+
+
+@contextlib.contextmanager
+def own_link(options: SinkOptions, identity: str) -> Iterator[SinkOptions]:
+    """Give the options of a link with an identity of its own, unless a credential has one.
+
+    The link is in use while the body runs. That of a credential stays for what the process does
+    next, unless it has failed: then the next attempt is to make another one.
+    """
+    own_options = options.named(identity)
+    try:
+        with links.in_use(own_options):
+            yield own_options
+    except SourceUnavailable as error:
+        if isinstance(error.__cause__, Timeout | ConnectionLost):
+            links.drop(own_options)
+        raise
+    finally:
+        if not own_options.has_credential:
+            # An identity that was asked for by name has one link: the next attempt's, elsewhere.
+            links.drop(own_options)
 
 
 def linked(options: SinkOptions) -> SyncClient:

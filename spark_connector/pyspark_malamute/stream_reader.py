@@ -38,7 +38,6 @@ from pyspark_malamute.one_stream import Caps, OneStream
 from pyspark_malamute.options import Place, SourceOptions
 from pyspark_malamute.planning import (
     Range,
-    Spot,
     grouped,
     locate,
     locate_start,
@@ -103,7 +102,8 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         def begin(name: str) -> StreamOffset:
             """Return where reading begins in one stream."""
-            return _offset_of(locate_start(broker, options.of(name), "latest"))
+            spot = locate_start(broker, options.of(name), "latest")
+            return StreamOffset(spot.stream, spot.epoch, spot.offset)
 
         names = [options.stream] if options.stream else begin_with(broker, options)
         return to_json(together(begin, names), options)
@@ -379,11 +379,6 @@ def _lag(facts: StreamFacts, records: int) -> Lag:
     """Return the lag of a stream that has about so many records for a batch."""
     average = facts.bytes // max(1, facts.records)
     return Lag(max(1, records), max(1, records * average))
-
-
-def _offset_of(spot: Spot) -> StreamOffset:
-    """Return a place that was asked for as a position of a checkpoint."""
-    return StreamOffset(spot.stream, spot.epoch, spot.offset)
 
 
 def _unwind_when_terminated() -> None:

@@ -20,7 +20,12 @@ from pyspark.sql.types import StructField, StructType
 
 from malamute_protocol.arrow import HEADER_COLUMNS, arrow_schema, parse_schema, schema_of
 from malamute_protocol.batch import Batch
-from pyspark_malamute.columns import RECORD_BATCH_BYTES_MAX, TARGET_BYTES
+from pyspark_malamute.columns import (
+    RECORD_BATCH_BYTES_MAX,
+    TARGET_BYTES,
+    header_bytes_max,
+    in_pieces,
+)
 from pyspark_malamute.errors import MalamuteSourceError
 from pyspark_malamute.links import Broker
 from pyspark_malamute.options import SourceOptions
@@ -52,11 +57,8 @@ def typed_schema(options: SourceOptions) -> StructType:
     Asked of the broker when Spark loads the source. Raises SourceUnavailable: the stream is not
     typed. Raises MalamuteSourceError: a column is not known, or has a type that Spark has not.
     """
-    broker = Broker(options)
-    try:
+    with Broker(options) as broker:
         declared = broker.ask("read the schema", lambda c: c.stream_schema(options.stream))
-    finally:
-        broker.leave()
     known = {field.name: field for field in declared}
     beside = arrow_schema(decode=True)  # What a record has beside its body, in plain columns.
     fields = []
@@ -113,8 +115,8 @@ class TypedGather:
         return self._bytes >= TARGET_BYTES or len(self._pieces) >= _BATCHES_MAX
 
     def pieces(self, batch: Batch) -> Iterator[Batch]:
-        """A batch in parts: one, since typed columns repeat nothing."""
-        yield batch
+        """A batch in parts; as a rule it is one. Columns of the header repeat what rows share."""
+        yield from in_pieces(batch, header_bytes_max(batch.content.table, self.schema.names))
 
     def add(self, batch: Batch) -> None:
         """Take in the delivered rows of a batch.
@@ -131,7 +133,7 @@ class TypedGather:
         # A column of the schema goes before what a record has by the same name.
         own = schema_of(schemas, schemas.newest).names
         header = [name for name in self.schema.names if name in HEADER_COLUMNS and name not in own]
-        rows: Any = batch.to_arrow(header=header, decode=True)
+        rows: Any = batch.to_arrow(header=header)  # coded: what is not asked for repeats nothing
         columns = [self._column(rows, field) for field in self.schema]
         piece = _arrow.RecordBatch.from_arrays(columns, schema=self.schema)
         self._pieces.append(piece)
@@ -147,6 +149,8 @@ class TypedGather:
                 f"malamute source: stream '{self._stream}' has no column '{field.name}'"
             )
         column = rows.column(place)
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary.take(column.indices)
         if column.type == field.type:
             return column
         kinds = pa.types

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import malamute_py as malamute
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.journal import FileStorage, JournalCorrupt, open_reader
 from malamute_py.journal.directory import expected_of
@@ -425,3 +426,76 @@ def test_a_header_that_the_disk_cannot_read_is_not_touched(
         assert records(other.read("trades", until="tail", strict=True)) == filled(0, 100)
     assert headers
     assert not any(map(any, headers))
+
+
+@pytest.mark.parametrize("copy", [False, True])
+@pytest.mark.parametrize("pattern", ["#", "wanted", "other"])
+def test_damage_before_entries_that_are_passed_over_is_named_too(
+    tmp_path: Path, pattern: str, copy: bool
+) -> None:
+    log, notes = Log(tmp_path / "data", SETTINGS), Noted()
+    trades = log.create("trades")
+    log.fill(trades, 46)
+    begins = []
+    for _ in range(2):
+        begins.append(log.ring("main").end_lsn)
+        log.fill(trades, 1)
+    assert S - 3000 < log.ring("main").end_lsn < S, "the last of segment 0"
+    log.fill(trades, 52)
+    log.put(trades, b"here", subject="wanted")
+    log.fill(trades, 100)
+    log.tidy()
+    # As of a segment that a start has found damaged: it gets no index file.
+    (log.path / "rings/main/000000000000.idx").unlink()
+    for begin in begins:
+        flip(log, begin + 8)
+    with open_reader(log.path) as reader:
+        reading = reader.read("trades", pattern, until="tail", copy=copy, on_notice=notes.append)
+        found = [offset for offset, _ in records(reading)]
+    everything = [*range(46), *range(48, 201)]
+    assert found == {"#": everything, "wanted": [100], "other": []}[pattern]
+    assert notes.gone() == [(46, 48, "damaged")]
+    log.close()
+
+
+@pytest.mark.parametrize("where", [8, STAMP_BYTES + 400])
+@pytest.mark.parametrize("start", [malamute.AtTime(1010), malamute.AtClientTime(1010)])
+@pytest.mark.parametrize("indexed", [False, True])
+def test_a_start_by_time_names_damage_that_may_have_been_the_record_meant(
+    tmp_path: Path, indexed: bool, start: malamute.AtTime | malamute.AtClientTime, where: int
+) -> None:
+    log, notes = Log(tmp_path / "data", SETTINGS), Noted()
+    trades = log.create("trades")
+    begins = []
+    for number in range(100 if indexed else 20):
+        begins.append(log.ring("main").end_lsn)
+        log.put(trades, body_at(number), time_ms=1000 + number, client_time_ms=1000 + number)
+    log.tidy()
+    log.put(trades, body_at(len(begins)), time_ms=2000)
+    flip(log, begins[5] + where)
+    flip(log, begins[10] + where)
+    with open_reader(log.path) as reader:
+        reading = reader.read("trades", start=start, until="tail", on_notice=notes.append)
+        assert records(reading)[0] == (11, body_at(11))
+    assert notes.gone() == [(10, 11, "damaged")]
+    log.close()
+
+
+def test_a_segment_whose_index_file_cannot_be_read_is_read_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Log(tmp_path / "data", SETTINGS)
+    trades = log.create("trades")
+    log.fill(trades, 100)
+    log.tidy()
+    read = FileStorage.read
+
+    def with_a_bad_sector(storage: FileStorage, file: Any, position: int, size: int) -> bytes:
+        if file.name.endswith(".idx"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), file.name)
+        return read(storage, file, position, size)
+
+    monkeypatch.setattr(FileStorage, "read", with_a_bad_sector)
+    with open_reader(log.path) as reader:
+        assert records(reader.read("trades", until="tail", strict=True)) == filled(0, 100)
+    log.close()

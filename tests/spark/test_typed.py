@@ -10,9 +10,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
+from malamute_protocol.batch import Batch
 from malamute_py.client.sync.client import SyncClient
 from pyspark_malamute.errors import MalamuteSourceError, OptionError
 from pyspark_malamute.source import DefaultSource
+from pyspark_malamute.typed import TypedGather
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -149,3 +151,28 @@ def test_a_query_computes_with_typed_columns(
     query = reading(spark.readStream).writeStream.foreachBatch(take).trigger(availableNow=True)
     assert query.start().awaitTermination(180)
     assert sorted(seen, key=str) == ROWS
+
+
+def test_what_rows_share_is_made_only_where_it_is_named_and_in_bounded_pieces(
+    endpoint: str, typed: str, client: SyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = [{"carrier": "x" * 100, "delay": number} for number in range(100)]
+    table = pa.Table.from_pylist(many, OLD)
+    client.publish_table(typed, table, subject="carrier", properties={"p": "x" * 100})
+    monkeypatch.setattr("malamute_protocol.arrow.COLUMN_BYTES_MAX", 5_000)
+    monkeypatch.setattr("pyspark_malamute.columns.PIECE_BYTES_MAX", 3_000)
+    added: list[int] = []
+    add = TypedGather.add
+
+    def counted(gather: TypedGather, batch: Batch) -> None:
+        added.append(len(batch))
+        add(gather, batch)
+
+    monkeypatch.setattr(TypedGather, "add", counted)
+    found = rows_of(endpoint, typed, columns="offset,delay")
+    assert [row["offset"] for row in found] == list(range(102))
+    added.clear()
+    found = rows_of(endpoint, typed, columns="keys,subject")
+    assert found[2:] == [{"keys": ["x" * 100], "subject": "x" * 100}] * 100
+    assert sum(added) == 102
+    assert max(added) < 20

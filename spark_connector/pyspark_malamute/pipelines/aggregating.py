@@ -21,14 +21,10 @@ from pyspark_malamute.foreach_batch import write_batch
 from pyspark_malamute.pipelines.archiving import day
 from pyspark_malamute.pipelines.folder import Folder
 from pyspark_malamute.pipelines.given import of_source
+from pyspark_malamute.sink_options import LINK_OPTIONS
 
 OBSERVED: Final = "malamute"
 """Name of the figures in the query's progress that count records without a value or a time."""
-_LINK_OPTIONS: Final = frozenset(
-    ("endpoint", "user", "password", "curveServerKey", "curvePublicKey", "curveSecretKey",
-     "connectTimeoutMs", "requestTimeoutMs", "brokerOutageMs")
-)  # fmt: skip
-"""Options of the source that the sink takes as well."""
 _SETTINGS: Final = "malamute.json"
 """File in the checkpoint's directory that has the settings of the first run."""
 _DAY_MS: Final = 24 * 3_600_000
@@ -89,7 +85,7 @@ def aggregate(
         sf.count_if(sf.col("time").isNull()).alias("without_time"),
     )
     results = statistics(counted.withWatermark("time", watermark), window, slide or window)
-    sink = {name: text for name, text in given.items() if name in _LINK_OPTIONS}
+    sink = {name: text for name, text in given.items() if name in ("endpoint", *LINK_OPTIONS)}
     publisher = _Publisher(folder, {**sink, "stream": into})
     writer = (
         results.writeStream.outputMode("append")
@@ -205,10 +201,12 @@ def _options_of_source(options: Mapping[str, Any], field: str, column: str) -> d
 def _check_same_settings(folder: Folder, settings: Mapping[str, object]) -> None:
     """Keep the settings of a first run; raise MalamuteSourceError where a later one has others."""
     try:
-        before = msgspec.json.decode(folder.read(_SETTINGS), type=dict[str, object])
+        kept = folder.read(_SETTINGS)
     except FileNotFoundError:
+        # Of two first runs one creates the file, and both go by it.
         folder.create(_SETTINGS, msgspec.json.encode(settings))
-        return
+        kept = folder.read(_SETTINGS)
+    before = msgspec.json.decode(kept, type=dict[str, object])
     changed = next((name for name in settings if settings[name] != before.get(name)), None)
     if changed is not None:
         raise MalamuteSourceError(

@@ -295,11 +295,8 @@ def _with_gaps(
     nothing, for the query itself will tell what is gone. Raises CheckpointMismatch then: a stream
     was made again. Raises ArchiveError: another run has archived meanwhile.
     """
-    broker = Broker(options)
-    try:
+    with Broker(options) as broker:
         found = find_streams(broker, options)
-    finally:
-        broker.close()
     reached = dict(read_offsets(state.position, options)) if state.position else {}
     gaps: list[Gap] = []
     for name, at in list(reached.items()):

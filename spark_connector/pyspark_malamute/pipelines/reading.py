@@ -110,8 +110,7 @@ def _check_seam(folder: Folder, state: State, options: SourceOptions) -> dict[st
     That is the archive's end, or where the stream goes on after a power loss took records back
     that were archived. Raises DataLoss or CheckpointMismatch where a stream does not go on.
     """
-    broker = Broker(options)
-    try:
+    with Broker(options) as broker:
         found = find_streams(broker, options)
         positions = read_offsets(state.position, options) if state.position else {}
         starts: dict[str, int] = {}
@@ -127,5 +126,3 @@ def _check_seam(folder: Folder, state: State, options: SourceOptions) -> dict[st
             check_plan(broker, of, plan, at.offset, at.epoch)
             starts[name] = plan.from_offset if plan.rewound else at.offset
         return starts
-    finally:
-        broker.close()

@@ -26,9 +26,9 @@ from pyspark_malamute.pipelines.archiving import day
 from pyspark_malamute.pipelines.folder import Folder
 from pyspark_malamute.pipelines.given import texts
 from pyspark_malamute.pipelines.reading import opened, rows_of
-from pyspark_malamute.sink_commits import BatchName, CommitRecord
+from pyspark_malamute.sink_commits import BatchName, CommitRecord, commit_records
 from pyspark_malamute.sink_options import SinkOptions, parse_sink_options
-from pyspark_malamute.sink_task import Written, linked, write_partition
+from pyspark_malamute.sink_task import Written, linked, own_link, write_partition
 
 STEP_ROWS: Final = 500_000
 PACED_ROWS: Final = 50_000
@@ -196,21 +196,14 @@ class _Run:
         Steps are published in order, each as a batch of the sink with its number, so that the
         greatest number tells. Raises SourceUnavailable.
         """
-        # With an identity of its own, unless a credential has one.
-        own_options = self._options.named(f"spark-{self._options.sink_id}-replay")
-        try:
-            with links.explained(own_options, "read what is published"):
-                client = linked(own_options)
-                if not client.list_streams(own_options.commit_stream):
-                    return 0
-                with client.subscribe(
-                    own_options.commit_stream, f"{own_options.sink_id}.*.commit", start="earliest",
-                    until="tail", visibility="durable", timeout_ms=own_options.request_timeout_ms,
-                ) as reading:  # fmt: skip
-                    found = (msgspec.json.decode(each.body, type=CommitRecord) for each in reading)
-                    return max((record.batch + 1 for record in found), default=0)
-        finally:
-            links.drop(own_options)  # Its identity is of no use to the tasks.
+        name = self._options.sink_id
+        with (
+            own_link(self._options, f"spark-{name}-replay") as own_options,
+            links.explained(own_options, "read what is published"),
+        ):
+            records = commit_records(linked(own_options), own_options, f"{name}.*.commit")
+            found = (msgspec.json.decode(each.body, type=CommitRecord) for each in records)
+            return max((record.batch + 1 for record in found), default=0)
 
     def _progress(self, done: int) -> Replayed:
         """Return how far the replay is. done: steps that were published."""

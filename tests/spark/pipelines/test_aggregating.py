@@ -176,3 +176,24 @@ def test_a_window_is_told_in_utc_where_the_session_s_clock_is_put_forward(
     assert row is not None
     told = json.loads(row.body)
     assert (told["start"], told["end"]) == ("2026-03-29T02:30:00.000Z", "1969-12-31T23:59:59.999Z")
+
+
+def test_of_two_first_runs_the_later_one_is_held_to_the_settings_of_the_other() -> None:
+    class Raced:
+        """A folder in which another run creates the file between a look and the creation."""
+
+        uri = "memory:/"
+        content = b""
+
+        def read(self, name: str) -> bytes:
+            if not self.content:
+                raise FileNotFoundError(name)
+            return self.content
+
+        def create(self, _: str, __: bytes) -> bool:
+            self.content = b'{"window":"1 minute"}'
+            return False
+
+    folder: Any = Raced()
+    with pytest.raises(MalamuteSourceError, match="was begun with window '1 minute'"):
+        aggregating._check_same_settings(folder, {"window": "2 minutes"})
