@@ -438,6 +438,22 @@ def start_point(text: str) -> StartPoint:
         ) from None
 
 
+def one_place(text: str, what: str) -> StartPoint:
+    """Return the start point that was typed for what stands, or ends, at one place.
+
+    what: begins the sentence about `last`, the newest record of each subject, which is a start of
+    `sub` and no one place. Raises CommandFailed.
+    """
+    from malamute_py.client.position import LastPerSubject
+
+    point = start_point(text)
+    if isinstance(point, LastPerSubject):
+        raise CommandFailed(
+            f"{what} one place: earliest, latest, OFFSET, message ID or TIME", USAGE
+        )
+    return point
+
+
 def tell_notice(notice: Notice) -> None:
     """Tell on standard error what a subscription could not give, and where it goes on.
 

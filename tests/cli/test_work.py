@@ -17,6 +17,7 @@ import pytest
 
 from malamute_protocol.errors import BrokerRefused, MalamuteError
 from malamute_py import EmbeddedBroker
+from malamute_py.cli import services
 from malamute_py.cli.request import _failed
 from malamute_py.cli.work import _Crew
 from malamute_py.client.sync.work import SyncRequest
@@ -402,6 +403,18 @@ def test_a_service_is_made_shown_edited_and_removed(m: Run, service: str) -> Non
     assert m("service", "rm", service).code == 2
     assert m("service", "rm", service, "--yes").ok().lines == [f"removed {service} and 1 request"]
     assert m("service", "info", service).code == 1
+
+
+def test_the_progress_of_a_removal_counts_requests_that_are_delayed(
+    m: Run, service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def watched(title: str, total: int, ask: Callable[[], Any], left: Callable[[], int]) -> Any:
+        assert (total, left()) == (1, 1)
+        return ask()
+
+    monkeypatch.setattr(services, "watched", watched)
+    m("request", service, "x", "--reply-to", f"{service}.desk", "--delay", "1h").ok()
+    m("service", "rm", service, "--yes").ok()
 
 
 def test_who_has_what_in_hand_is_shown(m: Run, broker: EmbeddedBroker, service: str) -> None:
