@@ -35,11 +35,19 @@ def absent(
     except BrokerRefused as error:
         if error.code != f"unknown_{kind}":
             raise
+    hint = nearest(name, names(), f"`malamute {kind} ls` lists them; {following}")
+    raise CommandFailed(f"there is no {kind} {name}{where}; {hint}")
+
+
+def nearest(name: str, names: Iterable[str], otherwise: str, rest: str = "") -> str:
+    """Return the hint for a name that is unknown: the one that is near, or else `otherwise`.
+
+    rest: stands behind the near name.
+    """
     import difflib
 
-    near = difflib.get_close_matches(name, list(names()), n=1)
-    hint = f"did you mean {near[0]}?" if near else f"`malamute {kind} ls` lists them; {following}"
-    raise CommandFailed(f"there is no {kind} {name}{where}; {hint}")
+    near = difflib.get_close_matches(name, list(names), n=1)
+    return f"did you mean {near[0]}{rest}?" if near else otherwise
 
 
 def made_or_edited(
