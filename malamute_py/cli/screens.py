@@ -14,9 +14,9 @@ from itertools import accumulate
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from malamute_py.cli.looking import Look, was_started
+from malamute_py.cli.looking import Look
 from malamute_py.cli.values import count_text, duration_text, size_text
-from malamute_py.health.facts import ring_title
+from malamute_py.health.facts import ring_title, was_started
 from malamute_py.health.troubles import STUCK, Trouble, of_all
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 THINGS_MAX: Final = 1000
 """Things of each kind that are looked at."""
-EVERY_MIN_S: Final = 0.1
-"""Least pause between two looks."""
 _TROUBLES_MAX: Final = 5
 """Troubles that are shown; the others are counted."""
 _ONE_LINE: Final = 110
@@ -98,7 +96,7 @@ def _spent_s(now: Sample, before: Sample | None) -> float:
     0: there is one look only, or the broker was started between them, so that its counters began
     anew: there are no rates then.
     """
-    if before is None or was_started(now.look, before.look):
+    if before is None or was_started(now.look.broker, before.look.broker):
         return 0.0
     return max(0, now.look.now_ms - before.look.now_ms) / 1000
 

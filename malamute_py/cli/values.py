@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from malamute_py import units
 from malamute_py.cli.failures import USAGE, CommandFailed
+from malamute_py.health.words import size
 
 TIMES: Final = "2026-01-31T10:00, now-1h or @1769853600000"
 """Examples of times, for an error."""
@@ -152,12 +153,7 @@ def _in_utc(at_ms: int) -> datetime:
 
 def size_text(count: int) -> str:
     """Write a size: 1.5 MiB."""
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 1024:
-            return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
+    return size(count)
 
 
 def duration_text(span_ms: int) -> str:
