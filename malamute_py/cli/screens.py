@@ -8,14 +8,12 @@ figure is never broken.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from malamute_py.cli.looking import Look
-from malamute_py.cli.values import count_text, duration_text, size_text
+from malamute_py.cli.values import count_text, duration_text, size_text, within
 from malamute_py.health.facts import ring_title, was_started
 from malamute_py.health.troubles import STUCK, Trouble, of_all
 
@@ -513,14 +511,7 @@ def _spans(now: Sample, before: Sample | None) -> Iterator[tuple[str, float]]:
             counts = [
                 late - early for late, early in zip(new["counts"], old["counts"], strict=True)
             ]
-            bounds_s = [*new["bounds_s"], math.inf]
-            # The first bound below which 99 of 100 lie.
-            within_s = next(
-                bound_s
-                for bound_s, reached in zip(bounds_s, accumulate(counts), strict=False)
-                if reached >= 0.99 * sum(counts)
-            )
-            if sum(counts) and within_s < math.inf:
+            if (within_s := within(new, counts, 99)) is not None:
                 yield name, within_s
 
 

@@ -8,9 +8,10 @@ The clock comes in as an argument.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, Final
 
 from malamute_py import units
@@ -170,6 +171,19 @@ def count_text(count: int, noun: str = "") -> str:
     """Write a count: 1,234 records; the noun's plural is made with s."""
     text = f"{count:,}"
     return f"{text} {noun}{'' if count == 1 else 's'}" if noun else text
+
+
+def within(facts: Mapping[str, Any], counts: Sequence[int], percent: int) -> float | None:
+    """Return the bound in seconds below which so many of a hundred lie; None: it has none.
+
+    facts: a histogram of the broker. counts: how many lie in each of its buckets, of which the
+    last one has no bound.
+    """
+    total = sum(counts)
+    for bound_s, reached in zip(facts["bounds_s"], accumulate(counts), strict=False):
+        if reached and 100 * reached >= percent * total:
+            return float(bound_s)
+    return None
 
 
 def pattern_text(pattern: list[Any]) -> str:
