@@ -123,7 +123,7 @@ def source_of(
 
 def tell_key(client: SyncClient) -> None:
     """Warn of --key without an identity: a key is one sender's, and each process is another."""
-    if client.welcome is None or not client.welcome.identity:
+    if not client.identity:
         say(
             "--key: this client has no identity, so the next command is another sender to the"
             " broker, and the same key another key; use a context with a credential"
