@@ -271,11 +271,17 @@ def requeue(
             if numbers or error.code != "unknown_request":
                 raise
             count = 0
-    output.done(
-        f"{count_text(count, 'request')} back in the queue of {service}" if count else
-        f"{service} has no dead letters",
-        {"service": service, "requeued": count}, as_json=as_json,
-    )  # fmt: skip
+    left = len(set(numbers or ())) - count if numbers else 0
+    text = f"{count_text(count, 'request')} back in the queue of {service}"
+    if left > 0:
+        text += (
+            f"; {left} of these numbers stay: neither dead letters of {service} nor requests in"
+            " hand, or a reader holds them"
+        )
+    elif not count:
+        text = f"{service} has no dead letters"
+    told = {"service": service, "requeued": count, **({"left": left} if numbers else {})}
+    output.done(text, told, as_json=as_json)
 
 
 @app.command(

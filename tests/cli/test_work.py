@@ -429,17 +429,20 @@ def test_who_has_what_in_hand_is_shown(m: Run, broker: EmbeddedBroker, service: 
 
 
 def test_dead_letters_go_back_into_the_queue(m: Run, service: str) -> None:
-    queued(m, service, "x", "y")
-    m("work", service, "-n", "2", "--", *python("raise SystemExit(1)")).ok()
+    queued(m, service, "x", "y", "z")
+    m("work", service, "-n", "3", "--", *python("raise SystemExit(1)")).ok()
     dead = m("mailbox", "peek", f"{service}.dead", "--json").ok().json_lines
     told = m("service", "requeue", service, str(dead[0]["number"]), "--json").ok().json
     assert told["requeued"] == 1
+    told = m("service", "requeue", service, str(dead[1]["number"]), "99999").ok()
+    assert "1 request back" in told.out
+    assert "1 of these numbers stay" in told.out
     assert m("service", "requeue", service).ok().lines == [
         f"1 request back in the queue of {service}"
     ]
     assert "no dead letters" in m("service", "requeue", service).ok().out
     shown = m("service", "info", service, "--json").ok().json
-    assert shown["waiting"] + shown["delayed"] == 2
+    assert shown["waiting"] + shown["delayed"] == 3
 
 
 def test_a_requeue_where_the_mailbox_has_letters_of_others_alone_is_no_fault(
