@@ -143,8 +143,6 @@ def _show(found: GroupFacts, as_json: bool) -> None:
         output.facts({**facts, "members": members}, as_json=True)
         return
     output.facts(facts, as_json=False)
-    if not members and not output.on_terminal():
-        return  # In a pipe no line means no member.
     output.entries(
         _MEMBERS,
         found.members,

@@ -135,8 +135,6 @@ def _show(found: ServiceFacts, as_json: bool) -> None:
         output.facts({**facts, "workers": output.objects(_WORKERS, found.workers)}, as_json=True)
         return
     output.facts(facts, as_json=False)
-    if not found.workers and not output.on_terminal():
-        return  # In a pipe no line means no worker.
     output.entries(
         _WORKERS,
         found.workers,
