@@ -35,11 +35,19 @@ def absent(
     except BrokerRefused as error:
         if error.code != f"unknown_{kind}":
             raise
+    hint = nearest(name, names(), f"`malamute {kind} ls` lists them; {following}")
+    raise CommandFailed(f"there is no {kind} {name}{where}; {hint}")
+
+
+def nearest(name: str, names: Iterable[str], otherwise: str, rest: str = "") -> str:
+    """Return the hint for a name that is unknown: the one that is near, or else `otherwise`.
+
+    rest: stands behind the near name.
+    """
     import difflib
 
-    near = difflib.get_close_matches(name, list(names()), n=1)
-    hint = f"did you mean {near[0]}?" if near else f"`malamute {kind} ls` lists them; {following}"
-    raise CommandFailed(f"there is no {kind} {name}{where}; {hint}")
+    near = difflib.get_close_matches(name, list(names), n=1)
+    return f"did you mean {near[0]}{rest}?" if near else otherwise
 
 
 def made_or_edited(
@@ -48,13 +56,15 @@ def made_or_edited(
     named: str,
     asked: Iterable[str],
     change: Callable[[], Facts],
+    replace: bool,
 ) -> tuple[Facts, str]:
     """Make or edit a thing; return its facts, and the sentence that says which of both was done.
 
     The broker edits by a command that makes what is not there, and its answer does not say whether
     it was: ask() finds that out before. Thus no settings are compared: "edited" means that the
     thing was there. ask: raises BrokerRefused when there is none. change: does it. named: its
-    name, as the sentence has it. asked: names of the settings that the person gave.
+    name, as the sentence has it. asked: names of the settings that the person gave. replace: all
+    others go back to their defaults.
     """
     settings = ", ".join(asked)
     try:
@@ -63,4 +73,4 @@ def made_or_edited(
         if error.code == f"unknown_{kind}":
             return change(), f"made {named}{settings and ': '}{settings}"
         # Any other refusal: this user may not look at the thing, but may perhaps change it.
-    return change(), f"edited {named}: {settings or 'as it was'}"
+    return change(), f"edited {named}: {settings or ('all settings' if replace else 'as it was')}"

@@ -9,7 +9,7 @@ one line, however many things there are. Source: the guidelines of the Monitorin
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
@@ -22,7 +22,10 @@ from malamute_py.cli.failures import USAGE, CommandFailed, explained
 from malamute_py.cli.linking import linked
 from malamute_py.cli.looking import COUNTS, Look, look
 from malamute_py.cli.values import count_text, duration_ms, duration_text
+from malamute_py.client.facts import MailboxFacts, ServiceFacts
 from malamute_py.health.facts import ring_title
+from malamute_py.health.readiness import ready
+from malamute_py.health.troubles import of_link, seconds_since
 
 OK: Final = 0
 WARNING: Final = 1
@@ -111,8 +114,9 @@ def _dead(seen: Look) -> dict[str, float]:
     return found | {f"{each.stream}/{each.group}": float(each.dead) for each in groups}
 
 
-def _age_s(at_ms: int, seen: Look) -> float:
-    return max(0, seen.now_ms - at_ms) / 1000 if at_ms else 0.0
+def _oldest(things: Iterable[MailboxFacts | ServiceFacts], seen: Look) -> dict[str, float]:
+    """Return the age in seconds of the oldest entry of each thing."""
+    return {each.name: seconds_since(each.oldest_ms, seen.now_ms) for each in things}
 
 
 def _headrooms(seen: Look) -> dict[str, float]:
@@ -147,8 +151,6 @@ def _clients(seen: Look) -> dict[str, float]:
 
 def _slow(seen: Look) -> dict[str, float]:
     """Count the links with a trouble of slow reading; the broker's one count has the empty name."""
-    from malamute_py.health.troubles import of_link
-
     return {"": float(sum(any(of_link(each)) for each in seen.links))}
 
 
@@ -184,12 +186,12 @@ KINDS: Final = (
     Kind("depth", lambda seen: {e.name: float(e.messages) for e in seen.everything.mailboxes},
          ("mailboxes",), lambda value: count_text(int(value), "message"), _number),
     Kind("oldest",
-         lambda seen: {e.name: _age_s(e.oldest_ms, seen) for e in seen.everything.mailboxes},
+         lambda seen: _oldest(seen.everything.mailboxes, seen),
          ("mailboxes",), lambda value: f"oldest message for {_span(value)}", _seconds, "s"),
     Kind("waiting", lambda seen: {e.name: float(e.waiting) for e in seen.everything.services},
          ("services",), lambda value: f"{count_text(int(value), 'request')} waiting", _number),
     Kind("waiting-age",
-         lambda seen: {e.name: _age_s(e.oldest_ms, seen) for e in seen.everything.services},
+         lambda seen: _oldest(seen.everything.services, seen),
          ("services",), lambda value: f"oldest request for {_span(value)}", _seconds, "s"),
     Kind("dead", _dead, ("services", "groups"),
          lambda value: count_text(int(value), "dead letter"), _number),
@@ -361,8 +363,6 @@ def _may_hold(listing: str, name: str) -> bool:
 
 def _readiness(seen: Look) -> Iterator[Finding]:
     """Yield findings about whether the broker is ready for work."""
-    from malamute_py.health.readiness import ready
-
     if "broker" in seen.unseen:
         yield Finding(UNKNOWN, f"readiness: {seen.unseen['broker']}")
         return

@@ -24,77 +24,57 @@ _OFFERED_MAX: Final = 200
 """Names that the shell is offered at most."""
 
 
-def _asked(
-    ctx: typer.Context, incomplete: str, ask: Callable[[SyncClient], list[str]]
-) -> list[str]:
-    """List names of the chosen broker that begin with the word so far; none on any failure.
+def _listed(
+    ask: Callable[[SyncClient, str, str], Iterable[str]],
+) -> Callable[[typer.Context, str], list[str]]:
+    """Return a completion that offers names of the chosen broker; none on any failure.
 
-    ctx: has the options that choose the broker. ask: fetches the names.
+    ask: fetches names. It is given the word so far, and the stream that was named before.
     """
-    try:
-        from malamute_py.client.sync.client import connect_sync
 
-        # Lines about links would spoil the word that is being completed.
-        logging.getLogger("malamute.client").setLevel(logging.CRITICAL)
-        context = contexts.chosen(options(ctx))
-        if context.authentication == "plain" and not (
-            context.password_env or context.password_file
-        ):
-            return []  # The credential would ask for the password in the middle of a word.
-        with connect_sync(
-            context.endpoints, wait=False, timeout_ms=_WAIT_MS, credential=context.credential()
-        ) as client:
-            names = [name for name in ask(client) if name.startswith(incomplete)]
-            return names[:_OFFERED_MAX]
-    except Exception:  # noqa: BLE001 - a completion that complains is worse than none
-        return []
+    def offered(ctx: typer.Context, incomplete: str) -> list[str]:
+        try:
+            from malamute_py.client.sync.client import connect_sync
 
+            # Lines about links would spoil the word that is being completed.
+            logging.getLogger("malamute.client").setLevel(logging.CRITICAL)
+            context = contexts.chosen(options(ctx))
+            if context.asks:
+                return []  # In the middle of a word.
+            with connect_sync(
+                context.endpoints, wait=False, timeout_ms=_WAIT_MS, call_timeout_ms=_WAIT_MS,
+                credential=context.credential(),
+            ) as client:  # fmt: skip
+                found = ask(client, incomplete, ctx.params.get("stream") or "")
+                return [name for name in found if name.startswith(incomplete)][:_OFFERED_MAX]
+        except Exception:  # noqa: BLE001 - a completion that complains is worse than none
+            return []
 
-def streams(ctx: typer.Context, incomplete: str) -> list[str]:
-    """List names of streams."""
-    return _asked(
-        ctx, incomplete, lambda client: [each.name for each in client.list_streams(incomplete)]
-    )
+    return offered
 
 
-def mailboxes(ctx: typer.Context, incomplete: str) -> list[str]:
-    """List names of mailboxes."""
-    return _asked(
-        ctx, incomplete, lambda client: [each.name for each in client.list_mailboxes(incomplete)]
-    )
-
-
-def services(ctx: typer.Context, incomplete: str) -> list[str]:
-    """List names of services."""
-    return _asked(
-        ctx, incomplete, lambda client: [each.name for each in client.list_services(incomplete)]
-    )
-
-
-def cursors(ctx: typer.Context, incomplete: str) -> list[str]:
-    """List names of cursors of the stream named before."""
-    stream = ctx.params.get("stream") or ""
-    return _asked(
-        ctx, incomplete,
-        lambda client: [each.cursor for each in client.list_cursors(stream, incomplete)],
-    )  # fmt: skip
-
-
-def groups(ctx: typer.Context, incomplete: str) -> list[str]:
-    """List names of groups of the stream named before."""
-    stream = ctx.params.get("stream") or ""
-    return _asked(
-        ctx,
-        incomplete,
-        lambda client: [each.group for each in client.list_groups(stream, incomplete)],
-    )
-
-
-def links(ctx: typer.Context, incomplete: str) -> list[str]:
-    """List numbers of links."""
-    return _asked(
-        ctx, incomplete, lambda client: [str(each.link) for each in client.list_links(1000)]
-    )
+streams = _listed(
+    lambda client, begin, _: [each.name for each in client.list_streams(begin, limit=_OFFERED_MAX)]
+)
+mailboxes = _listed(
+    lambda client, begin, _: [
+        each.name for each in client.list_mailboxes(begin, limit=_OFFERED_MAX)
+    ]
+)
+services = _listed(
+    lambda client, begin, _: [each.name for each in client.list_services(begin, limit=_OFFERED_MAX)]
+)
+cursors = _listed(
+    lambda client, begin, stream: [
+        each.cursor for each in client.list_cursors(stream, begin, limit=_OFFERED_MAX)
+    ]
+)
+groups = _listed(
+    lambda client, begin, stream: [
+        each.group for each in client.list_groups(stream, begin, limit=_OFFERED_MAX)
+    ]
+)
+links = _listed(lambda client, _, __: [str(each.link) for each in client.list_links(1000)])
 
 
 def context_names(incomplete: str) -> list[str]:

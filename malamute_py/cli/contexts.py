@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from malamute_protocol import DEFAULT_ENDPOINT
+from malamute_py.cli.absent import nearest
 from malamute_py.cli.failures import USAGE, CommandFailed
+from malamute_py.cli.replacing import replace_whole
 
 if TYPE_CHECKING:
     from malamute_py.client.settings import Credential
@@ -66,6 +68,12 @@ class Context:
     def authentication(self) -> str:
         """Return the kind of credential, in a word."""
         return "curve" if self.server_key else "plain" if self.user else "none"
+
+    @property
+    def asks(self) -> bool:
+        """Whether credential() has nowhere to read the password from, and asks the person."""
+        kept = self.password_file or self.password_env or PASSWORD in os.environ
+        return self.authentication == "plain" and not kept
 
     def credential(self) -> Credential:
         """Read the secret from its place, or ask for it at the terminal; return the credential.
@@ -163,11 +171,8 @@ class Contexts:
             raise CommandFailed(f"{path}: is not a file of contexts; mend or remove it") from None
 
     def save(self) -> None:
-        """Replace the file whole, readable by its owner only.
-
-        Written beside it first, so that a crash leaves the old file or the new one.
-        """
-        path = file()
+        """Replace the file whole."""
+        path = file().resolve()  # A link stays: the file that it leads to is replaced.
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         table = {
             "current": self.current,
@@ -176,22 +181,13 @@ class Contexts:
                 for name, context in sorted(self.contexts.items())
             },
         }
-        beside = path.with_name(f"{path.name}.{os.getpid()}")
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as out:
-            json.dump(table, out, indent=2)
-            out.write("\n")
-            out.flush()
-            os.fsync(out.fileno())
-        beside.replace(path)
+        replace_whole(path, json.dumps(table, indent=2) + "\n")
 
     def get(self, name: str) -> Context:
         """Return one context. Raises CommandFailed, with the nearest name."""
         found = self.contexts.get(name)
         if found is None:
-            import difflib
-
-            near = difflib.get_close_matches(name, self.contexts, n=1)
-            hint = f"did you mean {near[0]}?" if near else "`malamute context ls` lists them"
+            hint = nearest(name, self.contexts, "`malamute context ls` lists them")
             raise CommandFailed(f"there is no context {name!r}; {hint}", USAGE)
         return found
 

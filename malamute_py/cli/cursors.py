@@ -23,7 +23,7 @@ from malamute_py.cli.output import Cell, Column
 from malamute_py.cli.parameters import OfStream, PrefixOption, Stream
 from malamute_py.cli.settings import Description, Replace, Settings, shown, wanted
 from malamute_py.cli.subscribe import known as known_stream
-from malamute_py.cli.subscribe import start_point
+from malamute_py.cli.subscribe import one_place
 
 if TYPE_CHECKING:
     from malamute_py.client.facts import CursorFacts
@@ -189,12 +189,7 @@ def reset(
     as_json: output.Json = False,
 ) -> None:
     """Move a cursor elsewhere, forward or back."""
-    start = start_point(point)
-    # `last` (the newest record of each subject) is a start of `sub`, and no place in a stream.
-    if point.strip().lower() == "last":
-        raise CommandFailed(
-            "a cursor stands at one place: earliest, latest, OFFSET, message ID or TIME", USAGE
-        )
+    start = one_place(point, "a cursor stands at")
     with linked(ctx) as client:
         before = known(client, stream, cursor).next
         offset = client.cursor(stream, cursor).reset(start)
@@ -245,7 +240,7 @@ def edit(
     asked = wanted(settings, pin=pin, pin_bytes_max=pin_bytes, description=description)
     if not (asked or create or replace):
         raise CommandFailed("nothing to change; name a setting, such as --pin", USAGE)
-    begin = start_point(start)
+    begin = one_place(start, "a cursor stands at")
     with linked(ctx) as client:
         # Without --create a misspelt name must not make a new cursor.
         if create:
@@ -255,6 +250,7 @@ def edit(
         found, done = made_or_edited(
             lambda: client.cursor_info(stream, cursor), "cursor", f"{stream}/{cursor}", asked,
             lambda: client.cursor(stream, cursor).edit(asked, start=begin, replace=replace),
+            replace=replace,
         )  # fmt: skip
     if as_json:
         _show(found, as_json)

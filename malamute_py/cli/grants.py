@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from malamute_py.cli import complete, output
+from malamute_py.cli.absent import nearest
 from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.output import Column
 from malamute_py.cli.users_file import (
@@ -82,10 +83,7 @@ def _check(verb: str, names: list[str], deny: bool) -> None:
     if verb in DENIED_ONLY and not deny:
         raise CommandFailed(f"{verb} comes with read; it can be denied: --deny", USAGE)
     if verb not in (*NAMED, *DENIED_ONLY):
-        import difflib
-
-        near = difflib.get_close_matches(verb, (*NAMED, *WITHOUT_NAMES), n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {_VERBS}; denied: replay, too"
+        hint = nearest(verb, (*NAMED, *WITHOUT_NAMES), f"there are {_VERBS}; denied: replay, too")
         raise CommandFailed(f"there is no verb {verb!r}; {hint}", USAGE)
 
 

@@ -23,7 +23,7 @@ from malamute_py.cli.parameters import OfStream, PrefixOption, Stream
 from malamute_py.cli.progress import watched
 from malamute_py.cli.settings import Description, Replace, Settings, shown, wanted
 from malamute_py.cli.subscribe import known as known_stream
-from malamute_py.cli.subscribe import start_point
+from malamute_py.cli.subscribe import one_place
 from malamute_py.cli.values import count_text, pattern_text
 
 if TYPE_CHECKING:
@@ -136,15 +136,13 @@ def _show(found: GroupFacts, as_json: bool) -> None:
         "dead_letters": found.dead_letters,
         # The cell `dead` has these mailboxes for a person.
         **({} if output.on_terminal() and not as_json else {"dead_in": found.dead_in}),
-        "settings": found.settings if as_json else shown(found.settings, _ZERO),
+        "settings": shown(found.settings, _ZERO),
         **beside(_named(found.more), as_json),
     }
     if as_json:
         output.facts({**facts, "members": members}, as_json=True)
         return
     output.facts(facts, as_json=False)
-    if not members and not output.on_terminal():
-        return  # In a pipe no line means no member.
     output.entries(
         _MEMBERS,
         found.members,
@@ -257,12 +255,7 @@ def reset(
     as_json: output.Json = False,
 ) -> None:
     """Have a group stand elsewhere, forward or back."""
-    start = start_point(point)
-    # `last` (the newest record of each subject) is a start of `sub`, and no place in a stream.
-    if point.strip().lower() == "last":
-        raise CommandFailed(
-            "a group stands at one place: earliest, latest, OFFSET, message ID or TIME", USAGE
-        )
+    start = one_place(point, "a group stands at")
     with linked(ctx) as client:
         known(client, stream, group)
         try:

@@ -118,14 +118,13 @@ def own(client: SyncClient) -> str:
 
     Raises CommandFailed: it has no identity.
     """
-    welcome = client.welcome
-    if welcome is None or not welcome.identity:
+    if not client.identity:
         raise CommandFailed(
             "which mailbox? this client has no identity, and so none of its own; name one"
             " (`malamute mailbox ls` lists them) or use a context with a credential",
             USAGE,
         )
-    return welcome.identity
+    return client.identity
 
 
 def known(client: SyncClient, mailbox: str, following: str = "") -> Any:

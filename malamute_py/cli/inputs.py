@@ -7,12 +7,12 @@ cannot be read stops the command by its number. Source: records.py has the names
 from __future__ import annotations
 
 import base64
-import difflib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
+from malamute_py.cli.absent import nearest
 from malamute_py.cli.commands import say
 from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.values import later_ms, pairs, size_text, time_ms
@@ -123,7 +123,7 @@ def source_of(
 
 def tell_key(client: SyncClient) -> None:
     """Warn of --key without an identity: a key is one sender's, and each process is another."""
-    if client.welcome is None or not client.welcome.identity:
+    if not client.identity:
         say(
             "--key: this client has no identity, so the next command is another sender to the"
             " broker, and the same key another key; use a context with a credential"
@@ -280,11 +280,8 @@ def _row(
     # A misspelt key is told; keys that only our own output has are passed over.
     for key in value:
         if key not in _TAKEN and key not in _IGNORED and key not in ("parts_base64", "row"):
-            near = difflib.get_close_matches(key, _TAKEN, n=1)
-            raise CommandFailed(
-                f"unknown key {key!r}; " + (f"did you mean {near[0]}?" if near else
-                                            f"known are {', '.join(_TAKEN)}")
-            )  # fmt: skip
+            hint = nearest(key, _TAKEN, f"known are {', '.join(_TAKEN)}")
+            raise CommandFailed(f"unknown key {key!r}; {hint}")
     keys = value.get("keys")
     if keys is not None and not isinstance(keys, list):
         raise CommandFailed('keys is a list: ["a.b", "c"]')

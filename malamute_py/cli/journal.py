@@ -324,10 +324,7 @@ def repair(
 
     _check_stopped(directory)
     with Progress("repairing") as progress:
-        mended = mend(
-            directory, target,
-            progress=lambda done, what: progress.update(done, f"{size_text(done)}  {what}"),
-        )  # fmt: skip
+        mended = mend(directory, target, progress=progress.bytes)
     names = stream_names(target)  # Of the copy, which has no damage.
     lost = [
         {

@@ -13,7 +13,7 @@ from malamute_py.cli.commands import group
 from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.linking import linked
 from malamute_py.cli.output import Cell, Column
-from malamute_py.cli.values import duration_text, size_text
+from malamute_py.cli.values import duration_text, size_text, within
 
 app = group("client")
 
@@ -137,15 +137,11 @@ def _latency(facts: dict[str, Any]) -> dict[str, Any]:
     facts: upper bounds of the buckets, and how many lie in each. The last bucket has no bound: a
     percentile in it is left out.
     """
-    bounds, counts = facts["bounds_s"], facts["counts"]
+    counts = facts["counts"]
     found: dict[str, Any] = {"count": sum(counts)}
     for percent in (50, 99):
-        seen = 0
-        for bound, count in zip(bounds, counts, strict=False):
-            seen += count
-            if seen and 100 * seen >= percent * found["count"]:
-                found[f"p{percent}_within_ms"] = 1_000 * bound
-                break
+        if (bound_s := within(facts, counts, percent)) is not None:
+            found[f"p{percent}_within_ms"] = 1_000 * bound_s
     return found
 
 

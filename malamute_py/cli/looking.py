@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from malamute_protocol.errors import BrokerRefused
+from malamute_py.cli.failures import USAGE, CommandFailed
+from malamute_py.cli.values import duration_ms
 from malamute_py.health.facts import Everything, Facts
 
 if TYPE_CHECKING:
@@ -42,14 +44,6 @@ class Look:
         return int(self.broker.get("now_ms", 0))
 
 
-def was_started(now: Look, before: Look) -> bool:
-    """Return whether the broker was started between two looks, so that its counters began anew."""
-    if now.broker.get("epoch") != before.broker.get("epoch"):
-        return True
-    # An epoch tells a start, but a broker in memory begins with the same one each time.
-    return bool(now.broker.get("uptime_ms", 0) < before.broker.get("uptime_ms", 0))
-
-
 TOLD_TO: Final = {
     "streams": ("read", "trim", "manage_streams"),
     "cursors": ("read", "trim", "manage_streams"),
@@ -59,8 +53,18 @@ TOLD_TO: Final = {
 }
 """Kind -> verbs, of which each lets a user see some of the kind."""
 KINDS: Final = ("streams", "mailboxes", "services", "cursors", "groups", "clients")
+EVERY_MIN_S: Final = 0.1
+"""Least pause between two looks."""
 COUNTS: Final = "counts"
 """Kind of what the broker counts over all clients, which it tells no user of a namespace."""
+
+
+def pause_s(every: str) -> float:
+    """Return the pause between two looks that was typed. Raises CommandFailed: it is too short."""
+    wanted_s = duration_ms(every) / 1000
+    if wanted_s < EVERY_MIN_S:
+        raise CommandFailed("--every is at least 100ms", USAGE)
+    return wanted_s
 
 
 def look(

@@ -199,13 +199,13 @@ def purge(
     """Empty a mailbox, except for messages that a reader holds."""
     with linked(ctx) as client:
         found = known(client, mailbox)
-        free = found.messages - found.held  # A purge leaves what a reader holds.
+        free = _free(found)
         if free:
             agreed(f"purge {mailbox} of its {count_text(free, 'message')}", mailbox, yes=yes)
         told = watched(
             f"purging {mailbox}", free,
             lambda: client.purge_mailbox(mailbox),
-            lambda: client.mailbox_info(mailbox).messages,
+            lambda: _free(client.mailbox_info(mailbox)),
         )  # fmt: skip
     left = f"; {count_text(told.held)} in a reader's hand stayed" if told.held else ""
     output.done(
@@ -213,6 +213,11 @@ def purge(
         {"purged": mailbox, "messages": told.count, "held": told.held},
         as_json=as_json,
     )
+
+
+def _free(found: MailboxFacts) -> int:
+    """Return how many messages a purge takes: it leaves what a reader holds."""
+    return found.messages - found.held
 
 
 @app.command(
@@ -262,6 +267,7 @@ def edit(
         found, done = made_or_edited(
             lambda: client.mailbox_info(mailbox), "mailbox", mailbox, asked,
             lambda: client.edit_mailbox(mailbox, asked, replace=replace),
+            replace=replace,
         )  # fmt: skip
     if as_json:
         _show(found, as_json)

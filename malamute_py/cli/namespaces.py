@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from malamute_py.cli import output
+from malamute_py.cli.absent import nearest
 from malamute_py.cli.commands import group
 from malamute_py.cli.failures import CommandFailed
 from malamute_py.cli.linking import linked
@@ -70,8 +71,8 @@ def show(
     with linked(ctx) as client:
         found = {each.namespace: each for each in client.list_namespaces()}
     if name not in found:
-        there = f"there are {', '.join(found)}" if found else "there are none"
-        raise CommandFailed(f"there is no namespace {name}, or not for this user; {there}")
+        hint = nearest(name, found, "`malamute namespace ls` lists them")
+        raise CommandFailed(f"there is no namespace {name}, or not for this user; {hint}")
     facts = found[name]
     if as_json:
         output.print_json(_as_object(facts))

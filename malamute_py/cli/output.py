@@ -205,12 +205,13 @@ def _facts(values: Mapping[str, Any]) -> None:
 
 
 def _flat(prefix: str, values: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
-    """Yield the values of nested tables under dotted names."""
-    for key, value in values.items():
+    """Yield the values of nested tables, and of Cells of tables, under dotted names."""
+    for key, cell in values.items():
+        value = _value(cell)
         if isinstance(value, Mapping):
             yield from _flat(f"{prefix}{key}.", value)
         else:
-            yield prefix + key, _value(value)
+            yield prefix + key, value
 
 
 def _value(cell: Any) -> Any:

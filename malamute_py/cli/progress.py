@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from malamute_protocol.errors import MalamuteError
 from malamute_py.cli.commands import say
+from malamute_py.cli.values import size_text
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -83,6 +84,10 @@ class Progress:
         if total is not None:
             self._bar.update(self._task, total=total)
         self._bar.update(self._task, completed=done, detail=detail)
+
+    def bytes(self, done: int, what: str) -> None:
+        """Set how many bytes are done, and of which file."""
+        self.update(done, f"{size_text(done)}  {what}")
 
     def title(self, text: str) -> None:
         """Set what is being done."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime
 from typing import IO, TYPE_CHECKING, Any, Final
 
@@ -207,7 +207,7 @@ def as_object(record: Record) -> dict[str, Any]:
     if expires := record.expires_at_ms:
         found["expires"] = iso_text(expires)
     if properties := record.properties:
-        found["properties"] = _plain(properties)
+        found["properties"] = {name: _plain(value) for name, value in properties.items()}
     body = blobs(record)
     if isinstance(body, list):
         found["parts_base64"] = [base64.b64encode(part).decode() for part in body]
@@ -227,10 +227,6 @@ def _plain(value: Any) -> Any:
 
     inputs._property() reads them back.
     """
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
     if isinstance(value, bytes):
         return {"base64": base64.b64encode(value).decode()}
     if isinstance(value, float) and not math.isfinite(value):

@@ -141,7 +141,7 @@ def request(
 
 def _check_own_mailbox(client: SyncClient) -> None:
     """Raise CommandFailed for a client without an identity: replies have nowhere to go."""
-    if client.welcome is None or not client.welcome.identity:
+    if not client.identity:
         raise CommandFailed(
             "where are the replies to go? this client has no identity, and so no mailbox of its"
             " own; name one with --reply-to",

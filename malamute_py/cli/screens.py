@@ -8,15 +8,13 @@ figure is never broken.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from malamute_py.cli.looking import Look, was_started
-from malamute_py.cli.values import count_text, duration_text, size_text
-from malamute_py.health.facts import ring_title
+from malamute_py.cli.looking import Look
+from malamute_py.cli.values import count_text, duration_text, size_text, within
+from malamute_py.health.facts import ring_title, was_started
 from malamute_py.health.troubles import STUCK, Trouble, of_all
 
 if TYPE_CHECKING:
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
 
 THINGS_MAX: Final = 1000
 """Things of each kind that are looked at."""
-EVERY_MIN_S: Final = 0.1
-"""Least pause between two looks."""
 _TROUBLES_MAX: Final = 5
 """Troubles that are shown; the others are counted."""
 _ONE_LINE: Final = 110
@@ -98,7 +94,7 @@ def _spent_s(now: Sample, before: Sample | None) -> float:
     0: there is one look only, or the broker was started between them, so that its counters began
     anew: there are no rates then.
     """
-    if before is None or was_started(now.look, before.look):
+    if before is None or was_started(now.look.broker, before.look.broker):
         return 0.0
     return max(0, now.look.now_ms - before.look.now_ms) / 1000
 
@@ -515,14 +511,7 @@ def _spans(now: Sample, before: Sample | None) -> Iterator[tuple[str, float]]:
             counts = [
                 late - early for late, early in zip(new["counts"], old["counts"], strict=True)
             ]
-            bounds_s = [*new["bounds_s"], math.inf]
-            # The first bound below which 99 of 100 lie.
-            within_s = next(
-                bound_s
-                for bound_s, reached in zip(bounds_s, accumulate(counts), strict=False)
-                if reached >= 0.99 * sum(counts)
-            )
-            if sum(counts) and within_s < math.inf:
+            if (within_s := within(new, counts, 99)) is not None:
                 yield name, within_s
 
 

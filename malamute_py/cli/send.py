@@ -220,7 +220,8 @@ class _Sending:
                 raise
             except (CommandFailed, OSError) as error:
                 unreadable = error  # Messages before it are told of first.
-        self._tell()
+        if unreadable is None or self._count:
+            self._tell()
         if unreadable is not None:
             raise unreadable
         return INTERRUPTED if interrupted else 0

@@ -113,7 +113,6 @@ def info(ctx: typer.Context, service: Name, as_json: output.Json = False) -> Non
 
 def _show(found: ServiceFacts, as_json: bool) -> None:
     """Print the facts of one service, then its workers."""
-    attempts = {str(times): count for times, count in found.attempts}
     facts: dict[str, Any] = {
         "name": Cell(found.name, found.name, "bold cyan"),
         "waiting": found.waiting,
@@ -129,15 +128,13 @@ def _show(found: ServiceFacts, as_json: bool) -> None:
         **({} if output.on_terminal() and not as_json else {"dead_in": found.dead_in}),
         **made(found.created_ms, found.by),
         **beside(found.more, as_json),
-        "attempts": _attempts(found) if output.on_terminal() and not as_json else attempts,
+        "attempts": _attempts(found),
         "settings": shown(found.settings, _ZERO),
     }  # fmt: skip
     if as_json:
         output.facts({**facts, "workers": output.objects(_WORKERS, found.workers)}, as_json=True)
         return
     output.facts(facts, as_json=False)
-    if not found.workers and not output.on_terminal():
-        return  # In a pipe no line means no worker.
     output.entries(
         _WORKERS,
         found.workers,
@@ -182,7 +179,8 @@ def _attempts(found: ServiceFacts) -> Cell:
         for times, count in found.attempts
     ]
     text = f"handed out: {', '.join(counts)}" if counts else "-"
-    return Cell(dict(found.attempts), text, "" if counts else "dim")
+    attempts = {str(times): count for times, count in found.attempts}
+    return Cell(attempts, text, "" if counts else "dim")
 
 
 @app.command(
@@ -271,11 +269,17 @@ def requeue(
             if numbers or error.code != "unknown_request":
                 raise
             count = 0
-    output.done(
-        f"{count_text(count, 'request')} back in the queue of {service}" if count else
-        f"{service} has no dead letters",
-        {"service": service, "requeued": count}, as_json=as_json,
-    )  # fmt: skip
+    left = len(set(numbers or ())) - count if numbers else 0
+    text = f"{count_text(count, 'request')} back in the queue of {service}"
+    if left > 0:
+        text += (
+            f"; {left} of these numbers stay: neither dead letters of {service} nor requests in"
+            " hand, or a reader holds them"
+        )
+    elif not count:
+        text = f"{service} has no dead letters"
+    told = {"service": service, "requeued": count, **({"left": left} if numbers else {})}
+    output.done(text, told, as_json=as_json)
 
 
 @app.command(
@@ -343,6 +347,7 @@ def edit(
         found, done = made_or_edited(
             lambda: client.service_info(service), "service", service, asked,
             lambda: client.edit_service(service, asked, replace=replace),
+            replace=replace,
         )  # fmt: skip
     if as_json:
         _show(found, as_json)
@@ -361,15 +366,20 @@ def rm(ctx: typer.Context, services: Names, yes: Yes = False, as_json: output.Js
     with linked(ctx) as client:
         # All names are looked up first: with a misspelt one, none is removed.
         for name, found in {name: known(client, name) for name in services}.items():
-            count = found.waiting + found.held + found.delayed
+            count = _requests(found)
             agreed(f"remove {name} and its {count_text(count, 'request')}", name, yes=yes)
             removed = watched(
                 f"removing {name}", count,
                 lambda name=name: client.remove_service(name),  # type: ignore[misc]
-                lambda name=name: client.service_info(name).waiting,  # type: ignore[misc]
+                lambda name=name: _requests(client.service_info(name)),  # type: ignore[misc]
             )  # fmt: skip
             output.done(
                 f"removed {name} and {count_text(removed, 'request')}",
                 {"removed": name, "requests": removed},
                 as_json=as_json,
             )
+
+
+def _requests(found: ServiceFacts) -> int:
+    """Return how many requests a service has, in whatever state."""
+    return found.waiting + found.held + found.delayed

@@ -8,7 +8,7 @@ existing files are never overwritten. Source: store/snapshot.py.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -16,7 +16,7 @@ from malamute_py.cli import output
 from malamute_py.cli.commands import group, say
 from malamute_py.cli.failures import FAILED, CommandFailed
 from malamute_py.cli.progress import Progress
-from malamute_py.cli.values import iso_text, size_text
+from malamute_py.cli.values import iso_text
 
 if TYPE_CHECKING:
     from malamute_py.store.snapshot import Manifest
@@ -50,7 +50,7 @@ def take(
     if not data.is_dir():
         raise CommandFailed(f"{data}: there is no such directory; name the broker's with --data")
     with Progress("copying") as progress:
-        manifest = take_it(data, directory, progress=_progress_into(progress))
+        manifest = take_it(data, directory, progress=progress.bytes)
     _tell(directory, manifest, manifest.findings, as_json=as_json)
     if manifest.findings:  # Damage of the original, which the copy has as well.
         say(
@@ -72,7 +72,7 @@ def verify(directory: Snapshot, as_json: output.Json = False) -> int:
     from malamute_py.store.snapshot import verify as verify_it
 
     with Progress("verifying") as progress:
-        manifest, wrong = verify_it(directory, progress=_progress_into(progress))
+        manifest, wrong = verify_it(directory, progress=progress.bytes)
     # Findings of the original do not hinder a restore; what is wrong with the copy does.
     _tell(directory, manifest, [*manifest.findings, *wrong], as_json=as_json)
     if wrong:
@@ -99,16 +99,11 @@ def restore(
     from malamute_py.store.snapshot import restore as restore_it
 
     with Progress("restoring") as progress:
-        manifest = restore_it(directory, data, progress=_progress_into(progress))
+        manifest = restore_it(directory, data, progress=progress.bytes)
     _tell(data, manifest, manifest.findings, as_json=as_json)
     if not as_json and output.on_terminal():
         say(f"start it with: malamute broker --data {data}")
     return 0
-
-
-def _progress_into(progress: Progress) -> Any:
-    """Return a function that shows how many bytes are done, and of which file."""
-    return lambda done, what: progress.update(done, f"{size_text(done)}  {what}")
 
 
 def _tell(directory: Path, manifest: Manifest, findings: list[str], *, as_json: bool) -> None:

@@ -31,7 +31,7 @@ from malamute_py.cli.settings import (
     shown,
     wanted,
 )
-from malamute_py.cli.subscribe import check_kind, known, start_point, tell_notice
+from malamute_py.cli.subscribe import check_kind, known, one_place, tell_notice
 from malamute_py.cli.values import (
     count_text,
     pattern_text,
@@ -316,10 +316,7 @@ def trim(
     """Remove the oldest records of a stream, pinned ones too."""
     from malamute_py.client.position import Position
 
-    point = start_point(before)
-    # `last` (the newest record of each subject) is a start of `sub`, and no place in a stream.
-    if before.strip().lower() == "last":
-        raise CommandFailed("a trim ends at one place: OFFSET, TIME or latest", USAGE)
+    point = one_place(before, "a trim ends at")
     with linked(ctx) as client:
         found = known(client, stream)
         offset = point if isinstance(point, int) else client.find_offset(stream, point)
@@ -359,10 +356,7 @@ def purge(
 ) -> None:
     """Remove the records of some subjects from a stream, pinned ones too."""
     check_kind(pattern)
-    point = start_point(before)
-    # `last` (the newest record of each subject) is a start of `sub`, and no place in a stream.
-    if before.strip().lower() == "last":
-        raise CommandFailed("a purge ends at one place: latest, OFFSET or TIME", USAGE)
+    point = one_place(before, "a purge ends at")
     with linked(ctx) as client:
         found = known(client, stream)
         what = f"the records of {stream} with subjects {pattern}"

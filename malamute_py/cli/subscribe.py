@@ -16,7 +16,7 @@ import typer
 
 from malamute_protocol.errors import BrokerRefused, Timeout
 from malamute_py.cli import complete, output
-from malamute_py.cli.absent import absent
+from malamute_py.cli.absent import absent, nearest
 from malamute_py.cli.commands import say
 from malamute_py.cli.failures import INTERRUPTED, USAGE, CommandFailed
 from malamute_py.cli.linking import LAST_WAIT_MS, linked, uninterrupted
@@ -386,14 +386,11 @@ def known(client: SyncClient, stream: str, following: str = "") -> StreamFacts:
 
 def check_kind(pattern: str) -> None:
     """Warn when a topic pattern may have been meant as another kind: regexp:x, glob:x."""
-    import difflib
-
     kind, colon, rest = pattern.partition(":")
     # A right kind, or a topic that only happens to have a colon.
     if not colon or kind in _KINDS or not kind.isalpha():
         return
-    near = difflib.get_close_matches(kind.lower(), _KINDS, n=1)
-    hint = f"did you mean {near[0]}:{rest}?" if near else f"other kinds are {', '.join(_KINDS)}"
+    hint = nearest(kind.lower(), _KINDS, f"other kinds are {', '.join(_KINDS)}", f":{rest}")
     say(f"{pattern!r} is taken as a topic with a colon in it; {hint}")
 
 
@@ -436,6 +433,22 @@ def start_point(text: str) -> StartPoint:
             " out what it names",
             USAGE,
         ) from None
+
+
+def one_place(text: str, what: str) -> StartPoint:
+    """Return the start point that was typed for what stands, or ends, at one place.
+
+    what: begins the sentence about `last`, the newest record of each subject, which is a start of
+    `sub` and no one place. Raises CommandFailed.
+    """
+    from malamute_py.client.position import LastPerSubject
+
+    point = start_point(text)
+    if isinstance(point, LastPerSubject):
+        raise CommandFailed(
+            f"{what} one place: earliest, latest, OFFSET, message ID or TIME", USAGE
+        )
+    return point
 
 
 def tell_notice(notice: Notice) -> None:

@@ -13,18 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from malamute_py.cli import output
-from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.linking import linked
-from malamute_py.cli.looking import look
+from malamute_py.cli.looking import look, pause_s
 from malamute_py.cli.screens import (
-    EVERY_MIN_S,
     KEYS,
     THINGS_MAX,
     Sample,
     snapshot,
     troubles_of,
 )
-from malamute_py.cli.values import duration_ms
 
 if TYPE_CHECKING:
     from malamute_py.client.sync.client import SyncClient
@@ -53,9 +50,7 @@ def top(
     as_json: output.Json = False,
 ) -> None:
     """Watch the broker: rates, lags, rings, and what is slow or stuck."""
-    every_s = duration_ms(every) / 1000
-    if every_s < EVERY_MIN_S:
-        raise CommandFailed("--every is at least 100ms", USAGE)
+    every_s = pause_s(every)
     # The screen is drawn on standard error.
     terminal = output.on_terminal() and sys.stdin.isatty() and sys.stderr.isatty()
     live = terminal and not (once or as_json)

@@ -26,8 +26,8 @@ from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Input, Static
 
 from malamute_protocol.errors import MalamuteError
+from malamute_py.cli.looking import EVERY_MIN_S
 from malamute_py.cli.screens import (
-    EVERY_MIN_S,
     KEYS,
     VIEWS,
     Sample,

@@ -37,6 +37,13 @@ app = group("user")
 
 _GENERATED_BYTES = 18
 """Random bytes of a generated password: 24 characters."""
+_COLUMNS = (
+    Column("name", "User", style="cyan"),
+    Column("credential", "Credential"),
+    Column("identities", "Identities"),
+    Column("grant", "Permitted"),
+    Column("namespace", "Namespace"),
+)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The user.")]
 Generate = Annotated[
@@ -160,13 +167,7 @@ def ls(
     file = read_users(configuration.authentication.users_file)
     namespaces = Namespaces(configuration.namespaces)
     output.listing(
-        [
-            Column("name", "User", style="cyan"),
-            Column("credential", "Credential"),
-            Column("identities", "Identities"),
-            Column("grant", "Permitted"),
-            Column("namespace", "Namespace"),
-        ],
+        _COLUMNS,
         [
             (
                 name,
@@ -187,13 +188,7 @@ def ls(
 def _list_running(found: list[UserFacts], as_json: bool) -> None:
     """List the users of a running broker, with the names that each verb is granted on."""
     output.listing(
-        [
-            Column("name", "User", style="cyan"),
-            Column("credential", "Credential"),
-            Column("identities", "Identities"),
-            Column("grant", "Permitted"),
-            Column("namespace", "Namespace"),
-        ],
+        _COLUMNS,
         [
             (
                 each.user,

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from malamute_py.cli.absent import nearest
 from malamute_py.cli.failures import USAGE, CommandFailed
+from malamute_py.cli.replacing import replace_whole
 
 if TYPE_CHECKING:
     from malamute_py.config import Config
@@ -129,10 +131,7 @@ class Edit:
         """Return the table of a user. Raises CommandFailed, with the nearest name."""
         found = self.find("users", name)
         if found is None:
-            import difflib
-
-            near = difflib.get_close_matches(name, self.find("users") or (), n=1)
-            hint = f"did you mean {near[0]}?" if near else "`malamute user ls` lists them"
+            hint = nearest(name, self.find("users") or (), "`malamute user ls` lists them")
             raise CommandFailed(f"there is no user {name!r} in {self.path}; {hint}")
         return found
 
@@ -150,25 +149,7 @@ class Edit:
 
         Raises ConfigError: a broker would refuse it, and nothing was written.
         """
-        text = self.checked()
-        beside = self.path.with_name(f"{self.path.name}.{os.getpid()}")
-        mode, owner = 0o600, None
-        if self.path.exists():
-            facts = self.path.stat()
-            # Owner and group stay; the group may read it at most, and others nothing.
-            mode, owner = facts.st_mode & 0o640, (facts.st_uid, facts.st_gid)
-        try:
-            with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
-                if owner is not None and owner != (os.geteuid(), os.getegid()):
-                    os.fchown(out.fileno(), *owner)
-                os.fchmod(out.fileno(), mode)
-                out.write(text)
-                out.flush()
-                os.fsync(out.fileno())
-            beside.replace(self.path)
-        except BaseException:
-            beside.unlink(missing_ok=True)
-            raise
+        replace_whole(self.path, self.checked())
 
 
 @contextlib.contextmanager

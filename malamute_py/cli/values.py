@@ -8,13 +8,15 @@ The clock comes in as an argument.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, Final
 
 from malamute_py import units
 from malamute_py.cli.failures import USAGE, CommandFailed
+from malamute_py.health.words import size
 
 TIMES: Final = "2026-01-31T10:00, now-1h or @1769853600000"
 """Examples of times, for an error."""
@@ -152,12 +154,7 @@ def _in_utc(at_ms: int) -> datetime:
 
 def size_text(count: int) -> str:
     """Write a size: 1.5 MiB."""
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 1024:
-            return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
+    return size(count)
 
 
 def duration_text(span_ms: int) -> str:
@@ -174,6 +171,19 @@ def count_text(count: int, noun: str = "") -> str:
     """Write a count: 1,234 records; the noun's plural is made with s."""
     text = f"{count:,}"
     return f"{text} {noun}{'' if count == 1 else 's'}" if noun else text
+
+
+def within(facts: Mapping[str, Any], counts: Sequence[int], percent: int) -> float | None:
+    """Return the bound in seconds below which so many of a hundred lie; None: it has none.
+
+    facts: a histogram of the broker. counts: how many lie in each of its buckets, of which the
+    last one has no bound.
+    """
+    total = sum(counts)
+    for bound_s, reached in zip(facts["bounds_s"], accumulate(counts), strict=False):
+        if reached and 100 * reached >= percent * total:
+            return float(bound_s)
+    return None
 
 
 def pattern_text(pattern: list[Any]) -> str:

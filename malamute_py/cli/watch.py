@@ -18,11 +18,11 @@ import typer
 from malamute_protocol.errors import MalamuteError
 from malamute_py.cli import output
 from malamute_py.cli.commands import say
-from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.letters import sender_text
 from malamute_py.cli.linking import linked
-from malamute_py.cli.looking import KINDS, Look, look, was_started
-from malamute_py.cli.values import count_text, duration_ms, iso_text, time_text
+from malamute_py.cli.looking import KINDS, Look, look, pause_s
+from malamute_py.cli.values import count_text, iso_text, time_text
+from malamute_py.health.facts import was_started
 from malamute_py.health.troubles import of_all
 
 EPILOG: Final = """\b
@@ -81,9 +81,7 @@ def watch(
     as_json: Annotated[bool, typer.Option("--json", help="JSON, a line each.")] = False,
 ) -> None:
     """Print what happens: links, gaps, dead letters, errors, troubles."""
-    every_s = duration_ms(every) / 1000
-    if every_s < 0.1:
-        raise CommandFailed("--every is at least 100ms", USAGE)
+    every_s = pause_s(every)
     with linked(ctx, stays=True) as client:
         before = look(client, links_max=_LINKS_MAX)
         for kind, why in before.unseen.items():
@@ -135,7 +133,7 @@ def _own_alone(kind: str, why: str) -> bool:
 
 def happened(now: Look, before: Look) -> Iterator[Happened]:
     """Yield what happened between two looks: a start, links, what was counted, troubles."""
-    anew = was_started(now, before)
+    anew = was_started(now.broker, before.broker)
     if anew:
         yield Happened("started", f"the broker was started anew, epoch {now.broker.get('epoch')}")
     yield from _links(now, before)

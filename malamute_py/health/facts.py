@@ -37,6 +37,20 @@ def ring_title(broker: Mapping[str, Any], name: str) -> str:
     return f"{stream} (own)" if stream else name
 
 
+def was_started(now: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+    """Return whether a broker was started between two answers, so that its counters began anew."""
+    if now.get("epoch") != before.get("epoch"):
+        return True
+    # An epoch tells a start, but a broker in memory begins with the same one each time.
+    return bool(now.get("uptime_ms", 0) < before.get("uptime_ms", 0))
+
+
+def in_use(broker: Mapping[str, Any]) -> dict[str, int]:
+    """Return how much there is of what may have a bound, by the names of the bounds."""
+    used = {**broker.get("gauges", {}), "rings": len(broker.get("disk", {}))}
+    return used | {name: broker[name] for name in ("connections", "unread_bytes") if name in broker}
+
+
 @dataclass(frozen=True)
 class Everything:
     """All that the metrics are made of."""

@@ -22,7 +22,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from malamute_py.client.facts import RATES, NamespaceFacts
-from malamute_py.health.facts import Everything
+from malamute_py.health.facts import Everything, in_use
 from malamute_py.health.troubles import seconds_since
 from malamute_py.http import table
 from malamute_py.http.source import LISTED_MAX, OTHER, Labels
@@ -114,8 +114,7 @@ def _of_the_process(everything: Everything) -> Iterator[Family]:
         ],
     )
     bounds = broker.get("bounds", {})
-    used = {**gauges, "rings": len(broker.get("disk", {}))}
-    used |= {name: broker[name] for name in ("connections", "unread_bytes") if name in broker}
+    used = in_use(broker)
     yield _family(table.LIMIT, [((name,), bounds[name]) for name in bounds if name in used])
     yield _family(table.LIMIT_USED, [((name,), used[name]) for name in bounds if name in used])
     yield from _plain(table.FACTS, broker)

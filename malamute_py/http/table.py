@@ -27,36 +27,26 @@ class Metric(NamedTuple):
     """Number by which the broker's figure is multiplied to come to base units."""
 
 
-def _counters(path: str, rows: str) -> dict[str, Metric]:
-    """Return counters by the key in the broker's facts, read from lines `source [-> name] | meaning`.
+def _gauges(path: str, rows: str, prefix: str = "", *, total: bool = False) -> dict[str, Metric]:
+    """Return metrics by the key in the broker's facts, read from lines `source [-> name] | meaning`.
 
-    path: where in BROKER_INFO the sources are. A metric without a name has its source's, with
-    `_total`.
+    path: where in BROKER_INFO the sources are. prefix: of the names. A metric without a name has
+    its source's, with `_total` if total says so. One whose name ends in `_total` is a counter.
     """
     found: dict[str, Metric] = {}
     for line in rows.strip().splitlines():
         left, _, meaning = line.partition(" | ")
         source, _, name = left.partition(" -> ")
-        name = name or f"{source.removesuffix('_total')}_total"
-        found[source] = Metric(
-            PREFIX + name, "counter", meaning, (), f"{path}.{source}".lstrip(".")
-        )
-    return found
-
-
-def _gauges(path: str, rows: str, prefix: str = "") -> dict[str, Metric]:
-    """Return gauges as _counters() does counters; a name that ends in `_total` is a counter's.
-
-    prefix: of the names.
-    """
-    found: dict[str, Metric] = {}
-    for line in rows.strip().splitlines():
-        left, _, meaning = line.partition(" | ")
-        source, _, name = left.partition(" -> ")
-        full = PREFIX + prefix + (name or source)
+        own = f"{source.removesuffix('_total')}_total" if total else source
+        full = PREFIX + prefix + (name or own)
         kind: Kind = "counter" if full.endswith("_total") else "gauge"
         found[source] = Metric(full, kind, meaning, (), f"{path}.{source}".lstrip("."))
     return found
+
+
+def _counters(path: str, rows: str) -> dict[str, Metric]:
+    """Return metrics as _gauges() does, whose names end in `_total`."""
+    return _gauges(path, rows, total=True)
 
 
 COUNTERS: Final = _counters(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -82,6 +83,29 @@ def test_a_power_loss_leaves_the_old_file_or_the_new_one(
     m("context", "add", "two", "--endpoint", "tcp://two:9797").ok()
     assert replaced == [(contexts.file().read_bytes(), old)]
     assert list(contexts.file().parent.iterdir()) == [contexts.file()]
+
+
+def test_a_link_to_the_file_stays(m: Run, tmp_path: Path) -> None:
+    m("context", "add", "one").ok()
+    kept = contexts.file().rename(tmp_path / "kept.json")
+    contexts.file().symlink_to(kept)
+    m("context", "add", "two").ok()
+    assert contexts.file().readlink() == kept
+    assert '"two"' in kept.read_text()
+
+
+def test_what_cannot_be_written_leaves_nothing_beside_the_file(
+    m: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    m("context", "add", "one").ok()
+
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert m("context", "add", "two").code == 1
+    assert list(contexts.file().parent.iterdir()) == [contexts.file()]
+    assert '"two"' not in contexts.file().read_text()
 
 
 @pytest.mark.parametrize(

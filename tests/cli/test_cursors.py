@@ -8,9 +8,10 @@ import pytest
 
 from malamute_protocol.errors import Timeout
 from malamute_py import EmbeddedBroker
-from malamute_py.cli import subscribe
+from malamute_py.cli import groups, subscribe
 from malamute_py.cli.failures import CommandFailed
 from malamute_py.cli.records import RecordWriter
+from malamute_py.client.facts import GroupFacts
 from tests.cli.running import Run, Torn, as_user, broker_of
 from tests.waiting import WAIT_MS
 
@@ -139,6 +140,8 @@ def test_cursors_are_listed_edited_and_removed(m: Run, five: str) -> None:
     assert (told.code, "--yes" in told.err) == (2, True)
     m("cursor", "rm", five, "c", "--yes").ok()
     assert m("cursor", "info", five, "c").code == 1
+    told = m("cursor", "edit", five, "c", "--create", "--start", "last")
+    assert (told.code, "stands at one place" in told.err) == (2, True)
 
 
 @pytest.mark.moderate
@@ -338,6 +341,12 @@ def test_a_misspelt_name_is_named_right(m: Run, five: str, kind: str) -> None:
     told = m(kind, "info", f"{five}x", "billing")
     assert (told.code, f"did you mean {five}?" in told.err) == (1, True)
     assert m(kind, "ls", f"{five}x").code == 1
+
+
+def test_in_a_pipe_each_count_of_attempts_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    groups._show(GroupFacts(stream="s", group="g", attempts=[(1, 2), (3, 4)]), False)
+    lines = capsys.readouterr().out.splitlines()
+    assert [each for each in lines if "attempts" in each] == ["attempts.1\t2", "attempts.3\t4"]
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from malamute_py import EmbeddedBroker
-from malamute_py.cli import inbox
+from malamute_py.cli import inbox, mailboxes
 from malamute_py.cli.letters import MailWriter
 from tests.cli.running import Run, Torn
 from tests.waiting import WAIT_MS
@@ -102,6 +103,8 @@ def test_a_bad_line_is_named_and_what_came_before_is_sent(m: Run, box: str) -> N
     assert told.code == 1
     assert "line 2" in told.err
     assert m("inbox", box, "--until-empty").ok().lines == ["good"]
+    told = m("send", box, "--json-lines", stdin="nonsense")
+    assert (told.code, told.out) == (1, "")
 
 
 def test_count_takes_no_more_than_it_prints(m: Run, box: str) -> None:
@@ -286,3 +289,29 @@ def test_editing_without_a_setting_says_what_to_name(m: Run, box: str) -> None:
     told = m("mailbox", "edit", box, "--create", "--set", "max_massages=1")
     assert told.code == 2
     assert "max_massages" in told.err
+
+
+def test_settings_that_go_back_to_their_defaults_are_told_of(m: Run, box: str) -> None:
+    assert m("mailbox", "edit", box, "--create").ok().out == f"made {box}\n"
+    assert m("mailbox", "edit", box, "--create").ok().out == f"edited {box}: as it was\n"
+    assert m("mailbox", "edit", box, "--replace").ok().out == f"edited {box}: all settings\n"
+
+
+def test_the_progress_of_a_purge_leaves_out_what_a_reader_holds(
+    m: Run, broker: EmbeddedBroker, box: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[int] = []
+
+    def watched(title: str, total: int, ask: Callable[[], Any], asked: Callable[[], int]) -> Any:
+        left.append(total)
+        answer = ask()
+        left.append(asked())
+        return answer
+
+    monkeypatch.setattr(mailboxes, "watched", watched)
+    m("send", box, stdin="a\nb\nc\n").ok()
+    with broker.connect_sync() as client, client.inbox(box, ack="manual", credit_records=1) as read:
+        assert read.next(WAIT_MS) is not None
+        told = m("mailbox", "purge", box, "--yes", "--json").ok().json
+    assert left == [told["messages"], 0]
+    assert told["held"]

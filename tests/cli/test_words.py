@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from click import Context
 from typer.main import get_command
 
 from malamute_py import EmbeddedBroker
-from malamute_py.cli import output, values
+from malamute_py.cli import complete, output, values
 from malamute_py.cli.app import app
 from malamute_py.cli.commands import COMMANDS
 from malamute_py.cli.failures import CommandFailed
@@ -26,8 +28,9 @@ from malamute_py.client.session.subscription import (
     ModeNotice,
     RewoundNotice,
 )
+from malamute_py.client.sync import client
 from malamute_py.units import in_unit_of
-from tests.cli.running import Run, run_cli
+from tests.cli.running import Run, as_user, broker_of, run_cli
 from tests.waiting import until
 
 HOUR_MS = 3_600_000
@@ -201,6 +204,44 @@ def test_numbers_of_links_are_completed(
         there = {str(each.link) for each in client.list_links()}
         # A broker that does not answer at once offers nothing: a busy machine asks again.
         until(lambda: there <= {*_completed(monkeypatch, capfd, "malamute client kick ")})
+
+
+def test_names_are_completed_for_a_user_whose_password_is_in_a_variable(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with broker_of({"ann": {"admin": True}}) as broker:
+        as_user(broker, "ann")("stream", "create", "orders").ok()
+        monkeypatch.setenv("MALAMUTE_ENDPOINT", broker.tcp_endpoint)
+        monkeypatch.setenv("MALAMUTE_USER", "ann")
+        assert _completed(monkeypatch, capfd, "malamute sub or") == []
+        monkeypatch.setenv("MALAMUTE_PASSWORD", "pw")
+        # A broker that does not answer at once offers nothing: a busy machine asks again.
+        until(lambda: _completed(monkeypatch, capfd, "malamute sub or") == ["orders"])
+
+
+def test_a_completion_asks_for_no_more_names_than_it_offers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Any] = []
+
+    @contextmanager
+    def connected(*args: Any, **options: Any) -> Iterator[Any]:
+        def listed(*names: str, limit: int) -> list[Any]:
+            asked.append((names, limit))
+            return [SimpleNamespace(name="orders", cursor="order", group="ordinary")]
+
+        kinds = ("streams", "mailboxes", "services", "cursors", "groups")
+        asked.append(options["call_timeout_ms"])
+        yield SimpleNamespace(**{f"list_{kind}": listed for kind in kinds})
+
+    monkeypatch.setattr(client, "connect_sync", connected)
+    ctx: Any = SimpleNamespace(meta={}, params={"stream": "s"})
+    for offered in (complete.streams, complete.mailboxes, complete.services):
+        assert offered(ctx, "ord") == ["orders"]
+        assert asked[-2:] == [complete._WAIT_MS, (("ord",), complete._OFFERED_MAX)]
+    for offered in (complete.cursors, complete.groups):
+        assert len(offered(ctx, "ord")) == 1
+        assert asked[-2:] == [complete._WAIT_MS, (("s", "ord"), complete._OFFERED_MAX)]
 
 
 def test_notices_are_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:

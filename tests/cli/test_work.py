@@ -17,6 +17,7 @@ import pytest
 
 from malamute_protocol.errors import BrokerRefused, MalamuteError
 from malamute_py import EmbeddedBroker
+from malamute_py.cli import services
 from malamute_py.cli.request import _failed
 from malamute_py.cli.work import _Crew
 from malamute_py.client.sync.work import SyncRequest
@@ -404,6 +405,18 @@ def test_a_service_is_made_shown_edited_and_removed(m: Run, service: str) -> Non
     assert m("service", "info", service).code == 1
 
 
+def test_the_progress_of_a_removal_counts_requests_that_are_delayed(
+    m: Run, service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def watched(title: str, total: int, ask: Callable[[], Any], left: Callable[[], int]) -> Any:
+        assert (total, left()) == (1, 1)
+        return ask()
+
+    monkeypatch.setattr(services, "watched", watched)
+    m("request", service, "x", "--reply-to", f"{service}.desk", "--delay", "1h").ok()
+    m("service", "rm", service, "--yes").ok()
+
+
 def test_who_has_what_in_hand_is_shown(m: Run, broker: EmbeddedBroker, service: str) -> None:
     queued(m, service, "x")
     with broker.connect_sync() as client, client.worker(service) as worker:
@@ -416,17 +429,20 @@ def test_who_has_what_in_hand_is_shown(m: Run, broker: EmbeddedBroker, service: 
 
 
 def test_dead_letters_go_back_into_the_queue(m: Run, service: str) -> None:
-    queued(m, service, "x", "y")
-    m("work", service, "-n", "2", "--", *python("raise SystemExit(1)")).ok()
+    queued(m, service, "x", "y", "z")
+    m("work", service, "-n", "3", "--", *python("raise SystemExit(1)")).ok()
     dead = m("mailbox", "peek", f"{service}.dead", "--json").ok().json_lines
     told = m("service", "requeue", service, str(dead[0]["number"]), "--json").ok().json
     assert told["requeued"] == 1
+    told = m("service", "requeue", service, str(dead[1]["number"]), "99999").ok()
+    assert "1 request back" in told.out
+    assert "1 of these numbers stay" in told.out
     assert m("service", "requeue", service).ok().lines == [
         f"1 request back in the queue of {service}"
     ]
     assert "no dead letters" in m("service", "requeue", service).ok().out
     shown = m("service", "info", service, "--json").ok().json
-    assert shown["waiting"] + shown["delayed"] == 2
+    assert shown["waiting"] + shown["delayed"] == 3
 
 
 def test_a_requeue_where_the_mailbox_has_letters_of_others_alone_is_no_fault(

@@ -217,15 +217,17 @@ async def purge_mailbox(session: Session, form: Form) -> str:
 async def requeue(session: Session, form: Form) -> str:
     """Put dead letters back into their service's queue."""
     name = of(form, "name")
-    done = await session.client.requeue(name, _marked(form))
-    return f"{many(done, 'request')} back in the queue of {name}."
+    marked = _marked(form)
+    done = await session.client.requeue(name, marked)
+    return f"{many(done, 'request')} back in the queue of {name}{_left(marked, done)}."
 
 
 async def requeue_group(session: Session, form: Form) -> str:
     """Have members of a group get the records of dead letters again."""
     stream, name = of(form, "stream"), of(form, "name")
-    done = await session.client.requeue_group(stream, name, _marked(form))
-    return f"{many(done, 'record')} of {stream} again for {name}."
+    marked = _marked(form)
+    done = await session.client.requeue_group(stream, name, marked)
+    return f"{many(done, 'record')} of {stream} again for {name}{_left(marked, done)}."
 
 
 def _marked(form: Form) -> list[int]:
@@ -236,6 +238,12 @@ def _marked(form: Form) -> list[int]:
     if not numbers:
         raise NotUnderstood("mark the ones to put back")
     return numbers
+
+
+def _left(marked: list[int], done: int) -> str:
+    """Return how many of the marked dead letters stay, as the end of a sentence; empty: none."""
+    left = len(set(marked)) - done
+    return f"; {left} of those marked stay, because they are gone or held" if left > 0 else ""
 
 
 # --- cursors, groups, clients -----------------------------------------------------------------

@@ -16,13 +16,14 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
 from malamute_protocol.batch import Record
 from malamute_protocol.errors import MalamuteError, Timeout
+from malamute_py.health.facts import was_started
 from malamute_py.http.console.records import notice_text, row
 from malamute_py.http.console.rendering import HEADERS
 from malamute_py.http.console.sessions import Session
@@ -165,6 +166,7 @@ async def rates(source: Source, every_s: float = 1.0) -> Events:
     """
     before: dict[str, int] | None = None
     before_s = 0.0
+    former: Mapping[str, Any] = {}
     while True:
         facts = await source.facts()
         broker = facts.broker
@@ -178,6 +180,9 @@ async def rates(source: Source, every_s: float = 1.0) -> Events:
                 name: sum(counters.get(each, 0) for each in sources)
                 for name, sources in _RATES.items()
             }
+            if was_started(broker, former):
+                before = None
+            former = broker
             # The same time as before: the source gave the same answer once more.
             if before is not None and now_s > before_s:
                 spent_s = now_s - before_s

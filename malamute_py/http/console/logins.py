@@ -18,7 +18,7 @@ from typing import Final
 import zmq
 
 from malamute_protocol.errors import BrokerRefused, MalamuteError, Timeout
-from malamute_py.client.aio.client import Client, connect
+from malamute_py.client.aio.client import connect
 from malamute_py.client.session.events import Closed, LinkEvent, Unlinked
 from malamute_py.client.settings import Credential, Curve, Plain, SettingError
 from malamute_py.http.console.sessions import Session, Sessions
@@ -182,11 +182,6 @@ class Logins:
             raise LoginRefused(f"The broker did not take the link{reason}.") from None
         except MalamuteError as error:
             raise LoginRefused(f"There is no link to the broker: {error}.") from None
-        session = self._sessions.begin(user or _identity(client), client)
+        session = self._sessions.begin(user or client.identity, client)
         begun.append(session)
         return session
-
-
-def _identity(client: Client) -> str:
-    """Return the name by which the broker knows a client; empty: none."""
-    return client.identity if client.linked else ""

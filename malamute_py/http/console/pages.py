@@ -23,7 +23,7 @@ from malamute_py.client.facts import (
     SettingsInForce,
 )
 from malamute_py.health import troubles
-from malamute_py.health.facts import ring_title
+from malamute_py.health.facts import in_use, ring_title
 from malamute_py.health.troubles import Trouble
 from malamute_py.http.console.records import NEWEST, RECORDS_MAX, SUBJECTS, Look, look
 from malamute_py.http.console.sessions import Session
@@ -183,9 +183,8 @@ async def service(session: Session, query: Query) -> Values:
 
 
 async def groups(session: Session, query: Query) -> Values:
-    """The page with the list of groups. The query's prefix is the beginning of a stream's name."""
-    stream = query.get("prefix", "")
-    found = await session.client.list_groups(stream, limit=LISTED_MAX + 1)
+    """The page with the list of groups. The query's prefix is a stream's name."""
+    found = await session.client.list_groups(query.get("prefix", ""), limit=LISTED_MAX + 1)
     now_ms = await session.broker_ms()
     rows = ((each, list(troubles.of_group(each, now_ms))) for each in found)
     return _listed(query, rows, len(found))
@@ -213,8 +212,7 @@ async def group(session: Session, query: Query) -> Values:
 
 async def cursors(session: Session, query: Query) -> Values:
     """The page with the list of cursors. The query's prefix is a stream's name."""
-    stream = query.get("prefix", "")
-    found = await session.client.list_cursors(stream, limit=LISTED_MAX + 1)
+    found = await session.client.list_cursors(query.get("prefix", ""), limit=LISTED_MAX + 1)
     now_ms = await session.broker_ms()
     rows = ((each, list(troubles.of_cursor(each, now_ms))) for each in found)
     return _listed(query, rows, len(found))
@@ -249,7 +247,7 @@ async def users(session: Session, query: Query) -> Values:
     fitting = [each for each in found if each.user.startswith(begin)]
     asked = bool(verb) and (bool(name) or verb in WITHOUT_NAMES)
     return _listed(
-        query, ((each, []) for each in fitting), len(found),
+        query, ((each, []) for each in fitting), len(fitting),
         verbs=VERBS, asked=asked, without_names=WITHOUT_NAMES,
     )  # fmt: skip
 
@@ -326,10 +324,10 @@ async def _withheld(
     }
 
 
-def _after(query: Query) -> int:
-    """Return the number of the message after which a look begins; -1: at the oldest."""
-    text = query.get("after", "")
-    return whole_number(text, 0, (1 << 63) - 1, "A message") if text else -1
+def _after(query: Query, key: str = "after", what: str = "A message") -> int:
+    """Return the number after which a look begins, as a key of the query has it; -1: the oldest."""
+    text = query.get(key, "")
+    return whole_number(text, 0, (1 << 63) - 1, what) if text else -1
 
 
 async def _messages(client: Client, mailbox: str, after: int) -> tuple[list[PeekedMail], str]:
@@ -351,8 +349,7 @@ async def _requests(
     """
     if not facts.waiting + facts.held + facts.delayed:
         return [], ""
-    text = query.get("from", "")
-    after = whole_number(text, 0, (1 << 63) - 1, "A request") if text else -1
+    after = _after(query, "from", "A request")
     try:
         return await client.peek_requests(facts.name, after=after, limit=ROWS_MAX), ""
     except BrokerRefused as error:
@@ -415,9 +412,7 @@ def _bounds(broker: Mapping[str, Any]) -> list[tuple[str, int, int]]:
 
     broker: the answer to BROKER_INFO.
     """
-    gauges, bounds = broker.get("gauges", {}), broker.get("bounds", {})
-    used = {**gauges, "rings": len(broker.get("disk", {}))}
-    used |= {name: broker[name] for name in ("connections", "unread_bytes") if name in broker}
+    used, bounds = in_use(broker), broker.get("bounds", {})
     found = [(name, used[name], most) for name, most in bounds.items() if name in used and most]
 
     def nearest(each: tuple[str, int, int]) -> tuple[float, str]:

@@ -190,8 +190,8 @@ def test_dead_letters_go_back_into_the_queue(root: Browser, client: SyncClient) 
     assert "Not done: mark the ones to put back" in page.words
     page = root.post("do/requeue", {"name": "up", "which": "marked", "number": ["x"]})
     assert "Not done: A number is a number from" in page.words
-    page = root.post("do/requeue", {"name": "up", "which": "marked", "number": [number]})
-    assert "Done: 1 request back in the queue of up." in page.words
+    page = root.post("do/requeue", {"name": "up", "which": "marked", "number": [number, "99999"]})
+    assert "Done: 1 request back in the queue of up; 1 of those marked stay" in page.words
     page = root.post("do/requeue", {"name": "up", "which": "all"})
     assert "Done: 2 requests back" in page.words
     assert client.service_info("up").dead == 0

@@ -1,0 +1,36 @@
+"""Files of settings that commands replace whole.
+
+Owns the way in which one is replaced. The rules: a crash leaves the old file or the new one; a
+failure leaves nothing beside it; a new file is for its owner only.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def replace_whole(path: Path, text: str) -> None:
+    """Replace a file by a rename, after the new one is on disk.
+
+    Owner and group stay; the group may read it at most, and others nothing. path: of the file
+    itself, since a link to it would be replaced.
+    """
+    beside = path.with_name(f"{path.name}.{os.getpid()}")
+    mode, owner = 0o600, None
+    if path.exists():
+        facts = path.stat()
+        mode, owner = facts.st_mode & 0o640, (facts.st_uid, facts.st_gid)
+    try:
+        fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(fd, "w", encoding="utf-8") as out:
+            if owner is not None and owner != (os.geteuid(), os.getegid()):
+                os.fchown(out.fileno(), *owner)
+            os.fchmod(out.fileno(), mode)
+            out.write(text)
+            out.flush()
+            os.fsync(out.fileno())
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
