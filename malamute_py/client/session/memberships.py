@@ -41,7 +41,6 @@ from malamute_py.client.session.acknowledgements import (
     AckForm,
     Acks,
     Range,
-    merged,
     ranges_of_numbers,
 )
 from malamute_py.client.session.doubts import Doubts, size_of, without
@@ -204,7 +203,6 @@ class Membership(Standing):
             return
         self.note_progress()
         mine = self.give_up(offsets)
-        whole = len(mine) == len(offsets)
         if form is DONE:
             # Should the broker give them to us again, they are done already.
             self._acked.update(offset for offset in offsets if offset in self._of_earlier_links)
@@ -213,12 +211,7 @@ class Membership(Standing):
             # Should the broker give them to us again, the reader sees them again.
             for offset in offsets:
                 self._of_earlier_links.pop(offset, None)
-        if mine:
-            ranges = merged([(offset, offset + 1) for offset in mine])
-            self._memberships.acks.add(self, form, ranges, token if whole else None)
-        if token is not None and not (mine and whole):
-            # False: it came too late for some. Of no records at all it is done.
-            self._memberships.told(token, None if offsets else True)
+        self._say(form, mine, offsets, token)
         self._memberships.give_credit(self)
 
     def renew(self, offsets: Sequence[int], token: Any) -> None:
@@ -227,13 +220,21 @@ class Membership(Standing):
         A program that does so goes on: what it is still to get keeps its leases, too.
         """
         self.note_progress()
-        mine = [offset for offset in offsets if offset in self.in_hand]
-        all_mine = bool(mine) and len(mine) == len(offsets)
+        # Of a membership that has ended nothing would ever be said, as in ack().
+        mine = [offset for offset in offsets if offset in self.in_hand and not self.ended]
+        self._say(RENEWED, mine, offsets, token)
+
+    def _say(self, form: AckForm, mine: list[int], offsets: Sequence[int], token: Any) -> None:
+        """Gather an acknowledgement of those records of a call that are in hand (`mine`).
+
+        token: gets False at once where that is not all of them; of no records at all it is done.
+        """
+        whole = len(mine) == len(offsets)
         if mine:
             ranges = ranges_of_numbers(mine)
-            self._memberships.acks.add(self, RENEWED, ranges, token if all_mine else None)
-        if not all_mine:
-            self._memberships.told(token, None)
+            self._memberships.acks.add(self, form, ranges, token if whole else None)
+        if token is not None and not (mine and whole):
+            self._memberships.told(token, whole or None)
 
     def renew_all(self, now_ms: int) -> None:
         """Begin all leases anew, if that is due and the program goes on.
