@@ -74,8 +74,8 @@ class MailboxView:
         return self.closed or self.mailbox.ended
 
     def take(self) -> tuple[HandoutBatch, Batch] | None:
-        """The next messages, all of one batch; None: none yet."""
-        item = self.mailbox.take()
+        """The next messages, all of one batch; None: none yet, or this reader was closed."""
+        item = None if self.closed else self.mailbox.take()
         if item is not None:
             _, left = item
             ranges = ranges_of(left)
@@ -200,7 +200,7 @@ class OpenedMailbox(Opened):
                 else:
                     found = {number for number in self.in_hand if first <= number < end}
                 self.in_hand -= found
-                if len(found) == end - first:
+                if found and len(found) == end - first:
                     mine.append((first, end))
                 else:
                     mine += [(number, number + 1) for number in sorted(found)]
@@ -216,7 +216,9 @@ class OpenedMailbox(Opened):
             form = DONE if again_ms < 0 else AckForm(0, again_ms)
             self._mailboxes.acks.add(self, form, mine, token if whole else None)
         if token is not None and not (mine and whole):
-            self._mailboxes.told(token, None)  # False: too late for some
+            # False: it came too late for some. Of no messages at all it is done.
+            asked_for_some = any(first < end for first, end in ranges)
+            self._mailboxes.told(token, None if asked_for_some else True)
 
     def _held_on_this_link(self, ranges: list[Range], again_ms: int) -> list[Range]:
         """Return ranges without numbers of an earlier link that have not come again on this one.

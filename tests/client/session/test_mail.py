@@ -289,6 +289,29 @@ def test_what_is_acknowledged_after_the_end_of_the_inbox_leaves_nothing_unconfir
         view.mailbox.ack([(0, 2)], token="mine")
 
 
+def test_a_reader_that_was_closed_takes_nothing_of_what_waits_for_another() -> None:
+    script = opened()
+    one = script.session.mailboxes.read(InboxOptions("box"))
+    two = script.session.mailboxes.read(InboxOptions("box"))
+    script.step()
+    accept(script)
+    deliver(script, [b"a"], 0)
+    script.session.mailboxes.close(one)
+    assert one.take() is None
+    assert two.take() is not None
+
+
+def test_to_acknowledge_no_messages_is_done_at_once() -> None:
+    script = opened()
+    view = script.session.mailboxes.read(InboxOptions("box"))
+    script.step()
+    accept(script)
+    view.mailbox.ack([], token="none")
+    view.mailbox.ack([(3, 3)], token="an empty range")
+    script.step()
+    assert outcomes(script) == {"none": True, "an empty range": True}
+
+
 def test_mail_that_was_handed_over_is_not_handed_over_again_after_a_reconnect() -> None:
     script = opened()
     view = script.session.mailboxes.read(InboxOptions("box"))
