@@ -40,7 +40,7 @@ from malamute_py.client.session.events import Event, Settled
 from malamute_py.client.session.inbox_options import InboxOptions
 from malamute_py.client.session.letters import HandoutBatch, chosen, ranges_of, rows_of
 from malamute_py.client.session.outgoing import CommandSink, Trackers
-from malamute_py.client.session.receiver import Opened
+from malamute_py.client.session.receiver import AWAY_MAX, Opened
 from malamute_py.client.session.unreadable import Unreadable, one_taken_in
 
 DONE: Final = AckForm()
@@ -455,11 +455,11 @@ class OpenedMailbox(Opened):
                 continue
             self._of_earlier_links.discard(number)
             if number in self._acked:
-                again.append((number, number + 1))
+                again.append(number)
             elif number not in self._lent:
                 self.in_hand.add(number)  # the reader has it, and it is ours again
         if again:
-            self._mailboxes.acks.add(self, DONE, again)
+            self._mailboxes.acks.add(self, DONE, ranges_of_numbers(again))
         if len(rows) == len(batch):
             return batch
         return chosen(batch, rows) if rows else None
@@ -488,10 +488,13 @@ class OpenedMailbox(Opened):
             for first, end in ranges_of(left):
                 self.in_hand.difference_update(range(first, end))
         self.discard()
-        self._of_earlier_links |= self.in_hand
-        self._of_earlier_links |= self._acked
-        # A step under way names them itself: the broker knows whether it was taken.
-        self._of_earlier_links |= self._lent
+        # A step under way names what it was lent: the broker knows whether it was taken.
+        away = self._of_earlier_links
+        away |= self.in_hand | self._acked | self._lent
+        if len(away) > AWAY_MAX:  # a bound on memory
+            oldest = sorted(away)[:-AWAY_MAX]
+            for numbers in (away, self.in_hand, self._acked):
+                numbers.difference_update(oldest)
 
     def over(self) -> None:
         """Have the session forget the mailbox, which has ended."""

@@ -47,6 +47,7 @@ from malamute_py.client.session.doubts import Doubts, size_of, without
 from malamute_py.client.session.group_options import AGAIN, DONE, RENEWED, GroupOptions
 from malamute_py.client.session.held_batches import HeldBatch
 from malamute_py.client.session.letters import chosen, ranges_of, rows_of
+from malamute_py.client.session.receiver import AWAY_MAX
 from malamute_py.client.session.standing import Standing
 from malamute_py.client.session.subscription import (
     GapNotice,
@@ -59,8 +60,6 @@ from malamute_py.client.session.warnings import Warnings
 
 _RENEWALS: Final = 3
 """Renewals of a lease within its time."""
-_AWAY_MAX: Final = 1 << 17
-"""Records of lost links that are remembered; beyond it the oldest may be handed over again."""
 
 
 class MembershipOwner(Protocol):
@@ -249,7 +248,7 @@ class Membership(Standing):
             self.renew_at_ms = now_ms + self.next_renewal_ms
             self.progressed = False
         elif self.progressed and self.active and self.renew_at_ms <= now_ms:
-            self._memberships.acks.add(self, RENEWED, ranges_of_numbers(sorted(self.in_hand)))
+            self._memberships.acks.add(self, RENEWED, ranges_of_numbers(self.in_hand))
             self.renew_at_ms = now_ms + self.next_renewal_ms
             self.progressed = False
 
@@ -574,11 +573,10 @@ class Membership(Standing):
         No member could read them: they would be handed from one to the next for ever. Those of a
         derived batch (made of rows of others, so their offsets cannot be told) stay where they are.
         """
-        stamp, ranges = found.stamp, found.ranges
+        first, ranges = found.stamp.base_offset, found.ranges
         self._received_records += found.records
         self._received_bytes += found.size
-        end = min(stamp.next_offset, command.next)
-        self.queue.append(GapNotice(stamp.base_offset, end, "damaged", found.reason))
+        self.queue.append(GapNotice(first, found.end(command.next), "damaged", found.reason))
         if ranges:
             self._memberships.acks.add(self, DONE, ranges)
 
@@ -623,7 +621,7 @@ class Membership(Standing):
         self.renew_at_ms = 0
         for offset in sorted(self.in_hand | self._acked | self._lent):
             self._of_earlier_links[offset] = None
-        while len(self._of_earlier_links) > _AWAY_MAX:  # a bound on memory
+        while len(self._of_earlier_links) > AWAY_MAX:  # a bound on memory
             oldest = next(iter(self._of_earlier_links))
             del self._of_earlier_links[oldest]
             self._acked.discard(oldest)

@@ -404,13 +404,11 @@ class SubscriptionState(Opened):
         """
         while unreadable and unreadable[0].place <= place:
             found = unreadable.pop(0)
-            stamp = found.stamp
             # Consumed as it came: its credit is the broker's again.
             self._received_records += found.records
             self._received_bytes += found.size
-            # The stamp of a derived batch does not tell how far its offsets reach.
-            end = until if stamp.derived else min(stamp.next_offset, until)
-            before = max(before, stamp.base_offset)
+            end = found.end(until)
+            before = max(before, found.stamp.base_offset)
             if before < end:
                 self.inbox.append(GapNotice(before, end, "damaged", found.reason))
                 before = end
