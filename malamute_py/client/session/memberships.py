@@ -54,6 +54,7 @@ from malamute_py.client.session.subscription import (
     Notice,
     PassedOverNotice,
     RewoundNotice,
+    with_version,
 )
 from malamute_py.client.session.unreadable import Unreadable, taken_in
 from malamute_py.client.session.warnings import Warnings
@@ -485,10 +486,7 @@ class Membership(Standing):
         elif kind is Rewound:
             self._rewind(command)
         elif kind is Schema:
-            if self.schemas is None:
-                self.schemas = Schemas([(command.id, command.schema)])
-            else:
-                self.schemas = self.schemas.with_version(command.id, command.schema)
+            self.schemas = with_version(self.schemas, command)
         elif kind is Mode:
             # `live` tells a member whether it is given records: a member of an exclusive group
             # that has not been given any was not its holder, and is not passed over.

@@ -474,10 +474,7 @@ class SubscriptionState(Opened):
 
     def note_schema(self, command: Schema) -> None:
         """Take up a new version of the stream's schema."""
-        if self.schemas is None:
-            self.schemas = Schemas([(command.id, command.schema)])
-        else:
-            self.schemas = self.schemas.with_version(command.id, command.schema)
+        self.schemas = with_version(self.schemas, command)
 
     def _check(self, begin: int, end: int, what: str) -> None:
         """Raise RemoteProtocolError unless a command goes on where the last one ended.
@@ -494,6 +491,13 @@ class SubscriptionState(Opened):
             raise RemoteProtocolError(
                 "unexpected", f"{what} of subscription {self.number} ends before it begins"
             )
+
+
+def with_version(known: Schemas | None, command: Schema) -> Schemas:
+    """Return the versions of a stream's schema with a new one; known: None: there were none."""
+    if known is None:
+        return Schemas([(command.id, command.schema)])
+    return known.with_version(command.id, command.schema)
 
 
 def cut(batch: Batch, first: int, end: int) -> Batch:
