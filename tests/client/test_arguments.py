@@ -135,6 +135,7 @@ CALLS: list[Wrong] = [
     ("create", "subscribe", ("s",), {"create": "yes"}),
     ("visibility", "plan_read", ("s",), {"visibility": "replicated"}),
     ("records_max", "plan_read", ("s",), {"records_max": 1.5}),
+    ("end=-1", "plan_read", ("s",), {"end": -1}),
     ("ack", "inbox", ("m",), {"ack": "never"}),
     ("mailbox", "inbox", (5,), {}),
     ("settings", "inbox", ("m",), {"settings": 5}),

@@ -580,3 +580,17 @@ async def test_what_went_to_another_member_when_a_lease_ended_is_not_handed_over
     [record] = await shell.take(slow, 1)
     assert record.offset == 10
     await shell.call(slow.close)
+
+
+async def test_what_is_said_of_a_record_after_the_end_is_told_at_once(shell: Any) -> None:
+    await shell.do("publish", "s", b"a")
+    member = joined(shell)
+    record = await shell.call(member.next_batch)
+    await shell.do("reset_group", "s", "readers", "earliest", force=True)
+    with pytest.raises(BrokerRefused, match="group_reset"):
+        await shell.call(member.next_batch)
+    assert not await shell.call(member.renew, record, timeout_ms=None)
+    assert not await shell.call(member.ack, record, timeout_ms=None)
+    await shell.do("flush")
+    await shell.do("close")
+    assert not await shell.call(member.renew, record, timeout_ms=None)

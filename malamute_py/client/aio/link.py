@@ -30,6 +30,7 @@ from malamute_protocol.errors import LocalProtocolError, MalamuteError, Timeout
 from malamute_py.client.engine.engine import Engine, clock_ms
 from malamute_py.client.engine.log import LINK_LOG, LOG, guarded
 from malamute_py.client.engine.waits import ASKED, ROOM, timed_out
+from malamute_py.client.session.attempts import LinkState
 from malamute_py.client.session.events import (
     Answered,
     Arrived,
@@ -496,7 +497,8 @@ class LoopLink:
         """
         wait_ms = self.engine.settings.wait_ms(wait)
         until_ms = None if wait_ms is None else clock_ms() + wait_ms
-        while True:
+        # Once the session has ended, what the caller puts on its way raises why.
+        while self.session.state is not LinkState.CLOSED:
             future = self.loop.create_future()
             self.limit(future, wait, ROOM, name)
             self._room[future] = size  # _give_room() settles the future
@@ -513,7 +515,8 @@ class LoopLink:
                 self._room.pop(future, None)
             wait = None if until_ms is None else max(1, until_ms - clock_ms())
             if self._window.has_room():
-                return wait
+                break
+        return wait
 
     def _give_room(self) -> None:
         """Wake callers that wait for room in the window, in order, as far as it reaches."""

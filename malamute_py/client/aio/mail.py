@@ -211,7 +211,7 @@ class MailVerbs(AsyncVerbs):
                 continue
             if True:  # sync: with link.lock:
                 if not link.has_room():
-                    await link.room(session.batch_bytes, timeout_ms, mailbox)
+                    timeout_ms = await link.room(session.batch_bytes, timeout_ms, mailbox)
                 session.outbox.send_content(
                     mailbox,
                     content,

@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import AsyncIterator, Callable
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 from malamute_protocol.batch import Record
 from malamute_protocol.errors import BrokerRefused
@@ -204,11 +205,7 @@ class Member(MemberBase):
         Records that were not handed over yet are renewed by themselves while records are asked
         for, acknowledged or renewed. Only groups with `lease_ms` have leases.
         """
-        offsets = numbers_of(held, self._membership)
-        future: asyncio.Future[bool] = self._link.loop.create_future()
-        if True:  # sync: with self._link.lock:
-            self._membership.renew(offsets, future)
-            self._link.wake_up()
+        future = self._say(partial(self._membership.renew, numbers_of(held, self._membership)))
         return await self._link.limit(future, timeout_ms, ACKED, "a renewal")
 
     async def fail(self, held: Held, reason: str = "", timeout_ms: Wait = "default") -> bool:
@@ -222,13 +219,20 @@ class Member(MemberBase):
         The result gets True, or False: it came too late.
         """
         offsets = numbers_of(held, self._membership)
-        future: asyncio.Future[bool] = self._link.loop.create_future()
         self._unhand(offsets)  # ack="next" has no more to say of them
+        return self._say(partial(self._membership.ack, offsets, form))
+
+    def _say(self, say: Callable[[Any], None]) -> asyncio.Future[bool]:
+        """Have the membership say something of records, and give the result to its token.
+
+        The result gets True, or False: it came too late. say: takes the token.
+        """
+        future: asyncio.Future[bool] = self._link.loop.create_future()
         if True:  # sync: with self._link.lock:
             if self._membership.ended:
                 future.set_result(False)
             else:
-                self._membership.ack(offsets, form, future)
+                say(future)
                 self._link.wake_up()
         return future
 

@@ -489,7 +489,7 @@ def subscribe_options(
         pattern=make_pattern(pattern),
         start=start_on_wire(start),
         visibility=VISIBILITIES[visibility],
-        end=-1 if end is None else integer("end", end, 0),
+        end=_end(end),
         until=until,
         client_time=_times(client_time),
         create=truth("create", create),
@@ -497,6 +497,11 @@ def subscribe_options(
         credit_records=integer("credit_records", credit_records, 1),
         credit_bytes=integer("credit_bytes", credit_bytes, 1),
     )
+
+
+def _end(end: int | None) -> int:
+    """The end of a read as commands have it; -1: none. Raises LocalProtocolError."""
+    return -1 if end is None else integer("end", end, 0)
 
 
 def _times(client_time: Any) -> tuple[int, int] | None:
@@ -531,6 +536,7 @@ def make_plan(
     """
     one_of("visibility", visibility, _VISIBILITIES)
     selected, first, times = make_pattern(pattern), start_on_wire(start), _times(client_time)
+    last = _end(end)
     return lambda number: PlanRead(
         number,
         stream,
@@ -539,7 +545,7 @@ def make_plan(
         records_max,
         bytes_max,
         split_bytes,
-        -1 if end is None else end,
+        last,
         VISIBILITIES[visibility],
         times,
     )

@@ -40,7 +40,7 @@ from malamute_py.client.session.events import Event, Settled
 from malamute_py.client.session.inbox_options import InboxOptions
 from malamute_py.client.session.letters import HandoutBatch, chosen, ranges_of, rows_of
 from malamute_py.client.session.outgoing import CommandSink, Trackers
-from malamute_py.client.session.receiver import Opened
+from malamute_py.client.session.receiver import AWAY_MAX, Opened
 from malamute_py.client.session.unreadable import Unreadable, one_taken_in
 
 DONE: Final = AckForm()
@@ -74,8 +74,8 @@ class MailboxView:
         return self.closed or self.mailbox.ended
 
     def take(self) -> tuple[HandoutBatch, Batch] | None:
-        """The next messages, all of one batch; None: none yet."""
-        item = self.mailbox.take()
+        """The next messages, all of one batch; None: none yet, or this reader was closed."""
+        item = None if self.closed else self.mailbox.take()
         if item is not None:
             _, left = item
             ranges = ranges_of(left)
@@ -200,7 +200,7 @@ class OpenedMailbox(Opened):
                 else:
                     found = {number for number in self.in_hand if first <= number < end}
                 self.in_hand -= found
-                if len(found) == end - first:
+                if found and len(found) == end - first:
                     mine.append((first, end))
                 else:
                     mine += [(number, number + 1) for number in sorted(found)]
@@ -216,7 +216,9 @@ class OpenedMailbox(Opened):
             form = DONE if again_ms < 0 else AckForm(0, again_ms)
             self._mailboxes.acks.add(self, form, mine, token if whole else None)
         if token is not None and not (mine and whole):
-            self._mailboxes.told(token, None)  # False: too late for some
+            # False: it came too late for some. Of no messages at all it is done.
+            asked_for_some = any(first < end for first, end in ranges)
+            self._mailboxes.told(token, None if asked_for_some else True)
 
     def _held_on_this_link(self, ranges: list[Range], again_ms: int) -> list[Range]:
         """Return ranges without numbers of an earlier link that have not come again on this one.
@@ -456,11 +458,11 @@ class OpenedMailbox(Opened):
                 continue
             self._of_earlier_links.discard(number)
             if number in self._acked:
-                again.append((number, number + 1))
+                again.append(number)
             elif number not in self._lent:
                 self.in_hand.add(number)  # the reader has it, and it is ours again
         if again:
-            self._mailboxes.acks.add(self, DONE, again)
+            self._mailboxes.acks.add(self, DONE, ranges_of_numbers(again))
         if len(rows) == len(batch):
             return batch
         return chosen(batch, rows) if rows else None
@@ -489,10 +491,13 @@ class OpenedMailbox(Opened):
             for first, end in ranges_of(left):
                 self.in_hand.difference_update(range(first, end))
         self.discard()
-        self._of_earlier_links |= self.in_hand
-        self._of_earlier_links |= self._acked
-        # A step under way names them itself: the broker knows whether it was taken.
-        self._of_earlier_links |= self._lent
+        # A step under way names what it was lent: the broker knows whether it was taken.
+        away = self._of_earlier_links
+        away |= self.in_hand | self._acked | self._lent
+        if len(away) > AWAY_MAX:  # a bound on memory
+            oldest = sorted(away)[:-AWAY_MAX]
+            for numbers in (away, self.in_hand, self._acked):
+                numbers.difference_update(oldest)
 
     def over(self) -> None:
         """Have the session forget the mailbox, which has ended."""

@@ -41,27 +41,26 @@ from malamute_py.client.session.acknowledgements import (
     AckForm,
     Acks,
     Range,
-    merged,
     ranges_of_numbers,
 )
 from malamute_py.client.session.doubts import Doubts, size_of, without
 from malamute_py.client.session.group_options import AGAIN, DONE, RENEWED, GroupOptions
 from malamute_py.client.session.held_batches import HeldBatch
 from malamute_py.client.session.letters import chosen, ranges_of, rows_of
+from malamute_py.client.session.receiver import AWAY_MAX
 from malamute_py.client.session.standing import Standing
 from malamute_py.client.session.subscription import (
     GapNotice,
     Notice,
     PassedOverNotice,
     RewoundNotice,
+    with_version,
 )
 from malamute_py.client.session.unreadable import Unreadable, taken_in
 from malamute_py.client.session.warnings import Warnings
 
 _RENEWALS: Final = 3
 """Renewals of a lease within its time."""
-_AWAY_MAX: Final = 1 << 17
-"""Records of lost links that are remembered; beyond it the oldest may be handed over again."""
 
 
 class MembershipOwner(Protocol):
@@ -209,7 +208,6 @@ class Membership(Standing):
             return
         self.note_progress()
         mine = self.give_up(offsets)
-        whole = len(mine) == len(offsets)
         if form is DONE:
             # Should the broker give them to us again, they are done already.
             self._acked.update(offset for offset in offsets if offset in self._of_earlier_links)
@@ -218,12 +216,7 @@ class Membership(Standing):
             # Should the broker give them to us again, the reader sees them again.
             for offset in offsets:
                 self._of_earlier_links.pop(offset, None)
-        if mine:
-            ranges = merged([(offset, offset + 1) for offset in mine])
-            self._memberships.acks.add(self, form, ranges, token if whole else None)
-        if token is not None and not (mine and whole):
-            # False: it came too late for some. Of no records at all it is done.
-            self._memberships.told(token, None if offsets else True)
+        self._say(form, mine, offsets, token)
         self._memberships.give_credit(self)
 
     def renew(self, offsets: Sequence[int], token: Any) -> None:
@@ -232,13 +225,21 @@ class Membership(Standing):
         A program that does so goes on: what it is still to get keeps its leases, too.
         """
         self.note_progress()
-        mine = [offset for offset in offsets if offset in self.in_hand]
-        all_mine = bool(mine) and len(mine) == len(offsets)
+        # Of a membership that has ended nothing would ever be said, as in ack().
+        mine = [offset for offset in offsets if offset in self.in_hand and not self.ended]
+        self._say(RENEWED, mine, offsets, token)
+
+    def _say(self, form: AckForm, mine: list[int], offsets: Sequence[int], token: Any) -> None:
+        """Gather an acknowledgement of those records of a call that are in hand (`mine`).
+
+        token: gets False at once where that is not all of them; of no records at all it is done.
+        """
+        whole = len(mine) == len(offsets)
         if mine:
             ranges = ranges_of_numbers(mine)
-            self._memberships.acks.add(self, RENEWED, ranges, token if all_mine else None)
-        if not all_mine:
-            self._memberships.told(token, None)
+            self._memberships.acks.add(self, form, ranges, token if whole else None)
+        if token is not None and not (mine and whole):
+            self._memberships.told(token, whole or None)
 
     def renew_all(self, now_ms: int) -> None:
         """Begin all leases anew, if that is due and the program goes on.
@@ -253,7 +254,7 @@ class Membership(Standing):
             self.renew_at_ms = now_ms + self.next_renewal_ms
             self.progressed = False
         elif self.progressed and self.active and self.renew_at_ms <= now_ms:
-            self._memberships.acks.add(self, RENEWED, ranges_of_numbers(sorted(self.in_hand)))
+            self._memberships.acks.add(self, RENEWED, ranges_of_numbers(self.in_hand))
             self.renew_at_ms = now_ms + self.next_renewal_ms
             self.progressed = False
 
@@ -493,10 +494,7 @@ class Membership(Standing):
         elif kind is Rewound:
             self._rewind(command)
         elif kind is Schema:
-            if self.schemas is None:
-                self.schemas = Schemas([(command.id, command.schema)])
-            else:
-                self.schemas = self.schemas.with_version(command.id, command.schema)
+            self.schemas = with_version(self.schemas, command)
         elif kind is Mode:
             # `live` tells a member whether it is given records: a member of an exclusive group
             # that has not been given any was not its holder, and is not passed over.
@@ -581,11 +579,10 @@ class Membership(Standing):
         No member could read them: they would be handed from one to the next for ever. Those of a
         derived batch (made of rows of others, so their offsets cannot be told) stay where they are.
         """
-        stamp, ranges = found.stamp, found.ranges
+        first, ranges = found.stamp.base_offset, found.ranges
         self._received_records += found.records
         self._received_bytes += found.size
-        end = min(stamp.next_offset, command.next)
-        self.queue.append(GapNotice(stamp.base_offset, end, "damaged", found.reason))
+        self.queue.append(GapNotice(first, found.end(command.next), "damaged", found.reason))
         if ranges:
             self._memberships.acks.add(self, DONE, ranges)
 
@@ -630,7 +627,7 @@ class Membership(Standing):
         self.renew_at_ms = 0
         for offset in sorted(self.in_hand | self._acked | self._lent):
             self._of_earlier_links[offset] = None
-        while len(self._of_earlier_links) > _AWAY_MAX:  # a bound on memory
+        while len(self._of_earlier_links) > AWAY_MAX:  # a bound on memory
             oldest = next(iter(self._of_earlier_links))
             del self._of_earlier_links[oldest]
             self._acked.discard(oldest)

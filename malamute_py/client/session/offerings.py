@@ -19,7 +19,12 @@ from typing import Any, Final
 from malamute_protocol.commands import AckWork, Unsubscribe
 from malamute_protocol.errors import BrokerRefused, ConnectionLost, MalamuteError
 from malamute_py.client.arguments import duration, reason_of
-from malamute_py.client.session.acknowledgements import AckForm, Acknowledging, Acks
+from malamute_py.client.session.acknowledgements import (
+    AckForm,
+    Acknowledging,
+    Acks,
+    ranges_of_numbers,
+)
 from malamute_py.client.session.events import Event, Settled
 from malamute_py.client.session.lanes import Lane
 from malamute_py.client.session.offer_options import (
@@ -342,10 +347,9 @@ class Offerings(Acknowledging):
                 offering.renew_at_ms = now_ms + offering.next_renewal_ms()
             elif offering.active and offering.renew_at_ms <= now_ms:
                 self._give_back_dropped(offering)
-                numbers = sorted(offering.in_hand)
-                if not numbers:
+                if not offering.in_hand:
                     continue
-                self.acks.add(offering, AckForm(RENEWED, 0), [(n, n + 1) for n in numbers])
+                self.acks.add(offering, AckForm(RENEWED, 0), ranges_of_numbers(offering.in_hand))
                 offering.renew_at_ms = now_ms + offering.next_renewal_ms()
         self.acks.take(now_ms, out)
         for offering in list(self._draining):
@@ -365,7 +369,7 @@ class Offerings(Acknowledging):
         """Give back the requests that the program let go of and cannot finish any more."""
         numbers = sorted(offering.dropped())
         if numbers:
-            self.acks.add(offering, AckForm(RETURNED, 0), [(n, n + 1) for n in numbers])
+            self.acks.add(offering, AckForm(RETURNED, 0), ranges_of_numbers(numbers))
             self.finished(offering)
             for number in numbers:
                 self.warnings.add(

@@ -17,6 +17,9 @@ from malamute_protocol.commands import Command, Credit, Ended
 from malamute_protocol.errors import BrokerRefused, MalamuteError
 from malamute_protocol.limits import Limits
 
+AWAY_MAX: Final = 1 << 17
+"""Records or messages of lost links that are remembered; beyond it the oldest may be handed over
+again."""
 _PASSING: Final = frozenset({"wait", "draining"})
 """Codes of refusals that pass: the same again, after a while."""
 _IN_ORDER: Final = frozenset({"end", "cancelled"})

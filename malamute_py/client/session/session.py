@@ -408,6 +408,8 @@ class Session:
             self.offerings.close(watched)
         elif isinstance(watched, Replies):
             self.requests.give_up(watched)
+        elif isinstance(watched, Membership):
+            self.memberships.leave(watched)
         elif isinstance(watched, Opened):
             self.unsubscribe(watched)
 

@@ -43,7 +43,7 @@ from malamute_protocol.errors import (
 from malamute_protocol.limits import RANGES_MAX
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.client.position import Confirmation
-from malamute_py.client.session.acknowledgements import merged
+from malamute_py.client.session.acknowledgements import ranges_of_numbers
 from malamute_py.client.session.events import Event, Settled
 from malamute_py.client.session.lanes import (
     OVER,
@@ -279,7 +279,7 @@ class OutgoingSteps(OutgoingBatch):
                 commands.append(PurgeSubjects(stream, pattern, max(rows), 0, 0, uuid, epoch))
             elif kind == ACK:
                 _, holder, form = place
-                ranges = merged([(number, number + 1) for number in rows])
+                ranges = ranges_of_numbers(rows)
                 commands += [
                     holder.ack_command(form, ranges[at : at + RANGES_MAX], 0)
                     for at in range(0, len(ranges), RANGES_MAX)

@@ -404,13 +404,11 @@ class SubscriptionState(Opened):
         """
         while unreadable and unreadable[0].place <= place:
             found = unreadable.pop(0)
-            stamp = found.stamp
             # Consumed as it came: its credit is the broker's again.
             self._received_records += found.records
             self._received_bytes += found.size
-            # The stamp of a derived batch does not tell how far its offsets reach.
-            end = until if stamp.derived else min(stamp.next_offset, until)
-            before = max(before, stamp.base_offset)
+            end = found.end(until)
+            before = max(before, found.stamp.base_offset)
             if before < end:
                 self.inbox.append(GapNotice(before, end, "damaged", found.reason))
                 before = end
@@ -476,10 +474,7 @@ class SubscriptionState(Opened):
 
     def note_schema(self, command: Schema) -> None:
         """Take up a new version of the stream's schema."""
-        if self.schemas is None:
-            self.schemas = Schemas([(command.id, command.schema)])
-        else:
-            self.schemas = self.schemas.with_version(command.id, command.schema)
+        self.schemas = with_version(self.schemas, command)
 
     def _check(self, begin: int, end: int, what: str) -> None:
         """Raise RemoteProtocolError unless a command goes on where the last one ended.
@@ -496,6 +491,13 @@ class SubscriptionState(Opened):
             raise RemoteProtocolError(
                 "unexpected", f"{what} of subscription {self.number} ends before it begins"
             )
+
+
+def with_version(known: Schemas | None, command: Schema) -> Schemas:
+    """Return the versions of a stream's schema with a new one; known: None: there were none."""
+    if known is None:
+        return Schemas([(command.id, command.schema)])
+    return known.with_version(command.id, command.schema)
 
 
 def cut(batch: Batch, first: int, end: int) -> Batch:

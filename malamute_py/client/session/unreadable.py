@@ -17,7 +17,7 @@ import numpy as np
 from malamute_protocol.batch import Batch, Stamp, iter_batches, lone_batch, rows_from_bitmap
 from malamute_protocol.errors import BatchError, RemoteProtocolError
 from malamute_protocol.limits import Limits
-from malamute_py.client.session.acknowledgements import Range, merged
+from malamute_py.client.session.acknowledgements import Range, ranges_of_numbers
 
 
 class Unreadable(NamedTuple):
@@ -42,6 +42,13 @@ class Unreadable(NamedTuple):
         """Bytes of credit that it took."""
         return self.stamp.size
 
+    def end(self, until: int) -> int:
+        """Return the offset after its records; until: where the cover, or the next batch, is.
+
+        The stamp of a derived batch does not tell how far its offsets reach.
+        """
+        return until if self.stamp.derived else min(self.stamp.next_offset, until)
+
     @property
     def ranges(self) -> list[Range]:
         """Numbers of what was delivered of it; none when it is derived: they cannot be told."""
@@ -52,7 +59,7 @@ class Unreadable(NamedTuple):
         if rows is None or len(rows) != bitmap_bytes:  # all rows, or the damage is in their count
             return [(stamp.base_offset, stamp.next_offset)]
         numbers = np.flatnonzero(rows_from_bitmap(rows, stamp.count)) + stamp.base_offset
-        return merged([(number, number + 1) for number in numbers.tolist()])
+        return ranges_of_numbers(numbers.tolist())
 
 
 _NONE: Final[list[Unreadable]] = []

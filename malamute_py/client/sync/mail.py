@@ -208,7 +208,7 @@ class SyncMailVerbs(SyncVerbs):
                 continue
             with link.lock:
                 if not link.has_room():
-                    link.room(timeout_ms, mailbox)
+                    timeout_ms = link.room(timeout_ms, mailbox)
                 session.outbox.send_content(
                     mailbox,
                     content,

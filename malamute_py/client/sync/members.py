@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 from malamute_protocol.batch import Record
 from malamute_protocol.errors import BrokerRefused
@@ -193,11 +194,7 @@ class SyncMember(MemberBase):
         Records that were not handed over yet are renewed by themselves while records are asked
         for, acknowledged or renewed. Only groups with `lease_ms` have leases.
         """
-        offsets = numbers_of(held, self._membership)
-        pending: Pending[bool] = Pending(self._link)
-        with self._link.lock:
-            self._membership.renew(offsets, pending)
-            self._link.wake_up()
+        pending = self._say(partial(self._membership.renew, numbers_of(held, self._membership)))
         return pending.result(timeout_ms, ACKED, "a renewal")
 
     def fail(self, held: Held, reason: str = "", timeout_ms: Wait = "default") -> bool:
@@ -211,13 +208,20 @@ class SyncMember(MemberBase):
         The result gets True, or False: it came too late.
         """
         offsets = numbers_of(held, self._membership)
-        pending: Pending[bool] = Pending(self._link)
         self._unhand(offsets)  # ack="next" has no more to say of them
+        return self._say(partial(self._membership.ack, offsets, form))
+
+    def _say(self, say: Callable[[Any], None]) -> Pending[bool]:
+        """Have the membership say something of records, and give the result to its token.
+
+        The result gets True, or False: it came too late. say: takes the token.
+        """
+        pending: Pending[bool] = Pending(self._link)
         with self._link.lock:
             if self._membership.ended:
                 pending.settle(False)
             else:
-                self._membership.ack(offsets, form, pending)
+                say(pending)
                 self._link.wake_up()
         return pending
 

@@ -11,7 +11,7 @@ import pytest
 
 from malamute_protocol import commands as c
 from malamute_protocol.batch import encode
-from malamute_protocol.errors import LocalProtocolError, Timeout
+from malamute_protocol.errors import ConnectionLost, LocalProtocolError, Timeout
 from malamute_protocol.framing import encode_message
 from malamute_py.client.aio.client import Client, connect
 from malamute_py.client.engine.engine import clock_ms
@@ -207,6 +207,36 @@ async def test_calls_without_a_confirm_wait_while_the_broker_does_not_read(
         assert not client._link._room, "calls that ended wait for room no more"
         broker.start()
         await client.publish("s", b"there is room again")
+
+
+async def test_calls_that_wait_for_room_end_with_the_client(broker: FakeBroker) -> None:
+    client = await connect(broker.endpoint, **FAST, window_bytes=4096)
+    # As contents without a confirm, of which the broker has not said that it read them.
+    client._session.window.passes(4096)
+    waiting = asyncio.create_task(client.publish("s", b"a", timeout_ms=None))
+    await asyncio.sleep(0)
+    client.abort()
+    async with asyncio.timeout(WAIT_S):
+        with pytest.raises(ConnectionLost):
+            await waiting
+        with pytest.raises(ConnectionLost):
+            await client.publish("s", b"b", timeout_ms=None)
+
+
+async def test_what_a_bulk_call_waits_for_room_counts_on_its_time(broker: FakeBroker) -> None:
+    async with connect(broker.endpoint, **FAST, window_bytes=4096, batch_bytes=1024) as client:
+        link, told = client._link, []
+
+        async def room(size: int, wait: Any, name: str) -> Any:
+            told.append(wait)
+            return wait - 100
+
+        link.room, link.has_room = room, lambda: False  # type: ignore[method-assign]
+        sending = asyncio.create_task(client.send_many("box", [bytes(600)] * 6, timeout_ms=1_000))
+        await until_async(lambda: len(told) >= 3)
+        sending.cancel()
+        client.abort()  # the broker of this test takes no mail
+        assert told[:3] == [1_000, 900, 800]
 
 
 @pytest.mark.parametrize("amid", [False, True], ids=["at rest", "amid a step"])

@@ -289,6 +289,52 @@ def test_what_is_acknowledged_after_the_end_of_the_inbox_leaves_nothing_unconfir
         view.mailbox.ack([(0, 2)], token="mine")
 
 
+def test_messages_of_lost_links_are_remembered_up_to_a_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("malamute_py.client.session.mailboxes.AWAY_MAX", 2)
+    script = opened()
+    view = script.session.mailboxes.read(InboxOptions("box"))
+    script.step()
+    accept(script)
+    deliver(script, [b"0", b"1", b"2"], 0)
+    view.take()
+    script.reconnect()
+    accept(script)
+    assert view.mailbox.in_hand == {1, 2}
+    view.mailbox.ack([(0, 1)], token="forgotten")
+    deliver(script, [b"0", b"1", b"2"], 0)
+    item = view.take()
+    assert item is not None
+    _, again = item
+    assert again.offsets.tolist() == [0]
+    script.step()
+    assert outcomes(script) == {"forgotten": False}
+
+
+def test_a_reader_that_was_closed_takes_nothing_of_what_waits_for_another() -> None:
+    script = opened()
+    one = script.session.mailboxes.read(InboxOptions("box"))
+    two = script.session.mailboxes.read(InboxOptions("box"))
+    script.step()
+    accept(script)
+    deliver(script, [b"a"], 0)
+    script.session.mailboxes.close(one)
+    assert one.take() is None
+    assert two.take() is not None
+
+
+def test_to_acknowledge_no_messages_is_done_at_once() -> None:
+    script = opened()
+    view = script.session.mailboxes.read(InboxOptions("box"))
+    script.step()
+    accept(script)
+    view.mailbox.ack([], token="none")
+    view.mailbox.ack([(3, 3)], token="an empty range")
+    script.step()
+    assert outcomes(script) == {"none": True, "an empty range": True}
+
+
 def test_mail_that_was_handed_over_is_not_handed_over_again_after_a_reconnect() -> None:
     script = opened()
     view = script.session.mailboxes.read(InboxOptions("box"))

@@ -423,3 +423,34 @@ def test_a_caller_whose_refused_batch_was_said_in_halves_is_told_when_the_link_i
     script.say(c.Refused(64, ack.tracker, "not_held"))
     script.reconnect()
     assert script.settled() == {"both": False}
+
+
+def test_what_is_renewed_after_the_end_leaves_nothing_unconfirmed() -> None:
+    script = Grouped()
+    script.hand(3, 0)
+    script.take()
+    script.say(c.Ended(script.member.number, 3, "group_reset"))
+    script.member.renew([0, 1], "mine")
+    assert script.step() == []
+    assert script.settled() == {"mine": False}
+    assert script.session.idle
+
+
+def test_to_say_something_of_no_records_is_done_at_once() -> None:
+    script = Grouped()
+    script.member.ack([], token="acknowledged")
+    script.member.renew([], "renewed")
+    assert script.step() == []
+    assert script.settled() == {"acknowledged": True, "renewed": True}
+
+
+def test_a_member_that_its_program_dropped_leaves_behind_what_it_acknowledged() -> None:
+    script = Grouped()
+    script.hand(2, 0)
+    script.take()
+    script.member.ack([0], token="done")
+    script.session.drop(script.member)
+    [ack] = script.step()
+    assert isinstance(ack, c.AckRecords)
+    assert script.confirmed(ack) == [c.Unsubscribe(script.member.number)]
+    assert script.settled() == {"done": True}

@@ -103,6 +103,16 @@ def test_of_a_derived_batch_that_is_none_all_up_to_the_next_is_a_gap() -> None:
     assert items(reading) == [(1, 20, "damaged"), ((20, 22), 25)]
 
 
+def test_of_a_derived_batch_that_is_none_a_member_is_told_all_that_it_may_have_had() -> None:
+    script = Grouped()
+    stamp, content = stamped(BAD, 4)
+    derived = Stamp.unpack(stamp)._replace(flags=DERIVED).pack()
+    script.say(c.Deliver(script.member.number, 4, 25, 2), frames=[derived, content])
+    gap = script.member.take()
+    assert isinstance(gap, GapNotice)
+    assert (gap.from_offset, gap.to_offset) == (4, 25)
+
+
 def test_what_was_damaged_on_its_way_ends_the_link_and_is_asked_for_again() -> None:
     script = Script()
     script.open()
