@@ -12,7 +12,6 @@ from malamute_protocol.encode import encode
 from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.broker.limits import Namespace, Quota
 from malamute_py.broker.links import links
-from malamute_py.broker.services import replies
 from tests.broker.service_world import INBOX, MANY, World, letters, pair
 
 STORED = int(wire.Level.STORED)
@@ -276,12 +275,16 @@ def test_replies_that_cannot_be_divided_go_to_one_requester() -> None:
     assert world.confirmed(2, 78).tracker == 78
 
 
-def test_one_reply_goes_to_a_bounded_number_of_requesters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replies, "OWNERS_MAX", 1)
-    world = of_two()
-    assert world.refused(2, world.reply(2, [0, 1, 2])).code == "too_large"
-    world.confirmed(2, world.reply(2, [0, 2]))
-    world.confirmed(2, world.reply(2, [1]))
+def test_one_reply_goes_to_a_bounded_number_of_requesters() -> None:
+    world = World()
+    world.worker(2, "ann")
+    world.offer(2)
+    for link in range(10, 75):
+        world.client(link, f"req{link}")
+        world.request(link, b"a", reply_to="shared")
+    assert world.refused(2, world.reply(2, range(65))).code == "too_large"
+    world.confirmed(2, world.reply(2, range(64)))
+    world.confirmed(2, world.reply(2, [64]))
 
 
 def test_a_reply_of_another_count_is_refused() -> None:
