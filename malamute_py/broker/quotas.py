@@ -335,6 +335,18 @@ class Quotas:
         if usage.shared is not None:
             self._check(usage.shared, resource, size)
 
+    def check_beside(self, holder: str, resource: str, size: int, beside: dict[str, int]) -> None:
+        """Raise BrokerRefused unless a sender's namespace may have so many bytes beside others.
+
+        For several senders' bytes that come together, each of which check_sent() has found good.
+        beside: bytes of the others, by namespace; gets these.
+        """
+        shared = self.of(self.owner_of(holder)).shared
+        if shared is not None:
+            size += beside.get(shared.owner, 0)
+            self._check(shared, resource, size)
+            beside[shared.owner] = size
+
     def weigh(self, holder: str, resource: str, size: int) -> None:
         """Add bytes (below 0: subtract) to those that a holder's owner has in mailboxes or queues.
 

@@ -160,8 +160,13 @@ class Roles:
         return stuck + self.failures
 
     async def close(self) -> None:
-        """Disconnect all clients, and remove nothing."""
+        """Disconnect all clients, and remove nothing; what finish() has not ended is cancelled."""
+        self._stopped.set()
+        tasks = (*self._writing, *self._reading, *self._beside)
+        for task in tasks:
+            task.cancel()
         await asyncio.gather(*(each.close() for each in self._clients), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _all_given(self) -> bool:
         """Whether everything confirmed, and all that the left stream holds, reached its readers.
@@ -220,20 +225,24 @@ class Roles:
             except MalamuteError as error:
                 self._book.note(UNSURE, kind, f"{id}: {error!r}")
 
-        while not self._stopped.is_set():
-            task = asyncio.create_task(guarded(f"{name}:{number}"))
-            number += 1
-            inflight.add(task)
-            task.add_done_callback(inflight.discard)
-            await asyncio.sleep(_PAUSE_S)
-            # The readers of what was confirmed may catch up. An Event would not do: several of them
-            # move the counts that are waited for.
-            while self._yet_to_be_read(kind) > _BEHIND_MAX and not self._stopped.is_set():  # noqa: ASYNC110
-                await asyncio.sleep(_AGAIN_S)
-            if len(inflight) >= _IN_FLIGHT:
-                await asyncio.wait(inflight, return_when=asyncio.FIRST_COMPLETED)
-        if inflight:
-            await asyncio.wait(inflight)
+        try:
+            while not self._stopped.is_set():
+                task = asyncio.create_task(guarded(f"{name}:{number}"))
+                number += 1
+                inflight.add(task)
+                task.add_done_callback(inflight.discard)
+                await asyncio.sleep(_PAUSE_S)
+                # The readers of what was confirmed may catch up. An Event would not do: several of
+                # them move the counts that are waited for.
+                while self._yet_to_be_read(kind) > _BEHIND_MAX and not self._stopped.is_set():  # noqa: ASYNC110
+                    await asyncio.sleep(_AGAIN_S)
+                if len(inflight) >= _IN_FLIGHT:
+                    await asyncio.wait(inflight, return_when=asyncio.FIRST_COMPLETED)
+            if inflight:
+                await asyncio.wait(inflight)
+        finally:
+            for left in list(inflight):
+                left.cancel()
 
     async def _publish(self, client: Client, id: str) -> None:
         """Publish one record, and write down the offset that the confirm names."""

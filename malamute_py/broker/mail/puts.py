@@ -307,6 +307,16 @@ class Puts:
         if mailbox is not None and not mailbox.removing:
             self._check_room(mailbox, count, size)
 
+    def check_beside(self, part: Part, beside: dict[str, int]) -> None:
+        """Raise BrokerRefused where a namespace has no room for a put beside others of its step.
+
+        part: of the put, with `asked_by`. beside: bytes of the others by namespace; gets this one.
+        """
+        putting = part.effects[0]
+        assert isinstance(putting, Putting)
+        put = putting.put
+        self._quotas.check_beside(put.asked_by, putting.mailbox.resource, put.size, beside)
+
     def _check_room(self, mailbox: Mailbox, count: int, size: int) -> None:
         """Raise BrokerRefused `limit` for a put that never fits, `wait` where there is no room now.
 

@@ -21,9 +21,10 @@ from malamute_protocol.content import Content
 from malamute_protocol.errors import BatchError, BrokerRefused
 from malamute_protocol.extract import copy_rows, extractable
 from malamute_protocol.limits import TIME_MAX
+from malamute_protocol.stamp import STAMP_BYTES
 from malamute_py.broker.context import Shard
 from malamute_py.broker.links.link import Link
-from malamute_py.broker.log.steps import Counting, Effect, Part, Then, content_size
+from malamute_py.broker.log.steps import Counting, Effect, Part, Then
 from malamute_py.broker.mail.puts import Puts
 from malamute_py.broker.services.claims import Claims
 from malamute_py.broker.services.ends import Ends
@@ -101,7 +102,7 @@ class Replies:
     ) -> list[Part]:  # fmt: skip
         """Return parts that put replies into their mailbox, one for each owner of requests.
 
-        A part counts on the quota of one requester. None: the mailbox has gone, which is reported.
+        A part counts on the quota of one requester; none: the mailbox has gone, which is reported.
         items, runs: the requests. Raises BrokerRefused, as for a full mailbox.
         """
         first_batch, _ = items[0]
@@ -113,45 +114,55 @@ class Replies:
         if owners == 1:
             mail = self._mail(link, asked, content, frame, runs, command.last)
             return [] if mail is None else [mail]
-        if owners > OWNERS_MAX or not extractable(content):
+        most = OWNERS_MAX if extractable(content) else 1
+        if owners > most:
+            # Clients send a batch that is `too_large` again in parts.
             raise BrokerRefused(
-                "bad_batch",
-                f"replies to {owners} requesters in one batch: it must be divided, into "
-                f"{OWNERS_MAX} at most, and without a codec",
+                "too_large",
+                f"replies to {owners} requesters in one batch, at most {most} in one like this",
             )
+        copies = [
+            (copy_rows(content, rows, expiries=True), some, about)
+            for rows, some, about in _by_owner(command.requests, items, owner_of)
+        ]
+        size = sum(STAMP_BYTES + len(copy) for copy, _, _ in copies)
         try:
-            self._puts.check_room(asked.reply_to, content.head.count, content_size(content))
+            self._puts.check_room(asked.reply_to, content.head.count, size)
         except BrokerRefused as error:
             raise self._shown(error, asked, link) from None
         parts: list[Part] = []
-        for rows, some, about in _by_owner(command.requests, items, owner_of):
-            copy = copy_rows(content, rows, expiries=True)
-            mail = self._mail(link, some, Content(copy), copy, about, command.last)
+        beside: dict[str, int] = {}
+        for copy, some, about in copies:
+            mail = self._mail(link, some, Content(copy), copy, about, command.last, beside)
             if mail is not None:
                 parts.append(mail)
         return parts
 
     def _mail(
         self, link: Link, asked: RequestPut, content: Content, frame: Any, runs: list[Run],
-        last: bool,
+        last: bool, beside: dict[str, int] | None = None,
     ) -> Part | None:  # fmt: skip
         """Return a part that puts replies into their mailbox; None: it has gone, which is reported.
 
         asked: what the log has of the requests, which names the mailbox. runs: which requests the
-        replies answer. last: no further reply follows. Raises BrokerRefused, as for a full mailbox.
+        replies answer. last: no further reply follows. beside: bytes by namespace of the other
+        parts of the REPLY; None: it has no others. Raises BrokerRefused, as for a full mailbox.
         """
         try:
-            return self._puts.put(
+            mail = self._puts.put(
                 asked.reply_to, sender=link.holder, content=content, frame=frame,
                 # Requests without a key cannot be named to their sender.
                 about=runs if any(key for key, _, _ in runs) else (), last=last,
                 asked_by=asked.sender,
             )  # fmt: skip
+            if beside is not None:
+                self._puts.check_beside(mail, beside)
         except BrokerRefused as error:
             if error.code != "unknown_mailbox":
                 raise self._shown(error, asked, link) from None
             self._ends.report_undeliverable(asked.reply_to, content.head.count)
             return None
+        return mail
 
     def _shown(self, error: BrokerRefused, asked: RequestPut, link: Link) -> BrokerRefused:
         """Return a refusal by the requester's mailbox or quota as the worker may see it.

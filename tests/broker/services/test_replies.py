@@ -9,7 +9,8 @@ import pytest
 from malamute_protocol import commands as wire
 from malamute_protocol.commands import WorkState
 from malamute_protocol.encode import encode
-from malamute_py.broker.limits import Quota
+from malamute_protocol.stamp import STAMP_BYTES
+from malamute_py.broker.limits import Namespace, Quota
 from malamute_py.broker.links import links
 from tests.broker.service_world import INBOX, MANY, World, letters, pair
 
@@ -237,13 +238,53 @@ def test_replies_to_several_requesters_keep_their_expiries() -> None:
     assert [letter.body for letter in letters(world, 1, "shared")] == [b"z", b"y"]
 
 
+def test_replies_of_several_requesters_take_what_their_copies_take_in_the_mailbox() -> None:
+    world = of_two()
+    world.shell.send(1, wire.EditMailbox(5, "shared", {"max_bytes": 650}))
+    whole = STAMP_BYTES + len(encode([b"re: 0", b"re: 1"], subject="reply"))
+    assert 2 * whole < 650, "one batch would fit beside the first reply, as each part does"
+    world.confirmed(2, world.reply(2, [0]))
+    assert world.refused(2, world.reply(2, [1, 2])).code == "wait"
+    world.confirmed(2, world.reply(2, [1]))
+
+
+def test_requesters_of_a_namespace_have_no_more_by_one_reply_than_it_may() -> None:
+    namespace = Namespace(name="acme", prefix="", quota=Quota(mail_bytes=12_000))
+    world = of_two(
+        namespaces=(namespace,),
+        namespace_of=lambda owner: namespace if owner in ("req", "bob") else None,
+    )
+    large = [b"x" * 7_000, b"y" * 7_000]
+    assert world.refused(2, world.reply(2, [0, 1], bodies=large)).code == "limit"
+    assert mail_bytes(world) == (0, 0)
+    assert world.info(1)["held"] == 3
+    world.confirmed(2, world.reply(2, [0], bodies=large[:1]))
+    refused = world.refused(2, world.reply(2, [1, 2], bodies=[b"x" * 3_000] * 2))
+    assert refused.code == "wait"
+    assert "acme" in refused.reason
+    assert world.info(1)["held"] == 2
+
+
 def test_replies_that_cannot_be_divided_go_to_one_requester() -> None:
+    """A client divides what is `too_large`, also one that knows nothing of senders."""
     world = of_two()
     frame = encode([b"x" * 500, b"y" * 500], subject="reply", codec="zstd")
     refused = world.shell.send(2, wire.Reply(1, [0, 1], 77), frames=[frame]).last(wire.Refused)
-    assert (refused.reference, refused.code) == (77, "bad_batch")
+    assert (refused.reference, refused.code) == (77, "too_large")
     world.shell.send(2, wire.Reply(1, [0, 2], 78), frames=[frame])
     assert world.confirmed(2, 78).tracker == 78
+
+
+def test_one_reply_goes_to_a_bounded_number_of_requesters() -> None:
+    world = World()
+    world.worker(2, "ann")
+    world.offer(2)
+    for link in range(10, 75):
+        world.client(link, f"req{link}")
+        world.request(link, b"a", reply_to="shared")
+    assert world.refused(2, world.reply(2, range(65))).code == "too_large"
+    world.confirmed(2, world.reply(2, range(64)))
+    world.confirmed(2, world.reply(2, [64]))
 
 
 def test_a_reply_of_another_count_is_refused() -> None:
