@@ -209,7 +209,7 @@ class Broker:
         )  # fmt: skip
         self._queues: Final = (
             self._matching.queue, self._matching.remains.parts, self._delivery.fallen,
-            pages.queue, *self._on_demand.turns.queues, *self._groups.reader.turns.queues,
+            pages.queue.waiting, *self._on_demand.turns.queues, *self._groups.reader.turns.queues,
             *self._services.queues, *self._mail.queues,
         )  # fmt: skip
         """All queues of runnable work: while they are empty no part is asked."""
@@ -598,7 +598,7 @@ class Broker:
         if on_demand.reads or groups.reads:
             ready.reads = on_demand.reads + groups.reads
             on_demand.reads, groups.reads = [], []
-        if shard.asking:
+        if shard.asking.waiting:
             ready.queries = shard.take_queries()
         if self._bodies.queue:
             ready.bodies = self._bodies.begin_reads()

@@ -95,7 +95,7 @@ class MailboxAdmin:
         """PEEK_MAILs that wait, by link."""
         self._peeking = False
         """Whether a PEEK_MAIL is under way."""
-        self.queues: Final = (self._jobs, self._peeks)
+        self.queues: Final = (self._jobs, self._peeks.waiting)
         """Queues that are all empty while the administration has nothing to do."""
 
     def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
@@ -342,7 +342,7 @@ class MailboxAdmin:
         return (
             bool(self._jobs)
             or bool(self._mailboxes.ended)
-            or (bool(self._peeks) and not self._peeking)
+            or (bool(self._peeks.waiting) and not self._peeking)
         )
 
     def work(self) -> None:

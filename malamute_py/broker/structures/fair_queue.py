@@ -6,7 +6,7 @@ single item. For questions to the journal, reads of history, looks into mailboxe
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -15,33 +15,34 @@ T = TypeVar("T")
 class FairQueue(Generic[K, T]):
     """Distinct items that wait, by owner."""
 
-    __slots__ = ("_waiting",)
+    __slots__ = ("waiting",)
 
     def __init__(self) -> None:
-        self._waiting: dict[K, dict[T, None]] = {}
-        """Owner -> its items, none of them empty; the owners have their turns in this order."""
+        self.waiting: Final[dict[K, dict[T, None]]] = {}
+        """Owner -> its items, none of them empty; the owners have their turns in this order. What
+        looks at many queues in each turn looks at this one: __bool__() costs a call in Python."""
 
     def __bool__(self) -> bool:
-        return bool(self._waiting)
+        return bool(self.waiting)
 
     def add(self, owner: K, item: T) -> None:
         """Let an item wait, after the others of its owner."""
-        self._waiting.setdefault(owner, {})[item] = None
+        self.waiting.setdefault(owner, {})[item] = None
 
     def take(self) -> T:
         """Remove and return the first item of the owner whose turn it is; there must be one."""
-        owner = next(iter(self._waiting))
-        mine = self._waiting.pop(owner)
+        owner = next(iter(self.waiting))
+        mine = self.waiting.pop(owner)
         item = next(iter(mine))
         del mine[item]
         if mine:  # The owner has its next turn after all others.
-            self._waiting[owner] = mine
+            self.waiting[owner] = mine
         return item
 
     def discard(self, owner: K, item: T) -> None:
         """Let an item wait no longer; nothing happens when it does not."""
-        mine = self._waiting.get(owner)
+        mine = self.waiting.get(owner)
         if mine is not None:
             mine.pop(item, None)
             if not mine:
-                del self._waiting[owner]
+                del self.waiting[owner]

@@ -37,7 +37,7 @@ class Turns(Generic[Q, R]):
         self.starved: Final[FairQueue[Link | None, R]] = FairQueue()
         """Readers whose turn came while too many reads were under way, by link; None stands for
         readers of several links."""
-        self.queues: Final = (self.queue, self.starved)
+        self.queues: Final = (self.queue, self.starved.waiting)
         """While all of them are empty, no reader can be served at once."""
         self._under_way: dict[int, R] = {}
         """Token of a read that the shell has not answered -> its reader."""
@@ -47,7 +47,7 @@ class Turns(Generic[Q, R]):
     @property
     def runnable(self) -> bool:
         """Whether some reader can have its turn now."""
-        return bool(self.queue) or (bool(self.starved) and self.may_read)
+        return bool(self.queue) or (bool(self.starved.waiting) and self.may_read)
 
     @property
     def may_read(self) -> bool:
