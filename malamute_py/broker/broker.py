@@ -320,7 +320,6 @@ class Broker:
         if reception.acks:  # Acknowledgements of earlier messages that were put off.
             reception.take_acks()
         if peer is not None:
-            reception.handling = None
             try:
                 reception.receive(peer, commands, frames)
             except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment

@@ -79,8 +79,10 @@ class Reception:
         """Take up the commands of one message in order, each with the frames that it owns.
 
         A command that is refused is answered, and the next one is taken up; a message that is
-        malformed ends the link, and the rest of it is not looked at.
+        malformed ends the link, and the rest of it is not looked at. `handling` tells the caller of
+        an error at which command it came.
         """
+        self.handling = None
         commands_max = self._shard.settings.limits.message_commands_max
         if len(commands) > commands_max:
             self.malformed(
