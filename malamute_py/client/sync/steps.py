@@ -18,7 +18,7 @@ from malamute_py.client.arguments import name_of
 from malamute_py.client.engine.waits import STEP
 from malamute_py.client.position import Confirmation
 from malamute_py.client.session.calls import Properties
-from malamute_py.client.session.step import Step
+from malamute_py.client.session.step import OPEN, Step
 from malamute_py.client.settings import Wait
 from malamute_py.client.sync.link import Pending, ThreadLink
 from malamute_py.client.sync.tables import Tables
@@ -40,6 +40,11 @@ class SyncAtomicStep(Step):
                 'would have the step taken again. Give connect(identity="...")',
             )
         self._link = link
+
+    def __del__(self) -> None:
+        """Have a step that its program let go of give back what it was to acknowledge."""
+        if getattr(self, "lent", None) and self.state == OPEN:  # none: __init__() has failed
+            self._link.dropped(self)
 
     def __enter__(self) -> SyncAtomicStep:
         return self
