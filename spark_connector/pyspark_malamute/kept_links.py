@@ -57,6 +57,10 @@ class KeptLinks:
         """Keep a link."""
         self._links[key] = link
 
+    def is_used(self, key: Key) -> bool:
+        """Whether a use of the link of a key has not ended."""
+        return key in self._users
+
     def drop(self, key: Key) -> None:
         """Close the link of a key, if there is one."""
         _close(self._links.pop(key, None))

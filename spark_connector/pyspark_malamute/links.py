@@ -139,6 +139,17 @@ def drop(options: LinkOptions) -> None:
     KEPT.drop(_link_key(options))
 
 
+def drop_failed(options: LinkOptions, cause: BaseException | None) -> None:
+    """Close this process's link where it may be of no more use: the next use makes another.
+
+    cause: the client's error. After a Timeout the client makes its link anew by itself, so that
+    others who use it go on.
+    """
+    is_alive = isinstance(cause, Timeout) and KEPT.is_used(_link_key(options))
+    if isinstance(cause, Timeout | ConnectionLost) and not is_alive:
+        drop(options)
+
+
 class Broker:
     """The broker as the driver asks it: a question waits while the broker is away."""
 

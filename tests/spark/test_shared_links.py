@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from malamute_protocol.errors import BrokerRefused, ConnectionLost
+from malamute_protocol.errors import BrokerRefused, ConnectionLost, Timeout
 from pyspark_malamute import links
 from pyspark_malamute.errors import BatchChanged, DataLoss, SourceUnavailable
 from pyspark_malamute.kept_links import KEPT
@@ -73,6 +73,23 @@ def test_a_sink_leaves_the_link_of_a_credential_unless_it_failed(kept: Any) -> N
     ):
         raise ConnectionLost("gone")
     assert link.closed, "the next attempt makes another one"
+
+
+def test_a_sink_that_got_no_answer_in_time_leaves_a_link_that_others_use(kept: Any) -> None:
+    options = parse_sink_options(ANN, streaming=True)
+
+    def fail() -> None:
+        with own_link(options, "spark-1"), links.explained(options, "publish"):
+            raise Timeout("no answer")
+
+    link = kept(options)
+    with links.in_use(options):
+        with pytest.raises(SourceUnavailable):
+            fail()
+        assert not link.closed, "the client makes its link anew by itself"
+    with pytest.raises(SourceUnavailable):
+        fail()
+    assert link.closed
 
 
 def test_a_sink_closes_the_link_of_an_identity_that_it_asked_for(kept: Any) -> None:
