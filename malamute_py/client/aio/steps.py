@@ -27,7 +27,10 @@ from malamute_py.client.words import ConfirmAt
 
 
 class AtomicStep(Step):
-    """One step, taken as a whole when its `async with` block ends without an exception."""
+    """One step, taken as a whole when its `async with` block ends without an exception.
+
+    One that the program lets go of, without a commit, is given up as by an exception.
+    """
 
     __slots__ = ("_link",)
 

@@ -26,7 +26,10 @@ from malamute_py.client.words import ConfirmAt
 
 
 class SyncAtomicStep(Step):
-    """One step, taken as a whole when its `with` block ends without an exception."""
+    """One step, taken as a whole when its `with` block ends without an exception.
+
+    One that the program lets go of, without a commit, is given up as by an exception.
+    """
 
     __slots__ = ("_link",)
 
