@@ -57,9 +57,18 @@ class KeptLinks:
         """Keep a link."""
         self._links[key] = link
 
-    def drop(self, key: Key) -> None:
-        """Close the link of a key, if there is one."""
-        _close(self._links.pop(key, None))
+    def is_used(self, key: Key) -> bool:
+        """Whether a use of the link of a key has not ended."""
+        return key in self._users
+
+    def drop(self, key: Key, link: SyncClient | None = None) -> None:
+        """Close the link of a key, if there is one.
+
+        link: one that is over: another that was made since for the key is others', and stays.
+        """
+        if link is None or self._links.get(key) is link:
+            link = self._links.pop(key, None)
+        _close(link)
 
     def close(self) -> None:
         """Close all links, at the end of the process."""

@@ -139,6 +139,21 @@ def drop(options: LinkOptions) -> None:
     KEPT.drop(_link_key(options))
 
 
+def drop_failed(options: LinkOptions, cause: BaseException | None) -> None:
+    """Close this process's link, unless it serves others still: the next use makes another.
+
+    cause: the client's error. After a Timeout the client makes its link anew by itself; a link that
+    is open after ConnectionLost is another one, made since.
+    """
+    key = _link_key(options)
+    found = KEPT.get(key)
+    if found is None or not isinstance(cause, Timeout | ConnectionLost):
+        return
+    may_serve = isinstance(cause, Timeout) or found.linked
+    if not (may_serve and KEPT.is_used(key)):
+        drop(options)
+
+
 class Broker:
     """The broker as the driver asks it: a question waits while the broker is away."""
 
@@ -202,7 +217,7 @@ class Broker:
         with self._opening:
             if self._client is client:
                 self._client = None
-                drop(self._options)
+                KEPT.drop(_link_key(self._options), client)
 
     @property
     def asked(self) -> bool:

@@ -19,7 +19,7 @@ import msgspec
 from pyspark.sql.datasource import WriterCommitMessage
 
 from malamute_protocol.batch import encode
-from malamute_protocol.errors import BrokerRefused, ConnectionLost, LocalProtocolError, Timeout
+from malamute_protocol.errors import BrokerRefused, LocalProtocolError
 from malamute_protocol.limits import Limits
 from malamute_py.client.position import Confirmation
 from malamute_py.client.session.lanes import limits_of
@@ -198,15 +198,15 @@ def own_link(options: SinkOptions, identity: str) -> Iterator[SinkOptions]:
     """Give the options of a link with an identity of its own, unless a credential has one.
 
     The link is in use while the body runs. That of a credential stays for what the process does
-    next, unless it has failed: then the next attempt is to make another one.
+    next, unless it has failed and no one else uses it, or the client is over: then the next attempt
+    is to make another one.
     """
     own_options = options.named(identity)
     try:
         with links.in_use(own_options):
             yield own_options
     except SourceUnavailable as error:
-        if isinstance(error.__cause__, Timeout | ConnectionLost):
-            links.drop(own_options)
+        links.drop_failed(own_options, error.__cause__)
         raise
     finally:
         if not own_options.has_credential:

@@ -36,6 +36,8 @@ _RECORD_COLUMNS: Final = (
     "stream", "offset", "append_time", "client_time", "subject", "keys", "fields",
 )  # fmt: skip
 """Columns beside the schema's that option `columns` may name."""
+_SHARED_COLUMNS: Final = frozenset({"subject", "keys", "fields"})
+"""Those of which a value may be shared by many rows."""
 _TYPE_IN_SPARK: Final = {
     _arrow.uint8(): _arrow.int16(),
     _arrow.uint16(): _arrow.int32(),
@@ -116,7 +118,10 @@ class TypedGather:
 
     def pieces(self, batch: Batch) -> Iterator[Batch]:
         """A batch in parts; as a rule it is one. Columns of the header repeat what rows share."""
-        yield from in_pieces(batch, header_bytes_max(batch.content.table, self.schema.names))
+        if _SHARED_COLUMNS.isdisjoint(self.schema.names):  # then the header need not be read
+            yield batch
+        else:
+            yield from in_pieces(batch, header_bytes_max(batch.content.table, self.schema.names))
 
     def add(self, batch: Batch) -> None:
         """Take in the delivered rows of a batch.

@@ -594,3 +594,31 @@ async def test_what_is_said_of_a_record_after_the_end_is_told_at_once(shell: Any
     await shell.do("flush")
     await shell.do("close")
     assert not await shell.call(member.renew, record, timeout_ms=None)
+
+
+@pytest.mark.parametrize("closed", [True, False], ids=["closed", "dropped"])
+async def test_a_step_that_its_program_lets_go_of_keeps_no_member_in_its_group(
+    shell: Any, closed: bool
+) -> None:
+    await shell.do("publish_many", "s", [b"a", b"b"])
+    member, step = joined(shell), shell.client.atomic()
+    step.ack(await shell.call(member.next_batch))
+    if closed:
+        await shell.call(member.close)
+    member = None
+    step = None
+    gc.collect()  # the sync client's thread notices with its next turn
+    async with asyncio.timeout(WAIT_S):
+        while (await shell.do("group_info", "s", "readers")).members:
+            pass  # each answer takes a turn of the broker
+    assert [record.body for record in await shell.take(joined(shell), 2)] == [b"a", b"b"]
+
+
+async def test_a_step_may_be_committed_after_its_member_was_let_go_of(shell: Any) -> None:
+    await shell.do("publish_many", "s", [b"a", b"b"])
+    step = shell.client.atomic()
+    [first] = await shell.take(joined(shell), 1)
+    step.ack(first)
+    gc.collect()
+    await shell.call(step.commit)
+    assert [record.body for record in await shell.take(joined(shell), 1)] == [b"b"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from malamute_protocol.errors import BrokerRefused, ConnectionLost
+from malamute_protocol.errors import BrokerRefused, ConnectionLost, Timeout
 from pyspark_malamute import links
 from pyspark_malamute.errors import BatchChanged, DataLoss, SourceUnavailable
 from pyspark_malamute.kept_links import KEPT
@@ -27,6 +27,7 @@ class Link:
     """A link that was made before, of which others may be users, at a broker without sinks."""
 
     identity = "ann"
+    linked = True
 
     def __init__(self) -> None:
         self.closed = False
@@ -73,6 +74,48 @@ def test_a_sink_leaves_the_link_of_a_credential_unless_it_failed(kept: Any) -> N
     ):
         raise ConnectionLost("gone")
     assert link.closed, "the next attempt makes another one"
+
+
+@pytest.mark.parametrize(("cause", "linked"), [(Timeout, False), (ConnectionLost, True)])
+def test_a_sink_that_failed_leaves_a_link_that_serves_others(
+    kept: Any, cause: type[Exception], linked: bool
+) -> None:
+    """It makes itself anew after a Timeout, or was made by another after the one that was lost."""
+    options = parse_sink_options(ANN, streaming=True)
+
+    def fail() -> None:
+        with own_link(options, "spark-1"), links.explained(options, "publish"):
+            raise cause("gone")
+
+    link = kept(options)
+    link.linked = linked
+    with links.in_use(options):
+        with pytest.raises(SourceUnavailable):
+            fail()
+        assert not link.closed
+        if cause is ConnectionLost:
+            link.linked = False
+            with pytest.raises(SourceUnavailable):
+                fail()
+            assert link.closed, "it is over"
+            return
+    with pytest.raises(SourceUnavailable):
+        fail()
+    assert link.closed, "nobody else uses it"
+
+
+def test_a_link_that_is_over_takes_none_along_that_was_made_since(kept: Any) -> None:
+    options = parse_options(ANN)
+    first = kept(options)
+    broker: Any = links.Broker(options)
+    assert broker._opened() is first
+    second = kept(options)
+    broker._forget(first)
+    assert first.closed
+    assert not second.closed
+    assert broker._opened() is second
+    broker.close()
+    assert second.closed
 
 
 def test_a_sink_closes_the_link_of_an_identity_that_it_asked_for(kept: Any) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from datetime import datetime, timedelta
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
@@ -13,6 +15,7 @@ from pyspark.sql.types import StructType
 from malamute_protocol.batch import Batch
 from malamute_py.client.sync.client import SyncClient
 from pyspark_malamute.errors import MalamuteSourceError, OptionError
+from pyspark_malamute.options import parse_options
 from pyspark_malamute.source import DefaultSource
 from pyspark_malamute.typed import TypedGather
 
@@ -176,3 +179,26 @@ def test_what_rows_share_is_made_only_where_it_is_named_and_in_bounded_pieces(
     assert found[2:] == [{"keys": ["x" * 100], "subject": "x" * 100}] * 100
     assert sum(added) == 102
     assert max(added) < 20
+
+
+@pytest.mark.parametrize(("beside", "reads"), [("offset", False), ("subject", True)])
+def test_the_header_of_a_batch_is_read_only_for_its_columns(beside: str, reads: bool) -> None:
+    class Headed:
+        """A batch of very many subjects, whose header takes its time to be read."""
+
+        read = False
+
+        def __len__(self) -> int:
+            return 1
+
+        @property
+        def content(self) -> Any:
+            self.read = True
+            return SimpleNamespace(table=SimpleNamespace(subject_bytes=10))
+
+    schema: Any = pa.schema([(beside, pa.string()), ("carrier", pa.string())])
+    options = parse_options({"endpoint": "tcp://127.0.0.1:9797", "stream": "s"})
+    gather = TypedGather(msgspec.structs.replace(options, typed=schema.serialize().to_pybytes()))
+    batch: Any = Headed()
+    assert list(gather.pieces(batch)) == [batch]
+    assert batch.read == reads

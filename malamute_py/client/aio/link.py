@@ -48,6 +48,7 @@ from malamute_py.client.session.events import (
 from malamute_py.client.session.memberships import Membership
 from malamute_py.client.session.publisher import confirmations
 from malamute_py.client.session.session import Session
+from malamute_py.client.session.step import Step
 from malamute_py.client.settings import DEFAULT_WAIT, ClientSettings, Wait
 
 if TYPE_CHECKING:
@@ -140,8 +141,8 @@ class LoopLink:
             self.session: self.quiet,
         }
         """Object of which callers wait for news -> its waker; see until()."""
-        self._dropped: deque[Watched] = deque()
-        """Readers that programs dropped, perhaps amid a step: the next step closes them."""
+        self._dropped: deque[Watched | Step] = deque()
+        """Readers and open steps that programs dropped, perhaps amid a turn: the next ends them."""
         self.wake_up()
 
     # --- turning ---------------------------------------------------------------------------
@@ -599,7 +600,7 @@ class LoopLink:
         """Drop the waker of an object that no caller waits for any more."""
         self._arrivals.pop(opened, None)
 
-    def dropped(self, opened: Watched) -> None:
+    def dropped(self, opened: Watched | Step) -> None:
         """Have the next step close what a program never closed, as its object was collected.
 
         A finalizer of the object calls this, in any thread and amid any other call.

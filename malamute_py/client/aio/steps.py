@@ -21,13 +21,16 @@ from malamute_py.client.arguments import name_of
 from malamute_py.client.engine.waits import STEP
 from malamute_py.client.position import Confirmation
 from malamute_py.client.session.calls import Properties
-from malamute_py.client.session.step import Step
+from malamute_py.client.session.step import OPEN, Step
 from malamute_py.client.settings import Wait
 from malamute_py.client.words import ConfirmAt
 
 
 class AtomicStep(Step):
-    """One step, taken as a whole when its `async with` block ends without an exception."""
+    """One step, taken as a whole when its `async with` block ends without an exception.
+
+    One that the program lets go of, without a commit, is given up as by an exception.
+    """
 
     __slots__ = ("_link",)
 
@@ -41,6 +44,11 @@ class AtomicStep(Step):
                 'would have the step taken again. Give connect(identity="...")',
             )
         self._link = link
+
+    def __del__(self) -> None:
+        """Have a step that its program let go of give back what it was to acknowledge."""
+        if getattr(self, "lent", None) and self.state == OPEN:  # none: __init__() has failed
+            self._link.dropped(self)
 
     async def __aenter__(self) -> AtomicStep:
         return self

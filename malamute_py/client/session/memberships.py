@@ -551,7 +551,9 @@ class Membership(Standing):
                     f"records beyond what DELIVER names, of subscription {self.number}",
                 )
         for found in unreadable:
-            self._acknowledge_unreadable(command, found)
+            following = batches[found.place : found.place + 1]  # the readable batch after it
+            until = int(following[0].offsets[0]) if following else command.next
+            self._acknowledge_unreadable(found, until)
         # A member that leaves takes no more: the broker gives its records to others.
         for batch in () if self.leaving else batches:
             # Records that the reader has already took credit, too.
@@ -573,16 +575,17 @@ class Membership(Standing):
             self.queue.append(held)
             self._queued_bytes += held.stamp.size
 
-    def _acknowledge_unreadable(self, command: Deliver, found: Unreadable) -> None:
+    def _acknowledge_unreadable(self, found: Unreadable, until: int) -> None:
         """Tell of a batch that cannot be read, and be done with its records.
 
         No member could read them: they would be handed from one to the next for ever. Those of a
         derived batch (made of rows of others, so their offsets cannot be told) stay where they are.
+        until: where the next readable batch begins, or the delivery ends.
         """
         first, ranges = found.stamp.base_offset, found.ranges
         self._received_records += found.records
         self._received_bytes += found.size
-        self.queue.append(GapNotice(first, found.end(command.next), "damaged", found.reason))
+        self.queue.append(GapNotice(first, found.end(until), "damaged", found.reason))
         if ranges:
             self._memberships.acks.add(self, DONE, ranges)
 

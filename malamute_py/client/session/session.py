@@ -54,6 +54,7 @@ from malamute_py.client.session.publisher import Publisher
 from malamute_py.client.session.receiver import Opened
 from malamute_py.client.session.receivers import Receivers
 from malamute_py.client.session.requests import AwaitedReplies, PendingRequests, Replies
+from malamute_py.client.session.step import Step
 from malamute_py.client.session.steps import Steps
 from malamute_py.client.session.subscription import SubscribeOptions, SubscriptionState
 from malamute_py.client.session.suspects import BLAMED, Suspects
@@ -400,9 +401,11 @@ class Session:
         else:
             self.receivers.end(opened)
 
-    def drop(self, watched: Watched) -> None:
+    def drop(self, watched: Watched | Step) -> None:
         """End, in order, something that no caller holds a reference to any more."""
-        if isinstance(watched, MailboxView):
+        if isinstance(watched, Step):
+            watched.give_up()
+        elif isinstance(watched, MailboxView):
             self.mailboxes.close(watched)
         elif isinstance(watched, Offering):
             self.offerings.close(watched)

@@ -46,6 +46,7 @@ from malamute_py.client.session.events import (
 from malamute_py.client.session.memberships import Membership
 from malamute_py.client.session.publisher import confirmations
 from malamute_py.client.session.session import Session
+from malamute_py.client.session.step import Step
 from malamute_py.client.settings import ClientSettings, Wait
 
 if TYPE_CHECKING:
@@ -124,8 +125,8 @@ class ThreadLink:
         self._waiting = 0
         """Callers that wait."""
         self._on_link = on_link
-        self._dropped: deque[Watched] = deque()
-        """Readers that programs dropped, perhaps amid a step: the next step closes them."""
+        self._dropped: deque[Watched | Step] = deque()
+        """Readers and open steps that programs dropped, perhaps amid a turn: the next ends them."""
         self._awake = True
         """Whether the thread does a step before it sleeps again: it need not be woken."""
         self._stopping = False
@@ -160,7 +161,7 @@ class ThreadLink:
         finally:
             self._waiting -= 1
 
-    def dropped(self, opened: Watched) -> None:
+    def dropped(self, opened: Watched | Step) -> None:
         """Have the next step close what a program never closed, as its object was collected.
 
         A finalizer of the object calls this, amid anything, the lock held by this very thread

@@ -111,6 +111,12 @@ def test_of_a_derived_batch_that_is_none_a_member_is_told_all_that_it_may_have_h
     gap = script.member.take()
     assert isinstance(gap, GapNotice)
     assert (gap.from_offset, gap.to_offset) == (4, 25)
+    derived = Stamp.unpack(stamp)._replace(flags=DERIVED, base_offset=30).pack()
+    frames = [derived + content, *stamped(good(2), 40)]
+    script.say(c.Deliver(script.member.number, 30, 50, 3), frames=frames)
+    gap = script.member.take()
+    assert isinstance(gap, GapNotice)
+    assert (gap.from_offset, gap.to_offset) == (30, 40), "the next batch is no part of it"
 
 
 def test_what_was_damaged_on_its_way_ends_the_link_and_is_asked_for_again() -> None:
