@@ -99,7 +99,6 @@ LOOK_INSIDE := tests/broker/test_hostile_batches.py::test_batches_with_reserved_
     tests/broker/services/test_administration.py::test_a_service_that_is_removed_leaves_its_dead_letters_where_they_are \
     tests/broker/groups/test_dead_letters.py::test_a_requeue_looks_at_one_portion_a_turn_where_nothing_is_to_be_put_back \
     tests/broker/groups/test_dead_letters.py::test_a_requeue_during_which_the_group_is_reset_or_removed_says_which \
-    tests/broker/services/test_administration.py::test_a_page_of_services_is_found_in_bounded_pieces \
     tests/broker/mail/test_inboxes.py::test_an_acknowledgement_of_many_ranges_looks_for_a_batch_once \
     tests/broker/groups/test_many_members.py::test_members_that_leave_together_are_divided_once \
     tests/matcher/test_numbers_and_memo.py::test_nothing_is_left_of_conjunctions_once_they_are_all_discarded \

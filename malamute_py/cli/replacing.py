@@ -25,7 +25,13 @@ def replace_whole(path: Path, text: str) -> None:
         fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(fd, "w", encoding="utf-8") as out:
             if owner is not None and owner != (os.geteuid(), os.getegid()):
-                os.fchown(out.fileno(), *owner)
+                try:
+                    os.fchown(out.fileno(), *owner)
+                except PermissionError as error:
+                    # A group that the person is not in, and that may not read the file, is let go.
+                    if owner[0] != os.geteuid() or mode & 0o040:
+                        reason = "you may not give a new file its owner and group"
+                        raise PermissionError(error.errno, reason, str(path)) from error
             os.fchmod(out.fileno(), mode)
             out.write(text)
             out.flush()

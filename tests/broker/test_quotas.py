@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any
 
+import msgspec
 import pytest
 
 from malamute_protocol import commands as wire
@@ -118,6 +119,22 @@ def test_what_was_given_back_can_be_had_again(resource: str) -> None:
         box.run()
     assert not [r for r in refused(box, 1) if r.code == "limit"]
     assert not box.broker._shard.quotas.of("anna").held[resource]
+
+
+@pytest.mark.parametrize("resource", ["subscriptions", "groups", "offers"])
+def test_patterns_of_all_receivers_count_on_one_quota(resource: str) -> None:
+    size = len(msgspec.msgpack.encode(ALL))
+    box = post(Quota(pattern_bytes=3 * size + 1))
+    box.publish(3, "shared", [b"a"])
+    for at in range(10, 14):
+        commands, _ = MAKES[resource](at)
+        box.send(1, *commands)
+    (answer,) = refused(box, 1)
+    assert (answer.code, answer.reference) == ("limit", 13)
+    assert f"quotas.pattern_bytes is {3 * size + 1}" in answer.reason
+    assert box.broker._shard.quotas.of("anna").held["pattern_bytes"] == 3 * size
+    box.send(1, wire.Unsubscribe(10), *commands)
+    assert len(refused(box, 1)) == 1
 
 
 def test_what_ends_with_a_link_is_given_back_with_it() -> None:

@@ -265,3 +265,23 @@ def test_a_broker_that_does_not_answer_a_password_may_pause_its_user(
         told = run_cli("--endpoint", endpoint, "--connect-timeout", "200ms", "stream", "ls")
     assert told.code == 3
     assert "no answer; after wrong passwords a broker does not answer" in told.err
+
+
+def test_a_group_that_the_person_is_not_in_and_that_may_not_read_is_no_hindrance(
+    m: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    m("context", "add", "one").ok()
+
+    def refused(fd: int, *owner: int) -> None:
+        raise PermissionError(errno.EPERM, "operation not permitted")
+
+    monkeypatch.setattr(os, "getegid", lambda: 54_321)
+    monkeypatch.setattr(os, "fchown", refused)
+    m("context", "add", "two").ok()
+    contexts.file().chmod(0o640)
+    told = m("context", "add", "three")  # of a file that its readers would lose
+    assert told.code == 1
+    assert told.err == (
+        f"error: {contexts.file()}: you may not give a new file its owner and group\n"
+    )
+    assert list(contexts.Contexts.load().contexts) == ["one", "two"]

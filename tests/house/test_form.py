@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import importlib
 import os
+import re
 import subprocess
 import sys
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -99,3 +100,13 @@ def test_a_driver_ends_in_failure_in_another_form_than_the_one_asked_for() -> No
 def test_nothing_compiled_lies_beside_the_sources() -> None:
     folders = {(ROOT / module).parent for module in MODULES}
     assert [path for folder in folders for path in Path(folder).glob("*.so")] == []
+
+
+def test_tests_that_the_compiled_modules_are_spared_are_there() -> None:
+    text = (ROOT / "Makefile").read_text()
+    begin, end = text.index("LOOK_INSIDE :="), text.index("test-compiled:")
+    named = re.findall(r"(tests/[\w/]+\.py)(?:::(\w+))?", text[begin:end])
+    assert len(named) > 15
+    for path, test in named:
+        assert not test or f"def {test}(" in (ROOT / path).read_text(), test
+        assert (ROOT / path).is_file()

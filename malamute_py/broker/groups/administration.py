@@ -18,7 +18,7 @@ from malamute_py.broker.context import Shard
 from malamute_py.broker.groups.group import Group
 from malamute_py.broker.groups.member import Member
 from malamute_py.broker.links.link import Link
-from malamute_py.broker.log.answers import Answer, Answers
+from malamute_py.broker.log.answers import RESULT_BYTES_MAX, Answer, Answers
 from malamute_py.broker.log.pages import Entries, Pages
 from malamute_py.broker.log.steps import Steps, Then
 from malamute_py.broker.mail.mailboxes import Mailboxes
@@ -27,6 +27,8 @@ from malamute_py.broker.streams.named import Named, Place
 from malamute_py.changelog.records import GroupEdited, GroupRemoved
 from malamute_py.changelog.settings import GroupSettings, queue_settings
 
+BESIDE_BYTES: Final = 2_000
+"""Bytes of an answer beside a group's facts and members: an absent holder, and what frames all."""
 _UNKNOWN: Final[dict[str, Any]] = {
     "link": 0, "subscription": 0, "held": 0, "since_ms": 0, "oldest_ms": 0, "credit_records": 0,
     "lease_ms": 0, "aside": False, "holds": False,
@@ -187,18 +189,7 @@ class GroupAdministration:
         """
         holdings, stream, row = group.holdings, group.stream, group.row
         low = holdings.low
-        count = len(group.members)
-        told: Entries[dict[str, Any]] = Entries(count, count)  # Bounded in bytes alone.
-        told.add_all(self._member_facts(group, member) for member in group.members)
-        members = told.found
-        absent = group.absent_holder
-        if absent is not None:
-            # A holder from before the broker began is known by its identity only.
-            lost = self._member_facts(group, absent) if isinstance(absent, Member) else {
-                **_UNKNOWN, "identity": absent.identity,
-            }  # fmt: skip
-            members.append({**lost, "returns_ms": group.returns_ms})
-        return {
+        facts: dict[str, Any] = {
             "stream": stream.name,
             "group": group.name,
             "kind": group.kind,
@@ -221,8 +212,23 @@ class GroupAdministration:
             "attempts": _attempts(group),
             **self._mailboxes.letters_in(group.dead_letters, group.default_dead_letters),
             "settings": msgspec.structs.asdict(row.settings),
-            "members": members,
         }
+        room = RESULT_BYTES_MAX - BESIDE_BYTES - len(msgspec.msgpack.encode(facts))
+        return {**facts, "members": self._members_facts(group, room)}
+
+    def _members_facts(self, group: Group, bytes_max: int) -> list[dict[str, Any]]:
+        """Return the facts of as many members as fit, and of a holder that is absent."""
+        count = len(group.members)
+        told: Entries[dict[str, Any]] = Entries(count, count, bytes_max)
+        told.add_all(self._member_facts(group, member) for member in group.members)
+        absent = group.absent_holder
+        if absent is not None:
+            # A holder from before the broker began is known by its identity only.
+            lost = self._member_facts(group, absent) if isinstance(absent, Member) else {
+                **_UNKNOWN, "identity": absent.identity,
+            }  # fmt: skip
+            told.found.append({**lost, "returns_ms": group.returns_ms})
+        return told.found
 
     def _member_facts(self, group: Group, member: Member) -> dict[str, Any]:
         """Return a member's facts for an answer, as SPEC.md has their names.

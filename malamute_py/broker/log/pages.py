@@ -38,11 +38,14 @@ class Entries(Generic[Entry]):
 
     __slots__ = ("_left", "_limit", "found")
 
-    def __init__(self, limit: int, page_max: int) -> None:
-        """limit: entries that the caller asks for; page_max: those that a page has at most."""
+    def __init__(self, limit: int, page_max: int, bytes_max: int | None = None) -> None:
+        """limit: entries that the caller asks for; page_max: those that a page has at most.
+
+        bytes_max: bytes of them; None: those of a page.
+        """
         self.found: Final[list[Entry]] = []
         self._limit = max(1, min(limit, page_max))
-        self._left = PAGE_BYTES
+        self._left = PAGE_BYTES if bytes_max is None else bytes_max
 
     def add(self, entry: Entry) -> bool:
         """Add an entry; False: the page is full, and the entry is the first of the next page."""

@@ -50,6 +50,9 @@ LEVEL_NAMES: Final = {number: name for name, number in LEVELS.items()}
 _ASKED_LEVELS: Final = {name: n for name, n in LEVELS.items() if n <= Level.SYNCED}
 """Levels that a caller may ask for; `replicated` is reserved."""
 
+_LOST: Final = frozenset({"unknown_producer", "too_large"})
+"""Refusals of OPEN_PRODUCER for a producer that cannot go on: it is forgotten, or has written to so
+many streams that no answer has their sequences."""
 _PASSING: Final = frozenset({"full", "disk_full", "journal_failed"})
 """Codes that fail what is published now and say nothing of what is published later."""
 AHEAD: Final = 2
@@ -323,8 +326,8 @@ class Publisher(Lanes[OutgoingRecords]):
         if request != self._producer_request:
             return False
         self._producer_request = 0
-        if error.code == "unknown_producer" and self._producer_id:
-            # Its records may be in the log under the forgotten id: this is where
+        if error.code in _LOST and self._producer_id:
+            # Its records may be in the log under the id that is lost: this is where
             # exactly once becomes at least once, so it is counted. Without an id the next
             # OPEN_PRODUCER asks for a new producer.
             self.producers_lost += 1

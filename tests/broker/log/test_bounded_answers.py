@@ -11,6 +11,7 @@ import pytest
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
 from malamute_protocol.limits import DEFAULT_LIMITS, Limits
+from malamute_py.broker.groups import administration
 from malamute_py.broker.limits import Namespace
 from malamute_py.broker.log import pages
 from malamute_py.broker.mail.telling import ALWAYS_NAMED, named_rows
@@ -135,16 +136,29 @@ def test_a_page_of_long_settings_is_one_that_a_client_takes() -> None:
     assert count > 1
 
 
-def test_a_group_tells_of_as_many_members_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["g", "g*"])
+def test_a_group_tells_of_as_many_members_as_an_answer_has_room_for(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Their count is that of the entries, for metrics and lists: a page's bound is too low."""
     shell = group_world.world()
     for link in range(2, 32):
         group_world.join(shell, link)
-    ask = wire.GroupInfo(5, "s", "g")
-    assert len(shell.send(1, ask).last(wire.Result).value["members"]) == 30
+
+    def told() -> tuple[list[int], int]:
+        value = shell.send(1, wire.GroupInfo(5, "s", name)).last(wire.Result).value
+        (entry,) = value.get("entries", [value])
+        return [member["link"] for member in entry["members"]], size_of(value)
+
     monkeypatch.setattr(pages, "PAGE_BYTES", 2_000)
-    members = shell.send(1, ask).last(wire.Result).value["members"]
-    assert [member["link"] for member in members] == list(range(2, 2 + len(members)))
-    assert 5 < len(members) < 20
+    links, size = told()
+    assert links == list(range(2, 32))
+    most = size - 500 + administration.BESIDE_BYTES
+    monkeypatch.setattr(administration, "RESULT_BYTES_MAX", most)
+    links, size = told()
+    assert links == list(range(2, 2 + len(links)))
+    assert 20 < len(links) < 30
+    assert size < most
 
 
 def test_an_answer_that_no_client_would_take_is_refused_and_the_link_goes_on() -> None:

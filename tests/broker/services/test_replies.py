@@ -211,6 +211,22 @@ def test_each_requester_has_its_own_replies_on_its_quota(memory: bool, last: boo
     assert mail_bytes(world) == (0, 0)
 
 
+def test_each_requester_is_told_which_of_its_requests_are_answered() -> None:
+    world = World()
+    world.client(1, "req")
+    world.worker(2, "ann")
+    world.client(3, "bob")
+    world.offer(2)
+    world.request(1, b"a", b"b", b"c", reply_to="shared", key=b"k")
+    world.request(3, b"d", b"e", reply_to="shared", key=b"l")
+    first = world.numbers(2)[0]
+    order = [first + row for row in (2, 3, 0, 4, 1)]  # of bob: 3 and 4
+    world.confirmed(2, world.reply(2, order, bodies=[b"c", b"d", b"a", b"e", b"b"]))
+    mails = {id(letter.mail): letter for letter in letters(world, 1, "shared")}.values()
+    assert [letter.mail.about for letter in mails] == [[(b"k", 2, 1), (b"k", 0, 2)], [(b"l", 0, 2)]]
+    assert [letter.body for letter in letters(world, 1, "shared")] == [b"c", b"a", b"b", b"d", b"e"]
+
+
 def test_a_reply_beyond_the_quota_of_one_of_its_requesters_does_nothing() -> None:
     world = of_two(quota=lambda name: Quota(mail_bytes=2_000) if name == "bob" else Quota())
     large = [b"x", b"y" * 5_000, b"z"]

@@ -236,13 +236,15 @@ def test_a_log_that_lost_confirmed_records_gets_the_sequence_that_it_expects() -
     script.contents()[-1].verify()
 
 
-def test_a_forgotten_producer_is_replaced_and_counted() -> None:
+@pytest.mark.parametrize("code", ["unknown_producer", "too_large"])
+def test_a_producer_that_cannot_go_on_is_replaced_and_counted(code: str) -> None:
+    """A client of very many streams, whose sequences no answer can have, wrote nothing any more."""
     script = ready()
     script.publish(b"a")
     script.step()
     [asked] = script.reconnect()
     assert isinstance(asked, c.OpenProducer)
-    [fresh] = script.say(c.Refused(22, asked.request, "unknown_producer", "who?"))
+    [fresh] = script.say(c.Refused(22, asked.request, code, "who?"))
     assert isinstance(fresh, c.OpenProducer)
     assert fresh.id == 0
     script.open_producer(number=9)
