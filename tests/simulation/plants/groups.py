@@ -124,7 +124,7 @@ PLANTS: dict[str, Planted] = {
     ),
     "record-attempts-in-memory": Planted(
         "work", "an attempt that a lost link has ended is counted in memory only",
-        _record_attempts_in_memory, codes("attempts", "dead"), 60, 40,
+        _record_attempts_in_memory, codes("attempts", "dead"), 60, 200,
     ),
     "dead-record-not-done": Planted(
         "work", "a record is put among the dead letters, and comes to be put again",
