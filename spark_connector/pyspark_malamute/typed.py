@@ -37,7 +37,7 @@ _RECORD_COLUMNS: Final = (
 )  # fmt: skip
 """Columns beside the schema's that option `columns` may name."""
 _SHARED_COLUMNS: Final = frozenset({"subject", "keys", "fields"})
-"""Those of which a value may be shared by many rows."""
+"""Record columns of which many rows may share a value."""
 _TYPE_IN_SPARK: Final = {
     _arrow.uint8(): _arrow.int16(),
     _arrow.uint16(): _arrow.int32(),
