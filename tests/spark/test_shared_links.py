@@ -101,7 +101,7 @@ def test_a_sink_that_failed_leaves_a_link_that_serves_others(
             return
     with pytest.raises(SourceUnavailable):
         fail()
-    assert link.closed, "nobody else uses it"
+    assert link.closed, "no other user has it"
 
 
 def test_a_link_that_is_over_takes_none_along_that_was_made_since(kept: Any) -> None:

@@ -638,11 +638,7 @@ class Publishing:
             self._confirms.refuse(waiter, code, reason, retry_ms)
 
     def ring_failed(self, ring: RingState, code: str, reason: str) -> None:
-        """Fail a ring that takes nothing more: what waits for it is refused.
-
-        Called when the journal could not write or sync it, and for the own ring of a stream that
-        was removed (Catalogue._remove_ring, code `stream_removed`).
-        """
+        """Fail a ring that cannot be written, or whose stream is removed: what waits is refused."""
         ring.failed = (code, reason)
         kept = [queued for queued in self._queue if queued.ring is not ring]
         dropped = [queued for queued in self._queue if queued.ring is ring]

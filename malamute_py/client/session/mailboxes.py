@@ -200,10 +200,8 @@ class OpenedMailbox(Opened):
                 else:
                     found = {number for number in self.in_hand if first <= number < end}
                 self.in_hand -= found
-                if found and len(found) == end - first:
-                    mine.append((first, end))
-                else:
-                    mine += [(number, number + 1) for number in sorted(found)]
+                has_all = len(found) == end - first > 0
+                mine += [(first, end)] if has_all else ranges_of_numbers(found)
         if again_ms < 0:
             for first, end in mine:
                 self._acked.update(range(first, end))
@@ -311,10 +309,7 @@ class OpenedMailbox(Opened):
         """Wait: an acknowledgement of each by itself, or the link's end, tells whose they are."""
 
     def give_back(self, numbers: list[int]) -> None:
-        """Have the broker hand out messages again that came back from a step whose caller has gone.
-
-        No program knows that they are in hand again: see Step.give_back_untold.
-        """
+        """Have the broker hand out again what no program knows of: see Step.give_back_untold."""
         mine = ranges_of_numbers(number for number in numbers if number in self.in_hand)
         if mine and not self.ended:
             self.ack(mine, again_ms=0)

@@ -192,17 +192,11 @@ class Session:
             self._deadline_ms = now_ms + self.settings.attempt_ms
             self._transport = Connect(self.attempts.next_endpoint())
             self._link = Link(Side.CLIENT)
-            self._commands = [
-                wire.Hello(
-                    VERSIONS,
-                    self.id,
-                    self.settings.identity,
-                    self.settings.software,
-                    self.settings.heartbeat_ms,
-                    int(Feature.TYPED),
-                    self._former_number(),
-                )
-            ]
+            hello = wire.Hello(
+                VERSIONS, self.id, self.settings.identity, self.settings.software,
+                self.settings.heartbeat_ms, int(Feature.TYPED), self._former_number(),
+            )  # fmt: skip
+            self._commands = [hello]
         elif self.state is LinkState.CONNECTING and now_ms >= self._deadline_ms:
             self.lost("silent", "no answer to HELLO within the time of one attempt", now_ms)
         elif self.state is LinkState.LINKED:
@@ -467,10 +461,7 @@ class Session:
         return events
 
     def _others_wait(self) -> bool:
-        """Whether something besides records waits to leave: then records wait for no company.
-
-        The publisher asks, which else holds records back to fill their batch.
-        """
+        """Whether something else waits to leave: then the publisher holds no records back."""
         return (
             any(outgoing.waits for outgoing in self.outgoing if outgoing is not self.publisher)
             or self.pending.waits
