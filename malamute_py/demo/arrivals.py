@@ -18,7 +18,7 @@ _VERY_LATE: Final = 0.003
 
 
 def lateness_ms(count: int, seed: int) -> Any:
-    """Milliseconds from each record's time to its arrival: an array of whole hours, mostly 0.
+    """Return milliseconds from each record's time to its arrival: whole hours, mostly 0.
 
     seed: the same one gives the same array.
     """

@@ -46,7 +46,7 @@ class Flights:
         return len(self.bodies)
 
     def slice(self, start: int, stop: int) -> Flights:
-        """Rows [start, stop) as a table of their own; row numbers stay."""
+        """Return rows [start, stop) as a table that is published by itself; row numbers stay."""
         part = slice(start, stop)
         return Flights(
             self.subjects[part], self.fields[part], self.times_ms[part], self.bodies[part]

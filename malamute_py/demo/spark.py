@@ -63,7 +63,7 @@ def _output_to(file: Path) -> Iterator[None]:
 
 
 def averages(frame: Any) -> dict[str, float]:
-    """Compute each carrier's average delay from the bodies and fields of a frame of records."""
+    """Have Spark compute each carrier's average delay from records' bodies and fields."""
     from pyspark.sql import functions as f
 
     rows = (

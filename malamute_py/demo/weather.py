@@ -164,7 +164,10 @@ class Seen:
 
 
 def follow(query: Any, report: Report, records: int) -> Seen:
-    """Show the query's progress until it ends; raises what ended it."""
+    """Show the query's progress until it ends, and return what it tells; raises what ended it.
+
+    records: how many it is to read.
+    """
     began = time.perf_counter()
     with Progress(console=report.console, transient=True) as bar:
         task = bar.add_task("joining", total=records)

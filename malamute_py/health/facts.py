@@ -46,7 +46,10 @@ def was_started(now: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
 
 
 def in_use(broker: Mapping[str, Any]) -> dict[str, int]:
-    """Return how much there is of what may have a bound, by the names of the bounds."""
+    """Return how much there is of what may have a bound, by the names of the bounds.
+
+    For those who show each beside its bound: the metrics and the console.
+    """
     used = {**broker.get("gauges", {}), "rings": len(broker.get("disk", {}))}
     return used | {name: broker[name] for name in ("connections", "unread_bytes") if name in broker}
 

@@ -34,14 +34,14 @@ class Verdict:
 
 
 def live(facts: Facts) -> Verdict:
-    """Judge whether the broker's loop turns, as far as is seen from outside: whether it answers."""
+    """Judge for /livez whether the broker's loop turns: whether it answers questions."""
     if facts.silent_s < SILENT_S:
         return Verdict(True)
     return Verdict(False, [("broker", f"silent for {facts.silent_s:.0f} s: {facts.reason}")])
 
 
 def ready(facts: Facts) -> Verdict:
-    """Judge whether clients can link, publish, send and request now."""
+    """Judge whether clients can link, publish, send and request now: for /readyz and checks."""
     broker = facts.broker
     if not broker:
         return Verdict(False, [("broker", facts.reason)])
@@ -61,7 +61,7 @@ def _links(broker: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _checkpoint(broker: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield a reason if the tables fail to follow, or work waits for them."""
+    """Yield a reason if the checkpoint's tables fail to follow the log, or work waits for them."""
     checkpoint = broker.get("checkpoint", {})
     if checkpoint.get("failing"):
         yield "checkpoint", "the last step of the tables failed; the log says why"

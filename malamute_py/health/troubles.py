@@ -1,7 +1,8 @@
 """Slow and stuck things: sentences about things of the broker that a person should look at.
 
-Owns when a thing counts as one. The rules: only what the broker told is judged; each trouble names
-the thing, what is wrong with it and since when, and is weighed, so that the worst comes first.
+Owns when a thing counts as one. of_all() asks about everything, and each page of the console about
+the things on it. The rules: only what the broker told is judged; each trouble names the thing, what
+is wrong with it and since when, and is weighed, so that the worst comes first.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def _of_the_broker(everything: Everything) -> Iterator[Trouble]:
 
 
 def of_service(facts: ServiceFacts, now_ms: float) -> Iterator[Trouble]:
-    """Troubles of a service queue; the worst is that it has no worker.
+    """Yield troubles of a service queue; the worst is that it has no worker.
 
     The first value of a trouble is its weight: how bad it is, and added how long or how many.
     """
@@ -119,7 +120,7 @@ def of_service(facts: ServiceFacts, now_ms: float) -> Iterator[Trouble]:
 
 
 def of_mailbox(facts: MailboxFacts, now_ms: float) -> Iterator[Trouble]:
-    """Troubles of a mailbox: its oldest message waits for long."""
+    """Yield the trouble of a mailbox, if its oldest message waits for long."""
     age_s = seconds_since(facts.oldest_ms, now_ms)
     waiting = facts.messages - facts.delayed
     if waiting > 0 and age_s > WAITING_S:
@@ -136,7 +137,7 @@ def of_mailbox(facts: MailboxFacts, now_ms: float) -> Iterator[Trouble]:
 
 
 def of_group(facts: GroupFacts, now_ms: float) -> Iterator[Trouble]:
-    """Troubles of a group for the console: it lags, has dead letters, or a member holds records.
+    """Yield troubles of a group: it lags, has dead letters, or a member holds records for long.
 
     The first value of a trouble is its weight: how bad it is, and added how long or how many.
     """
@@ -161,7 +162,7 @@ def of_group(facts: GroupFacts, now_ms: float) -> Iterator[Trouble]:
 
 
 def of_cursor(facts: CursorFacts, now_ms: float) -> Iterator[Trouble]:
-    """Troubles of a cursor: it lags and does not move."""
+    """Yield the trouble of a cursor, if it lags and does not move."""
     unmoved_s = seconds_since(facts.moved_ms, now_ms)
     if facts.lag and unmoved_s > UNMOVED_S:
         words = f"{many(facts.lag, 'record')} behind, and has not moved for {span(unmoved_s)}"
@@ -174,7 +175,7 @@ def of_cursor(facts: CursorFacts, now_ms: float) -> Iterator[Trouble]:
 
 
 def of_link(facts: LinkFacts) -> Iterator[Trouble]:
-    """Troubles of a client's link: it does not read, or slowly."""
+    """Yield the trouble of a client's link, if the client does not read, or slowly."""
     unread = int(facts.more.get("unread_bytes", 0))
     name = (str(facts.link),)
     who = facts.identity or "anonymous"

@@ -12,7 +12,7 @@ _SPANS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
 def size(count: float | None) -> str:
-    """Return bytes with a unit."""
+    """Return bytes with a unit; a dash for None, which stands for a figure that is not known."""
     if count is None:
         return "–"
     amount = float(count)

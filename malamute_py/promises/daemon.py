@@ -1,7 +1,8 @@
 """The broker as a process of its own, as an operator would run it, and its sudden death.
 
 Owns one daemon's process and data directory: start, kill, start again at the same
-address, and what it costs. Tests and perf/ start their brokers with it, too.
+address, and what it costs. Tests, perf/ and the demo start their brokers with it, too, and ask for
+what a run does not: how the process ended, its memory, its files.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class Book:
         self._began = time.monotonic()
 
     def note(self, what: str, kind: str, id: str, number: int = -1) -> None:
-        """Write one event."""
+        """Write one event as a line, with the time since the run began, and count it."""
         self.counts[what, kind] += 1
         at_s = round(time.monotonic() - self._began, 3)
         self._file.write(json.dumps([what, kind, id, number, at_s]) + "\n")
@@ -78,7 +78,7 @@ class Book:
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """Read the events of a journal."""
+    """Yield the events of a journal in their order, for check()."""
     with path.open(encoding="utf-8") as file:
         for line in file:
             what, kind, id, number, _ = json.loads(line)

@@ -65,7 +65,7 @@ class Proxy:
             self._end(pair)
 
     def _end(self, pair: tuple[asyncio.StreamWriter, asyncio.StreamWriter]) -> None:
-        """Cut both connections of a pair at once, with a reset."""
+        """Cut both connections of a pair with a reset: by cut(), or as one of them has ended."""
         self._pairs.discard(pair)
         for writer in pair:
             with contextlib.suppress(OSError):

@@ -100,11 +100,11 @@ class Roles:
             self._work(await client()),
             self._work(await client()),
             self._read_once(await client(), self._answers, self._answered),
-            self._share(await client()),
-            self._share(await client()),
+            self._read_group(await client()),
+            self._read_group(await client()),
             self._read_once(await client(), self._audit, self._audited),
         )
-        self._reading = [asyncio.create_task(self._watched(each)) for each in readers]
+        self._reading = [asyncio.create_task(self._must_outlive(each)) for each in readers]
         # The kind of its elements, the letter that their ids begin with, and the call.
         writers = (
             self._keep_going(await client(), "record", "a", self._publish),
@@ -118,7 +118,7 @@ class Roles:
         self._writing = [asyncio.create_task(each) for each in writers]
 
     def progress(self) -> dict[str, int]:
-        """Return how many of each kind were confirmed so far."""
+        """Return how many of each kind were confirmed so far, to tell whether calls go on."""
         counts = self._book.counts
         made = {kind: counts[CONFIRMED, kind] for kind in PROGRESS}
         made["group"] = counts[DONE, "group"]  # of a group the acknowledgements
@@ -208,12 +208,12 @@ class Roles:
     # --- writers ------------------------------------------------------------------------------
 
     async def _keep_going(
-        self, client: Client, kind: str, name: str, one: Callable[[Client, str], Awaitable[None]]
+        self, client: Client, kind: str, name: str, call: Callable[[Client, str], Awaitable[None]]
     ) -> None:
-        """Make calls of `one`, several in flight, each with an id of its own, until stopped.
+        """Be a writer: make one call after the other, several in flight, until finish() ends it.
 
-        kind: of the elements. name: the letter that their ids begin with. one: makes one call, and
-        writes down that it was made and confirmed.
+        kind: of the elements. name: the letter that their ids begin with. call: makes one call for
+        an id, and writes down that it was made and confirmed.
         """
         inflight: set[asyncio.Task[None]] = set()
         number = 0
@@ -221,7 +221,7 @@ class Roles:
         async def guarded(id: str) -> None:
             """Make one call; an error of it is no fault, as it may have been done or not."""
             try:
-                await one(client, id)
+                await call(client, id)
             except MalamuteError as error:
                 self._book.note(UNSURE, kind, f"{id}: {error!r}")
 
@@ -264,12 +264,15 @@ class Roles:
             self._book.note(CONFIRMED, "record", each)
 
     async def _publish_loose(self, client: Client, id: str) -> None:
-        """Publish records that a power loss may take, among others that it may not take."""
+        """Publish records that a power loss may take; they are not checked.
+
+        They lie in the log among those that it may not take.
+        """
         bodies = [id.encode().ljust(500)] * 40
         await client.publish_many(self._loose, bodies, confirm="stored")
 
     async def _send(self, client: Client, id: str) -> None:
-        """Send one message, which the readers of the mailbox owe from then on."""
+        """Send one message; once it is confirmed, the mailbox's reader must be given it."""
         self._book.note(ASKED, "mail", id)
         done = await client.send(self._mail, id.encode(), confirm=self._level)
         self._book.note(CONFIRMED, "mail", id, done.offset)
@@ -303,8 +306,8 @@ class Roles:
 
     # --- readers ------------------------------------------------------------------------------
 
-    async def _watched(self, reader: Awaitable[None]) -> None:
-        """Run a reader, which must outlive every disturbance: its end is a fault."""
+    async def _must_outlive(self, reader: Awaitable[None]) -> None:
+        """Run a reader, which must outlive every disturbance: an error that ends it is a fault."""
         try:
             await reader
         except MalamuteError as error:
@@ -325,15 +328,15 @@ class Roles:
         return self._level == "synced"
 
     async def _read_mail(self, client: Client) -> None:
-        """Read the mailbox, write down what was seen, and acknowledge it beside."""
+        """Read the mailbox, write down what was seen, and acknowledge it while the next is read."""
         async with client.inbox(self._mail, ack="manual") as inbox:
             async for mail in inbox:
                 id = bytes(mail.body).decode()
                 self._book.note(SEEN, "mail", id, mail.number)
                 self._mails.add(id)
-                self._beside_reading(self._done("mail", [(id, mail.number)], mail.ack))
+                self._beside_reading(self._acknowledge("mail", [(id, mail.number)], mail.ack))
 
-    async def _done(
+    async def _acknowledge(
         self, kind: str, what: list[tuple[str, int]], ack: Callable[[], Awaitable[object]]
     ) -> None:
         """Acknowledge, and write down what the broker confirmed; the others come again.
@@ -355,24 +358,26 @@ class Roles:
             async for request in worker:
                 id = bytes(request.body).decode()
                 self._book.note(SEEN, "work", id)
-                self._beside_reading(self._done("work", [(id, -1)], partial(self._reply, request)))
+                self._beside_reading(
+                    self._acknowledge("work", [(id, -1)], partial(self._reply, request))
+                )
 
     async def _reply(self, request: Request) -> object:
         """Answer a request with its own body; returns the broker's confirm, or None: too late."""
         return await request.reply(request.body, wait=True)
 
     async def _read_once(self, client: Client, mailbox: str, into: list[tuple[str, int]]) -> None:
-        """Read a mailbox of answers, or of steps; each message counts once."""
+        """Read a mailbox of answers, or of steps; each counts once, though it may come again."""
         known: set[int] = set()
         async with client.inbox(mailbox, ack="manual") as inbox:
             async for mail in inbox:
                 if mail.number not in known:
                     known.add(mail.number)
                     into.append((bytes(mail.body).decode(), mail.number))
-                self._beside_reading(self._done("", [], mail.ack))
+                self._beside_reading(self._acknowledge("", [], mail.ack))
 
-    async def _share(self, client: Client) -> None:
-        """Read as a member of a group, and write down what was seen and acknowledged."""
+    async def _read_group(self, client: Client) -> None:
+        """Read the steps' left stream as a member of a group; write down what is seen and done."""
         async with client.group(self._left, self._group, start="earliest") as group:
             while (batch := await group.next_batch()) is not None:
                 pairs = list(zip(batch.bodies(), batch.offsets.tolist(), strict=True))
@@ -381,7 +386,7 @@ class Roles:
                     self._grouped.add(body.decode())
                 done = [(body.decode(), offset) for body, offset in pairs]
                 # The next look at the group would acknowledge it without a trace.
-                await self._done("group", done, partial(group.ack, batch))
+                await self._acknowledge("group", done, partial(group.ack, batch))
 
     async def _note_found(self, client: Client, kind: str, stream: str) -> None:
         """Write down what a stream holds, and where it begins if its retention took records.

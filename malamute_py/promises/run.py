@@ -83,7 +83,10 @@ class Run:
         self._counts: dict[str, int] = {}
 
     async def at(self, endpoint: str, kill_command: str = "") -> RunFindings:
-        """Disturb a broker that runs already. kill_command: has it killed and started again."""
+        """Disturb a broker that runs already, which the user of verify-promises named.
+
+        kill_command: has it killed and started again; empty: its network alone is disturbed.
+        """
         # These are the proxy's, which stands before a broker on TCP only.
         kinds = ["cut", "stall", "delay"] if endpoint.startswith("tcp://") else []
         if kill_command:

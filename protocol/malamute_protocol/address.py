@@ -11,7 +11,8 @@ from typing import Final
 
 NAME_BYTES_MAX: Final = 255
 REPLICA: Final = "{n}"
-"""Text in a template of identities that stands for the number of a replica."""
+"""Text in a template of identities, as `web-{n}`, that stands for the number of a replica: one of
+several processes of one program, to which the broker gives the numbers."""
 REPLICA_DIGITS: Final = 7
 """Digits that a number may have beside the rest of a template."""
 
@@ -19,7 +20,10 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+=-]*", re.ASCII)
 
 
 def name_fault(name: str) -> str:
-    """Say why a name is not allowed; "" when it is."""
+    """Say why a name is not allowed; "" when it is.
+
+    Asked of each name that a client, an option or a configuration brings.
+    """
     if not name:
         return "a name must not be empty"
     if len(name) > NAME_BYTES_MAX:
@@ -41,7 +45,10 @@ def is_template(identity: str) -> bool:
 
 
 def template_fault(template: str) -> str:
-    """Say why a template of identities is not allowed; "" when it is."""
+    """Say why a template of identities is not allowed; "" when it is.
+
+    Asked by the client that wants one, by the broker, and of a configuration.
+    """
     if template.count(REPLICA) != 1 or is_template(template.replace(REPLICA, "", 1)):
         return f"{template!r}: a template has {REPLICA} once, and no other braces"
     # The longest number makes the longest name.
@@ -56,7 +63,7 @@ def replica_name(template: str, number: int) -> str:
 def replica_number(template: str, name: str) -> int:
     """Return the number of the replica to which a template gives an identity; -1: it gives none.
 
-    name: the identity. A broker asks whose user an identity is.
+    name: the identity. A broker asks whose user an identity is, and a client which number it had.
     """
     head, _, tail = template.partition(REPLICA)
     digits = name[len(head) : len(name) - len(tail)]

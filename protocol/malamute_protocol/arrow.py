@@ -57,7 +57,7 @@ the largest field map for each of 65,536 records would be 5 GiB."""
 
 
 class Delivered(Protocol):
-    """The part of a batch that its columns are made of."""
+    """The part of a batch that columns are made of: of Batch, and of a mapped reader's batch."""
 
     @property
     def stamp(self) -> Stamp: ...  # noqa: D102
@@ -237,7 +237,7 @@ def parse_schema(message: bytes) -> pa.Schema:
 
 
 def _cast(rows: Any, target: Any) -> Any:
-    """Return rows of one version of a schema as rows of another.
+    """Return rows of one version of a schema as rows of another, which a reader wants.
 
     Raises LocalProtocolError: a value has no place in the older version that is wanted.
     """
@@ -268,7 +268,7 @@ def _is_wider(given: Any, wanted: Any) -> bool:
 
 
 def _delivered(batch: Delivered, whole: Any) -> pa.RecordBatch:
-    """Return the delivered rows of all rows of a batch: a view where they lie together."""
+    """Return those of all rows of a batch that were delivered: a view where they lie together."""
     indices = batch.indices
     if indices is None:
         return whole  # type: ignore[no-any-return]

@@ -105,7 +105,7 @@ def _nulls(column: Any) -> Any:
 
 
 def _has_required(kind: Any) -> bool:
-    """Whether some column within a type, however deep, is not nullable."""
+    """Whether some column within a type is not nullable; else none of its values is looked at."""
     fields = [kind.field(place) for place in range(kind.num_fields)]
     return any(not field.nullable or _has_required(field.type) for field in fields)
 
@@ -113,7 +113,8 @@ def _has_required(kind: Any) -> bool:
 def _null_within(column: Any, there: Any) -> str:
     """Return the name of a column in lists and structs that has a null and must not; "": none.
 
-    there: mask of the rows that count; None: all of them. What lies in a null means nothing.
+    For check_required(), and for each level below by itself. there: mask of the rows that count;
+    None: all of them. What lies in a null means nothing.
     """
     for field, values, inside in _within(column, there):
         if not field.nullable and values.null_count:
@@ -181,7 +182,7 @@ def _check_claims(message: Any, schema: Any) -> None:
 
 
 def _count(kind: Any) -> int:
-    """Return how many columns a type has, those within it included."""
+    """Return how many columns a type has, those within it included, as a message counts them."""
     if isinstance(kind, pa.BaseExtensionType):
         return _count(kind.storage_type)
     return 1 + sum(_count(kind.field(place).type) for place in range(kind.num_fields))

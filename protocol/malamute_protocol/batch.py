@@ -145,7 +145,7 @@ class Batch:
     def span(self) -> tuple[int, int]:
         """Return the offset of the first delivered record, and that after the last one.
 
-        At least one record is delivered.
+        A reader's position goes by these. At least one record is delivered.
         """
         indices = self.indices
         first, last = 0, self.content.head.count - 1
@@ -449,7 +449,8 @@ class Record(RowParts, msgspec.Struct, frozen=True, eq=False, gc=False):
 def lone_batch(frames: Sequence[Any], rows: Any, limits: Limits) -> Batch | None:
     """Return the one batch of two frames, stamp and content, as it comes live; None: other frames.
 
-    Nothing has to be cut, which is half of the work for a lone record. Raises BatchError.
+    A client asks it first about each delivery, and iter_batches() about other frames: that has to
+    cut them, which is half of the work for a lone record. Raises BatchError.
     """
     if len(frames) != 2 or len(frames[0]) != STAMP_BYTES:
         return None
@@ -522,7 +523,8 @@ def _listed(column: Array | None) -> list[int] | None:
 def _check_pair(stamp: Stamp, content: Content, limits: Limits, position: int) -> None:
     """Raise BatchError unless a stamp and a content belong together and are sound.
 
-    position: of the batch in what was received, for the error.
+    For a reader, before it gets the batch. position: of the batch in what was received, for the
+    error.
     """
     head = content.head
     if stamp.content_crc != head.content_crc:

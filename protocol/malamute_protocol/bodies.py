@@ -105,7 +105,10 @@ def bounds_of_few(head: Head, view: memoryview, at: int, limits: Limits) -> tupl
 
 
 def check_record_sizes(head: Head, bodies: Bodies, at: int, limits: Limits) -> None:
-    """Raise BatchError if the body of some record is larger than the limit."""
+    """Raise BatchError if the body of some record is larger than the limit.
+
+    For a content's checks; compressed bodies are judged once a reader has decompressed them.
+    """
     most = limits.record_bytes_max
     # An Arrow message is not divided by records. Where all bodies together fit, each does.
     if len(bodies.blob) <= most or head.body_kind == ARROW:

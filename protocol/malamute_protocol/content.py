@@ -70,7 +70,7 @@ _ARRAY_LENGTH_BYTES_MAX: Final = 5
 
 
 class Content:
-    """One batch's content over any buffer; the buffer must outlive the view."""
+    """One batch's content, as broker or client got it, over any buffer, which must outlive it."""
 
     __slots__ = (
         "_bodies", "_few", "_headers", "_limits", "_reading", "_sections", "_table", "buffer",
@@ -188,6 +188,7 @@ class Content:
         )  # fmt: skip
 
     def _array(self, dtype: np.dtype[Any], position: int, count: int) -> Array:
+        """Return a column as a view of the bytes. Raises BatchError: it is cut short."""
         if position + dtype.itemsize * count > len(self.view):
             raise BatchError("bad_batch", "a column is cut short", position)
         return np.frombuffer(self.view, dtype, count, position)
@@ -250,7 +251,7 @@ class Content:
             self._reading = reading
 
     def share(self, table: HeaderTable) -> None:
-        """Use the header table of an equal content, which was read already."""
+        """Use the header table of an equal content: the batch was read before, and came again."""
         self._table = table
         self._reading = None
 
@@ -288,9 +289,10 @@ class Content:
         return None if position < 0 else self._array(I4, position, self.head.count)
 
     def headers(self) -> tuple[tuple[Header, ...], Array | None]:
-        """Return (distinct headers, index of each row's header); None: all rows have header 0.
+        """Return (distinct headers, index of each row's header; None: all rows have header 0).
 
-        A header that no row uses may be among them when the producer listed one.
+        Patterns are matched with each distinct header once. A header that no row uses may be among
+        them when the producer listed one.
         """
         if self._headers is None:
             self._headers = self._resolve_headers()
@@ -363,7 +365,10 @@ class Content:
         return self.table
 
     def rows_of(self, headers: Iterable[int]) -> Array | None:
-        """Mask of the rows whose header (index into headers()) is among these; None: all rows."""
+        """Return a mask of the rows with one of these headers; None: all rows.
+
+        headers: indices into headers(), as patterns have chosen them.
+        """
         distinct, codes = self.headers()
         chosen = np.zeros(len(distinct), np.bool_)
         chosen[list(headers)] = True
@@ -452,7 +457,7 @@ class Content:
         return column, self.view[position + width : end]
 
     def _check_properties(self, limits: Limits) -> None:
-        """Check properties as far as that goes without parsing them: their form and their sizes.
+        """Check form and sizes of properties, unparsed: to parse them would cost a broker too much.
 
         The sizes of a dictionary are the maps that it claims and the bytes that all have together.
         """
@@ -607,7 +612,7 @@ class Content:
                 check_record_sizes(head, self.bodies(), body_at, limits)
 
     def _check_counts(self, limits: Limits) -> None:
-        """Raise BatchError for too many distinct headers, or counts that do not agree."""
+        """Raise BatchError, before headers are read, if they are too many or counts disagree."""
         head = self.head
         fieldmaps, most = head.fieldmaps_count, limits.headers_max
         if head.subjects_count > most or fieldmaps > most:
@@ -637,7 +642,7 @@ class Content:
             self.check_codes()
 
     def check_codes(self) -> None:
-        """Raise BatchError unless every header code has its entry in the table."""
+        """Raise BatchError unless every header code has its entry, before one is looked up."""
         table, at = self.table, self.sections
         for codes, least, most, position in (
             (self.subject_codes, 0, len(table.keys), at.subject_codes),

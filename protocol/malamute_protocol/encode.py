@@ -272,8 +272,9 @@ def encode_fixed(blob: bytes, width: int, **options: Unpack[Options]) -> bytes:
 def encode_columns(offsets: Any, blob: Any, **options: Unpack[Options]) -> bytes:
     """Make a content from an Arrow-like binary column: n+1 offsets and the blob they cut.
 
-    The first offset may be above 0 and the blob longer, as in a slice of an Arrow array. Raises
-    LocalProtocolError: as encode(), or offsets that fall or leave the blob.
+    For Arrow tables of a client, and rows of Spark. The first offset may be above 0 and the blob
+    longer, as in a slice of an Arrow array. Raises LocalProtocolError: as encode(), or offsets that
+    fall or leave the blob.
     """
     limits = options.get("limits", DEFAULT_LIMITS)
     bounds = np.asarray(offsets)
@@ -465,7 +466,8 @@ def _offsets_and_pieces(
 ) -> tuple[Any, Sequence[bytes]]:
     """Return offsets of n+1 int32 and the pieces to write, checked by record and batch limits.
 
-    what: `record` or `part`, which each piece is the body of, for errors.
+    For encode() and encode_lists(). what: `record` or `part`, which each piece is the body of, for
+    errors.
     """
     count = len(pieces)
     try:

@@ -222,7 +222,11 @@ class Scatter:
 
 
 def can_scatter(content: Content) -> bool:
-    """Whether Scatter can cut rows out of a batch: it has bodies and subjects, and nothing else."""
+    """Whether a Scatter can be made of a batch: it has bodies and subjects, and nothing else.
+
+    A broker asks when many subscriptions take few rows each; of any other batch it extracts the
+    rows for one after the other.
+    """
     head = content.head
     return (
         head.codec == 0
@@ -258,7 +262,8 @@ def _headers(content: Content, chosen: Array, options: Options) -> None:
 def _compact(codes: Array, entries: int) -> tuple[Array, Array]:
     """Return (entries in use, ascending; the codes renumbered into them).
 
-    entries: of the table that the codes name. Linear, where np.unique would sort.
+    So a batch of few rows lists no header that none of them has. entries: how many the table has.
+    Linear, where np.unique would sort.
     """
     place = np.zeros(entries, np.int32)
     place[codes] = 1  # Marked; numbered below.
@@ -287,7 +292,7 @@ def _properties(content: Content, chosen: Array, options: Options) -> None:
 
 
 def _bodies(bodies: Bodies, chosen: Array) -> tuple[list[Any], int]:
-    """Return (the sections of the chosen rows' body, count of parts)."""
+    """Return (pieces of the chosen rows' body section, count of parts; 0: they are no lists)."""
     if bodies.parts is None:
         offsets, blob = gather(bodies.offsets, bodies.blob, chosen)
         return [offsets, blob], 0

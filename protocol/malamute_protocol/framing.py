@@ -40,7 +40,10 @@ _SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
 
 
 def _any_value_fields(command: type[Command]) -> tuple[str, ...]:
-    """Return the fields that may hold anything, whose depth and keys no decoder checks."""
+    """Return the fields that may hold anything, whose depth and keys no decoder checks.
+
+    Asked once for each command, as this module is loaded.
+    """
     hints = get_type_hints(command)
     return tuple(name for name in command.__struct_fields__ if "Any" in str(hints[name]))
 

@@ -86,7 +86,10 @@ class Gathering:
         return len(self._rows)
 
     def takes(self, offset: int, epoch: int) -> bool:
-        """Whether rows of this epoch, up to this offset, fit into one batch with those so far."""
+        """Whether rows of this epoch, up to this offset, fit into one batch with those so far.
+
+        Asked before add(). Where they do not, the caller takes the batch and begins another.
+        """
         rows = self._rows
         return not rows or (epoch == self._epoch and offset - rows[0].offset < _OFFSETS_MAX)
 
@@ -100,12 +103,12 @@ class Gathering:
         self._headers.update(self._new_headers(rows))
 
     def weight_of(self, rows: Sequence[Row]) -> int:
-        """Return the bytes that these rows would add: bodies, and texts that are not in it yet."""
+        """Return the bytes that these rows would add to the batch, which credit has to cover."""
         bodies = sum([len(row.body) for row in rows])
         return bodies + BYTES_A_ROW * len(rows) + sum(map(weight_of, self._new_headers(rows)))
 
     def _new_headers(self, rows: Sequence[Row]) -> set[Header]:
-        """Return the headers of these rows that no row so far has."""
+        """Return the headers of these rows that no row so far has: a batch lists each once."""
         # Rows of one batch mostly share few header objects, and a header's hash costs its texts'.
         distinct = {id(row.header): row.header for row in rows}
         return set(distinct.values()).difference(self._headers)

@@ -196,7 +196,7 @@ class HeaderTable:
         )
 
     def extend(self, keys: list[tuple[str, ...]], fieldmaps: list[dict[str, str]]) -> None:
-        """Add entries to a table that is read in steps and was not handed out yet."""
+        """Add the entries of one step to a table that TableReading has not handed out yet."""
         more = HeaderTable(keys, fieldmaps)  # It has the sizes of the new entries.
         self.keys += keys
         self.fieldmaps += fieldmaps
@@ -243,7 +243,7 @@ class HeaderTable:
         return self._plain
 
     def make_headers(self, pairs: list[int] | None) -> Iterator[None]:
-        """Make headers in steps, so that headers(pairs), or for None plain(), is quick then."""
+        """Make headers in steps, for a loop; headers(pairs), or for None plain(), is quick then."""
         if pairs is not None:
             for first in range(0, len(pairs), STEP_ENTRIES):
                 self.headers(pairs[first : first + STEP_ENTRIES])
@@ -256,7 +256,7 @@ class HeaderTable:
             self._plain = tuple(made)
 
     def map_bytes(self) -> list[int]:
-        """About how many bytes each field map takes for each record of a column of whole maps."""
+        """About how many bytes each field map takes in a row of an Arrow column of whole maps."""
         # 8: the Arrow offsets of a name and of its value.
         return [
             sum(map(len, entry)) + sum(map(len, entry.values())) + 8 * len(entry)
@@ -289,7 +289,10 @@ class Remains:
         self.parts: deque[list[Any] | dict[Any, Any] | deque[Any]] = deque()
 
     def free(self, most: int) -> int:
-        """Free so many entries at most; returns how many more might have been freed."""
+        """Free so many entries at most; returns how many more might have been freed.
+
+        A loop calls it in each of its turns.
+        """
         parts = self.parts
         while parts and most > 0:
             part = parts[-1]

@@ -109,7 +109,7 @@ class Link:
         self.state = State.NEW
 
     def sent(self, command: Command) -> None:
-        """Move by a command that we are about to send.
+        """Change the state by a command that we are about to send.
 
         Raises LocalProtocolError `unexpected`: it must not be sent in this state.
         """
@@ -119,7 +119,7 @@ class Link:
         self.state = following
 
     def received(self, command: Command) -> None:
-        """Move by a command that arrived.
+        """Change the state by a command that arrived.
 
         Raises RemoteProtocolError `unexpected`: the peer must not send it in this state. Once the
         link is closed nothing is an error: commands that arrive were on their way.

@@ -58,7 +58,7 @@ class _Run:
         """Place of each batch's first row among all rows gathered."""
 
     def takes(self, batch: Batch) -> bool:
-        """Whether a batch may join those gathered so far."""
+        """Whether a batch may join those so far: it is small, and later in the same stream."""
         gathering, stamp = self._gathering, batch.stamp
         if self._batches:
             last = self._batches[-1].stamp

@@ -262,7 +262,7 @@ _CHECKS: Final[dict[str, Check]] = {
 
 
 def register_check(kind: str, check: Check) -> None:
-    """Make a kind of the matcher known to `validate`; raises ValueError if the name is taken."""
+    """Make a kind that is added to the matcher known to `validate`; ValueError: it is taken."""
     if kind in _CHECKS:
         raise ValueError(f"pattern kind '{kind}' is registered already")
     _CHECKS[kind] = check

@@ -77,6 +77,7 @@ class Column(NamedTuple):
     """Name of the extension type that the column's metadata states."""
 
     def __str__(self) -> str:
+        """Return the column as errors and people name it: name, type and what lies within."""
         inner = ", ".join(map(str, self.children))
         kind = f"{self.type}<{inner}>" if inner else self.type
         named = f"{self.name}: {kind}" + ("" if self.nullable else " not null")

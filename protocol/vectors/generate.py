@@ -64,19 +64,19 @@ STAMP = Stamp(1, 4096, 3840, 1024, 7, 100, 1_700_000_000_000, 12, 0, 256, 10, 0,
 
 
 def resealed(data: bytes) -> bytes:
-    """The stamp or content with a CRC that fits."""
+    """Return a stamp or content that a vector has changed, with a CRC that fits the change."""
     return data[:8] + struct.pack("<I", google_crc32c.value(data[12:])) + data[12:]
 
 
 def patched(data: bytes, position: int, form: str, value: int) -> bytes:
-    """The bytes with one number replaced."""
+    """Return the bytes with one number replaced. form: of the number, as struct has it."""
     changed = bytearray(data)
     struct.pack_into(form, changed, position, value)
     return bytes(changed)
 
 
 def stamps() -> Iterator[Vector]:
-    """Stamps at the ends of their ranges, and broken ones."""
+    """List stamps at the ends of their ranges, then broken ones."""
     extreme = Stamp(
         7,
         2**64 - 8,
@@ -126,7 +126,7 @@ def record(
     expires_at_ms: int | None = None,
     properties: dict[str, Any] | None = None,
 ) -> Vector:
-    """Return a vector's description of one record."""
+    """Return a record as a vector lists it, for readers of the vector to compare with."""
     return {
         "keys": keys,
         "fields": fields or {},
@@ -159,7 +159,7 @@ SIMPLE = encode([b"%d" % n for n in range(10)], subject="count")
 
 
 def changed(data: bytes, position: int, form: str, value: int) -> bytes:
-    """The content with one number replaced, and a CRC that fits."""
+    """Return the content with one number replaced, and a CRC that fits: nothing else is wrong."""
     return resealed(patched(data, position, form, value))
 
 
@@ -169,7 +169,10 @@ def sections(*parts: bytes) -> bytes:
 
 
 def by_hand(head: dict[int, tuple[str, int]], *parts: bytes) -> bytes:
-    """A content made from its head's numbers (position -> form, value) and its sections."""
+    """Return a content that encode() would not make, of its head's numbers and its sections.
+
+    head: position -> (form, value) of each number that is not 0.
+    """
     body = sections(*parts)
     data = bytearray(b"MLC1" + struct.pack("<HH", 1, 128) + bytes(120) + body)
     struct.pack_into("<I", data, 12, len(data))
@@ -182,6 +185,7 @@ def contents() -> Iterator[Vector]:
     """List every form of every section, then everything that can be wrong with a content."""
 
     def good(name: str, data: bytes, records: list[Vector], **more: Any) -> Vector:
+        """Return the vector of a content that a reader has to take, with what it reads in it."""
         head = Content(data).head
         named = ("count", "codec", "body_kind", "flags", "producer_id", "first_sequence")
         return {
@@ -269,6 +273,7 @@ def contents() -> Iterator[Vector]:
     )
 
     def bad(name: str, data: bytes, error: str = "bad_batch") -> Vector:
+        """Return the vector of a content that a reader has to refuse, with the error's code."""
         return {"name": name, "hex": data.hex(), "error": error}
 
     yield bad("no bytes", b"")
@@ -325,6 +330,7 @@ def contents() -> Iterator[Vector]:
     yield bad("a client time in the head without a column", changed(SIMPLE, 72, "<q", 1))
 
     def with_subjects(packed: bytes, count: int) -> bytes:
+        """Return a content of one record with these bytes as its table of subjects."""
         one = struct.pack("<2i", 0, 1) + b"x"
         return by_hand(
             {
@@ -356,7 +362,7 @@ def contents() -> Iterator[Vector]:
 
 
 def stamp_for(data: bytes, base_offset: int, **changes: Any) -> Stamp:
-    """A stamp that fits a content."""
+    """Return a stamp that fits a content, as a broker would write it for a delivery."""
     view = Content(data)
     return STAMP._replace(
         base_offset=base_offset,
@@ -371,6 +377,7 @@ def deliveries() -> Iterator[Vector]:
     """List frames cut in each way that is allowed, rows, derived batches; then wrong ones."""
 
     def delivered(base: int, rows: list[int] | None = None) -> list[Vector]:
+        """Return these rows of FULL, or all, as records that a reader gets from offset base on."""
         numbers = range(len(FULL_ROWS)) if rows is None else rows
         return [
             record(*FULL_ROWS[n])
@@ -385,6 +392,7 @@ def deliveries() -> Iterator[Vector]:
     def good(
         name: str, frames: list[bytes], records: list[Vector], rows: bytes | None = None
     ) -> Vector:
+        """Return the vector of a delivery that a reader has to take. rows: its row bitmap."""
         return {
             "name": name,
             "frames": [frame.hex() for frame in frames],
@@ -393,6 +401,7 @@ def deliveries() -> Iterator[Vector]:
         }
 
     def bad(name: str, frames: list[bytes], error: str, rows: bytes | None = None) -> Vector:
+        """Return the vector of a delivery that a reader has to refuse, with the error's code."""
         return {
             "name": name,
             "frames": [frame.hex() for frame in frames],
@@ -473,7 +482,7 @@ def deliveries() -> Iterator[Vector]:
 
 
 def bitmaps() -> Iterator[Vector]:
-    """Row bitmaps."""
+    """List bitmaps of delivered rows, then wrong ones."""
     for count, rows in ((1, [0]), (8, [0, 7]), (9, [8]), (16, []), (20, [0, 1, 9, 19])):
         mask = [row in rows for row in range(count)]
         yield {
@@ -506,7 +515,7 @@ def patterns() -> Iterator[Vector]:
 
 
 def names() -> Iterator[Vector]:
-    """Names."""
+    """List names of streams, mailboxes and services that are allowed, then refused ones."""
     for text in ("flights", "a.b-c_d:1@host+x=y", "0", "_x", "x" * 255):
         yield {"name": f"{text[:20]}, {len(text)} long", "text": text}
     for text in ("", "x" * 256, "~tmp", "a~", "a{eu}", "a b", "a/b", "é", ".a", "-a", "a\n", "a*"):
@@ -514,7 +523,7 @@ def names() -> Iterator[Vector]:
 
 
 def message_ids() -> Iterator[Vector]:
-    """Message ids."""
+    """List message ids, in ascending order."""
     for time, offset in ((0, 0), (0, 1), (1, 0), (1_700_000_000_000, 2**40), (2**62, 2**64 - 1)):
         yield {
             "name": f"{time}, {offset}",
@@ -537,7 +546,7 @@ KINDS: dict[str, Callable[[], Iterator[Vector]]] = {
 
 
 def files() -> dict[str, Any]:
-    """Return file name -> content."""
+    """Return file name -> what its JSON holds, for main() and for the test that compares them."""
     made: dict[str, Any] = {
         f"{kind}.json": {"kind": kind, "about": ABOUT[kind], "vectors": list(make())}
         for kind, make in KINDS.items()
@@ -553,7 +562,7 @@ def files() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Write all files."""
+    """Write all files anew, after the format or the examples have changed."""
     for name, value in files().items():
         (HERE / name).write_text(json.dumps(value, indent=1, ensure_ascii=True) + "\n")
 

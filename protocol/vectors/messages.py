@@ -20,7 +20,7 @@ Vector = dict[str, Any]
 
 
 def plain(value: Any) -> Any:
-    """Return a value in the form that JSON can have."""
+    """Return a value in the form that JSON can have: bytes and large integers become objects."""
     if isinstance(value, bytes):
         return {"hex": value.hex()}
     if isinstance(value, dict):
@@ -33,13 +33,13 @@ def plain(value: Any) -> Any:
 
 
 def wire_name(command: type[Command]) -> str:
-    """Return HELLO for Hello, OPEN_PRODUCER for OpenProducer."""
+    """Return a command's name as SPEC.md writes it: OPEN_PRODUCER for OpenProducer."""
     name = command.__name__
     return "".join(f"_{x}" if x.isupper() and i else x for i, x in enumerate(name)).upper()
 
 
 def shown(command: Command, frames: list[int]) -> Vector:
-    """Return a command as the vector shows it."""
+    """Return a command as the vector shows it. frames: places of its content frames."""
     kind = type(command)
     fields = {name.rstrip("_"): plain(getattr(command, name)) for name in kind.__struct_fields__}
     number = next(n for n, other in COMMANDS.items() if other is kind)
@@ -50,6 +50,7 @@ def messages() -> Iterator[Vector]:
     """List every command with every field set, then the ways in which a message may go wrong."""
 
     def whole(name: str, commands: list[Command]) -> Vector:
+        """Return the vector of a right message of these commands, with made-up content frames."""
         contents: list[bytes] = []
         owners = []
         for command in commands:
@@ -63,6 +64,7 @@ def messages() -> Iterator[Vector]:
         }
 
     def raw(name: str, parts: list[Any], commands: list[Command]) -> Vector:
+        """Return the vector of a right message in bytes that our own encoder would not make."""
         return {
             "name": name,
             "frames": [part.hex() for part in parts],
@@ -70,6 +72,7 @@ def messages() -> Iterator[Vector]:
         }
 
     def wrong(name: str, *parts: Any, error: str = "malformed", **more: Any) -> Vector:
+        """Return the vector of a message that a reader has to refuse. parts: its frames."""
         frames = [p if isinstance(p, bytes) else msgpack.packb(p) for p in parts]
         return {"name": name, "frames": [frame.hex() for frame in frames], "error": error, **more}
 

@@ -53,6 +53,8 @@ class MalamuteReader(DataSourceReader):
 def ends(options: SourceOptions) -> dict[str, int]:
     """Return by stream the offset after the last record of a read that would be planned now.
 
+    For counting.read(), whose rows and counts all end there.
+
     Raises SourceUnavailable, OptionError, DataLoss.
     """
     with Broker(options) as broker:
@@ -65,14 +67,14 @@ def _names(broker: Broker, options: SourceOptions) -> list[str]:
 
 
 def _end(broker: Broker, options: SourceOptions) -> int:
-    """Return the offset at which the read of one stream ends."""
+    """Return the offset at which the read of one stream ends: an option's, or the present end."""
     place = options.ending.of(options.stream) or Place("latest")
     option = "endingTimestamp" if place.kind == "time" else "endingOffsets"
     return locate(broker, options, place, option).offset
 
 
 def _ranges(broker: Broker, options: SourceOptions) -> list[Range]:
-    """The ranges of one stream, as the tasks read them; none where nothing is to be read."""
+    """Plan one stream: return its ranges, as tasks read them; none where nothing is to be read."""
     start = locate_start(broker, options, "earliest")
     end = _end(broker, options)
     first, stop = _within_filters(broker, options, start.offset, end)
@@ -87,7 +89,10 @@ def _ranges(broker: Broker, options: SourceOptions) -> list[Range]:
 def _within_filters(
     broker: Broker, options: SourceOptions, first: int, stop: int
 ) -> tuple[int, int]:
-    """[first, stop) as far as the bounds of the query's filters leave it; empty: first is stop."""
+    """Return the range [first, stop) cut to the query's filters on offset and append time.
+
+    Where they leave nothing, both are equal.
+    """
     low, high = options.bounds.offsets
     first, stop = max(first, low), min(stop, high)
     since_ms, until_ms = options.bounds.append_ms

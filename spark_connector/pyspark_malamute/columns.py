@@ -61,7 +61,10 @@ _arrow: Final[Any] = pa
 
 
 class Columns(Protocol):
-    """Collected rows of batches, given out as record batches."""
+    """Rows of batches that a task collects, and gives out as record batches.
+
+    What is wanted of the records decides which class does it: see fetch.py.
+    """
 
     @property
     def full(self) -> bool: ...  # noqa: D102
@@ -71,7 +74,10 @@ class Columns(Protocol):
 
 
 def take_in(columns: Columns, batch: Batch) -> Iterator[Any]:
-    """Take a batch into the columns, and yield the record batches that are full by then."""
+    """Take a batch into the columns, and yield the record batches that are full by then.
+
+    A task does so with each batch that it reads, over the wire or from files.
+    """
     for piece in columns.pieces(batch):
         columns.add(piece)
         if columns.full:
@@ -120,7 +126,7 @@ class RowCount:
         return self._rows >= self._most
 
     def pieces(self, batch: Batch) -> Iterator[Batch]:
-        """A batch in parts: one."""
+        """Yield the batch whole, whatever its size: nothing of its rows is copied."""
         yield batch
 
     def add(self, batch: Batch) -> None:
@@ -179,13 +185,13 @@ class _Column:
         """Each batch so far had one number for all of its rows."""
 
     def add(self, values: Array | int, count: int) -> None:
-        """Take in the numbers of a batch of `count` rows."""
+        """Take in the numbers of a batch of `count` rows: one for each row, or an int for all."""
         self._parts.append(values)
         self._counts.append(count)
         self._one_each = self._one_each and isinstance(values, int)
 
     def finish(self, dtype: Any) -> Array:
-        """Return the number of each row of all batches."""
+        """Return the number of each row of all batches, for a record batch."""
         if self._one_each:
             return np.repeat(np.array(self._parts, dtype), self._counts)
         if len(self._parts) == 1:
@@ -221,6 +227,7 @@ class _Coded:
         self._tables: list[Any] = []
         """Values of each table of the record batch, as Arrow arrays."""
         self._size = 0
+        """Values of all these tables."""
         self._codes = _Column()
 
     def add(self, table: HeaderTable, codes: Array | int, count: int) -> None:
@@ -235,7 +242,7 @@ class _Coded:
         self._codes.add(codes + base if base else codes, count)
 
     def finish(self) -> Any:
-        """Return the value of each row as an Arrow array."""
+        """Return the value of each row as an Arrow array, for the record batch."""
         tables = self._tables
         values = tables[0] if len(tables) == 1 else _arrow.concat_arrays(tables)
         return values.take(_arrow.array(self._codes.finish(np.int32)))
@@ -311,7 +318,7 @@ class Gather:
         )
 
     def pieces(self, batch: Batch) -> Iterator[Batch]:
-        """A batch in parts whose columns stay within PIECE_BYTES_MAX; as a rule it is one."""
+        """Yield a batch in parts whose columns stay within PIECE_BYTES_MAX; as a rule it is one."""
         content = aligned(batch.content)
         if content is not batch.content:
             batch = Batch(batch.stamp, content, batch.rows)
@@ -330,7 +337,7 @@ class Gather:
         return widest
 
     def _maps(self, content: Content) -> tuple[list[bytes], Array | None]:
-        """Property maps of a content and each row's code; made once for all pieces of a batch."""
+        """Return content.properties(), asked once for a batch: all its pieces have one buffer."""
         if self._maps_of is None or self._maps_of[0] is not content.buffer:
             self._maps_of = (content.buffer, *content.properties())
         return self._maps_of[1:]
@@ -505,7 +512,7 @@ def _times(times_ms: Array) -> Any:
 
 @lru_cache(maxsize=4096)
 def _texts(properties: bytes) -> list[tuple[str, str]]:
-    """A map of properties with its values as text: strings as they are, the rest as JSON."""
+    """Return a map of properties with its values as text; kept, since few maps differ."""
     found: Mapping[str, Any] = parse_properties(properties) if properties else {}
     return [(name, _text(value)) for name, value in found.items()]
 

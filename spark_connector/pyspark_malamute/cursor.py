@@ -35,6 +35,8 @@ class QueryCursor:
     def open(self, offsets: Mapping[str, StreamOffset]) -> None:
         """Create the cursor, and pin it, in streams where this process has not yet.
 
+        Called before each batch is planned, so that a pin keeps what the query has yet to read.
+
         Raises SourceUnavailable: the broker refuses that.
         """
         fresh = {name: at for name, at in offsets.items() if self._known(name, at) is None}

@@ -91,7 +91,10 @@ class _Pipe:
         self._open: dict[Range, SyncSubscription] = {}
 
     def subscription(self, part: Range, position: int) -> SyncSubscription:
-        """The subscription to a range from a position on; the caller closes it."""
+        """Return the subscription to a range from a position on; the caller closes it.
+
+        Asked at the range's turn, and after each failure: then another one is made.
+        """
         if part in self._waiting:
             self._waiting.remove(part)
         # One opened ahead begins at part.start, as `position` does before the first failure.
@@ -99,7 +102,7 @@ class _Pipe:
         return opened or _subscribe(self._options.of(part.name), part, position)
 
     def open_ahead(self) -> None:
-        """Ask for the next ranges, as far as the bound of bytes allows."""
+        """Ask for the next ranges while one is read, as far as the bound of bytes allows."""
         if not self._ahead:
             return
         left = _AHEAD_BYTES - sum(map(_credit_bytes, self._open))
@@ -174,7 +177,7 @@ def fetch(
 
 
 def _columns(options: SourceOptions) -> Columns:
-    """Return what collects the records of a range, by what of them is wanted."""
+    """Return an empty collector for the records of a range, by what of them is wanted."""
     if options.body_type == "typed":
         return TypedGather(options)
     if options.counts_by_range:

@@ -45,7 +45,7 @@ class IdleWait:
         self._pause_s = _FIRST_WAIT_S
 
     def begin(self, start: Any) -> None:
-        """Note a call of Spark's that asks for what lies after `start`."""
+        """Note that a call of latestOffset() begins, which asks for what lies after `start`."""
         now_s = self._clock()
         if start != self._start:  # The call before found something, or had another start.
             self._wait_s = 0.0
@@ -70,6 +70,6 @@ class IdleWait:
         self._returned_s = self._clock()
 
     def batch_began(self) -> None:
-        """Note that a batch begins: where this source has nothing for it, another source has."""
+        """Note that Spark begins a batch; if this source found nothing, the query has another."""
         if self._start is not None:
             self._alone = False

@@ -85,7 +85,7 @@ class KeptLinks:
             self.release(key)
 
     def acquire(self, key: Key) -> None:
-        """Begin a use, which release() ends."""
+        """Begin a use, which release() ends; until then the link is not closed as idle."""
         with self._lock:
             self._users[key] = self._users.get(key, 0) + 1
             self._idle_since_s.pop(key, None)

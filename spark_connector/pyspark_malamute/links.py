@@ -203,7 +203,7 @@ class Broker:
             self._forget(client)
 
     def _opened(self) -> SyncClient:
-        """Return the client, linked at the first use."""
+        """Return the client, linked at the first use; from then on its link is in use here."""
         with self._opening:
             if not self._uses:
                 self._uses = True

@@ -75,7 +75,7 @@ def fail_or_log_rewound(options: SourceOptions, position: int, tail: int) -> Non
 
 
 def fail_or_log_removed(options: SourceOptions) -> None:
-    """Raise DataLoss, or log: a stream that was read is there no more."""
+    """Raise DataLoss, or log: the query finds a stream that it read there no more."""
     what = f"stream '{options.stream}' was removed, with what this query had not read of it"
     _fail_or_log(options, what)
 

@@ -52,7 +52,7 @@ class OneStream:
         """Nothing matches from the first of these positions up to the second."""
 
     def next_end(self, begin: StreamOffset, caps: Caps, target: int | None) -> StreamOffset | None:
-        """The end of a batch from `begin`; None: nothing is to be read yet.
+        """Return where a batch from `begin` ends, when Spark asks; None: nothing is to be read yet.
 
         target: nothing at or beyond it is read; None: no bound. The broker is asked even when the
         target is reached: the stream may have been recreated or rewound.

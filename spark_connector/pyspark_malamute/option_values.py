@@ -145,6 +145,7 @@ def one_of(*known: str) -> Callable[[str], str]:
     """Make the parser of an option that has one of a few words."""
 
     def parse(value: str) -> str:
+        """Return the word that the text is, in lower case. Raises ValueError: it is none."""
         text = value.strip().lower()
         if text not in known:
             raise ValueError(f"{value!r} is none of {', '.join(known)}")

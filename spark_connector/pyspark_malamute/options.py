@@ -130,7 +130,7 @@ class SourceOptions(LinkOptions, frozen=True, kw_only=True):
     log_directory: str
     """Data directory of the broker, for tasks on its machine; empty: all is read over the wire."""
     columns: tuple[str, ...]
-    """Names of the columns, in order; each is one of COLUMNS or of field_columns. None: rows have
+    """Names of the columns, in order; each is one of COLUMNS or of field_columns. Empty: rows have
     no column, or with bodyType typed all of the stream's."""
     field_columns: tuple[str, ...]
     """Fields that have a column of their own."""
@@ -264,7 +264,7 @@ def _pattern(value: str) -> Pattern:
 
 
 def _column_names(value: str) -> tuple[str, ...]:
-    """Return the names between commas; none for an empty text, which asks for rows alone."""
+    """Return the names between commas; none for an empty text, which asks for rows without any."""
     return as_names(value) if value.strip() else ()
 
 
@@ -392,7 +392,9 @@ TABLE: Final = OptionTable("source", OPTIONS, _ELSEWHERE)
 
 
 def parse_options(raw: Mapping[str, str]) -> SourceOptions:
-    """Check everything that can be checked without the broker.
+    """Return the options of a source, checked as far as that goes without the broker.
+
+    Spark has them parsed as it loads a source, and again for each reader that it makes.
 
     raw: as Spark gives them, keys in any case. Raises OptionError.
     """

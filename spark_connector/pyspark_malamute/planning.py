@@ -190,8 +190,9 @@ def check_plan(
 ) -> None:
     """Judge what the plan from a position lacks, because the log no longer has it.
 
-    start, epoch: the position; an epoch of 0: nothing was ever read there, see NEVER_READ. Raises
-    DataLoss, unless the options accept the loss.
+    Asked of each plan, so that no loss is silent. start, epoch: the position; an epoch of 0:
+    nothing was ever read there, see NEVER_READ. Raises DataLoss, unless the options accept the
+    loss.
     """
     if plan.rewound:
         fail_or_log_rewound(options, start, plan.from_offset)

@@ -142,7 +142,7 @@ def commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None])
 
 
 def check_columns(schema: StructType, options: SinkOptions) -> None:
-    """Raise UnwritableRows: the frame's columns cannot be written."""
+    """Raise UnwritableRows: the frame's columns cannot be written; asked before any task runs."""
     columns = {field.name: field.dataType.simpleString() for field in schema}
     fault = columns_fault(columns, options)
     if fault:

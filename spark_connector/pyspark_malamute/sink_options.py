@@ -147,7 +147,7 @@ class SinkOptions(LinkOptions, frozen=True, kw_only=True):
 
 
 def parse_sink_options(raw: Mapping[str, str], *, streaming: bool) -> SinkOptions:
-    """Check everything that can be checked without rows and broker.
+    """Return the options of a sink, checked as far as that goes without rows and broker.
 
     raw: as Spark gives them, keys in any case. Raises OptionError.
     """

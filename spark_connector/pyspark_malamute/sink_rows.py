@@ -141,7 +141,7 @@ class _Streams:
         self._of_chunk: set[str] = set()
 
     def look_at(self, column: Any) -> None:
-        """Take up the column of the next rows, in which each has a name."""
+        """Take up column `stream` of the Arrow batch whose rows come next."""
         coded = column.dictionary_encode()
         self._names = coded.dictionary.to_pylist()
         self._codes = coded.indices.to_numpy()
@@ -162,7 +162,7 @@ class _Streams:
         return begin + new[room] if room < len(new) else sys.maxsize
 
     def take(self, begin: int, stop: int) -> None:
-        """Note the streams of rows that the chunk gets."""
+        """Note the streams of the rows [begin, stop), which the chunk gets."""
         self._of_chunk.update(self._names[code] for code in np.unique(self._codes[begin:stop]))
 
     def clear(self) -> None:
@@ -198,7 +198,7 @@ def contents(options: SinkOptions, chunk: Chunk) -> list[tuple[str, bytes]]:
 
 
 def no_batch(chunk: Chunk, reason: str) -> UnwritableRows:
-    """Error for a chunk whose rows cannot be published together, named by their numbers."""
+    """Return the error for a chunk whose rows cannot be published together, by their numbers."""
     last = chunk.first + chunk.rows.num_rows - 1
     which = f"rows {chunk.first} to {last}" if last > chunk.first else f"row {last}"
     return UnwritableRows(f"malamute sink: {which} of the partition cannot be a batch: {reason}")

@@ -123,7 +123,10 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Have the query end at the present ends of its streams: trigger availableNow."""
+        """Have the query end at the present ends of its streams.
+
+        Spark calls it once, as a query with trigger availableNow begins.
+        """
         broker, options = self._asked(), self._options
 
         def end(name: str) -> int:
@@ -133,7 +136,10 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._targets = together(end, self._names())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Where the next batch ends, and its tasks; `start` itself when there is nothing for it."""
+        """Return where the next batch ends, with its tasks; `start` when there is nothing for it.
+
+        Spark asks before each batch, and soon again while it gets `start`: so this waits a while.
+        """
         begin = read_offsets(start, self._options)
         self._idle.begin(begin)
         end = self._next_end(begin, limit)
@@ -195,6 +201,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
 
         def next_end(name: str) -> StreamOffset | None:
+            """Return where the batch ends in one stream; None: it has nothing for it."""
             # A stream that came later than the targets is not read: nothing lies before 0.
             target = None if self._targets is None else self._targets.get(name, 0)
             return self._stream(name).next_end(begin[name], caps[name], target)
@@ -300,7 +307,10 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(
         self, start: Mapping[str, Any], end: Mapping[str, Any]
     ) -> Sequence[InputPartition]:
-        """The tasks of a batch; after a restart of one that the checkpoint knows of."""
+        """Return the tasks of a batch, for which Spark asks once the batch begins.
+
+        After a restart it may be a batch that the checkpoint knows of.
+        """
         begin = read_offsets(start, self._options)
         stop = read_offsets(end, self._options)
         if stop == begin:
@@ -367,7 +377,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return list(find_streams(self._asked(), self._options))
 
     def _stream(self, name: str) -> OneStream:
-        """Return the reader of one stream, made at the first use."""
+        """Return the object that plans one stream, made at the first use."""
         found = self._streams.get(name)
         if found is None:
             made = OneStream(self._asked(), self._options.of(name))

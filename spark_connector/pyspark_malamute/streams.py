@@ -61,7 +61,7 @@ def begin_with(broker: Broker, options: SourceOptions) -> dict[str, StreamFacts]
 
 
 def gone(names: Iterable[str], found: Mapping[str, object], options: SourceOptions) -> set[str]:
-    """Names of a checkpoint's streams that the options still select and that are not there.
+    """Return names of streams that the query read, still selects, and finds there no more.
 
     names: of the streams in the checkpoint. found: streams that there are, by name.
     """

@@ -117,7 +117,7 @@ class TypedGather:
         return self._bytes >= TARGET_BYTES or len(self._pieces) >= _BATCHES_MAX
 
     def pieces(self, batch: Batch) -> Iterator[Batch]:
-        """A batch in parts; as a rule it is one. Columns of the header repeat what rows share."""
+        """Yield a batch in parts, as Gather.pieces() does: header columns repeat shared values."""
         if _SHARED_COLUMNS.isdisjoint(self.schema.names):  # then the header need not be read
             yield batch
         else:

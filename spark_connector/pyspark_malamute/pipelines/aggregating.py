@@ -99,7 +99,7 @@ def aggregate(
 
 
 def numbers(frame: DataFrame, name: str, time: str) -> DataFrame:
-    """Columns subject, time, offset and value of each record of the source.
+    """Return columns subject, time, offset and value of each record, for statistics().
 
     name: of the column with the number; "": the body is it, as text. time: name of the column with
     the time. What is no number becomes null.
@@ -131,7 +131,7 @@ def statistics(rows: DataFrame, window: str, slide: str) -> DataFrame:
 
 
 def records(results: DataFrame) -> DataFrame:
-    """The results as rows of the sink: the subject, the window's end, and a JSON object."""
+    """Return the results as the sink takes them: subject, window's end as time, JSON as body."""
     fields: list[Column] = [
         _iso("window.start").alias("start"), _iso("window.end").alias("end"),
         *(sf.col(name) for name in ("count", "min", "max", "mean", "first", "last")),

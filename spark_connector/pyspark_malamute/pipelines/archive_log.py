@@ -116,7 +116,8 @@ class State(msgspec.Struct):
     def ends(self) -> dict[str, int]:
         """Stream, also one that was removed -> offset before which all archived records of it lie.
 
-        A stream that was made again has those of the former one as well.
+        A replay has what lies before. A stream that was made again has those of the former one as
+        well.
         """
         ends = self.reached
         for gap in self.gaps:
@@ -213,7 +214,8 @@ class ArchiveLog:
     def tidy(self) -> None:
         """Remove entries that no reader needs: those before the last whole one but one.
 
-        A reader that has just listed the entries may still go by the whole one before the last.
+        For the end of a compaction. A reader that has just listed the entries may still go by the
+        whole one before the last.
         """
         # The first entry, 0, follows no state, and is written as it is.
         whole = [each for each in _versions(self._folder) if each and each % _WHOLE_EVERY == 0]

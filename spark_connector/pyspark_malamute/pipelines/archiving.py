@@ -152,7 +152,7 @@ def day(at: Column) -> Column:
 def write_files(
     folder: Folder, frame: DataFrame, settings: Settings, *, whole: bool = False
 ) -> list[ArchivedFile]:
-    """Write rows into new files, which are no part of the archive yet.
+    """Write rows into new files, which an entry of the log is to make the archive's.
 
     whole: a task's rows of a partition become one file, whatever the session bounds files by.
     """
@@ -264,7 +264,7 @@ def _typed_columns(given: Mapping[str, str]) -> str:
 
 
 def with_stream(frame: DataFrame, given: Mapping[str, str]) -> DataFrame:
-    """Rows of the source with a column `stream`, which a source of a single stream leaves out.
+    """Return the source's rows with a column `stream`, as an archive has it, also of one stream.
 
     given: options of the source.
     """

@@ -74,7 +74,7 @@ def opened(spark: SparkSession, path: str) -> tuple[Folder, State]:
 
 
 def rows_of(spark: SparkSession, folder: Folder, state: State, paths: list[str]) -> DataFrame:
-    """The records of some files of an archive; paths: from its directory."""
+    """Return the records of some files of an archive as a frame. paths: from its directory."""
     schema = _schema(state.settings)
     if not paths:
         return spark.createDataFrame([], schema)

@@ -191,7 +191,7 @@ class _Run:
         return progress
 
     def _done(self) -> int:
-        """Return how many steps are published, by the broker's stream of commits.
+        """Return how many steps earlier runs have published, by the broker's stream of commits.
 
         Steps are published in order, each as a batch of the sink with its number, so that the
         greatest number tells. Raises SourceUnavailable.
