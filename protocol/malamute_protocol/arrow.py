@@ -218,7 +218,7 @@ def _with_header(schema: Any, header: Sequence[str], *, decode: bool) -> Any:
 
 
 def schema_of(schemas: Schemas, number: int) -> Any:
-    """Return a version of a stream's schema, parsed once. Raises BatchError: none has this id."""
+    """Return the version of a stream's schema with an id, parsed once. Raises BatchError: none."""
     found = schemas.arrow.get(number)
     if found is None:
         message = schemas.versions.get(number)

@@ -20,7 +20,7 @@ _ZSTD_WINDOW_MAX: Final = 1 << 27
 
 
 def codec_number(codec: str | int) -> int:
-    """Return the number of a codec given by name or number.
+    """Return the number of a codec that an option of encode() gives by name or number.
 
     Raises LocalProtocolError when there is none such.
     """

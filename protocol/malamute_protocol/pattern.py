@@ -274,7 +274,10 @@ def unregister_check(kind: str) -> None:
 
 
 def validate(wire: object) -> Pattern:
-    """Return the pattern as lists, checked through all its combinations; raises PatternError."""
+    """Return the pattern as lists, checked through all its combinations; raises PatternError.
+
+    Asked of each pattern: by the client that sends it, and by the broker.
+    """
     nodes = 0
     depth = 0
     level: Sequence[object] = (wire,)

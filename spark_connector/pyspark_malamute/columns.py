@@ -239,6 +239,7 @@ class _Coded:
             base = self._bases[key] = self._size
             self._tables.append(values)
             self._size += len(values)
+        # The batch's codes count from its table's first value, these from the first of all tables.
         self._codes.add(codes + base if base else codes, count)
 
     def finish(self) -> Any:

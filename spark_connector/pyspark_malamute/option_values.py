@@ -237,7 +237,7 @@ class OptionTable:
         return f"there is no such option; known are {known}"
 
     def linking(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of LinkOptions, from options that source and sink both have.
+        """Return the fields of LinkOptions that source and sink both have, from their options.
 
         values: as of Given. Raises as credentials().
         """

@@ -488,10 +488,10 @@ def _places_of(
     given: Mapping[str, str], values: Mapping[str, Any], reads: Callable[[str], bool],
     one: str, other: str,
 ) -> Places:  # fmt: skip
-    """The places of whichever of two options was given. Raises OptionError.
+    """Return the places of whichever of two options was given. Raises OptionError.
 
     given, values: as of Given. reads: whether the query reads the stream of a name. one, other:
-    names of the options.
+    names of the options, as startingTimestamp and startingOffsets.
     """
     if one in given and other in given:
         raise OptionError(one, f"says the same as '{other}'; give only one of them")

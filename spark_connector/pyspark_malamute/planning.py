@@ -78,7 +78,7 @@ class Spot(msgspec.Struct, frozen=True):
 
 
 def locate(broker: Broker, options: SourceOptions, place: Place, option: str) -> Spot:
-    """Ask the broker at which offset a place is, which an option names.
+    """Ask the broker for the offset of a place that an option names.
 
     option: name of the option, for errors; of an earliest or latest place or a time there are none.
     Raises OptionError: there is no such place. Raises DataLoss: there was.
@@ -352,7 +352,7 @@ def _cut_by_records(
 ) -> Iterator[tuple[int, int]]:
     """[start, end) in pieces of at most rows_per_partition selected records, as the broker counts.
 
-    Pieces without any are left out.
+    For option maxRecordsPerPartition. Pieces without any are left out.
     """
     most = options.rows_per_partition
     while start < end:

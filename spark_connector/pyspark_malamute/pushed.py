@@ -41,7 +41,10 @@ class FilteredReader(MalamuteReader):
     """A batch read that is narrowed by the query's filters."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Narrow the read; returns what Spark is to apply, which is all of it."""
+        """Narrow the read by a query's filters, which Spark hands over before partitions().
+
+        Returns those that Spark is to apply, which is all of them.
+        """
         self._options = narrowed(self._options, filters)
         return filters
 

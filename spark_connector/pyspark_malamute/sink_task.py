@@ -102,12 +102,15 @@ class _Task:
         return self._read()
 
     def rows_published(self, number: int) -> int | None:
-        """Return how many rows a chunk has that is published already; None: it is not."""
+        """Return how many rows a chunk has that is published already; None: it is not.
+
+        For chunks(), whose cuts are to be those of the earlier attempt.
+        """
         known = self.published.chunks.get((self._partition, number))
         return None if known is None else known.rows
 
     def limits(self) -> Limits:
-        """Limits of the broker, which a chunk is to keep."""
+        """Return the broker's limits, by which chunks() cuts a chunk that is not published."""
         welcome = self._client.welcome
         assert welcome is not None, "a chunk comes after `published`, which has made the link"
         return limits_of(welcome)

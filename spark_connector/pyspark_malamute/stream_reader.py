@@ -50,7 +50,10 @@ from pyspark_malamute.streams import begin_with, find_streams, gone, together
 
 
 class Lag(NamedTuple):
-    """Records and bytes that a stream may have for a batch; each is 1 at least."""
+    """Records and bytes that a stream may have for a batch, by which the caps are shared.
+
+    Each is 1 at least.
+    """
 
     records: int
     bytes: int
@@ -334,7 +337,7 @@ class MalamuteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _planned(
         self, begin: Mapping[str, StreamOffset], stop: Mapping[str, StreamOffset]
     ) -> dict[str, list[Range]]:
-        """Ranges to be read of each stream that has something new and is there."""
+        """Return the ranges of a batch, from `begin` to `stop`, in each stream that has some."""
         changed = [name for name, at in stop.items() if at != begin.get(name)]
 
         def tasks(name: str) -> list[Range] | None:

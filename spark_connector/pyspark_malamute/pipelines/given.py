@@ -12,7 +12,7 @@ from pyspark_malamute.options import TABLE
 
 
 def texts(options: Mapping[str, Any]) -> dict[str, str]:
-    """The options with their values as text, as Spark has them: true and false in lower case."""
+    """Return the options with their values as text, as Spark has them: true in lower case."""
     return {
         name: str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in options.items()
