@@ -336,7 +336,7 @@ class Compaction:
 
         All copies of a batch have to fit into a segment; how large those of a codec are is not
         known before they are made. Returns the name of the ring, in which publishing spares what
-        was handed over behind the copies (Publishing.spared).
+        was handed over after the copies (Publishing.spared).
         """
         copies = self.handed.pop(answer.token)
         room = copies.keys.room
