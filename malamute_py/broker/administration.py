@@ -180,8 +180,9 @@ class Administration:
     def list_users(self, link: Link, command: ListUsers) -> None:
         """Answer with the users and permissions in force, or with what the link's own user may.
 
-        A `verb` asks of each whether it may do that with the stream, mailbox or service of a
-        `name`; of the own user without a name: with any. Raises BrokerRefused.
+        A `verb` asks of each user whether it may do that with the stream, mailbox or service of a
+        `name`. `own` asks of the link's own user alone: without a name, whether it may do that with
+        any. Raises BrokerRefused.
         """
         settings = self._shard.settings
         if not (command.own or settings.permit(link.owner, "manage_users", "broker")):

@@ -184,9 +184,8 @@ class Intake:
         """Whether a key was accepted for this command; the waiter is confirmed then.
 
         Asked when the command comes, and of a step again once its streams are created: the same
-        step may have been taken meanwhile.
-        Raises BrokerRefused: `conflict`, it was accepted for another command or content; or what is
-        wrong with a content.
+        step may have been taken meanwhile. Raises BrokerRefused: `conflict`, the key was accepted
+        for another command or content; or what is wrong with a content.
         """
         use, digest = self._steps.accepted_for(key)
         if use is None:  # No command was accepted under the key.

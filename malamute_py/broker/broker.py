@@ -461,7 +461,7 @@ class Broker:
         self._forget_ended_links()
 
     def hurries(self, ring: str) -> bool:
-        """Whether a peer waits for a ring to be synced, so that the shell does not put it off."""
+        """Whether a peer waits for the sync of a ring, which the shell then does not put off."""
         state = self._catalogue.rings.get(ring)
         return state is None or state.awaited > state.visible
 

@@ -134,7 +134,7 @@ class Marks:
         return NEVER
 
     def held(self, stream: Stream, offset: int) -> int:
-        """Return the bytes that the ring holds from an offset of the stream on, about."""
+        """Return about how many bytes of the ring a pin at an offset of the stream holds back."""
         end = stream.ring.end_lsn
         first = self._offsets[0]
         if offset >= first:

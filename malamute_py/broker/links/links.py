@@ -636,7 +636,7 @@ class Links:
     def beat(self) -> list[Link]:
         """End the links that were silent too long; return those whose heartbeat is due.
 
-        Called once a turn. The caller has `keep_alive` look at those that are returned, last of
+        Called at each tick. The caller has `keep_alive` look at those that are returned, last of
         all: what a link is sent in this turn may spare it the PING.
         """
         due: list[Link] = []

@@ -204,8 +204,8 @@ class Bodies:
     def drop(self, base: int, *, wanted: bool = False) -> None:
         """Forget a batch of which an owner wants nothing any more, unless another owner does.
 
-        An owner is a mailbox, or a service. wanted: another owner wants a batch that is not in
-        memory only; the owners of those that are, are counted here.
+        An owner is a mailbox, or a service. wanted: whether another owner wants a batch that is in
+        the log; of a batch in memory alone, the owners are counted here.
         """
         if (self._shares and self._unshare(base)) or wanted:
             return

@@ -55,8 +55,8 @@ class Confirms:
     def settle_by(self, ring: RingState, waiter: Waiter, end_lsn: int) -> None:
         """Confirm now if the level that a waiter asked for is reached, else when it is.
 
-        end_lsn: where the ring has what is confirmed; `synced` is reached once the ring is visible
-        up to there.
+        For a command that came again, whose original the log has by now. end_lsn: where the ring
+        has what is confirmed; `synced` is reached once the ring is visible up to there.
         """
         if ring.memory:
             self.confirm(waiter, NONE)

@@ -96,6 +96,7 @@ class Compaction:
         """Ask the journal which segments are the oldest; `_found` gets the answer.
 
         may_copy: whether newest records of a segment may be copied, so that it can be given up.
+        False where copying has just ended: a segment that has some left stays for now.
         """
         self._shard.ask(
             stream.ring.name, stream.number, "oldest_segments", {},

@@ -133,7 +133,8 @@ class ProducerStream:
     def _damaged(self, sequence: int) -> bool:
         """Whether the log had a batch of this sequence and damage took it away.
 
-        So it is where older ones are remembered and this one is not.
+        Batches are forgotten from the oldest on. So one that is not remembered, while older ones
+        are, was found damaged by a start.
         """
         runs = self.runs
         if not runs:
